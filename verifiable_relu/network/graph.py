@@ -1,0 +1,437 @@
+"""The network as every verifier sees it: a small frozen graph of affine maps and activations.
+
+Shapes are those of *one sample*: a node of shape (3, 32, 32) carries tensors of shape (batch, 3, 32, 32).
+A node knows the linear algebra of its own operator and nothing about bounds: bound propagation asks affine
+nodes for their adjoint and their absolute map, and looks activations up in a table of its own.
+
+Weights keep the bits that the file holds. Where an operator has no exact counterpart (a division by a
+constant, a batch normalisation's square root, an average over nine pixels), the node's weights are computed
+in float64 and ``weight_error`` bounds their relative error, for whoever accounts for rounding.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from verifiable_relu.errors import InputError
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Node:
+    """One operator. ``inputs`` are indices of earlier nodes; ``shape`` is the output's, without the batch."""
+
+    op: ClassVar[str]
+    name: str
+    inputs: tuple[int, ...]
+    shape: Shape
+
+    def forward(self, *xs: Tensor) -> Tensor:
+        """Apply the operator to tensors shaped (batch, *input shape); returns (batch, *shape)."""
+        raise NotImplementedError
+
+    @property
+    def size(self) -> int:
+        """Number of neurons: the product of ``shape``."""
+        return math.prod(self.shape)
+
+    def map_tensors(self, convert: Callable[[Tensor], Tensor]) -> Node:
+        """The same node with ``convert`` applied to each of its tensors."""
+        changed = {f.name: convert(value) for f in fields(self) if isinstance(value := getattr(self, f.name), Tensor)}
+        return replace(self, **changed) if changed else self
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Input(Node):
+    """The network's one input."""
+
+    op = "Input"
+
+    def forward(self, *xs: Tensor) -> Tensor:
+        return xs[0]
+
+
+class Affine(Node):
+    """A node y = W·x + b of one input. Subclasses are the ways in which W is stored.
+
+    ``weight_error`` bounds |W_true − W| ≤ weight_error·|W| entry by entry; 0.0 means that the stored
+    numbers are the operator's own.
+    """
+
+    weight_error: float
+
+    def linear(self, x: Tensor) -> Tensor:
+        """W·x for x of shape (batch, *input shape)."""
+        raise NotImplementedError
+
+    def absolute(self, x: Tensor) -> Tensor:
+        """|W|·x for x of shape (batch, *input shape)."""
+        raise NotImplementedError
+
+    def adjoint(self, a: Tensor, input_shape: Shape) -> Tensor:
+        """Wᵀ·a for a of shape (rows, *shape); returns (rows, *input_shape)."""
+        raise NotImplementedError
+
+    def offset(self) -> Tensor:
+        """The node's value at x = 0: the b of y = W·x + b, broadcastable to ``shape``."""
+        raise NotImplementedError
+
+    def offset_magnitude(self) -> Tensor:
+        """An upper bound of |b| that also covers every term summed to make b; broadcastable to ``shape``."""
+        return self.offset().abs()
+
+    @property
+    def terms(self) -> int:
+        """The largest number of products that one output (forward) or one input (adjoint) sums."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Linear(Affine):
+    """y = x·weightᵀ + bias over the last axis. ``weight`` (out, in), ``bias`` (out,)."""
+
+    op = "Linear"
+    weight: Tensor
+    bias: Tensor
+    weight_error: float = 0.0
+
+    def forward(self, *xs: Tensor) -> Tensor:
+        return F.linear(xs[0], self.weight, self.bias)
+
+    def linear(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight)
+
+    def absolute(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight.abs())
+
+    def adjoint(self, a: Tensor, input_shape: Shape) -> Tensor:
+        return a @ self.weight
+
+    def offset(self) -> Tensor:
+        return self.bias
+
+    @property
+    def terms(self) -> int:
+        return max(self.weight.shape)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Conv2d(Affine):
+    """Two-dimensional convolution (cross-correlation, as in ONNX and torch).
+
+    ``weight`` (out, in / groups, kh, kw), ``bias`` (out,), ``padding`` (top, left, bottom, right) with zeros.
+    """
+
+    op = "Conv2d"
+    weight: Tensor
+    bias: Tensor
+    stride: tuple[int, int] = (1, 1)
+    padding: tuple[int, int, int, int] = (0, 0, 0, 0)
+    dilation: tuple[int, int] = (1, 1)
+    groups: int = 1
+    weight_error: float = 0.0
+
+    def _convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        top, left, bottom, right = self.padding
+        if (top, left) == (bottom, right):
+            return F.conv2d(x, weight, bias, self.stride, (top, left), self.dilation, self.groups)
+        return F.conv2d(
+            F.pad(x, (left, right, top, bottom)), weight, bias, self.stride, 0, self.dilation, self.groups
+        )
+
+    def forward(self, *xs: Tensor) -> Tensor:
+        return self._convolve(xs[0], self.weight, self.bias)
+
+    def linear(self, x: Tensor) -> Tensor:
+        return self._convolve(x, self.weight, None)
+
+    def absolute(self, x: Tensor) -> Tensor:
+        return self._convolve(x, self.weight.abs(), None)
+
+    def adjoint(self, a: Tensor, input_shape: Shape) -> Tensor:
+        top, left, bottom, right = self.padding
+        (_, height, width), (_, out_height, out_width) = input_shape, self.shape
+        padded = (height + top + bottom, width + left + right)
+        reached = tuple(
+            (out - 1) * stride + dilation * (kernel - 1) + 1
+            for out, stride, dilation, kernel in zip(
+                (out_height, out_width), self.stride, self.dilation, self.weight.shape[2:], strict=True
+            )
+        )
+        full = F.conv_transpose2d(
+            a,
+            self.weight,
+            None,
+            self.stride,
+            0,
+            (padded[0] - reached[0], padded[1] - reached[1]),
+            self.groups,
+            self.dilation,
+        )
+        return full[:, :, top : top + height, left : left + width]
+
+    def offset(self) -> Tensor:
+        return self.bias[:, None, None]
+
+    @property
+    def terms(self) -> int:
+        out, per_group, *kernel = self.weight.shape
+        return max(per_group, out // self.groups) * math.prod(kernel)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Scale(Affine):
+    """y = scale·(x − center) + shift, element by element; each tensor is broadcastable to ``shape``.
+
+    Additions and multiplications by constants, normalisation and batch normalisation are all of this form.
+    """
+
+    op = "Scale"
+    center: Tensor
+    scale: Tensor
+    shift: Tensor
+    weight_error: float = 0.0
+
+    def forward(self, *xs: Tensor) -> Tensor:
+        return self.scale * (xs[0] - self.center) + self.shift
+
+    def linear(self, x: Tensor) -> Tensor:
+        return self.scale * x
+
+    def absolute(self, x: Tensor) -> Tensor:
+        return self.scale.abs() * x
+
+    def adjoint(self, a: Tensor, input_shape: Shape) -> Tensor:
+        return a * self.scale
+
+    def offset(self) -> Tensor:
+        return self.shift - self.scale * self.center
+
+    def offset_magnitude(self) -> Tensor:
+        return self.shift.abs() + (self.scale * self.center).abs()
+
+    @property
+    def terms(self) -> int:
+        return 3
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Add(Node):
+    """The sum of two nodes of the same shape (a residual connection)."""
+
+    op = "Add"
+
+    def forward(self, *xs: Tensor) -> Tensor:
+        return xs[0] + xs[1]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Reshape(Node):
+    """The same numbers in row-major order under another shape (Flatten, Squeeze, Unsqueeze too)."""
+
+    op = "Reshape"
+
+    def forward(self, *xs: Tensor) -> Tensor:
+        return xs[0].reshape(xs[0].shape[0], *self.shape)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Permute(Node):
+    """Axes reordered: output axis i is input axis ``axes[i]``, the batch not counted."""
+
+    op = "Permute"
+    axes: tuple[int, ...]
+
+    def forward(self, *xs: Tensor) -> Tensor:
+        return xs[0].permute(0, *(axis + 1 for axis in self.axes))
+
+    def adjoint(self, a: Tensor) -> Tensor:
+        """The inverse reordering of a, shaped (rows, *shape)."""
+        inverse = sorted(range(len(self.axes)), key=self.axes.__getitem__)
+        return a.permute(0, *(axis + 1 for axis in inverse))
+
+
+class Activation(Node):
+    """An element-wise non-linear node of one input."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Relu(Activation):
+    op = "Relu"
+
+    def forward(self, *xs: Tensor) -> Tensor:
+        return F.relu(xs[0])
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class LeakyRelu(Activation):
+    """max(x, 0) + slope·min(x, 0). ``slope`` is broadcastable to ``shape``: LeakyReLU (scalar) and PReLU."""
+
+    op = "LeakyRelu"
+    slope: Tensor
+
+    def forward(self, *xs: Tensor) -> Tensor:
+        return torch.where(xs[0] >= 0, xs[0], self.slope * xs[0])
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Sigmoid(Activation):
+    op = "Sigmoid"
+
+    def forward(self, *xs: Tensor) -> Tensor:
+        return torch.sigmoid(xs[0])
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Tanh(Activation):
+    op = "Tanh"
+
+    def forward(self, *xs: Tensor) -> Tensor:
+        return torch.tanh(xs[0])
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Gelu(Activation):
+    """λ-GELU, f(x; λ) = x·Φ(λx) = GELU(λx)/λ (arXiv 2603.21991); λ = 1 is GELU. ``lam`` is a scalar tensor."""
+
+    op = "Gelu"
+    lam: Tensor
+
+    def forward(self, *xs: Tensor) -> Tensor:
+        return F.gelu(self.lam * xs[0]) / self.lam
+
+
+PIECEWISE_LINEAR = (Relu, LeakyRelu)
+
+
+@dataclass(frozen=True, eq=False)
+class Network:
+    """A frozen, topologically ordered graph with one input (node 0) and one output (the last node).
+
+    Args:
+        nodes: the operators; each names its inputs by index, all smaller than its own.
+        onnx: the bytes of the ONNX file it was read from, for replay; None if it was made from torch.
+        name: what to call it in messages and tables.
+        batched: whether the ONNX input has a leading batch axis; without one, the file takes a single sample.
+
+    Raises:
+        InputError: if the graph is out of order, or a parameter is not finite.
+    """
+
+    nodes: tuple[Node, ...]
+    onnx: bytes | None = None
+    name: str = "network"
+    batched: bool = True
+    _converted: dict[tuple[torch.dtype, torch.device], Network] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        if not self.nodes or not isinstance(self.nodes[0], Input):
+            raise InputError("a network starts with its input node")
+        for index, node in enumerate(self.nodes):
+            if any(source >= index for source in node.inputs):
+                raise InputError("inputs come after the node", place=f"node '{node.name}' ({node.op})")
+            for f in fields(node):
+                value = getattr(node, f.name)
+                if isinstance(value, Tensor) and not bool(torch.isfinite(value).all()):
+                    raise InputError(f"{f.name} holds NaN or infinity", place=f"node '{node.name}' ({node.op})")
+
+    @property
+    def input_shape(self) -> Shape:
+        """Shape of one input sample."""
+        return self.nodes[0].shape
+
+    @property
+    def output_shape(self) -> Shape:
+        """Shape of one output sample."""
+        return self.nodes[-1].shape
+
+    @cached_property
+    def input_size(self) -> int:
+        """Number of input variables (X_0 … in VNN-LIB, in row-major order)."""
+        return self.nodes[0].size
+
+    @cached_property
+    def output_size(self) -> int:
+        """Number of output variables (Y_0 … in VNN-LIB, in row-major order)."""
+        return self.nodes[-1].size
+
+    @cached_property
+    def activations(self) -> tuple[int, ...]:
+        """Indices of the activation nodes, in order."""
+        return tuple(i for i, node in enumerate(self.nodes) if isinstance(node, Activation))
+
+    @cached_property
+    def piecewise_linear(self) -> bool:
+        """Whether every activation is piecewise linear, so that MILP and SMT are complete and evaluation exact."""
+        return all(isinstance(self.nodes[i], PIECEWISE_LINEAR) for i in self.activations)
+
+    @cached_property
+    def weight_error(self) -> float:
+        """The largest relative error of any stored weight against the operator that it stands for."""
+        return max((node.weight_error for node in self.nodes if isinstance(node, Affine)), default=0.0)
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 over operators, wiring and the bits of every parameter: equal digests compute the same function."""
+        state = hashlib.sha256()
+        for node in self.nodes:
+            for f in fields(node):
+                if f.name == "name":
+                    continue
+                value = getattr(node, f.name)
+                if isinstance(value, Tensor):
+                    array = value.detach().cpu().contiguous().numpy()
+                    state.update(f"{array.dtype}{array.shape}".encode() + array.tobytes())
+                else:
+                    state.update(f"{node.op}.{f.name}={value!r};".encode())
+        return state.hexdigest()
+
+    def to(self, dtype: torch.dtype, device: torch.device | str = "cpu") -> Network:
+        """The same network with its tensors in ``dtype`` on ``device``; float32 weights widen exactly. Cached."""
+        key = (dtype, torch.device(device))
+        if key not in self._converted:
+            nodes = tuple(node.map_tensors(lambda t: t.to(key[1], dtype)) for node in self.nodes)
+            self._converted[key] = replace(self, nodes=nodes, _converted={})
+        return self._converted[key]
+
+    def values(self, x: Tensor) -> list[Tensor]:
+        """Every node's value for inputs x shaped (batch, *input_shape), in node order."""
+        values: list[Tensor] = []
+        for node in self.nodes:
+            values.append(node.forward(*(values[i] for i in node.inputs)) if node.inputs else x)
+        return values
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Run forward on x shaped (batch, *input_shape), in the dtype of x; returns (batch, *output_shape).
+
+        Raises:
+            InputError: if the shape of x does not match.
+        """
+        if tuple(x.shape[1:]) != self.input_shape:
+            raise InputError(f"input of shape {tuple(x.shape)} where (batch, {', '.join(map(str, self.input_shape))}) "
+                             f"is expected")
+        network = self if self._native(x) else self.to(x.dtype, x.device)
+        return network.values(x)[-1]
+
+    def _native(self, x: Tensor) -> bool:
+        tensors = (getattr(node, f.name) for node in self.nodes for f in fields(node))
+        return all(t.dtype == x.dtype and t.device == x.device for t in tensors if isinstance(t, Tensor))
+
+
+def consumers(nodes: Sequence[Node]) -> list[list[int]]:
+    """For each node the indices of the nodes that read it."""
+    readers: list[list[int]] = [[] for _ in nodes]
+    for index, node in enumerate(nodes):
+        for source in node.inputs:
+            readers[source].append(index)
+    return readers

@@ -1,0 +1,308 @@
+"""What is asked of a network: an input box, and the outputs that must not be reached from it.
+
+The one sign convention of the project: a property describes the *unsafe* set, as VNN-LIB does. It is the union
+of polytopes {y : A·y ≤ b}. *sat* means that some x of the box is mapped into the unsafe set (x is a
+counterexample), *unsat* that none is (the property is verified). The margin of an output y is
+
+    margin(y) = min over polytopes of max over its rows of (A_i·y − b_i),
+
+so margin > 0 is outside the unsafe set, and a lower bound of the margin over the box that is > 0 proves unsat.
+
+Numbers in properties are exact rationals. ``Box.lower`` and ``Box.upper`` are float64, rounded outward, for
+whoever computes bounds; the exact values are kept beside them for whoever judges a counterexample.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from verifiable_relu.errors import InputError
+from verifiable_relu.network.graph import Network
+
+
+def round_down(value: Fraction) -> float:
+    """The largest float64 that is not above ``value``."""
+    nearest = value.numerator / value.denominator
+    return nearest if Fraction(nearest) <= value else math.nextafter(nearest, -math.inf)
+
+
+def round_up(value: Fraction) -> float:
+    """The smallest float64 that is not below ``value``."""
+    return -round_down(-value)
+
+
+@dataclass(frozen=True, eq=False)
+class Box:
+    """A box of inputs in row-major order, {x : lower ≤ x ≤ upper}; ``lower == upper`` is a point, not empty.
+
+    Args:
+        lower: float64 (n,), the exact lower bounds rounded down.
+        upper: float64 (n,), the exact upper bounds rounded up.
+        exact_lower: the exact bound of each variable whose bound is no float64 number.
+        exact_upper: likewise.
+        open_lower: variables whose lower bound is strict. Bounds are computed on the closed box, which is
+            sound; only a counterexample is held to strictness.
+        open_upper: likewise.
+
+    Raises:
+        InputError: if a bound is not finite, or the box is empty (lower > upper), by variable.
+    """
+
+    lower: np.ndarray
+    upper: np.ndarray
+    exact_lower: Mapping[int, Fraction] = field(default_factory=dict)
+    exact_upper: Mapping[int, Fraction] = field(default_factory=dict)
+    open_lower: frozenset[int] = frozenset()
+    open_upper: frozenset[int] = frozenset()
+
+    def __post_init__(self) -> None:
+        if self.lower.shape != self.upper.shape or self.lower.ndim != 1:
+            raise InputError(f"box bounds of shapes {self.lower.shape} and {self.upper.shape}")
+        bad = np.flatnonzero(~(np.isfinite(self.lower) & np.isfinite(self.upper)))
+        if bad.size:
+            raise InputError(f"X_{bad[0]} has no finite bound on one side, or NaN")
+        for i in np.flatnonzero(self.lower >= self.upper):
+            lower, upper = self.bounds(int(i))
+            if lower > upper or (lower == upper and (i in self.open_lower or i in self.open_upper)):
+                raise InputError(f"the box is empty: X_{i} has lower bound {float(lower)} above "
+                                 f"upper bound {float(upper)}")
+        # Outward rounding can hide an inversion smaller than a float64 step.
+        for i in self.exact_lower.keys() | self.exact_upper.keys():
+            lower, upper = self.bounds(i)
+            if lower > upper or (lower == upper and (i in self.open_lower or i in self.open_upper)):
+                raise InputError(f"the box is empty: X_{i} has lower bound {float(lower)!r} not below upper bound")
+
+    @classmethod
+    def exact(
+        cls,
+        lower: Sequence[Fraction],
+        upper: Sequence[Fraction],
+        open_lower: Iterable[int] = (),
+        open_upper: Iterable[int] = (),
+    ) -> Box:
+        """A box from exact rational bounds."""
+        low = np.array([round_down(v) for v in lower], dtype=np.float64)
+        high = np.array([round_up(v) for v in upper], dtype=np.float64)
+        return cls(
+            low,
+            high,
+            {i: v for i, v in enumerate(lower) if v != low[i]},
+            {i: v for i, v in enumerate(upper) if v != high[i]},
+            frozenset(open_lower),
+            frozenset(open_upper),
+        )
+
+    @property
+    def size(self) -> int:
+        """Number of input variables."""
+        return len(self.lower)
+
+    def bounds(self, i: int) -> tuple[Fraction, Fraction]:
+        """The exact bounds of variable i."""
+        lower = self.exact_lower.get(i)
+        upper = self.exact_upper.get(i)
+        return (
+            Fraction(float(self.lower[i])) if lower is None else lower,
+            Fraction(float(self.upper[i])) if upper is None else upper,
+        )
+
+    def contains(self, x: Sequence[Fraction]) -> bool:
+        """Whether an exact point lies in the box, strict bounds respected."""
+        for i, value in enumerate(x):
+            lower, upper = self.bounds(i)
+            if not lower <= value <= upper:
+                return False
+            if (i in self.open_lower and value == lower) or (i in self.open_upper and value == upper):
+                return False
+        return True
+
+    def witness(self, x: np.ndarray) -> tuple[Fraction, ...]:
+        """The exact point of the (closed) box nearest to a float point x of shape (n,).
+
+        A float32 neighbour inside the box is preferred, so that replay in float32 sees the very same point; a
+        coordinate whose range holds no float32 number takes the exact bound.
+        """
+        x64 = np.clip(np.asarray(x, dtype=np.float64).reshape(-1), self.lower, self.upper)
+        near = x64.astype(np.float32)
+        point: list[Fraction] = []
+        for i, value in enumerate(near):
+            lower, upper = self.bounds(i)
+            candidate = Fraction(float(value))
+            if candidate < lower:
+                candidate = Fraction(float(np.nextafter(value, np.float32(np.inf))))
+            elif candidate > upper:
+                candidate = Fraction(float(np.nextafter(value, np.float32(-np.inf))))
+            point.append(min(max(candidate, lower), upper))
+        return tuple(point)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One linear constraint Σ coefficient·y_i ≤ bound (``strict``: <), exact; indices ascend, no zero coefficient."""
+
+    coefficients: tuple[tuple[int, Fraction], ...]
+    bound: Fraction
+    strict: bool = False
+
+    def slack(self, y: Sequence[Fraction]) -> Fraction:
+        """Σ coefficient·y_i − bound at an exact output y: ≤ 0 where the constraint holds (< 0 if strict)."""
+        return sum((c * y[i] for i, c in self.coefficients), Fraction(0)) - self.bound
+
+    def holds(self, y: Sequence[Fraction]) -> bool:
+        """Whether an exact output y satisfies the constraint."""
+        slack = self.slack(y)
+        return slack < 0 if self.strict else slack <= 0
+
+
+Polytope = tuple[Row, ...]
+"""A conjunction of rows; the empty tuple is the whole space."""
+
+
+@dataclass(frozen=True, eq=False)
+class Property:
+    """An input box and the unsafe set as a union of polytopes over the outputs (see the module's convention).
+
+    Args:
+        box: the inputs.
+        unsafe: the union; the empty tuple is the empty set, which is trivially never reached.
+        name: what to call it in messages and tables.
+    """
+
+    box: Box
+    unsafe: tuple[Polytope, ...]
+    name: str = "property"
+
+    @cached_property
+    def output_size(self) -> int:
+        """One more than the largest output index mentioned."""
+        return 1 + max((i for polytope in self.unsafe for row in polytope for i, _ in row.coefficients), default=-1)
+
+    def violated(self, y: Sequence[Fraction]) -> bool:
+        """Whether an exact output y lies in the unsafe set, strict rows respected."""
+        return any(all(row.holds(y) for row in polytope) for polytope in self.unsafe)
+
+    def margin(self, y: Sequence[Fraction]) -> Fraction | float:
+        """The margin of an exact output y (module docstring); ±inf for an empty or full unsafe set."""
+        return min(
+            (max((row.slack(y) for row in polytope), default=-math.inf) for polytope in self.unsafe),
+            default=math.inf,
+        )
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 over the exact box and unsafe set."""
+        state = hashlib.sha256(self.box.lower.tobytes() + self.box.upper.tobytes())
+        state.update(repr((sorted(self.box.exact_lower.items()), sorted(self.box.exact_upper.items()))).encode())
+        state.update(repr((sorted(self.box.open_lower), sorted(self.box.open_upper), self.unsafe)).encode())
+        return state.hexdigest()
+
+
+@dataclass(frozen=True, eq=False)
+class Query:
+    """One question: does this network reach this property's unsafe set?
+
+    Raises:
+        InputError: if the property's variables do not fit the network.
+    """
+
+    network: Network
+    property: Property
+
+    def __post_init__(self) -> None:
+        inputs, outputs = self.property.box.size, self.property.output_size
+        if inputs != self.network.input_size:
+            raise InputError(
+                f"the property has {inputs} inputs, the network '{self.network.name}' {self.network.input_size}"
+            )
+        if outputs > self.network.output_size:
+            raise InputError(
+                f"the property speaks of Y_{outputs - 1}, the network '{self.network.name}' has "
+                f"{self.network.output_size} outputs"
+            )
+
+    @cached_property
+    def digest(self) -> str:
+        """The key of every cache and record: equal digests ask the same question."""
+        return hashlib.sha256((self.network.digest + self.property.digest).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class RowBatch:
+    """The rows of several properties' polytopes, flattened, in float64 for bounds.
+
+    Every row is scaled to integer coefficients, exact in float64, and its bound is rounded up, so that the
+    unsafe set can only grow.
+
+    Attributes:
+        matrix: (rows, outputs); A of A·y ≤ b.
+        bound: (rows,); b.
+        sample: (rows,) which property a row belongs to.
+        polytope: (rows,) which polytope a row belongs to, counted over all properties.
+        owner: (polytopes,) which property a polytope belongs to.
+        samples: the number of properties.
+    """
+
+    matrix: Tensor
+    bound: Tensor
+    sample: Tensor
+    polytope: Tensor
+    owner: Tensor
+    samples: int
+
+    @classmethod
+    def of(cls, properties: Sequence[Property], outputs: int) -> RowBatch:
+        """Collect the rows of ``properties`` over a network with ``outputs`` outputs.
+
+        Raises:
+            InputError: if a coefficient, scaled to an integer, is no float64 number.
+        """
+        entries: list[tuple[int, int, float]] = []
+        bound: list[float] = []
+        sample: list[int] = []
+        member: list[int] = []
+        owner: list[int] = []
+        for index, prop in enumerate(properties):
+            for polytope in prop.unsafe:
+                for row in polytope:
+                    scale = math.lcm(*(c.denominator for _, c in row.coefficients))
+                    for column, coefficient in row.coefficients:
+                        scaled = coefficient * scale
+                        if Fraction(float(scaled)) != scaled:
+                            raise InputError(f"the coefficient {coefficient} of Y_{column} is too fine for float64")
+                        entries.append((len(bound), column, float(scaled)))
+                    bound.append(round_up(row.bound * scale))
+                    sample.append(index)
+                    member.append(len(owner))
+                owner.append(index)
+        matrix = torch.zeros(len(bound), outputs, dtype=torch.float64)
+        if entries:
+            rows, columns, values = zip(*entries, strict=True)
+            matrix[list(rows), list(columns)] = torch.tensor(values, dtype=torch.float64)
+        return cls(
+            matrix,
+            torch.tensor(bound, dtype=torch.float64),
+            torch.tensor(sample, dtype=torch.long),
+            torch.tensor(member, dtype=torch.long),
+            torch.tensor(owner, dtype=torch.long),
+            len(properties),
+        )
+
+    def margins(self, row_values: Tensor) -> Tensor:
+        """Reduce values (…, rows) of A_i·y − b_i to margins (…, samples): max over rows, min over polytopes.
+
+        Lower bounds in, lower bounds out: the maximum of lower bounds bounds the maximum from below.
+        """
+        lead = row_values.shape[:-1]
+        kept = row_values.new_full((*lead, len(self.owner)), -math.inf)
+        kept = kept.scatter_reduce(-1, self.polytope.to(kept.device).expand_as(row_values), row_values, "amax")
+        worst = row_values.new_full((*lead, self.samples), math.inf)
+        return worst.scatter_reduce(-1, self.owner.to(kept.device).expand_as(kept), kept, "amin")

@@ -1,0 +1,180 @@
+"""What a verifier is: options in a frozen dataclass, and one method that answers a batch of queries.
+
+A verifier *claims* an :class:`Outcome`. Whoever records results (the campaign) checks a claimed counterexample
+by exact evaluation and replay first; a verifier's word alone is never recorded as *sat*.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import StrEnum
+from fractions import Fraction
+from typing import Protocol
+
+from verifiable_relu.spec.property import Query
+
+Witness = tuple[Fraction, ...]
+"""An exact point of a property's box, in row-major order of the network's input."""
+
+
+class Verdict(StrEnum):
+    """What was found out; *sat*: a counterexample exists, *unsat*: none does (verified)."""
+
+    SAT = "sat"
+    UNSAT = "unsat"
+    UNKNOWN = "unknown"
+
+
+class Reason(StrEnum):
+    """Why the work ended."""
+
+    PROVED = "proved"
+    REFUTED = "refuted"
+    INCOMPLETE = "incomplete"
+    TIMEOUT = "timeout"
+    MEMORY = "memory"
+    UNSUPPORTED = "unsupported"
+    UNCONFIRMED = "unconfirmed"
+    INTERRUPTED = "interrupted"
+    ERROR = "error"
+
+
+class Trust(StrEnum):
+    """How far a verdict can be trusted: floating point as it comes, rounding accounted for, exact arithmetic."""
+
+    FLOAT = "float"
+    ROUNDED = "rounded"
+    EXACT = "exact"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A verifier's claim about one query.
+
+    Attributes:
+        verdict: what it claims.
+        reason: why it stopped.
+        trust: how far the claim can be trusted; None while the verdict is unknown.
+        margin: for unsat a proven lower bound of the margin over the box, for sat the margin at the witness, for
+            unknown the best lower bound known; None where the method has none.
+        witness: an exact point of the box, for sat.
+        method: the method that decided (``crown``; for a portfolio the member's name).
+        detail: a sentence that a person can act on.
+        seconds: time charged to this query, by stage name; stages that ran in batch charge each query its share.
+        unstable: number of unstable neurons under the bounds used, None where not computed.
+    """
+
+    verdict: Verdict
+    reason: Reason
+    method: str
+    trust: Trust | None = None
+    margin: float | None = None
+    witness: Witness | None = None
+    detail: str = ""
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    unstable: int | None = None
+
+    @staticmethod
+    def unknown(reason: Reason, method: str, detail: str = "", **known: object) -> Outcome:
+        """An *unknown* with its reason."""
+        return Outcome(Verdict.UNKNOWN, reason, method, detail=detail, **known)  # type: ignore[arg-type]
+
+
+class Budget:
+    """How many seconds of work each query of a batch may still cost.
+
+    Queries can share a purse (the boxes of one VNN-LIB file have one time limit between them). Work done for
+    several queries at once is charged to them in equal shares.
+
+    Args:
+        purses: seconds in each purse; ``math.inf`` for no limit.
+        owner: for each query the index of its purse; by default one purse per query.
+    """
+
+    def __init__(self, purses: Sequence[float], owner: Sequence[int] | None = None) -> None:
+        self._purses = list(purses)
+        self._owner = list(range(len(purses))) if owner is None else list(owner)
+
+    @classmethod
+    def each(cls, seconds: float, queries: int) -> Budget:
+        """The same number of seconds for each of ``queries`` queries."""
+        return cls([seconds] * queries)
+
+    def __len__(self) -> int:
+        return len(self._owner)
+
+    def remaining(self, query: int) -> float:
+        """Seconds left for one query, never negative."""
+        return max(0.0, self._purses[self._owner[query]])
+
+    def total(self) -> float:
+        """Seconds left for all queries together."""
+        return sum(max(0.0, self._purses[purse]) for purse in set(self._owner))
+
+    def charge(self, queries: Sequence[int], seconds: float) -> None:
+        """Take ``seconds`` from the purses of ``queries``, in equal shares."""
+        for query in queries:
+            self._purses[self._owner[query]] -= seconds / len(queries)
+
+    @contextmanager
+    def charging(self, queries: Sequence[int]) -> Iterator[Callable[[], float]]:
+        """Charge the wall-clock time of a block to ``queries``; yields a function: seconds since its start."""
+        start = time.perf_counter()
+        try:
+            yield lambda: time.perf_counter() - start
+        finally:
+            if queries:
+                self.charge(queries, time.perf_counter() - start)
+
+    def subset(self, queries: Sequence[int]) -> Budget:
+        """A budget for some of the queries, drawing on the same purses."""
+        part = Budget([], [])
+        part._purses = self._purses
+        part._owner = [self._owner[i] for i in queries]
+        return part
+
+
+class Progress(Protocol):
+    """Where a verifier reports while it works. The default reports to nobody."""
+
+    def stage(self, name: str, done: int, total: int) -> None:
+        """``done`` of ``total`` queries have been through the stage ``name``."""
+
+    def finish(self, query: int, outcome: Outcome) -> None:
+        """The outcome of query number ``query`` is final; called once for each, as soon as it is known."""
+
+
+class Silent:
+    """Progress that goes nowhere."""
+
+    def stage(self, name: str, done: int, total: int) -> None:
+        pass
+
+    def finish(self, query: int, outcome: Outcome) -> None:
+        pass
+
+
+SILENT = Silent()
+
+
+class Verifier(Protocol):
+    """A method. Implementations are frozen dataclasses: fields are options, ``repr`` is the cache key."""
+
+    @property
+    def name(self) -> str:
+        """The name on the command line and in tables."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether, with time enough, it always answers sat or unsat (on piecewise-linear networks)."""
+
+    def verify(self, queries: Sequence[Query], budget: Budget, progress: Progress = SILENT) -> list[Outcome]:
+        """Answer a batch; the outcomes are in the order of the queries.
+
+        Queries may speak of different networks. The budget is honoured to within a second; Ctrl-C raises
+        ``KeyboardInterrupt`` after what was decided has been reported to ``progress``. A fault in one query
+        is that query's outcome (``Reason.ERROR``), never an exception.
+        """
