@@ -1,0 +1,94 @@
+"""Interval bound propagation: each node's box from its inputs' boxes, rounded outward.
+
+Source: Gowal et al., On the Effectiveness of Interval Bound Propagation for Training Verifiably Robust Models,
+arXiv 1810.12715, section 3.1 (centre and radius through an affine map).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from verifiable_relu.bounds import rounding
+from verifiable_relu.bounds.activations import image
+from verifiable_relu.bounds.types import Bounds
+from verifiable_relu.errors import UnsupportedError
+from verifiable_relu.network.graph import Activation, Add, Affine, Network, Node, Permute, Reshape
+from verifiable_relu.spec.property import Property
+
+
+def input_box(
+    properties: Sequence[Property],
+    network: Network,
+    dtype: torch.dtype = torch.float64,
+    device: torch.device | str = "cpu",
+) -> Bounds:
+    """The properties' boxes as one batch shaped (batch, *input_shape), rounded outward to ``dtype``."""
+    shape = (len(properties), *network.input_shape)
+    lower = torch.from_numpy(np.stack([p.box.lower for p in properties])).reshape(shape)
+    upper = torch.from_numpy(np.stack([p.box.upper for p in properties])).reshape(shape)
+    if dtype == torch.float64:
+        return Bounds(lower.to(device), upper.to(device))
+    low, high = lower.to(dtype), upper.to(dtype)
+    low = torch.where(low > lower, torch.nextafter(low, torch.full_like(low, -torch.inf)), low)
+    high = torch.where(high < upper, torch.nextafter(high, torch.full_like(high, torch.inf)), high)
+    return Bounds(low.to(device), high.to(device))
+
+
+def magnitude(bounds: Bounds) -> Tensor:
+    """The largest absolute value within bounds, element by element."""
+    return torch.maximum(bounds.lower.abs(), bounds.upper.abs())
+
+
+def affine_image(node: Affine, box: Bounds) -> Bounds:
+    """The box of W·x + b over a box of x, shaped (batch, *shape)."""
+    center = box.lower + (box.upper - box.lower) / 2
+    radius = torch.maximum(box.upper - center, center - box.lower)
+    middle = node.forward(center)
+    spread = node.absolute(radius)
+    slack = rounding.interval_affine(node, node.absolute(center.abs()) + spread + node.offset_magnitude())
+    return Bounds(middle - spread - slack, middle + spread + slack)
+
+
+def node_image(node: Node, boxes: Sequence[Bounds]) -> Bounds:
+    """The box of one node's value over boxes of its inputs.
+
+    Raises:
+        UnsupportedError: for an operator without an interval image.
+    """
+    match node:
+        case Affine():
+            return affine_image(node, boxes[0])
+        case Activation():
+            return rounding.interval_activation(node, image(node, boxes[0]))
+        case Add():
+            total = Bounds(boxes[0].lower + boxes[1].lower, boxes[0].upper + boxes[1].upper)
+            return rounding.widen(total, 1)
+        case Reshape() | Permute():
+            return Bounds(node.forward(boxes[0].lower), node.forward(boxes[0].upper))
+    raise UnsupportedError("no interval image is known", place=f"node '{node.name}' ({node.op})")
+
+
+def intersect(first: Bounds, second: Bounds) -> Bounds:
+    """Both bounds at once; NaN in either stays NaN, so that nothing is ever proved from it."""
+    return Bounds(torch.maximum(first.lower, second.lower), torch.minimum(first.upper, second.upper))
+
+
+def interval_bounds(network: Network, box: Bounds, known: Mapping[int, Bounds] | None = None) -> list[Bounds]:
+    """Bounds of every node's value, in node order.
+
+    Args:
+        network: the network, in the dtype and on the device of ``box``.
+        box: the inputs, shaped (batch, *input_shape).
+        known: bounds of some activation nodes' *inputs*, by activation node index, to be used as well.
+    """
+    bounds: list[Bounds] = [box]
+    for index, node in enumerate(network.nodes[1:], start=1):
+        boxes = [bounds[i] for i in node.inputs]
+        if known and index in known:
+            boxes = [intersect(boxes[0], known[index])]
+        bounds.append(node_image(node, boxes))
+    return bounds

@@ -1,0 +1,301 @@
+"""Linear bound propagation (CROWN): backward substitution of linear relaxations, in batches of rows.
+
+Source: Zhang et al., Efficient Neural Network Robustness Certification with General Activation Functions,
+arXiv 1811.00866, theorem 3.2; for general graphs Xu et al., arXiv 2002.12920. For a row c of a target node,
+
+    min over the box of c·y  ≥  A·x + constant,   x in the box,
+
+is found by walking from the target back to the input: affine nodes pull A back by their adjoint, an activation
+replaces A⁺ by A⁺·(lower line) and A⁻ by A⁻·(upper line). An upper bound is the negated lower bound of −c.
+
+Rows are ragged: row r belongs to sample ``sample[r]`` of the batch, so that exactly the unstable neurons of each
+sample are bounded and nothing is padded. Rounding errors are collected beside the constants, as ‖A‖₁ times a
+per-sample error unit of each node (``rounding``), and subtracted at the end.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+from verifiable_relu.bounds import rounding
+from verifiable_relu.bounds.activations import relax
+from verifiable_relu.bounds.interval import intersect, magnitude, node_image
+from verifiable_relu.bounds.types import Bounds, Lines
+from verifiable_relu.errors import UnsupportedError
+from verifiable_relu.network.graph import (
+    PIECEWISE_LINEAR,
+    Activation,
+    Add,
+    Affine,
+    Input,
+    Network,
+    Node,
+    Permute,
+    Reshape,
+    Scale,
+)
+
+MEMORY = 1 << 30
+"""Default limit, in bytes, on the coefficients held at once while a chunk of rows is propagated."""
+
+_COPIES = 6
+"""How many arrays of a chunk's coefficients are alive at once at the widest node."""
+
+
+class Relaxation:
+    """A network over a batch of boxes: each node's bounds and each activation's lines, made as they are needed.
+
+    Args:
+        network: in the dtype and on the device of ``box``.
+        box: the inputs, shaped (batch, *input_shape).
+        known: bounds of activation nodes' inputs, by activation node index, to be used as they are.
+    """
+
+    def __init__(self, network: Network, box: Bounds, known: Mapping[int, Bounds] | None = None) -> None:
+        self.network = network
+        self.values: list[Bounds] = [box]
+        self.pre: dict[int, Bounds] = {}
+        self._known = known or {}
+        self._lines: dict[int, Lines] = {}
+        self._errors: dict[int, Tensor] = {}
+
+    @property
+    def samples(self) -> int:
+        """The size of the batch."""
+        return len(self.values[0].lower)
+
+    def advance(self, index: int, tighten: Callable[[int, Bounds], Bounds] | None = None) -> None:
+        """Extend the node bounds through node ``index``.
+
+        ``tighten`` is asked for better bounds of each activation's input, by the activation's index.
+        """
+        for current in range(len(self.values), index + 1):
+            node = self.network.nodes[current]
+            boxes = [self.values[i] for i in node.inputs]
+            if isinstance(node, Activation):
+                if current in self._known:
+                    boxes = [intersect(boxes[0], self._known[current])]
+                elif tighten is not None:
+                    boxes = [tighten(current, boxes[0])]
+                    self.values[node.inputs[0]] = boxes[0]
+                self.pre[current] = boxes[0]
+            self.values.append(node_image(node, boxes))
+
+    def lines(self, index: int) -> Lines:
+        """The lines of activation ``index`` over its input's bounds."""
+        if index not in self._lines:
+            node = self.network.nodes[index]
+            assert isinstance(node, Activation)
+            self._lines[index] = relax(node, self.pre[index])
+        return self._lines[index]
+
+    def error_unit(self, index: int) -> Tensor:
+        """(batch,) rounding error per unit of ‖A‖₁ when rows are pulled back through node ``index``."""
+        if index not in self._errors:
+            node = self.network.nodes[index]
+            if isinstance(node, Affine):
+                reach = node.absolute(magnitude(self.values[node.inputs[0]])) + node.offset_magnitude()
+                self._errors[index] = rounding.backward_affine(node, reach)
+            elif isinstance(node, Activation):
+                self._errors[index] = rounding.backward_activation(node, self.pre[index], self.lines(index))
+            elif isinstance(node, Input):
+                self._errors[index] = rounding.concretise(node.size, magnitude(self.values[0]))
+            else:
+                self._errors[index] = torch.zeros_like(self.values[0].lower.flatten(1)[:, 0])
+        return self._errors[index]
+
+    def lower(self, target: int, rows: Tensor, sample: Tensor) -> Tensor:
+        """Lower bounds of rows·y over the box, y being the value of node ``target``.
+
+        Args:
+            target: the node; node bounds must have been advanced to it.
+            rows: (R, *shape of the target).
+            sample: (R,) the sample of each row.
+
+        Returns:
+            (R,) lower bounds, rounding accounted for; NaN or −inf where arithmetic broke down, never too high.
+        """
+        nodes = self.network.nodes
+        coefficients: dict[int, Tensor] = {target: rows}
+        constant = rows.new_zeros(len(rows))
+        scale = torch.zeros_like(constant)
+        error = torch.zeros_like(constant)
+        steps = 0
+
+        def give(index: int, a: Tensor) -> None:
+            nonlocal error
+            if index in coefficients:
+                a = coefficients[index] + a
+                error = error + _norm(a) * rounding.accumulate(magnitude(self.values[index]))[sample]
+            coefficients[index] = a
+
+        for index in range(target, -1, -1):
+            if index not in coefficients:
+                continue
+            a, node = coefficients.pop(index), nodes[index]
+            if not isinstance(node, Add | Reshape | Permute):
+                error = error + _norm(a) * self.error_unit(index)[sample]
+            match node:
+                case Affine():
+                    added = _dot(a, node.offset())
+                    give(node.inputs[0], node.adjoint(a, nodes[node.inputs[0]].shape))
+                case Activation():
+                    lines = self.lines(index)
+                    positive = a >= 0
+                    offset = torch.where(positive, lines.lower_offset[sample], lines.upper_offset[sample])
+                    added = _dot(a, offset)
+                    slope = torch.where(positive, lines.lower_slope[sample], lines.upper_slope[sample])
+                    give(node.inputs[0], a * slope)
+                case Add():
+                    for source in node.inputs:
+                        give(source, a)
+                    continue
+                case Reshape():
+                    give(node.inputs[0], a.reshape(len(a), *nodes[node.inputs[0]].shape))
+                    continue
+                case Permute():
+                    give(node.inputs[0], node.adjoint(a))
+                    continue
+                case Input():
+                    box = self.values[0]
+                    added = _dot(a, torch.where(a >= 0, box.lower[sample], box.upper[sample]))
+                case _:
+                    raise UnsupportedError("no linear bound is known", place=f"node '{node.name}' ({node.op})")
+            constant = constant + added
+            scale = scale + added.abs()
+            steps += 1
+        return rounding.total(constant, error, scale, steps)
+
+
+def _norm(a: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(a.flatten(1), ord=1, dim=1)
+
+
+def _dot(a: Tensor, b: Tensor) -> Tensor:
+    return (a * b).flatten(1).sum(1)
+
+
+def _chunks(count: int, network: Network, itemsize: int, memory: int) -> Iterator[slice]:
+    widest = max(node.size for node in network.nodes)
+    size = max(1, memory // (widest * itemsize * _COPIES))
+    for start in range(0, count, size):
+        yield slice(start, min(count, start + size))
+
+
+def _box_shaped(network: Network, index: int) -> bool:
+    """Whether the node's exact image of a box is a box, so that intervals can't be improved upon."""
+    node = network.nodes[index]
+    return isinstance(node, Input) or (
+        isinstance(node, Scale | Reshape | Permute | Activation) and _box_shaped(network, node.inputs[0])
+    )
+
+
+def interval_is_exact(network: Network, index: int) -> bool:
+    """Whether interval arithmetic bounds every neuron of the node exactly (one affine map on a box)."""
+    node = network.nodes[index]
+    if isinstance(node, Reshape | Permute | Scale):
+        return interval_is_exact(network, node.inputs[0])
+    return _box_shaped(network, index) or (isinstance(node, Affine) and _box_shaped(network, node.inputs[0]))
+
+
+def unstable(node: Node, pre: Bounds) -> Tensor:
+    """Which neurons need a relaxation: (batch, *shape) bool. Those of piecewise-linear nodes straddle zero."""
+    if isinstance(node, PIECEWISE_LINEAR):
+        return ~((pre.lower >= 0) | (pre.upper <= 0))
+    return ~(pre.lower >= pre.upper)
+
+
+def _relaxed(
+    network: Network,
+    box: Bounds,
+    memory: int,
+    stop: Callable[[], bool] | None,
+) -> Relaxation:
+    """Node bounds in which every unstable neuron's pre-activation has been bounded by CROWN."""
+    relaxation = Relaxation(network, box)
+
+    def tighten(index: int, interval: Bounds) -> Bounds:
+        activation = network.nodes[index]
+        source = activation.inputs[0]
+        if interval_is_exact(network, source):
+            return interval
+        shape = network.nodes[source].shape
+        pairs = unstable(activation, interval).flatten(1).nonzero()
+        lower, upper = interval.lower.flatten(1).clone(), interval.upper.flatten(1).clone()
+        for part in _chunks(len(pairs), network, 2 * lower.element_size(), memory):
+            if stop is not None and stop():
+                break
+            sample, neuron = pairs[part].unbind(1)
+            count = len(sample)
+            rows = lower.new_zeros(2 * count, lower.shape[1])
+            rows[torch.arange(count), neuron] = 1
+            rows[torch.arange(count, 2 * count), neuron] = -1
+            bound = relaxation.lower(source, rows.reshape(2 * count, *shape), sample.repeat(2))
+            lower[sample, neuron] = torch.maximum(lower[sample, neuron], bound[:count])
+            upper[sample, neuron] = torch.minimum(upper[sample, neuron], -bound[count:])
+        return Bounds(lower.reshape(interval.lower.shape), upper.reshape(interval.upper.shape))
+
+    relaxation.advance(len(network.nodes) - 1, tighten)
+    return relaxation
+
+
+def preactivation_bounds(
+    network: Network,
+    box: Bounds,
+    *,
+    memory: int = MEMORY,
+    stop: Callable[[], bool] | None = None,
+) -> dict[int, Bounds]:
+    """CROWN bounds of every activation's input, by activation node index, each (batch, *shape).
+
+    Neurons that intervals already prove stable are not bounded again.
+
+    Args:
+        network: in the dtype and on the device of ``box``.
+        box: the inputs, shaped (batch, *input_shape).
+        memory: a limit in bytes on the coefficients held at once.
+        stop: asked between chunks; once it returns True the rest keeps its interval bounds, which are looser
+            and just as sound.
+    """
+    return _relaxed(network, box, memory, stop).pre
+
+
+def linear_lower_bounds(
+    network: Network,
+    box: Bounds,
+    preactivations: Mapping[int, Bounds],
+    matrix: Tensor,
+    sample: Tensor,
+    *,
+    memory: int = MEMORY,
+    stop: Callable[[], bool] | None = None,
+) -> Tensor:
+    """CROWN lower bounds of matrix·y over the box, y being the network's flattened output.
+
+    Args:
+        network: in the dtype and on the device of ``box``.
+        box: the inputs, shaped (batch, *input_shape).
+        preactivations: bounds of every activation's input, as ``preactivation_bounds`` returns.
+        matrix: (R, outputs).
+        sample: (R,) the sample of each row.
+        memory: a limit in bytes on the coefficients held at once.
+        stop: asked between chunks; once it returns True the remaining rows are left at −inf.
+
+    Returns:
+        (R,), rounding accounted for.
+    """
+    relaxation = Relaxation(network, box, preactivations)
+    last = len(network.nodes) - 1
+    relaxation.advance(last)
+    rows = matrix.to(box.lower).reshape(len(matrix), *network.output_shape)
+    parts = []
+    for part in _chunks(len(rows), network, rows.element_size(), memory):
+        if stop is not None and stop():
+            parts.append(rows.new_full((part.stop - part.start,), -math.inf))
+        else:
+            parts.append(relaxation.lower(last, rows[part], sample[part]))
+    return torch.cat(parts) if parts else rows.new_zeros(0)

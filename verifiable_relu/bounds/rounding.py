@@ -1,0 +1,120 @@
+"""Outward slack for the rounding of bounds: the only place that adds an epsilon.
+
+Verdicts are about real arithmetic on the stored weights. Each function bounds the rounding error of one named
+step of bound propagation, from the standard model fl(a∘b) = (a∘b)(1 + δ), |δ| ≤ u, and
+
+    |fl(Σ_n a_i·b_i) − Σ a_i·b_i| ≤ γ_n · Σ |a_i|·|b_i|,   γ_n = n·u / (1 − n·u),
+
+which holds for every order of summation, with and without fused multiply-add (N. J. Higham, Accuracy and
+Stability of Numerical Algorithms, 2nd ed., SIAM 2002, section 3.1). Convolutions are sums of that kind where
+they are computed directly or as a matrix product, as torch's CPU kernels do; transformed algorithms (Winograd,
+FFT) are not covered. The functions are generous by small constant factors, so that the rounding of their own
+few operations is covered too.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from verifiable_relu.bounds.types import Bounds, Lines
+from verifiable_relu.network.graph import PIECEWISE_LINEAR, Activation, Affine
+
+_SMOOTH_ULPS = 256
+"""Relative error, in units of u, granted to a library's erf, exp and tanh and to the few operations around them."""
+
+
+def unit_roundoff(dtype: torch.dtype) -> float:
+    """u of the standard model: half the distance from 1 to the next number."""
+    return torch.finfo(dtype).eps / 2
+
+
+def gamma(terms: int, dtype: torch.dtype) -> float:
+    """γ_n for a sum of ``terms`` products.
+
+    Raises:
+        OverflowError: if n·u reaches 1/2, where the analysis says nothing.
+    """
+    product = terms * unit_roundoff(dtype)
+    if product >= 0.5:
+        raise OverflowError(f"a sum of {terms} terms has no rounding bound in {dtype}")
+    return product / (1 - product)
+
+
+def _tiny(dtype: torch.dtype) -> float:
+    return torch.finfo(dtype).tiny
+
+
+def interval_affine(node: Affine, magnitude: Tensor) -> Tensor:
+    """Error of one end of W·c + b ∓ |W|·r, given ``magnitude`` ≥ |W|·(|c| + r) + |b|, element by element."""
+    dtype = magnitude.dtype
+    relative = gamma(2 * node.terms + 16, dtype) + 2 * node.weight_error
+    return relative * magnitude + 4 * node.terms * _tiny(dtype)
+
+
+def widen(bounds: Bounds, ulps: int) -> Bounds:
+    """Bounds moved outward by ``ulps`` units of u relative to their magnitude."""
+    relative = 2 * ulps * unit_roundoff(bounds.lower.dtype)
+    tiny = _tiny(bounds.lower.dtype)
+    return Bounds(
+        bounds.lower - relative * bounds.lower.abs() - tiny, bounds.upper + relative * bounds.upper.abs() + tiny
+    )
+
+
+def interval_activation(node: Activation, image: Bounds) -> Bounds:
+    """The image of an activation, outward; max(x, 0) is computed without error."""
+    if node.op == "Relu":
+        return image
+    return widen(image, 2 if isinstance(node, PIECEWISE_LINEAR) else _SMOOTH_ULPS)
+
+
+def backward_affine(node: Affine, magnitude: Tensor) -> Tensor:
+    """Per sample, the error of one unit of ‖A‖₁ in pulling rows A back through y = W·x + b.
+
+    A row's new coefficients fl(Wᵀ·A) are off by at most γ·|W|ᵀ·|A|, which moves the row's value by at most
+    γ·|A|·(|W|·|x|); its constant gains fl(A·b), off by at most γ·|A|·|b|. With ``magnitude`` ≥ |W|·|x| + |b|
+    shaped (batch, *shape), both are at most γ·‖A‖₁·max(magnitude). Returns (batch,).
+    """
+    dtype = magnitude.dtype
+    relative = 2 * gamma(max(node.terms, node.size) + 8, dtype) + 2 * node.weight_error
+    return relative * magnitude.flatten(1).amax(1) + 8 * node.size * _tiny(dtype)
+
+
+def backward_activation(node: Activation, pre: Bounds, lines: Lines) -> Tensor:
+    """Per sample, the error of one unit of ‖A‖₁ in replacing an activation by its lines.
+
+    Covers the rounding in the lines themselves (their offsets are computed from slopes and end points), in the
+    products slope·A and offset·A, and in summing the latter. Returns (batch,).
+    """
+    dtype = pre.lower.dtype
+    reach = torch.maximum(pre.lower.abs(), pre.upper.abs())
+    slope = torch.maximum(lines.lower_slope.abs(), lines.upper_slope.abs())
+    offset = torch.maximum(lines.lower_offset.abs(), lines.upper_offset.abs())
+    ulps = 16 if isinstance(node, PIECEWISE_LINEAR) else _SMOOTH_ULPS
+    line = ulps * unit_roundoff(dtype) * (slope * reach + offset)
+    total = 2 * gamma(node.size + 8, dtype) * offset
+    return (line + total).flatten(1).amax(1) + 8 * node.size * _tiny(dtype)
+
+
+def accumulate(magnitude: Tensor) -> Tensor:
+    """Per sample, the error of one unit of ‖A‖₁ in adding two rows' coefficients at a node of values ≤ magnitude."""
+    return 4 * unit_roundoff(magnitude.dtype) * magnitude.flatten(1).amax(1)
+
+
+def concretise(size: int, magnitude: Tensor) -> Tensor:
+    """Per sample, the error of one unit of ‖A‖₁ in A·c − |A|·r + constants; ``magnitude`` ≥ |c| + r."""
+    dtype = magnitude.dtype
+    return 4 * gamma(size + 16, dtype) * magnitude.flatten(1).amax(1) + 8 * size * _tiny(dtype)
+
+
+def total(value: Tensor, error: Tensor, scale: Tensor, steps: int) -> Tensor:
+    """value − error, rounded down, where ``value`` was summed in ``steps`` additions.
+
+    Args:
+        value: (rows,) the sum of the constants and the concretised rest.
+        error: (rows,) the sum of the errors of each of them.
+        scale: (rows,) the sum of their absolute values, which bounds every partial sum.
+        steps: how many were added.
+    """
+    relative = 4 * (steps + 4) * unit_roundoff(value.dtype)
+    return value - (1 + relative) * error - relative * scale - _tiny(value.dtype)
