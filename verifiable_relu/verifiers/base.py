@@ -14,6 +14,8 @@ from enum import StrEnum
 from fractions import Fraction
 from typing import Protocol
 
+from verifiable_relu.errors import UnsupportedError
+from verifiable_relu.network.graph import Network
 from verifiable_relu.spec.property import Query
 
 Witness = tuple[Fraction, ...]
@@ -178,3 +180,21 @@ class Verifier(Protocol):
         ``KeyboardInterrupt`` after what was decided has been reported to ``progress``. A fault in one query
         is that query's outcome (``Reason.ERROR``), never an exception.
         """
+
+
+def by_network(queries: Sequence[Query]) -> list[tuple[Network, list[int]]]:
+    """The queries' indices grouped by what their network computes, in order of first appearance."""
+    groups: dict[str, tuple[Network, list[int]]] = {}
+    for index, query in enumerate(queries):
+        groups.setdefault(query.network.digest, (query.network, []))[1].append(index)
+    return list(groups.values())
+
+
+def fault(error: BaseException, method: str) -> Outcome:
+    """What an exception in one query is recorded as: unsupported, out of memory, or an error of ours."""
+    match error:
+        case UnsupportedError():
+            return Outcome.unknown(Reason.UNSUPPORTED, method, str(error))
+        case MemoryError():
+            return Outcome.unknown(Reason.MEMORY, method, "out of memory")
+    return Outcome.unknown(Reason.ERROR, method, f"{type(error).__name__}: {error}")

@@ -1,0 +1,116 @@
+"""Projected gradient descent on a property's margin: proposes points, claims nothing.
+
+Source: Madry et al., Towards Deep Learning Models Resistant to Adversarial Attacks, arXiv 1706.06083, with steps
+of the gradient's sign and a step size that shrinks along the run. Half of the starts are random *corners* of the
+box: on networks with many flat regions they find counterexamples that uniform starts do not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from verifiable_relu.bounds.interval import input_box
+from verifiable_relu.network.graph import Network
+from verifiable_relu.spec.property import Property, RowBatch
+
+
+@dataclass(frozen=True)
+class Pgd:
+    """Options of the attack.
+
+    Attributes:
+        steps: gradient steps per restart.
+        starts: points per property and round; the first is the box's centre, half of the rest are corners.
+        rounds: how often new starts are drawn for what is still unbroken.
+        step_size: the first step, as a fraction of the box's radius; it shrinks linearly to a tenth.
+        clearance: a point is good enough once its margin is below −clearance; nearer to zero, replay in other
+            arithmetic could disagree.
+        seed: of the starts.
+    """
+
+    steps: int = 40
+    starts: int = 16
+    rounds: int = 2
+    step_size: float = 0.5
+    clearance: float = 1e-5
+    seed: int = 0
+
+    def search(
+        self,
+        network: Network,
+        properties: Sequence[Property],
+        stop: Callable[[], bool] | None = None,
+        device: torch.device | str = "cpu",
+    ) -> tuple[Tensor, Tensor]:
+        """The worst points found, batched over properties of one network.
+
+        A property is left alone once a point with a clearly negative margin is found.
+
+        Args:
+            network: any dtype; the search runs in float32.
+            properties: of this network.
+            stop: asked between steps.
+            device: where to run.
+
+        Returns:
+            points (batch, input_size) float64, in the boxes up to float32 rounding, and their margins (batch,) as
+            the float32 forward pass gave them; ≤ 0 suggests a counterexample.
+        """
+        net = network.to(torch.float32, device)
+        box = input_box(properties, network, torch.float32, device)
+        lower, upper = box.lower.flatten(1), box.upper.flatten(1)
+        best = lower + (upper - lower) / 2
+        worst = torch.full((len(properties),), torch.inf, device=lower.device)
+        generator = torch.Generator().manual_seed(self.seed)
+        for _ in range(self.rounds):
+            active = (~(worst < -self.clearance)).nonzero().squeeze(1)
+            if not len(active) or (stop is not None and stop()):
+                break
+            rows = RowBatch.of([properties[i] for i in active.tolist()], network.output_size)
+            points, margins = self._descend(net, lower[active], upper[active], rows, generator, stop)
+            better = margins < worst[active]
+            best[active[better]] = points[better]
+            worst[active[better]] = margins[better]
+        return best.double().cpu(), worst.double().cpu()
+
+    def _descend(
+        self,
+        net: Network,
+        lower: Tensor,
+        upper: Tensor,
+        rows: RowBatch,
+        generator: torch.Generator,
+        stop: Callable[[], bool] | None,
+    ) -> tuple[Tensor, Tensor]:
+        count, size = lower.shape
+        uniform = torch.rand(self.starts, count, size, generator=generator)
+        corners = self.starts // 2
+        uniform[:corners] = uniform[:corners].round()
+        uniform[-1] = 0.5
+        width = upper - lower
+        x = lower + uniform.to(lower) * width
+        matrix, bound = rows.matrix.to(lower), rows.bound.to(lower)
+        sample = rows.sample.to(lower.device)
+        best, worst = x[-1].clone(), torch.full((count,), torch.inf, device=lower.device)
+        for step in range(self.steps + 1):
+            x = x.detach().requires_grad_()
+            y = net(x.reshape(-1, *net.input_shape)).flatten(1).reshape(self.starts, count, -1)
+            margins = rows.margins((y[:, sample] * matrix).sum(-1) - bound)
+            value, which = margins.detach().min(0)
+            better = value < worst
+            worst = torch.where(better, value, worst)
+            best = torch.where(better[:, None], x.detach()[which, torch.arange(count)], best)
+            if step == self.steps or bool((worst < -self.clearance).all()) or (stop is not None and stop()):
+                break
+            finite = margins[margins.isfinite()]
+            if not finite.numel():
+                break
+            (gradient,) = torch.autograd.grad(finite.sum(), x)
+            size_now = self.step_size * (1 - 0.9 * step / self.steps)
+            x = x.detach() - size_now * width / 2 * gradient.sign()
+            x = torch.minimum(torch.maximum(x, lower), upper)
+        return best, worst
