@@ -93,31 +93,32 @@ class Relaxation:
             self._lines[index] = relax(node, self.pre[index])
         return self._lines[index]
 
-    def error_unit(self, index: int) -> Tensor:
-        """(batch,) rounding error per unit of ‖A‖₁ when rows are pulled back through node ``index``."""
+    def error_unit(self, index: int, concretise: bool) -> Tensor:
+        """(batch,) rounding error per unit of ‖A‖₁ when rows are pulled back through node ``index``, or end there."""
+        node = self.network.nodes[index]
+        if concretise:
+            return rounding.concretise(node.size, magnitude(self.values[index]))
         if index not in self._errors:
-            node = self.network.nodes[index]
             if isinstance(node, Affine):
                 reach = node.absolute(magnitude(self.values[node.inputs[0]])) + node.offset_magnitude()
                 self._errors[index] = rounding.backward_affine(node, reach)
-            elif isinstance(node, Activation):
-                self._errors[index] = rounding.backward_activation(node, self.pre[index], self.lines(index))
-            elif isinstance(node, Input):
-                self._errors[index] = rounding.concretise(node.size, magnitude(self.values[0]))
             else:
-                self._errors[index] = torch.zeros_like(self.values[0].lower.flatten(1)[:, 0])
+                self._errors[index] = rounding.backward_activation(node, self.pre[index], self.lines(index))
         return self._errors[index]
 
-    def lower(self, target: int, rows: Tensor, sample: Tensor) -> Tensor:
+    def lower(self, target: int, rows: Tensor, sample: Tensor, *, intervals: bool = False) -> tuple[Tensor, Tensor]:
         """Lower bounds of rows·y over the box, y being the value of node ``target``.
 
         Args:
             target: the node; node bounds must have been advanced to it.
             rows: (R, *shape of the target).
             sample: (R,) the sample of each row.
+            intervals: go back only to the last activations and take their intervals there, instead of relaxing
+                them: interval bound propagation with the rows merged into the last affine map.
 
         Returns:
             (R,) lower bounds, rounding accounted for; NaN or −inf where arithmetic broke down, never too high.
+            (R, input_size) the coefficients A of the inputs in the linear lower bound, zero with ``intervals``.
         """
         nodes = self.network.nodes
         coefficients: dict[int, Tensor] = {target: rows}
@@ -125,6 +126,7 @@ class Relaxation:
         scale = torch.zeros_like(constant)
         error = torch.zeros_like(constant)
         steps = 0
+        reached = rows.new_zeros(len(rows), nodes[0].size)
 
         def give(index: int, a: Tensor) -> None:
             nonlocal error
@@ -137,9 +139,15 @@ class Relaxation:
             if index not in coefficients:
                 continue
             a, node = coefficients.pop(index), nodes[index]
-            if not isinstance(node, Add | Reshape | Permute):
-                error = error + _norm(a) * self.error_unit(index)[sample]
+            ends = isinstance(node, Input) or (intervals and isinstance(node, Activation))
+            if ends or isinstance(node, Affine | Activation):
+                error = error + _norm(a) * self.error_unit(index, ends)[sample]
             match node:
+                case _ if ends:
+                    box = self.values[index]
+                    if index == 0:
+                        reached = a.flatten(1)
+                    added = _dot(a, torch.where(a >= 0, box.lower[sample], box.upper[sample]))
                 case Affine():
                     added = _dot(a, node.offset())
                     give(node.inputs[0], node.adjoint(a, nodes[node.inputs[0]].shape))
@@ -160,15 +168,12 @@ class Relaxation:
                 case Permute():
                     give(node.inputs[0], node.adjoint(a))
                     continue
-                case Input():
-                    box = self.values[0]
-                    added = _dot(a, torch.where(a >= 0, box.lower[sample], box.upper[sample]))
                 case _:
                     raise UnsupportedError("no linear bound is known", place=f"node '{node.name}' ({node.op})")
             constant = constant + added
             scale = scale + added.abs()
             steps += 1
-        return rounding.total(constant, error, scale, steps)
+        return rounding.total(constant, error, scale, steps), reached
 
 
 def _norm(a: Tensor) -> Tensor:
@@ -209,13 +214,14 @@ def unstable(node: Node, pre: Bounds) -> Tensor:
     return ~(pre.lower >= pre.upper)
 
 
-def _relaxed(
+def relaxed(
     network: Network,
     box: Bounds,
-    memory: int,
-    stop: Callable[[], bool] | None,
+    *,
+    memory: int = MEMORY,
+    stop: Callable[[], bool] | None = None,
 ) -> Relaxation:
-    """Node bounds in which every unstable neuron's pre-activation has been bounded by CROWN."""
+    """A relaxation whose unstable neurons' pre-activations have been bounded by CROWN (``preactivation_bounds``)."""
     relaxation = Relaxation(network, box)
 
     def tighten(index: int, interval: Bounds) -> Bounds:
@@ -234,7 +240,7 @@ def _relaxed(
             rows = lower.new_zeros(2 * count, lower.shape[1])
             rows[torch.arange(count), neuron] = 1
             rows[torch.arange(count, 2 * count), neuron] = -1
-            bound = relaxation.lower(source, rows.reshape(2 * count, *shape), sample.repeat(2))
+            bound, _ = relaxation.lower(source, rows.reshape(2 * count, *shape), sample.repeat(2))
             lower[sample, neuron] = torch.maximum(lower[sample, neuron], bound[:count])
             upper[sample, neuron] = torch.minimum(upper[sample, neuron], -bound[count:])
         return Bounds(lower.reshape(interval.lower.shape), upper.reshape(interval.upper.shape))
@@ -261,7 +267,7 @@ def preactivation_bounds(
         stop: asked between chunks; once it returns True the rest keeps its interval bounds, which are looser
             and just as sound.
     """
-    return _relaxed(network, box, memory, stop).pre
+    return relaxed(network, box, memory=memory, stop=stop).pre
 
 
 def linear_lower_bounds(
@@ -271,6 +277,7 @@ def linear_lower_bounds(
     matrix: Tensor,
     sample: Tensor,
     *,
+    intervals: bool = False,
     memory: int = MEMORY,
     stop: Callable[[], bool] | None = None,
 ) -> Tensor:
@@ -282,6 +289,7 @@ def linear_lower_bounds(
         preactivations: bounds of every activation's input, as ``preactivation_bounds`` returns.
         matrix: (R, outputs).
         sample: (R,) the sample of each row.
+        intervals: interval bounds instead, the rows merged into the network's last affine map.
         memory: a limit in bytes on the coefficients held at once.
         stop: asked between chunks; once it returns True the remaining rows are left at −inf.
 
@@ -297,5 +305,5 @@ def linear_lower_bounds(
         if stop is not None and stop():
             parts.append(rows.new_full((part.stop - part.start,), -math.inf))
         else:
-            parts.append(relaxation.lower(last, rows[part], sample[part]))
+            parts.append(relaxation.lower(last, rows[part], sample[part], intervals=intervals)[0])
     return torch.cat(parts) if parts else rows.new_zeros(0)

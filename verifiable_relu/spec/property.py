@@ -235,6 +235,16 @@ class Query:
         return hashlib.sha256((self.network.digest + self.property.digest).encode()).hexdigest()
 
 
+def _members(group: Tensor, chosen: Tensor, groups: int) -> tuple[Tensor, Tensor]:
+    """The positions of the members of each chosen group, and which choice each stands for; ``group`` ascends."""
+    counts = torch.bincount(group, minlength=groups)
+    first = counts.cumsum(0) - counts
+    taken = counts[chosen]
+    choice = torch.repeat_interleave(torch.arange(len(chosen)), taken)
+    within = torch.arange(len(choice)) - (taken.cumsum(0) - taken)[choice]
+    return first[chosen][choice] + within, choice
+
+
 @dataclass(frozen=True)
 class RowBatch:
     """The rows of several properties' polytopes, flattened, in float64 for bounds.
@@ -295,6 +305,17 @@ class RowBatch:
             torch.tensor(owner, dtype=torch.long),
             len(properties),
         )
+
+    def take(self, samples: Tensor) -> RowBatch:
+        """The rows of the properties ``samples`` (n,), as a batch of n properties; repetitions are allowed."""
+        row, row_of = _members(self.sample, samples, self.samples)
+        member, polytope_of = _members(self.owner, samples, self.samples)
+        position = torch.zeros(len(samples), dtype=torch.long)
+        counts = torch.bincount(self.owner, minlength=self.samples)
+        first = counts.cumsum(0) - counts
+        position[1:] = counts[samples].cumsum(0)[:-1]
+        polytope = self.polytope[row] - first[self.sample[row]] + position[row_of]
+        return RowBatch(self.matrix[row], self.bound[row], row_of, polytope, polytope_of, len(samples))
 
     def margins(self, row_values: Tensor) -> Tensor:
         """Reduce values (…, rows) of A_i·y − b_i to margins (…, samples): max over rows, min over polytopes.

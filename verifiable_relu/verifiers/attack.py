@@ -1,0 +1,88 @@
+"""Falsification: points proposed by PGD, claimed as counterexamples where float64 agrees."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+import torch
+
+from verifiable_relu.attack import Pgd
+from verifiable_relu.network.graph import Network
+from verifiable_relu.spec.property import Property, Query, RowBatch
+from verifiable_relu.verifiers.base import (
+    SILENT,
+    Budget,
+    Outcome,
+    Progress,
+    Reason,
+    Trust,
+    Verdict,
+    by_network,
+    fault,
+)
+
+_BATCH = 128
+"""Most queries attacked at once."""
+
+
+def claim(network: Network, prop: Property, point: np.ndarray, method: str, seconds: dict[str, float]) -> Outcome | None:
+    """A sat claim for the exact point of the box nearest to ``point``, if its margin in float64 is not positive."""
+    witness = prop.box.witness(point)
+    rows = RowBatch.of([prop], network.output_size)
+    x = torch.tensor([float(v) for v in witness], dtype=torch.float64).reshape(1, *network.input_shape)
+    with torch.no_grad():
+        y = network.to(torch.float64)(x).flatten()
+    margin = float(rows.margins(rows.matrix @ y - rows.bound))
+    if not margin <= 0:
+        return None
+    return Outcome(Verdict.SAT, Reason.REFUTED, method, Trust.FLOAT, margin, witness, seconds=seconds)
+
+
+@dataclass(frozen=True)
+class Attack:
+    """PGD on the margin, batched over properties; never answers *unsat*.
+
+    Attributes:
+        pgd: the options of the search.
+        device: where to run.
+    """
+
+    pgd: Pgd = field(default_factory=Pgd)
+    device: str = "cpu"
+
+    name: ClassVar[str] = "attack"
+    complete: ClassVar[bool] = False
+
+    def verify(self, queries: Sequence[Query], budget: Budget, progress: Progress = SILENT) -> list[Outcome]:
+        outcomes: dict[int, Outcome] = {}
+        for network, members in by_network(queries):
+            for start in range(0, len(members), _BATCH):
+                part = members[start : start + _BATCH]
+                for index, outcome in zip(part, self._batch(network, queries, part, budget), strict=True):
+                    outcomes[index] = outcome
+                    progress.finish(index, outcome)
+                progress.stage(self.name, len(outcomes), len(queries))
+        return [outcomes[i] for i in range(len(queries))]
+
+    def _batch(self, network: Network, queries: Sequence[Query], part: list[int], budget: Budget) -> list[Outcome]:
+        allowance = budget.subset(part).total()
+        if allowance <= 0:
+            return [Outcome.unknown(Reason.TIMEOUT, self.name, "no time was left")] * len(part)
+        properties = [queries[i].property for i in part]
+        try:
+            with budget.charging(part) as elapsed:
+                points, margins = self.pgd.search(network, properties, lambda: elapsed() > allowance, self.device)
+                seconds = {self.name: elapsed() / len(part)}
+                claims = [
+                    claim(network, prop, point, self.name, seconds) if margin <= 0 else None
+                    for prop, point, margin in zip(properties, points.numpy(), margins.tolist(), strict=True)
+                ]
+                late = elapsed() > allowance
+        except Exception as error:
+            return [fault(error, self.name)] * len(part)
+        reason = Reason.TIMEOUT if late else Reason.INCOMPLETE
+        detail = "the budget ran out" if late else "no counterexample was found"
+        return [found or Outcome.unknown(reason, self.name, detail, seconds=seconds) for found in claims]

@@ -1,0 +1,133 @@
+"""Verification by bounds alone: one batched pass, *unsat* where the margin's lower bound is positive."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from verifiable_relu.bounds import Bounds, input_box, interval_bounds, linear_lower_bounds, preactivation_bounds, unstable
+from verifiable_relu.bounds.linear import MEMORY
+from verifiable_relu.network.graph import Network
+from verifiable_relu.spec.property import Query, RowBatch
+from verifiable_relu.verifiers.base import (
+    SILENT,
+    Budget,
+    Outcome,
+    Progress,
+    Reason,
+    Trust,
+    Verdict,
+    by_network,
+    fault,
+)
+
+_BATCH = 256
+"""Most queries bounded at once, so that progress moves and budgets are looked at."""
+
+
+@dataclass(frozen=True)
+class _Bounding:
+    """What IBP and CROWN share: batches, budgets, and reading verdicts off margins.
+
+    Attributes:
+        device: where to run.
+        memory: a limit in bytes on what a batch may hold.
+    """
+
+    device: str = "cpu"
+    memory: int = MEMORY
+
+    name: ClassVar[str]
+    complete: ClassVar[bool] = False
+
+    def preactivations(self, network: Network, box: Bounds, stop: Callable[[], bool]) -> dict[int, Bounds]:
+        """Bounds of every activation's input over a batch of boxes."""
+        raise NotImplementedError
+
+    def rows(
+        self, network: Network, box: Bounds, pre: dict[int, Bounds], rows: RowBatch, stop: Callable[[], bool]
+    ) -> Tensor:
+        """Lower bounds of A·y, (rows,)."""
+        raise NotImplementedError
+
+    def verify(self, queries: Sequence[Query], budget: Budget, progress: Progress = SILENT) -> list[Outcome]:
+        outcomes: dict[int, Outcome] = {}
+        for network, members in by_network(queries):
+            neurons = sum(node.size for node in network.nodes)
+            size = max(1, min(_BATCH, self.memory // (neurons * 8 * 16)))
+            for start in range(0, len(members), size):
+                part = members[start : start + size]
+                for index, outcome in zip(part, self._batch(network, queries, part, budget), strict=True):
+                    outcomes[index] = outcome
+                    progress.finish(index, outcome)
+                progress.stage(self.name, len(outcomes), len(queries))
+        return [outcomes[i] for i in range(len(queries))]
+
+    def _batch(self, network: Network, queries: Sequence[Query], part: list[int], budget: Budget) -> list[Outcome]:
+        allowance = budget.subset(part).total()
+        if allowance <= 0:
+            return [Outcome.unknown(Reason.TIMEOUT, self.name, "no time was left")] * len(part)
+        try:
+            with budget.charging(part) as elapsed, torch.no_grad():
+                stop = lambda: elapsed() > allowance  # noqa: E731
+                net = network.to(torch.float64, self.device)
+                box = input_box([queries[i].property for i in part], network, torch.float64, self.device)
+                pre = self.preactivations(net, box, stop)
+                rows = RowBatch.of([queries[i].property for i in part], network.output_size)
+                values = self.rows(net, box, pre, rows, stop).cpu()
+                margins = rows.margins(torch.nextafter(values - rows.bound, torch.tensor(-torch.inf))).tolist()
+                counts = sum(
+                    (unstable(net.nodes[i], bounds).flatten(1).sum(1) for i, bounds in pre.items()),
+                    start=torch.zeros(len(part), dtype=torch.long, device=self.device),
+                ).tolist()
+                share = elapsed() / len(part)
+                late = stop()
+        except Exception as error:
+            return [fault(error, self.name)] * len(part)
+        return [self._outcome(margin, count, share, late) for margin, count in zip(margins, counts, strict=True)]
+
+    def _outcome(self, margin: float, count: int, share: float, late: bool) -> Outcome:
+        seconds = {self.name: share}
+        if margin > 0:
+            return Outcome(
+                Verdict.UNSAT, Reason.PROVED, self.name, Trust.ROUNDED, margin, seconds=seconds, unstable=count
+            )
+        reason = Reason.TIMEOUT if late else Reason.INCOMPLETE
+        detail = "the budget ran out" if late else "the bounds do not decide"
+        known = margin if margin == margin else None
+        return Outcome.unknown(reason, self.name, detail, margin=known, seconds=seconds, unstable=count)
+
+
+@dataclass(frozen=True)
+class Ibp(_Bounding):
+    """Interval bound propagation."""
+
+    name = "ibp"
+
+    def preactivations(self, network: Network, box: Bounds, stop: Callable[[], bool]) -> dict[int, Bounds]:
+        bounds = interval_bounds(network, box)
+        return {i: bounds[network.nodes[i].inputs[0]] for i in network.activations}
+
+    def rows(
+        self, network: Network, box: Bounds, pre: dict[int, Bounds], rows: RowBatch, stop: Callable[[], bool]
+    ) -> Tensor:
+        return linear_lower_bounds(network, box, pre, rows.matrix, rows.sample, intervals=True)
+
+
+@dataclass(frozen=True)
+class Crown(_Bounding):
+    """CROWN with CROWN-tight bounds of every unstable neuron."""
+
+    name = "crown"
+
+    def preactivations(self, network: Network, box: Bounds, stop: Callable[[], bool]) -> dict[int, Bounds]:
+        return preactivation_bounds(network, box, memory=self.memory, stop=stop)
+
+    def rows(
+        self, network: Network, box: Bounds, pre: dict[int, Bounds], rows: RowBatch, stop: Callable[[], bool]
+    ) -> Tensor:
+        return linear_lower_bounds(network, box, pre, rows.matrix, rows.sample, memory=self.memory, stop=stop)

@@ -1,0 +1,199 @@
+"""Branch and bound on the input box: complete in the limit, and quick where a network has few inputs.
+
+The frontier holds sub-boxes of *all* queries of a network; every step bounds a full batch of them by CROWN, drops
+those proved, tries the most promising corner and the centre of the others as counterexamples, and halves them
+along the input with the largest influence |A_i|·width_i, A being the coefficients of the linear lower bounds
+(Wang et al., Formal Security Analysis of Neural Networks using Symbolic Intervals, arXiv 1804.10829, section 4.3).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from verifiable_relu.bounds import Bounds, input_box
+from verifiable_relu.bounds.linear import MEMORY, relaxed
+from verifiable_relu.network.graph import Network
+from verifiable_relu.spec.property import Query, RowBatch
+from verifiable_relu.verifiers.attack import claim
+from verifiable_relu.verifiers.base import (
+    SILENT,
+    Budget,
+    Outcome,
+    Progress,
+    Reason,
+    Trust,
+    Verdict,
+    by_network,
+    fault,
+)
+
+
+@dataclass(frozen=True)
+class InputSplit:
+    """Branch and bound on the input box.
+
+    Attributes:
+        batch: sub-boxes bounded at once.
+        device: where to run.
+        memory: a limit in bytes on the coefficients held at once.
+    """
+
+    batch: int = 512
+    device: str = "cpu"
+    memory: int = MEMORY
+
+    name: ClassVar[str] = "split"
+    complete: ClassVar[bool] = True
+
+    def verify(self, queries: Sequence[Query], budget: Budget, progress: Progress = SILENT) -> list[Outcome]:
+        outcomes: dict[int, Outcome] = {}
+        for network, members in by_network(queries):
+            search = _Search(self, network, [queries[i] for i in members], budget.subset(members))
+            try:
+                with torch.no_grad():
+                    while search.frontier_size:
+                        search.step()
+                        for local in search.decided():
+                            outcomes[members[local]] = search.outcomes[local]
+                            progress.finish(members[local], search.outcomes[local])
+                        progress.stage(self.name, len(outcomes), len(queries))
+            except Exception as error:
+                for local in search.undecided():
+                    outcomes[members[local]] = fault(error, self.name)
+                    progress.finish(members[local], outcomes[members[local]])
+        return [outcomes[i] for i in range(len(queries))]
+
+
+class _Search:
+    """The frontier over the queries of one network."""
+
+    def __init__(self, options: InputSplit, network: Network, queries: Sequence[Query], budget: Budget) -> None:
+        self.options = options
+        self.network = network.to(torch.float64, options.device)
+        self.queries = queries
+        self.budget = budget
+        self.rows = RowBatch.of([q.property for q in queries], network.output_size)
+        box = input_box([q.property for q in queries], network, torch.float64, options.device).flat()
+        self.lower, self.upper = box.lower, box.upper
+        self.owner = torch.arange(len(queries))
+        self.margin = torch.full((len(queries),), torch.inf, dtype=torch.float64)
+        self.seconds = [0.0] * len(queries)
+        self.boxes = [0] * len(queries)
+        self.outcomes: dict[int, Outcome] = {}
+        self._new: list[int] = []
+
+    @property
+    def frontier_size(self) -> int:
+        return len(self.owner)
+
+    def decided(self) -> list[int]:
+        """Queries decided since the last call."""
+        new, self._new = self._new, []
+        return new
+
+    def undecided(self) -> list[int]:
+        return [i for i in range(len(self.queries)) if i not in self.outcomes]
+
+    def step(self) -> None:
+        """Bound one batch of sub-boxes from the end of the frontier, and put what is left back, halved."""
+        start = time.perf_counter()
+        cut = max(0, len(self.owner) - self.options.batch)
+        lower, upper, owner = self.lower[cut:], self.upper[cut:], self.owner[cut:]
+        self.lower, self.upper, self.owner = self.lower[:cut], self.upper[:cut], self.owner[:cut]
+
+        rows = self.rows.take(owner)
+        shape = (len(owner), *self.network.input_shape)
+        box = Bounds(lower.reshape(shape), upper.reshape(shape))
+        relaxation = relaxed(self.network, box, memory=self.options.memory)
+        last = len(self.network.nodes) - 1
+        matrix = rows.matrix.to(lower).reshape(-1, *self.network.output_shape)
+        values, coefficients = relaxation.lower(last, matrix, rows.sample)
+        bounds = torch.nextafter(values.cpu() - rows.bound, torch.tensor(-torch.inf, dtype=torch.float64))
+        margins = rows.margins(bounds)
+
+        open_ = (~(margins > 0)).nonzero().squeeze(1)
+        self.margin.scatter_reduce_(0, owner, torch.where(margins > 0, margins, torch.inf), "amin")
+        influence = torch.zeros_like(lower).index_add_(0, rows.sample, coefficients.abs())
+        direction = torch.zeros_like(lower).index_add_(0, rows.sample, coefficients)
+        if len(open_):
+            self._look_for_witness(lower[open_], upper[open_], owner[open_], direction[open_], rows, open_)
+            self._halve(lower[open_], upper[open_], owner[open_], influence[open_])
+        self._account(owner, time.perf_counter() - start)
+
+    def _look_for_witness(
+        self, lower: Tensor, upper: Tensor, owner: Tensor, direction: Tensor, rows: RowBatch, chosen: Tensor
+    ) -> None:
+        points = torch.stack([torch.where(direction >= 0, lower, upper), lower + (upper - lower) / 2])
+        y = self.network(points.reshape(-1, *self.network.input_shape)).flatten(1).reshape(2, len(owner), -1)
+        part = rows.take(chosen)
+        margins = part.margins((y[:, part.sample] * part.matrix).sum(-1) - part.bound)
+        for which, index in (margins <= 0).nonzero().tolist():
+            local = int(owner[index])
+            if local not in self.outcomes:
+                query = self.queries[local]
+                found = claim(query.network, query.property, points[which, index].numpy(), self.options.name, {})
+                if found is not None:
+                    self._decide(local, found)
+
+    def _halve(self, lower: Tensor, upper: Tensor, owner: Tensor, influence: Tensor) -> None:
+        """Put the boxes back, each cut along its most influential inputs: several while the frontier is small."""
+        for _ in range(max(1, (self.options.batch // (2 * max(1, len(owner)))).bit_length())):
+            width = upper - lower
+            score = torch.where(width > 0, influence * width + 1e-9 * width, -1.0)
+            best, dimension = score.max(1)
+            stuck = best <= 0
+            for local in owner[stuck].unique().tolist():
+                detail = "a box of one point is neither proved nor violated in float64"
+                self._decide(local, Outcome.unknown(Reason.INCOMPLETE, self.options.name, detail))
+            lower, upper, owner, influence = lower[~stuck], upper[~stuck], owner[~stuck], influence[~stuck]
+            dimension = dimension[~stuck, None]
+            middle = (lower + (upper - lower) / 2).gather(1, dimension)
+            lower = torch.cat([lower, lower.scatter(1, dimension, middle)])
+            upper = torch.cat([upper.scatter(1, dimension, middle), upper])
+            owner, influence = owner.repeat(2), influence.repeat(2, 1)
+        self.lower = torch.cat([self.lower, lower])
+        self.upper = torch.cat([self.upper, upper])
+        self.owner = torch.cat([self.owner, owner])
+
+    def _account(self, worked: Tensor, elapsed: float) -> None:
+        """Charge the step to the queries by their share of boxes; close those that are through or out of time."""
+        counts = torch.bincount(worked, minlength=len(self.queries)).tolist()
+        for local, count in enumerate(counts):
+            if count:
+                self.budget.charge([local], elapsed * count / len(worked))
+                self.seconds[local] += elapsed * count / len(worked)
+                self.boxes[local] += count
+        left = torch.bincount(self.owner, minlength=len(self.queries)).tolist()
+        for local in self.undecided():
+            if not left[local]:
+                margin = float(self.margin[local])
+                self._decide(local, Outcome(Verdict.UNSAT, Reason.PROVED, "split", Trust.ROUNDED, margin))
+            elif self.budget.remaining(local) <= 0:
+                detail = f"the budget ran out after {self.boxes[local]} boxes, {left[local]} were left"
+                self._decide(local, Outcome.unknown(Reason.TIMEOUT, self.options.name, detail))
+        closed = torch.tensor([i in self.outcomes for i in range(len(self.queries))])
+        keep = ~closed[self.owner]
+        self.lower, self.upper, self.owner = self.lower[keep], self.upper[keep], self.owner[keep]
+
+    def _decide(self, local: int, outcome: Outcome) -> None:
+        if local in self.outcomes:
+            return
+        detail = outcome.detail or f"{self.boxes[local]} boxes"
+        seconds = {self.options.name: self.seconds[local]}
+        self.outcomes[local] = Outcome(
+            outcome.verdict,
+            outcome.reason,
+            self.options.name,
+            outcome.trust,
+            outcome.margin,
+            outcome.witness,
+            detail,
+            seconds,
+        )
+        self._new.append(local)

@@ -1,0 +1,132 @@
+"""``auto``: cheap bounds for all queries, the attack on what is left, then complete methods within the budget.
+
+A counterexample that does not stand up to exact evaluation and replay does not end a query here: the next method
+takes over, and only if none decides is the query unknown (unconfirmed).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import ClassVar
+
+import numpy as np
+
+from verifiable_relu.spec.property import Query
+from verifiable_relu.trust.replay import confirm
+from verifiable_relu.verifiers.attack import Attack
+from verifiable_relu.verifiers.base import SILENT, Budget, Outcome, Progress, Reason, Verdict, Verifier
+from verifiable_relu.verifiers.incomplete import Crown
+from verifiable_relu.verifiers.input_split import InputSplit
+
+_FEW_INPUTS = 20
+"""Up to here the input box is split; above, neurons are (the MILP)."""
+
+
+@dataclass(frozen=True)
+class Auto:
+    """CROWN, then PGD, then input splitting (few inputs) or the MILP (piecewise-linear networks).
+
+    Attributes:
+        device: where bounds and attack run.
+    """
+
+    device: str = "cpu"
+
+    name: ClassVar[str] = "auto"
+    complete: ClassVar[bool] = True
+
+    def verify(self, queries: Sequence[Query], budget: Budget, progress: Progress = SILENT) -> list[Outcome]:
+        run = _Run(queries, budget, progress)
+        run.stage(Crown(device=self.device), run.open())
+        run.stage(Attack(device=self.device), run.open())
+        run.stage(InputSplit(device=self.device), run.open(lambda q: _free_inputs(q) <= _FEW_INPUTS))
+        run.stage(_milp(), run.open(lambda q: q.network.piecewise_linear and _free_inputs(q) > _FEW_INPUTS))
+        return run.close()
+
+
+@cache
+def _milp() -> Verifier:
+    # Its solver is imported only where a query gets this far.
+    from verifiable_relu.verifiers.milp import Milp
+
+    return Milp()
+
+
+def _free_inputs(query: Query) -> int:
+    """Inputs that are not fixed to one value (which outward rounding may have made two neighbouring floats)."""
+    box = query.property.box
+    return int((np.nextafter(box.lower, np.inf) < box.upper).sum())
+
+
+class _Run:
+    """What has become of each query, stage after stage."""
+
+    def __init__(self, queries: Sequence[Query], budget: Budget, progress: Progress) -> None:
+        self.queries = queries
+        self.budget = budget
+        self.progress = progress
+        self.outcomes: dict[int, Outcome] = {}
+        self.final: set[int] = set()
+
+    def open(self, accept: Callable[[Query], bool] = lambda _: True) -> list[int]:
+        """Queries still undecided, with time left, that ``accept`` takes."""
+        return [
+            i
+            for i, query in enumerate(self.queries)
+            if i not in self.final and (i not in self.outcomes or self.budget.remaining(i) > 0) and accept(query)
+        ]
+
+    def stage(self, verifier: Verifier, members: list[int]) -> None:
+        """Put ``members`` to one verifier."""
+        if members:
+            verifier.verify(
+                [self.queries[i] for i in members], self.budget.subset(members), _Relay(self, members, self.progress)
+            )
+
+    def add(self, index: int, outcome: Outcome) -> None:
+        """Take a member's outcome: decided ones are final, of the others the most telling is kept."""
+        before = self.outcomes.get(index)
+        if before is not None:
+            margins = [m for m in (before.margin, outcome.margin) if m is not None]
+            if outcome.verdict is Verdict.UNKNOWN:
+                keep = before if before.reason is Reason.UNCONFIRMED else outcome
+                outcome = replace(keep, margin=max(margins, default=None))
+            outcome = replace(
+                outcome,
+                seconds={**before.seconds, **outcome.seconds},
+                unstable=before.unstable if outcome.unstable is None else outcome.unstable,
+            )
+        if outcome.verdict is Verdict.SAT:
+            assert outcome.witness is not None
+            checked = confirm(self.queries[index], outcome.witness)
+            if not checked.confirmed:
+                known = {"seconds": outcome.seconds, "unstable": outcome.unstable, "witness": outcome.witness}
+                outcome = Outcome.unknown(Reason.UNCONFIRMED, outcome.method, checked.detail, **known)
+        self.outcomes[index] = outcome
+        if outcome.verdict is not Verdict.UNKNOWN:
+            self.final.add(index)
+            self.progress.finish(index, outcome)
+
+    def close(self) -> list[Outcome]:
+        """Report what stayed unknown; returns all outcomes."""
+        for index in range(len(self.queries)):
+            if index not in self.final:
+                self.progress.finish(index, self.outcomes[index])
+        return [self.outcomes[i] for i in range(len(self.queries))]
+
+
+class _Relay:
+    """Progress of one stage, translated to the portfolio's queries."""
+
+    def __init__(self, run: _Run, members: list[int], progress: Progress) -> None:
+        self.run = run
+        self.members = members
+        self.progress = progress
+
+    def stage(self, name: str, done: int, total: int) -> None:
+        self.progress.stage(name, done, total)
+
+    def finish(self, query: int, outcome: Outcome) -> None:
+        self.run.add(self.members[query], outcome)

@@ -1,0 +1,49 @@
+"""The methods by name. Only the chosen one is imported, so that naming them costs nothing."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, cast
+
+from verifiable_relu.errors import InputError
+
+if TYPE_CHECKING:
+    from verifiable_relu.verifiers.base import Verifier
+
+_METHODS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "auto": ("portfolio", "Auto", {}),
+    "attack": ("attack", "Attack", {}),
+    "ibp": ("incomplete", "Ibp", {}),
+    "crown": ("incomplete", "Crown", {}),
+    "split": ("input_split", "InputSplit", {}),
+    "milp": ("milp", "Milp", {}),
+    "smt": ("smt", "Smt", {}),
+    "auto_lirpa": ("adapters.auto_lirpa", "AutoLirpa", {}),
+    "auto_lirpa-ibp": ("adapters.auto_lirpa", "AutoLirpa", {"bound": "ibp"}),
+    "auto_lirpa-crown": ("adapters.auto_lirpa", "AutoLirpa", {"bound": "crown"}),
+    "auto_lirpa-alpha-crown": ("adapters.auto_lirpa", "AutoLirpa", {"bound": "alpha-crown"}),
+}
+
+_ON_DEVICE = ("auto", "attack", "ibp", "crown", "split")
+"""Methods that run on any torch device; the others run on the CPU."""
+
+
+def methods() -> tuple[str, ...]:
+    """The names that :func:`make` knows."""
+    return tuple(_METHODS)
+
+
+def make(name: str, device: str = "cpu") -> Verifier:
+    """A verifier with default options, by name.
+
+    Raises:
+        InputError: if there is no such method, or it does not run on ``device``.
+    """
+    if name not in _METHODS:
+        raise InputError(f"unknown method '{name}'; there are {', '.join(_METHODS)}")
+    if device != "cpu" and name not in _ON_DEVICE:
+        raise InputError(f"the method '{name}' runs on the CPU only")
+    module, kind, options = _METHODS[name]
+    if name in _ON_DEVICE:
+        options = {**options, "device": device}
+    return cast("Verifier", getattr(import_module(f"verifiable_relu.verifiers.{module}"), kind)(**options))
