@@ -1,0 +1,421 @@
+"""The independent checker: exact evaluation against definitions written out, enclosures, and confirmation."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from fractions import Fraction
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import TensorProto, helper, numpy_helper
+
+from verifiable_relu.errors import UnsupportedError
+from verifiable_relu.network.graph import (
+    Add,
+    Conv2d,
+    Gelu,
+    Input,
+    LeakyRelu,
+    Linear,
+    Network,
+    Node,
+    Permute,
+    Relu,
+    Reshape,
+    Scale,
+    Sigmoid,
+    Tanh,
+)
+from verifiable_relu.spec.property import Box, Property, Query, Row
+from verifiable_relu.trust import confirm, evaluate_exact, replay
+from verifiable_relu.trust.enclose import enclose, margin_range
+from verifiable_relu.trust.replay import _EXACT_PRODUCTS
+
+
+def fractions(tensor: torch.Tensor, shape: Sequence[int]) -> np.ndarray:
+    """The exact values of a tensor, broadcast to a shape, as an object array of fractions."""
+    values = np.broadcast_to(tensor.numpy().astype(np.float64), tuple(shape))
+    return np.vectorize(lambda v: Fraction(float(v)), otypes=[object])(values)
+
+
+def by_definition(network: Network, x: Sequence[Fraction]) -> list[Fraction]:
+    """Exact outputs from each operator's definition, term by term in fractions."""
+    values = [np.array(list(x), dtype=object).reshape(network.input_shape)]
+    for node in network.nodes[1:]:
+        at = values[node.inputs[0]]
+        out = np.full(node.shape, Fraction(0), dtype=object)
+        match node:
+            case Linear():
+                weight, bias = fractions(node.weight, node.weight.shape), fractions(node.bias, node.bias.shape)
+                for index in np.ndindex(*node.shape):
+                    out[index] = bias[index[-1]] + sum(
+                        weight[index[-1], j] * at[(*index[:-1], j)] for j in range(weight.shape[1])
+                    )
+            case Conv2d():
+                weight, bias = fractions(node.weight, node.weight.shape), fractions(node.bias, node.bias.shape)
+                per_group = weight.shape[1]
+                for o, r, c in np.ndindex(*node.shape):
+                    first = (o // (weight.shape[0] // node.groups)) * per_group
+                    total = bias[o]
+                    for i, kr, kc in np.ndindex(*weight.shape[1:]):
+                        row = r * node.stride[0] + kr * node.dilation[0] - node.padding[0]
+                        column = c * node.stride[1] + kc * node.dilation[1] - node.padding[1]
+                        if 0 <= row < at.shape[1] and 0 <= column < at.shape[2]:
+                            total += weight[o, i, kr, kc] * at[first + i, row, column]
+                    out[o, r, c] = total
+            case Scale():
+                center, scale, shift = (fractions(t, node.shape) for t in (node.center, node.scale, node.shift))
+                out = scale * (at - center) + shift
+            case Add():
+                out = at + values[node.inputs[1]]
+            case Relu():
+                out = np.where(at > 0, at, 0 * at)
+            case LeakyRelu():
+                out = np.where(at > 0, at, fractions(node.slope, node.shape) * at)
+            case Reshape():
+                out = at.reshape(node.shape)
+            case Permute():
+                out = at.transpose(node.axes)
+        values.append(out)
+    return list(values[-1].flatten())
+
+
+class Builder:
+    """Appends nodes to a network, wiring each to the last."""
+
+    def __init__(self, shape: tuple[int, ...], seed: int, dtype: torch.dtype = torch.float32) -> None:
+        self.nodes: list[Node] = [Input(name="x", inputs=(), shape=shape)]
+        self.random = torch.Generator().manual_seed(seed)
+        self.dtype = dtype
+
+    def numbers(self, *shape: int) -> torch.Tensor:
+        # Magnitudes over many orders, and exact zeros: exponents differ within one tensor.
+        values = torch.randn(shape, generator=self.random) * 10 ** (torch.rand(shape, generator=self.random) * 6 - 4)
+        return values.where(torch.rand(shape, generator=self.random) > 0.1, 0.0).to(self.dtype)
+
+    def add(self, kind: type[Node], shape: tuple[int, ...] | None = None, **options: object) -> Builder:
+        last = len(self.nodes) - 1
+        inputs = options.pop("inputs", (last,))
+        shape = self.nodes[last].shape if shape is None else shape
+        self.nodes.append(kind(name=f"n{last}", inputs=inputs, shape=shape, **options))  # type: ignore[arg-type]
+        return self
+
+    def linear(self, outputs: int) -> Builder:
+        *lead, inputs = self.nodes[-1].shape
+        return self.add(Linear, (*lead, outputs), weight=self.numbers(outputs, inputs), bias=self.numbers(outputs))
+
+    def conv(
+        self,
+        outputs: int,
+        kernel: tuple[int, int],
+        stride: tuple[int, int] = (1, 1),
+        padding: tuple[int, int, int, int] = (0, 0, 0, 0),
+        dilation: tuple[int, int] = (1, 1),
+        groups: int = 1,
+    ) -> Builder:
+        channels, height, width = self.nodes[-1].shape
+        rows = (height + padding[0] + padding[2] - dilation[0] * (kernel[0] - 1) - 1) // stride[0] + 1
+        columns = (width + padding[1] + padding[3] - dilation[1] * (kernel[1] - 1) - 1) // stride[1] + 1
+        return self.add(
+            Conv2d,
+            (outputs, rows, columns),
+            weight=self.numbers(outputs, channels // groups, *kernel),
+            bias=self.numbers(outputs),
+            stride=stride,
+            padding=padding,
+            dilation=dilation,
+            groups=groups,
+        )
+
+    def network(self) -> Network:
+        return Network(tuple(self.nodes))
+
+
+def everything(seed: int, dtype: torch.dtype = torch.float32) -> Network:
+    """A small network with every exactly evaluable operator."""
+    b = Builder((2, 5, 6), seed, dtype)
+    b.add(Scale, center=b.numbers(2, 1, 1), scale=b.numbers(2, 1, 1), shift=b.numbers(1))
+    b.conv(4, (3, 2), stride=(2, 1), padding=(1, 0, 2, 1), dilation=(1, 2), groups=2).add(Relu)
+    b.conv(3, (2, 2)).add(LeakyRelu, slope=b.numbers(3, 1, 1))
+    b.add(Permute, (b.nodes[-1].shape[1], b.nodes[-1].shape[2], 3), axes=(1, 2, 0)).linear(3)
+    b.add(Add, inputs=(len(b.nodes) - 1, len(b.nodes) - 2))
+    b.add(Reshape, (math.prod(b.nodes[-1].shape),)).linear(6).add(Relu).linear(3)
+    return b.network()
+
+
+def points(network: Network, seed: int) -> list[list[Fraction]]:
+    """float32 points, decimals, and fractions with denominators of every kind."""
+    random = np.random.default_rng(seed)
+    values = random.normal(size=network.input_size)
+    return [
+        [Fraction(float(v)) for v in values.astype(np.float32)],
+        [Fraction(round(v * 10**6), 10**6) for v in values],
+        [Fraction(round(v * 1000), int(random.integers(1, 90))) for v in values],
+        [Fraction(0)] * network.input_size,
+    ]
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_exact_evaluation_equals_the_definitions(seed: int, dtype: torch.dtype) -> None:
+    network = everything(seed, dtype)
+    for point in points(network, seed):
+        assert evaluate_exact(network, point) == by_definition(network, point)
+
+
+def test_exact_evaluation_is_near_torch_in_double_precision() -> None:
+    network = everything(9)
+    point = points(network, 9)[0]
+    x = torch.tensor([float(v) for v in point], dtype=torch.float64).reshape(1, *network.input_shape)
+    found = torch.tensor([float(v) for v in evaluate_exact(network, point)], dtype=torch.float64)
+    torch.testing.assert_close(found, network(x)[0], rtol=1e-10, atol=1e-10)
+
+
+def test_extreme_weights_stay_exact() -> None:
+    weight = torch.tensor([[1e-38, 3e38, 1.1754944e-38, 1e-45]])
+    nodes = (
+        Input(name="x", inputs=(), shape=(4,)),
+        Linear(name="l", inputs=(0,), shape=(1,), weight=weight, bias=torch.tensor([-1e-45])),
+    )
+    network = Network(nodes)
+    point = [Fraction(1, 3), Fraction(1, 10**40), Fraction(-7), Fraction(10**50)]
+    assert evaluate_exact(network, point) == by_definition(network, point)
+
+
+def test_networks_without_an_exact_value_are_refused() -> None:
+    smooth = Builder((2,), 0).linear(2).add(Sigmoid).network()
+    averaging = Network(tuple(replace(n, weight_error=1e-16) if isinstance(n, Linear) else n for n in smooth.nodes[:2]))
+    for network in (smooth, averaging):
+        with pytest.raises(UnsupportedError, match="rational"):
+            evaluate_exact(network, [Fraction(0), Fraction(0)])
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_enclosures_hold_the_exact_outputs_and_are_narrow(seed: int) -> None:
+    network = everything(seed)
+    for point in points(network, seed):
+        enclosed = enclose(network, point)
+        exact = evaluate_exact(network, point)
+        for value, error, truth in zip(enclosed.value.tolist(), enclosed.error.tolist(), exact, strict=True):
+            assert abs(Fraction(value) - truth) <= Fraction(error)
+            assert error <= 1e-8 * (1 + max(abs(float(v)) for v in exact))
+
+
+def test_enclosure_errors_are_needed() -> None:
+    # 1 + 2⁻⁶⁰ − 1 is 0 in float64: only the error bound saves the enclosure.
+    weight = torch.tensor([[1.0, 2.0**-60, -1.0]])
+    nodes = (
+        Input(name="x", inputs=(), shape=(3,)),
+        Linear(name="l", inputs=(0,), shape=(1,), weight=weight, bias=torch.zeros(1)),
+    )
+    enclosed = enclose(Network(nodes), [Fraction(1)] * 3)
+    assert abs(Fraction(enclosed.value[0]) - Fraction(2) ** -60) <= Fraction(enclosed.error[0])
+
+
+@pytest.mark.parametrize("activation", [Sigmoid, Tanh, Gelu])
+def test_enclosures_hold_smooth_networks(activation: type[Node]) -> None:
+    import mpmath
+
+    options = {"lam": torch.tensor(3.0)} if activation is Gelu else {}
+    b = Builder((3,), 1)
+    network = b.linear(5).add(activation, **options).linear(2).network()
+    point = points(network, 1)[2]
+    values: list[list[mpmath.mpf]] = []
+    with mpmath.workdps(60):
+
+        def apply(v: mpmath.mpf) -> mpmath.mpf:
+            match activation.op:
+                case "Sigmoid":
+                    return 1 / (1 + mpmath.exp(-v))
+                case "Tanh":
+                    return mpmath.tanh(v)
+            return v * mpmath.ncdf(3 * v)
+
+        values = [[mpmath.mpf(v.numerator) / v.denominator for v in point]]
+        for node in network.nodes[1:]:
+            at = values[-1]
+            if isinstance(node, Linear):
+                rows = zip(node.weight.tolist(), node.bias.tolist(), strict=True)
+                values.append([mpmath.fdot(row, at) + offset for row, offset in rows])
+            else:
+                values.append([apply(v) for v in at])
+        enclosed = enclose(network, point)
+        for value, error, truth in zip(enclosed.value.tolist(), enclosed.error.tolist(), values[-1], strict=True):
+            assert abs(truth - value) <= error <= 1e-9 * (1 + abs(value))
+
+
+def test_stored_weight_errors_widen_the_enclosure() -> None:
+    network = Builder((3,), 2).linear(3).network()
+    uncertain = Network((network.nodes[0], replace(network.nodes[1], weight_error=1e-6)))  # type: ignore[call-arg]
+    point = [Fraction(1), Fraction(-1), Fraction(2)]
+    weight = network.nodes[1].weight.double()  # type: ignore[attr-defined]
+    bias = network.nodes[1].bias.double()  # type: ignore[attr-defined]
+    reach = 1e-6 * (weight.abs() @ torch.tensor([1.0, 1.0, 2.0], dtype=torch.float64) + bias.abs())
+    assert (enclose(uncertain, point).error >= reach.numpy()).all()
+
+
+def test_the_margin_range_follows_the_errors() -> None:
+    network = Builder((3,), 3).linear(2).network()
+    point = [Fraction(1), Fraction(1, 3), Fraction(2)]
+    prop = union(((0, 1),), ((1, -1), (0, 1)))
+    low, high = margin_range(prop, enclose(network, point))
+    truth = prop.margin(evaluate_exact(network, point))
+    assert low <= truth <= high and high - low < 1e-10
+
+
+def union(*polytopes: tuple[tuple[int, int], ...]) -> Property:
+    """Unsafe set: some polytope's rows sign·y_i ≤ 0 all hold; over the box [0, 4]³."""
+    rows = tuple(tuple(Row(((i, Fraction(sign)),), Fraction(0)) for i, sign in polytope) for polytope in polytopes)
+    return Property(Box(np.zeros(3), np.full(3, 4.0)), rows)
+
+
+def small(weight: Sequence[Sequence[float]], bias: Sequence[float], **options: object) -> Network:
+    """A one-layer network, and the ONNX file that computes it unless another is given."""
+    w, b = torch.tensor(weight), torch.tensor(bias)
+    outputs, inputs = w.shape
+    nodes = (
+        Input(name="x", inputs=(), shape=(inputs,)),
+        Linear(name="l", inputs=(0,), shape=(outputs,), weight=w, bias=b),
+    )
+    return Network(nodes, **{"onnx": gemm(w.numpy(), b.numpy()), **options})  # type: ignore[arg-type]
+
+
+def gemm(weight: np.ndarray, bias: np.ndarray, lead: tuple[int | str, ...] = ("n",)) -> bytes:
+    """The ONNX file of y = W·x + b."""
+    kind = helper.np_dtype_to_tensor_dtype(weight.dtype)
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["h"]), helper.make_node("Add", ["h", "b"], ["y"])],
+        "g",
+        [helper.make_tensor_value_info("x", kind, (*lead, weight.shape[1]))],
+        [helper.make_tensor_value_info("y", kind, (*lead, weight.shape[0]))],
+        [numpy_helper.from_array(weight.T.copy(), "w"), numpy_helper.from_array(bias, "b")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+    assert kind in (TensorProto.FLOAT, TensorProto.DOUBLE)
+    onnx.checker.check_model(model)
+    return model.SerializeToString()
+
+
+def test_replay_runs_the_file_itself() -> None:
+    network = small([[1.0, 2.0, -1.0]], [0.5])
+    assert replay(network, np.array([1, 2, 3], np.float32)).tolist() == [2.5]
+    bare = replace(network, onnx=gemm(np.ones((1, 3), np.float32), np.zeros(1, np.float32), ()), batched=False)
+    assert replay(bare, np.array([1, 2, 3], np.float32)).tolist() == [6.0]
+    double = replace(network, onnx=gemm(np.full((1, 3), 0.1), np.zeros(1)))
+    outputs = replay(double, np.array([1, 2, 3], np.float32))
+    assert outputs.dtype == np.float64 and outputs.tolist() == pytest.approx([0.6])
+
+
+def test_a_file_that_onnxruntime_cannot_run_is_unsupported() -> None:
+    network = small([[1.0, 2.0, -1.0]], [0.5], onnx=b"no onnx")
+    with pytest.raises(UnsupportedError, match="onnxruntime"):
+        replay(network, np.zeros(3, np.float32))
+    judged = confirm(Query(network, union(((0, 1),))), [Fraction(0), Fraction(0), Fraction(3)])
+    assert not judged.confirmed and "onnxruntime" in judged.detail
+
+
+def test_values_beyond_float32_are_not_confirmed() -> None:
+    far = Property(Box(np.array([1e300]), np.array([1e300])), ((Row(((0, Fraction(1)),), Fraction(0)),),))
+    judged = confirm(Query(small([[-1.0]], [0.0]), far), [Fraction(1e300)])
+    assert not judged.confirmed and "replay does not" in judged.detail
+
+
+NETWORK = [[1.0, 1.0, -1.0], [0.0, 1.0, 0.0]], [0.0, 0.0]
+
+
+def test_a_true_counterexample_is_confirmed() -> None:
+    judged = confirm(Query(small(*NETWORK), union(((0, 1),))), [Fraction(1), Fraction(1), Fraction(3)])
+    assert judged.confirmed and judged.exact and judged.margin == -1 and judged.outputs == (-1, 1)
+    assert judged.replayed is not None and judged.replayed.tolist() == [-1, 1] and judged.detail == ""
+
+
+@pytest.mark.parametrize(
+    "point, complaint",
+    [
+        ((1, 1, 1), "neither"),
+        ((1, 1, 5), "outside the box"),
+        ((-1, 1, 3), "outside the box"),
+        ((1, 1), "coordinates"),
+    ],
+)
+def test_a_false_counterexample_is_not_confirmed(point: tuple[int, ...], complaint: str) -> None:
+    judged = confirm(Query(small(*NETWORK), union(((0, 1),))), [Fraction(v) for v in point])
+    assert not judged.confirmed and complaint in judged.detail
+
+
+def test_strict_bounds_and_strict_rows_hold_for_the_exact_point() -> None:
+    network = small(*NETWORK)
+    row = Row(((0, Fraction(1)),), Fraction(-1), strict=True)
+    box = Box(np.zeros(3), np.full(3, 4.0), open_upper=frozenset({2}))
+    corner = [Fraction(1), Fraction(1), Fraction(4)]
+    assert "outside the box" in confirm(Query(network, Property(box, ((row,),))), corner).detail
+    closed = Property(Box(np.zeros(3), np.full(3, 4.0)), ((row,),))
+    assert confirm(Query(network, closed), corner).confirmed
+    on_the_row = [Fraction(1), Fraction(1), Fraction(3)]
+    assert not confirm(Query(network, closed), on_the_row).confirmed
+    loose = Property(closed.box, ((replace(row, strict=False),),))
+    assert confirm(Query(network, loose), on_the_row).confirmed
+
+
+def test_the_rounded_point_may_leave_the_box() -> None:
+    tenth = Fraction(1, 10)
+    assert Fraction(float(np.float32(0.1))) > tenth
+    box = Box.exact([tenth], [tenth])
+    network = small([[-1.0]], [0.0])
+    assert confirm(Query(network, Property(box, ((Row(((0, Fraction(1)),), Fraction(0)),),))), [tenth]).confirmed
+
+
+def test_exact_and_replay_must_agree() -> None:
+    # float32 rounds 1 + 2⁻³⁰ − 1 to 0; real arithmetic does not.
+    hidden = small([[1.0, 2.0**-30, -1.0]], [0.0])
+    positive = Property(Box(np.ones(3), np.ones(3)), ((Row(((0, Fraction(-1)),), Fraction(0), strict=True),),))
+    nonpositive = Property(Box(np.ones(3), np.ones(3)), ((Row(((0, Fraction(1)),), Fraction(0)),),))
+    point = [Fraction(1)] * 3
+    judged = confirm(Query(hidden, positive), point)
+    assert not judged.confirmed and "replay does not" in judged.detail and judged.outputs == (Fraction(2) ** -30,)
+    judged = confirm(Query(hidden, nonpositive), point)
+    assert not judged.confirmed and "real arithmetic does not" in judged.detail
+
+
+def test_a_network_without_exact_value_needs_a_clear_margin() -> None:
+    nodes = (*small(*NETWORK).nodes, Sigmoid(name="s", inputs=(1,), shape=(2,)))
+    graph = onnx.load_from_string(gemm(np.array(NETWORK[0], np.float32), np.array(NETWORK[1], np.float32)))
+    graph.graph.node.append(helper.make_node("Sigmoid", ["y"], ["z"]))
+    graph.graph.output[0].name = "z"
+    network = Network(nodes, onnx=graph.SerializeToString())
+    below_half = Property(union(((0, 1),)).box, ((Row(((0, Fraction(1)),), Fraction(1, 2)),),))
+    clear = confirm(Query(network, below_half), [Fraction(1), Fraction(1), Fraction(3)])
+    assert clear.confirmed and not clear.exact and clear.outputs is None
+    assert clear.margin == pytest.approx(1 / (1 + math.e) - 0.5)
+    on_the_boundary = confirm(Query(network, below_half), [Fraction(1), Fraction(1), Fraction(2)])
+    assert not on_the_boundary.confirmed and "no exact evaluation" in on_the_boundary.detail
+
+
+def test_a_large_network_is_judged_by_its_enclosure_unless_that_is_inconclusive() -> None:
+    width = math.isqrt(_EXACT_PRODUCTS) + 1
+    weight = torch.zeros(width, width)
+    weight[:, 0] = 1.0
+    nodes = (
+        Input(name="x", inputs=(), shape=(width,)),
+        Linear(name="l", inputs=(0,), shape=(width,), weight=weight, bias=torch.zeros(width)),
+        Linear(name="m", inputs=(1,), shape=(1,), weight=torch.eye(1, width), bias=torch.zeros(1)),
+    )
+    network = Network(nodes, onnx=gemm(torch.eye(1, width).numpy(), np.zeros(1, np.float32)))
+    box = Box(np.full(width, -1.0), np.ones(width))
+    query = Query(network, Property(box, ((Row(((0, Fraction(1)),), Fraction(0)),),)))
+    clear = confirm(query, [Fraction(-1)] * width)
+    assert clear.confirmed and not clear.exact
+    boundary = confirm(query, [Fraction(0)] * width)
+    assert boundary.confirmed and boundary.exact and boundary.margin == 0
+
+
+def test_many_sign_patterns_agree_with_the_definition() -> None:
+    network = Builder((2,), 5).linear(4).add(Relu).linear(2).network()
+    for signs in itertools.product((-1, 0, 1), repeat=2):
+        point = [Fraction(s, 7) for s in signs]
+        assert evaluate_exact(network, point) == by_definition(network, point)
