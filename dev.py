@@ -15,6 +15,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 import venv
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -32,7 +33,7 @@ CHECKS = (
     ("ruff", "check", "."),
     ("ruff", "format", "--check", "."),
     ("mypy",),
-    ("lint-imports",),
+    ("lint-imports", "--no-logo"),
 )
 
 
@@ -58,7 +59,7 @@ def set_up() -> None:
         return
     print("dev.py: setting up .venv (about a minute)", file=sys.stderr, flush=True)
     venv.create(VENV, clear=True, with_pip=True)
-    pip = [str(PYTHON), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    pip = [str(PYTHON), "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
     for arguments in (["-c", "constraints.txt", "-e", ".[dev]"], ["--no-deps", AUTO_LIRPA]):
         subprocess.run([*pip, *arguments], cwd=ROOT, check=True, stdout=sys.stderr)
     STAMP.write_text(wanted)
@@ -71,17 +72,19 @@ def environment(**extra: str) -> Mapping[str, str]:
 
 
 def check(pytest_arguments: Sequence[str]) -> int:
-    """Run every check, whatever the others say; 0 if all passed. pytest comes last."""
+    """Run every check, whatever the others say, and sum up on stderr; 0 if all passed. pytest comes last."""
     # Two test processes with several threads each would only fight for the cores.
     variables = environment(OMP_NUM_THREADS="1")
-    failed = []
-    for command in (*CHECKS, ("pytest", "-n", "auto", *pytest_arguments)):
-        print(f"dev.py: {' '.join(command)}", flush=True)
-        if subprocess.run([BIN / command[0], *command[1:]], cwd=ROOT, env=variables).returncode:
-            failed.append(" ".join(command))
-    for command_line in failed:
-        print(f"dev.py: FAILED: {command_line}", file=sys.stderr)
-    return 1 if failed else 0
+    summary, failures = [], 0
+    for command in (*CHECKS, ("pytest", "-n", "2", *pytest_arguments)):
+        line = " ".join(command)
+        print(f"dev.py: {line}", flush=True)
+        start = time.monotonic()
+        failed = subprocess.run([BIN / command[0], *command[1:]], cwd=ROOT, env=variables).returncode != 0
+        failures += failed
+        summary.append(f"dev.py: {'FAILED' if failed else 'passed'} {time.monotonic() - start:6.1f} s  {line}")
+    print("\n".join(summary), file=sys.stderr)
+    return 1 if failures else 0
 
 
 def run(command: Sequence[str]) -> int:

@@ -103,6 +103,7 @@ class Relaxation:
                 reach = node.absolute(magnitude(self.values[node.inputs[0]])) + node.offset_magnitude()
                 self._errors[index] = rounding.backward_affine(node, reach)
             else:
+                assert isinstance(node, Activation)
                 self._errors[index] = rounding.backward_activation(node, self.pre[index], self.lines(index))
         return self._errors[index]
 

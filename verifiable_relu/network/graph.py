@@ -16,7 +16,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -47,7 +47,8 @@ class Node:
 
     def map_tensors(self, convert: Callable[[Tensor], Tensor]) -> Node:
         """The same node with ``convert`` applied to each of its tensors."""
-        changed = {f.name: convert(value) for f in fields(self) if isinstance(value := getattr(self, f.name), Tensor)}
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        changed: dict[str, Any] = {name: convert(value) for name, value in values.items() if isinstance(value, Tensor)}
         return replace(self, **changed) if changed else self
 
 
@@ -145,9 +146,7 @@ class Conv2d(Affine):
         top, left, bottom, right = self.padding
         if (top, left) == (bottom, right):
             return F.conv2d(x, weight, bias, self.stride, (top, left), self.dilation, self.groups)
-        return F.conv2d(
-            F.pad(x, (left, right, top, bottom)), weight, bias, self.stride, 0, self.dilation, self.groups
-        )
+        return F.conv2d(F.pad(x, (left, right, top, bottom)), weight, bias, self.stride, 0, self.dilation, self.groups)
 
     def forward(self, *xs: Tensor) -> Tensor:
         return self._convolve(xs[0], self.weight, self.bias)
@@ -418,8 +417,9 @@ class Network:
             InputError: if the shape of x does not match.
         """
         if tuple(x.shape[1:]) != self.input_shape:
-            raise InputError(f"input of shape {tuple(x.shape)} where (batch, {', '.join(map(str, self.input_shape))}) "
-                             f"is expected")
+            raise InputError(
+                f"input of shape {tuple(x.shape)} where (batch, {', '.join(map(str, self.input_shape))}) is expected"
+            )
         network = self if self._native(x) else self.to(x.dtype, x.device)
         return network.values(x)[-1]
 

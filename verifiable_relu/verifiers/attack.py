@@ -28,7 +28,9 @@ _BATCH = 128
 """Most queries attacked at once."""
 
 
-def claim(network: Network, prop: Property, point: np.ndarray, method: str, seconds: dict[str, float]) -> Outcome | None:
+def claim(
+    network: Network, prop: Property, point: np.ndarray, method: str, seconds: dict[str, float]
+) -> Outcome | None:
     """A sat claim for the exact point of the box nearest to ``point``, if its margin in float64 is not positive."""
     witness = prop.box.witness(point)
     rows = RowBatch.of([prop], network.output_size)

@@ -9,7 +9,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from verifiable_relu.bounds import Bounds, input_box, interval_bounds, linear_lower_bounds, preactivation_bounds, unstable
+from verifiable_relu.bounds import (
+    Bounds,
+    input_box,
+    interval_bounds,
+    linear_lower_bounds,
+    preactivation_bounds,
+    unstable,
+)
 from verifiable_relu.bounds.linear import MEMORY
 from verifiable_relu.network.graph import Network
 from verifiable_relu.spec.property import Query, RowBatch
@@ -73,7 +80,7 @@ class _Bounding:
             return [Outcome.unknown(Reason.TIMEOUT, self.name, "no time was left")] * len(part)
         try:
             with budget.charging(part) as elapsed, torch.no_grad():
-                stop = lambda: elapsed() > allowance  # noqa: E731
+                stop: Callable[[], bool] = lambda: elapsed() > allowance  # noqa: E731
                 net = network.to(torch.float64, self.device)
                 box = input_box([queries[i].property for i in part], network, torch.float64, self.device)
                 pre = self.preactivations(net, box, stop)
