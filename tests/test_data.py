@@ -1,0 +1,144 @@
+"""The readers on files made here, and the official files where they are at hand."""
+
+import gzip
+import os
+import struct
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from verifiable_relu.data import load
+from verifiable_relu.errors import InputError, UnsupportedError
+
+ROOT = os.environ.get("VERIFIABLE_RELU_DATA")
+
+
+def idx(array: np.ndarray, kind: int = 8) -> bytes:
+    return struct.pack(f">BBBB{array.ndim}I", 0, 0, kind, array.ndim, *array.shape) + array.tobytes()
+
+
+@pytest.fixture
+def mnist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with two 'test' images of 28×28, the labels compressed."""
+    monkeypatch.setenv("VERIFIABLE_RELU_DATA", str(tmp_path))
+    folder = tmp_path / "mnist"
+    folder.mkdir()
+    images = np.arange(2 * 28 * 28, dtype=np.uint32).astype(np.uint8).reshape(2, 28, 28)
+    (folder / "t10k-images-idx3-ubyte").write_bytes(idx(images))
+    (folder / "t10k-labels-idx1-ubyte.gz").write_bytes(gzip.compress(idx(np.array([3, 9], np.uint8))))
+    return folder
+
+
+def test_mnist(mnist: Path) -> None:
+    data = load("mnist", "test")
+    assert data.images.shape == (2, 1, 28, 28) and data.images.dtype == np.float32
+    assert data.images[0, 0, 9, 3] == np.float32(255) / np.float32(255) and data.images[0, 0, 0, 1] == np.float32(
+        1 / 255
+    )
+    assert data.labels.tolist() == [3, 9] and data.labels.dtype == np.int64 and data.exact.all()
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "words"),
+    [
+        ("t10k-images-idx3-ubyte", None, "no such file"),
+        ("t10k-images-idx3-ubyte", b"PK\3\4", "not an IDX file"),
+        ("t10k-images-idx3-ubyte", b"\0\0\x08\3\0", "cut short"),
+        ("t10k-images-idx3-ubyte", idx(np.zeros((2, 28, 28), np.uint8))[:-1], "1583 bytes where its shape"),
+        ("t10k-images-idx3-ubyte", idx(np.zeros((2, 28, 28), np.uint8), kind=0x0D), "0x0d"),
+        ("t10k-images-idx3-ubyte", idx(np.zeros((2, 28), np.uint8)), "dimension"),
+        ("t10k-labels-idx1-ubyte.gz", gzip.compress(idx(np.zeros(3, np.uint8))), "3 labels for 2 images"),
+        ("t10k-labels-idx1-ubyte.gz", b"not gzip", "cannot be read"),
+        ("t10k-labels-idx1-ubyte.gz", gzip.compress(b"\0" * 99)[:-9], "cannot be read"),
+    ],
+)
+def test_damaged_mnist(mnist: Path, file: str, content: bytes | None, words: str) -> None:
+    (mnist / file).unlink()
+    if content is not None:
+        (mnist / file).write_bytes(content)
+    with pytest.raises(InputError, match=words) as caught:
+        load("mnist", "test")
+    assert str(mnist / file) in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.fixture
+def cifar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with batches 1 and 3, of two images each."""
+    monkeypatch.setenv("VERIFIABLE_RELU_DATA", str(tmp_path))
+    folder = tmp_path / "cifar10" / "cifar-10-batches-bin"
+    folder.mkdir(parents=True)
+    for number in (1, 3):
+        records = np.full((2, 3073), 10 * number, np.uint8)
+        records[:, 0] = number
+        records[1, 1 + 1024 + 32] = 255  # green, second row, first column
+        (folder / f"data_batch_{number}.bin").write_bytes(records.tobytes())
+    return folder
+
+
+def test_cifar(cifar: Path) -> None:
+    data = load("cifar10", "train")
+    assert data.images.shape == (4, 3, 32, 32) and data.labels.tolist() == [1, 1, 3, 3]
+    assert data.images[1, 1, 1, 0] == 1 and data.images[0].max() == np.float32(10 / 255)
+    assert data.note == "2 of 5 training batches, 4 images"
+
+
+def test_compressed_cifar(cifar: Path) -> None:
+    path = cifar / "data_batch_3.bin"
+    path.with_suffix(".bin.gz").write_bytes(gzip.compress(path.read_bytes()))
+    path.unlink()
+    assert load("cifar10", "train").labels.tolist() == [1, 1, 3, 3]
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [(b"", "0 bytes"), (b"\1" * 3072, "3073-byte"), (b"\12" + bytes(3072), "record 0.*label 10")],
+)
+def test_damaged_cifar(cifar: Path, content: bytes, words: str) -> None:
+    (cifar / "data_batch_3.bin").write_bytes(content)
+    with pytest.raises(InputError, match=words):
+        load("cifar10", "train")
+    with pytest.raises(InputError, match=r"test_batch\.bin: no such file"):
+        load("cifar10", "test")
+
+
+def test_inexact_images_are_marked(cifar: Path) -> None:
+    listed = cifar.parent / "train_lossy_indices.txt"
+    listed.write_text("# official indices\n1\n20000\n40000\n")
+    assert load("cifar10", "train").exact.tolist() == [True, False, False, True]
+    listed.write_text("1\nthree\n")
+    with pytest.raises(InputError, match="line 2: 'three'"):
+        load("cifar10", "train")
+
+
+def test_unknown_names(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no data set 'imagenet'; there are mnist"):
+        load("imagenet", "test")
+    with pytest.raises(InputError, match="no split 'val'"):
+        load("mnist", "val")  # type: ignore[arg-type]
+    monkeypatch.setenv("VERIFIABLE_RELU_DATA", str(tmp_path))
+    monkeypatch.setitem(sys.modules, "pooch", None)
+    with pytest.raises(UnsupportedError, match=r"has no 'mnist', and downloading .* pooch"):
+        load("mnist", "test")
+
+
+def test_digits() -> None:
+    pytest.importorskip("sklearn", reason="needs scikit-learn")
+    train, test = load("digits", "train"), load("digits", "test")
+    assert len(train) == 1347 and len(test) == 450 and train.images.max() == 1 and train.classes == 10
+    assert train.images.mean() == pytest.approx(train.mean[0], abs=1e-3)
+    assert train.images.std() == pytest.approx(train.std[0], abs=1e-3)
+
+
+@pytest.mark.parametrize("name", ["mnist", "fashion_mnist", "cifar10"])
+def test_official_files(name: str) -> None:
+    if ROOT is None or not (Path(ROOT) / name).is_dir():
+        pytest.skip(f"VERIFIABLE_RELU_DATA names no folder with {name}")
+    data = load(name, "test")
+    assert len(data) == 10_000 and np.bincount(data.labels).tolist() == (
+        [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009] if name == "mnist" else [1000] * 10
+    )
+    assert data.images.min() == 0 and data.images.max() == 1
+    np.testing.assert_allclose(data.images.mean((0, 2, 3)), data.mean, atol=5e-3)
+    np.testing.assert_allclose(data.images.std((0, 2, 3)), data.std, atol=5e-3)

@@ -1,0 +1,130 @@
+"""λ-GELU against its closed forms, the builders, and the substitution by ReLU."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from verifiable_relu.nn import LambdaGELU, Normalize, cnn, mlp, substitute_relu
+from verifiable_relu.nn.activation import softplus_inverse
+
+
+@pytest.mark.parametrize("lam", [1.01, 1.5, 7.0])
+@pytest.mark.parametrize("approximate", ["none", "tanh"])
+def test_gradients_of_x_and_s(lam: float, approximate: str) -> None:
+    layer = LambdaGELU(lam, approximate=approximate).double()
+    layer.set_lam(lam)
+    x = torch.linspace(-3, 3, 13, dtype=torch.float64, requires_grad=True)
+
+    def value(x: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
+        return torch.func.functional_call(layer, {"s": s}, (x,))
+
+    assert torch.autograd.gradcheck(value, (x, layer.s.detach().clone().requires_grad_(True)))
+
+
+def test_value_is_x_times_phi() -> None:
+    layer = LambdaGELU(3.0).double()
+    layer.set_lam(3.0)
+    x = torch.linspace(-4, 4, 101, dtype=torch.float64)
+    expected = x * torch.special.ndtr(3 * x)
+    torch.testing.assert_close(layer(x), expected, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("approximate", ["none", "tanh"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_nothing_overflows(approximate: str, dtype: torch.dtype) -> None:
+    layer = LambdaGELU(1e4, approximate=approximate).to(dtype)
+    x = torch.tensor([-1e4, -1.0, 0.0, 1.0, 1e4], dtype=dtype, requires_grad=True)
+    y = layer(x)
+    y.sum().backward()
+    torch.testing.assert_close(y, torch.relu(x))
+    assert x.grad is not None and layer.s.grad is not None
+    torch.testing.assert_close(x.grad, torch.tensor([0.0, 0.0, 0.5, 1.0, 1.0], dtype=dtype))
+    assert layer.s.grad == 0
+
+
+@pytest.mark.parametrize("lam", [1.0, 4.0, 160.0, 1e4])
+def test_distance_to_relu(lam: float) -> None:
+    layer = LambdaGELU(lam).double()
+    layer.set_lam(lam)
+    x = torch.linspace(-5 / lam, 5 / lam, 100_001, dtype=torch.float64)
+    gap = (torch.relu(x) - layer(x)).detach()
+    assert gap.min() >= 0
+    assert gap.max().item() == pytest.approx(0.1699712075 / lam, rel=1e-6)
+    assert x[gap.argmax()].abs().item() == pytest.approx(0.7517915 / lam, rel=1e-2)
+
+
+@pytest.mark.parametrize("value", [1e-6, 0.01, 0.5, 159.0, 1e6])
+def test_softplus_inverse(value: float) -> None:
+    assert math.log1p(math.exp(min(softplus_inverse(value), 700))) == pytest.approx(min(value, 700), rel=1e-9)
+
+
+@pytest.mark.parametrize("s", [-1e3, -5.0, 0.0, 5.0, 1e3])
+def test_lambda_is_at_least_one(s: float) -> None:
+    layer = LambdaGELU()
+    layer.s.data.fill_(s)
+    assert layer.lam.item() >= 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [({"init": 0.5}, "at least 1"), ({"temperature": 0.0}, "positive"), ({"approximate": "erf"}, "erf")],
+)
+def test_bad_arguments(arguments: dict[str, object], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        LambdaGELU(**arguments)
+
+
+def test_frozen_lambda_stays() -> None:
+    layer = LambdaGELU(2.0)
+    layer.freeze()
+    x = torch.ones(3, requires_grad=True)
+    layer(x).sum().backward()
+    assert layer.s.grad is None and x.grad is not None
+    layer.set_lam(5.0)
+    assert layer.lam.item() == pytest.approx(5)
+
+
+def test_normalize_acts_per_channel() -> None:
+    x = torch.rand(2, 3, 4, 4)
+    y = Normalize((0.1, 0.2, 0.3), (1.0, 2.0, 4.0))(x)
+    torch.testing.assert_close(y[:, 2], (x[:, 2] - 0.3) / 4)
+    torch.testing.assert_close(Normalize(0.5, 2.0)(x[:, :1]), (x[:, :1] - 0.5) / 2)
+
+
+@pytest.mark.parametrize("bad", [((0.0,), (0.0,)), ((0.0, 0.0), (1.0, -1.0)), ((0.0,), (math.nan,))])
+def test_normalize_refuses_what_is_no_deviation(bad: tuple[tuple[float, ...], tuple[float, ...]]) -> None:
+    with pytest.raises(ValueError, match="std"):
+        Normalize(*bad)
+
+
+def test_builders_have_the_shapes_asked_for() -> None:
+    net = cnn((3, 32, 32), (8, 16), (20,), 10, normalize=Normalize(0.5, 0.5))
+    assert [type(module).__name__ for module in net] == [
+        "Normalize", "Conv2d", "LambdaGELU", "Conv2d", "LambdaGELU", "Flatten", "Linear", "LambdaGELU", "Linear",
+    ]  # fmt: skip
+    assert net(torch.rand(2, 3, 32, 32)).shape == (2, 10)
+    assert mlp([784, 30, 10], nn.ReLU)(torch.rand(2, 1, 28, 28)).shape == (2, 10)
+    with pytest.raises(ValueError, match="does not fit the 1×1"):
+        cnn((1, 2, 2), (4, 4, 4), (), 10)
+
+
+def test_substitution_keeps_all_but_the_activations() -> None:
+    shared = LambdaGELU(160.0)
+    net = nn.Sequential(nn.Linear(4, 8), shared, nn.Linear(8, 8), shared, nn.GELU(), nn.Linear(8, 2)).eval()
+    hard = substitute_relu(net)
+    assert [type(module).__name__ for module in hard] == ["Linear", "ReLU", "Linear", "ReLU", "ReLU", "Linear"]
+    assert isinstance(net[1], LambdaGELU) and not hard.training and not hard[1].training
+    for old, new in zip((net[0], net[2], net[5]), (hard[0], hard[2], hard[5]), strict=True):
+        assert torch.equal(old.weight, new.weight) and old.weight is not new.weight
+    assert isinstance(substitute_relu(LambdaGELU()), nn.ReLU)
+
+
+def test_substitution_error_is_bounded_per_neuron() -> None:
+    torch.manual_seed(0)
+    lam = 40.0
+    net = nn.Sequential(nn.Linear(4, 50), LambdaGELU(lam))
+    x = torch.rand(200, 4)
+    gap = substitute_relu(net)(x) - net(x)
+    assert gap.min() >= -1e-6 and gap.max() <= 0.17 / lam + 1e-6 and gap.max() > 0.1 / lam

@@ -1,0 +1,61 @@
+"""CIFAR-10's binary format: records of 1 label byte and 3,072 pixel bytes (red, green, blue planes, row by row).
+
+Source: www.cs.toronto.edu/~kriz/cifar.html ("Binary version").
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from verifiable_relu.data.sources import either, unpacked
+from verifiable_relu.errors import InputError
+
+PIXELS = 3 * 32 * 32
+RECORD = 1 + PIXELS
+BATCH = 10_000
+
+
+def read_batch(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Images (n, 3, 32, 32) and labels (n,) of one batch file, as unsigned bytes.
+
+    Raises:
+        InputError: if the file is missing, no whole number of records, or holds a label above 9.
+    """
+    data = np.frombuffer(unpacked(path), np.uint8)
+    if not len(data) or len(data) % RECORD:
+        raise InputError(f"{len(data)} bytes are no whole number of {RECORD}-byte records", path=path)
+    records = data.reshape(-1, RECORD)
+    labels = records[:, 0]
+    if (labels > 9).any():
+        index = int((labels > 9).argmax())
+        raise InputError(f"label {labels[index]} where 0 to 9 are expected", path=path, place=f"record {index}")
+    return records[:, 1:].reshape(-1, 3, 32, 32), labels
+
+
+def training_batches(folder: Path) -> list[int]:
+    """The numbers (1 to 5) of the training batches that lie in ``folder``."""
+    return [number for number in range(1, 6) if either(folder, f"data_batch_{number}.bin").is_file()]
+
+
+def read_exact(path: Path, indices: np.ndarray) -> np.ndarray:
+    """Which images (bool) are exact, from a list of those that are not.
+
+    Args:
+        path: one official index per line, ``#`` begins a comment; a missing file means that all are exact.
+        indices: the official index of each image.
+
+    Raises:
+        InputError: if a line is no index.
+    """
+    if not path.is_file():
+        return np.ones(len(indices), bool)
+    listed = []
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        entry = line.split("#")[0].strip()
+        if entry and not entry.isdecimal():
+            raise InputError(f"'{entry}' is no index", path=path, place=f"line {number}")
+        if entry:
+            listed.append(int(entry))
+    return ~np.isin(indices, listed)
