@@ -20,23 +20,34 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from verifiable_relu.errors import InputError
-from verifiable_relu.network.graph import Network
+
+if TYPE_CHECKING:  # Reading and writing property files must not wait for torch.
+    from torch import Tensor
+
+    from verifiable_relu.network.graph import Network
 
 
 def round_down(value: Fraction) -> float:
-    """The largest float64 that is not above ``value``."""
-    nearest = value.numerator / value.denominator
-    return nearest if Fraction(nearest) <= value else math.nextafter(nearest, -math.inf)
+    """The largest float64 that is not above ``value``.
+
+    Raises:
+        InputError: if ``value`` is beyond the range of float64.
+    """
+    try:
+        nearest = value.numerator / value.denominator
+    except OverflowError:
+        raise InputError("a number beyond the range of float64") from None
+    n, d = nearest.as_integer_ratio()
+    return nearest if n * value.denominator <= value.numerator * d else math.nextafter(nearest, -math.inf)
 
 
 def round_up(value: Fraction) -> float:
-    """The smallest float64 that is not below ``value``."""
+    """The smallest float64 that is not below ``value``; raises like :func:`round_down`."""
     return -round_down(-value)
 
 
@@ -70,16 +81,13 @@ class Box:
         bad = np.flatnonzero(~(np.isfinite(self.lower) & np.isfinite(self.upper)))
         if bad.size:
             raise InputError(f"X_{bad[0]} has no finite bound on one side, or NaN")
-        for i in np.flatnonzero(self.lower >= self.upper):
+        # Outward rounding hides an inversion smaller than a float64 step.
+        for i in np.flatnonzero(self.lower >= np.nextafter(self.upper, -np.inf)):
             lower, upper = self.bounds(int(i))
             if lower > upper or (lower == upper and (i in self.open_lower or i in self.open_upper)):
-                raise InputError(f"the box is empty: X_{i} has lower bound {float(lower)} above "
-                                 f"upper bound {float(upper)}")
-        # Outward rounding can hide an inversion smaller than a float64 step.
-        for i in self.exact_lower.keys() | self.exact_upper.keys():
-            lower, upper = self.bounds(i)
-            if lower > upper or (lower == upper and (i in self.open_lower or i in self.open_upper)):
-                raise InputError(f"the box is empty: X_{i} has lower bound {float(lower)!r} not below upper bound")
+                raise InputError(
+                    f"the box is empty: X_{i} has lower bound {float(lower)!r} not below upper bound {float(upper)!r}"
+                )
 
     @classmethod
     def exact(
@@ -153,6 +161,14 @@ class Row:
     bound: Fraction
     strict: bool = False
 
+    def canonical(self) -> Row:
+        """The same constraint with coprime integer coefficients."""
+        if not self.coefficients:
+            return self
+        values = [c for _, c in self.coefficients]
+        scale = Fraction(math.lcm(*(c.denominator for c in values)), math.gcd(*(c.numerator for c in values)))
+        return Row(tuple((i, c * scale) for i, c in self.coefficients), self.bound * scale, self.strict)
+
     def slack(self, y: Sequence[Fraction]) -> Fraction:
         """Σ coefficient·y_i − bound at an exact output y: ≤ 0 where the constraint holds (< 0 if strict)."""
         return sum((c * y[i] for i, c in self.coefficients), Fraction(0)) - self.bound
@@ -199,10 +215,12 @@ class Property:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 over the exact box and unsafe set."""
-        state = hashlib.sha256(self.box.lower.tobytes() + self.box.upper.tobytes())
+        """SHA-256 over the exact box and unsafe set, whatever the scale of a row."""
+        # Adding 0.0 makes one zero of the two that float64 has.
+        state = hashlib.sha256((self.box.lower + 0.0).tobytes() + (self.box.upper + 0.0).tobytes())
         state.update(repr((sorted(self.box.exact_lower.items()), sorted(self.box.exact_upper.items()))).encode())
-        state.update(repr((sorted(self.box.open_lower), sorted(self.box.open_upper), self.unsafe)).encode())
+        unsafe = tuple(tuple(row.canonical() for row in polytope) for polytope in self.unsafe)
+        state.update(repr((sorted(self.box.open_lower), sorted(self.box.open_upper), unsafe)).encode())
         return state.hexdigest()
 
 
@@ -237,6 +255,8 @@ class Query:
 
 def _members(group: Tensor, chosen: Tensor, groups: int) -> tuple[Tensor, Tensor]:
     """The positions of the members of each chosen group, and which choice each stands for; ``group`` ascends."""
+    import torch
+
     counts = torch.bincount(group, minlength=groups)
     first = counts.cumsum(0) - counts
     taken = counts[chosen]
@@ -275,6 +295,8 @@ class RowBatch:
         Raises:
             InputError: if a coefficient, scaled to an integer, is no float64 number.
         """
+        import torch
+
         entries: list[tuple[int, int, float]] = []
         bound: list[float] = []
         sample: list[int] = []
@@ -286,8 +308,8 @@ class RowBatch:
                     scale = math.lcm(*(c.denominator for _, c in row.coefficients))
                     for column, coefficient in row.coefficients:
                         scaled = coefficient * scale
-                        if Fraction(float(scaled)) != scaled:
-                            raise InputError(f"the coefficient {coefficient} of Y_{column} is too fine for float64")
+                        if abs(scaled) >= 2**1023 or Fraction(float(scaled)) != scaled:
+                            raise InputError(f"the coefficient {coefficient} of Y_{column} is no float64 number")
                         entries.append((len(bound), column, float(scaled)))
                     bound.append(round_up(row.bound * scale))
                     sample.append(index)
@@ -308,8 +330,10 @@ class RowBatch:
 
     def take(self, samples: Tensor) -> RowBatch:
         """The rows of the properties ``samples`` (n,), as a batch of n properties; repetitions are allowed."""
+        import torch
+
         row, row_of = _members(self.sample, samples, self.samples)
-        member, polytope_of = _members(self.owner, samples, self.samples)
+        polytope_of = _members(self.owner, samples, self.samples)[1]
         position = torch.zeros(len(samples), dtype=torch.long)
         counts = torch.bincount(self.owner, minlength=self.samples)
         first = counts.cumsum(0) - counts
