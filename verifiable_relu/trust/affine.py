@@ -20,12 +20,13 @@ def weight(node: Affine) -> np.ndarray:
     """
     if not isinstance(node, Linear | Conv2d):
         raise UnsupportedError("has no weight matrix", place=f"node '{node.name}' ({node.op})")
-    return node.weight.detach().cpu().numpy()
+    array: np.ndarray = node.weight.detach().cpu().numpy()
+    return array
 
 
 def bias(node: Linear | Conv2d) -> np.ndarray:
     """The stored bias, broadcastable to the node's shape."""
-    array = node.bias.detach().cpu().numpy()
+    array: np.ndarray = node.bias.detach().cpu().numpy()
     return array if isinstance(node, Linear) else array[:, None, None]
 
 

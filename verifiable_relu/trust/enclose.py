@@ -58,7 +58,8 @@ class Enclosed:
     @property
     def magnitude(self) -> np.ndarray:
         """An upper bound of |v|."""
-        return np.abs(self.value) + self.error
+        size: np.ndarray = np.abs(self.value) + self.error
+        return size
 
 
 def _affine(x: Enclosed, node: Affine) -> Enclosed:
@@ -83,11 +84,13 @@ def _affine(x: Enclosed, node: Affine) -> Enclosed:
 
 def _gelu(x: np.ndarray, lam: float) -> np.ndarray:
     """x·Φ(λx) by the complementary error function, which keeps its relative accuracy in the tail."""
-    return x * (0.5 * _erfc(-lam * x / math.sqrt(2)))
+    image: np.ndarray = x * (0.5 * _erfc(-lam * x / math.sqrt(2)))
+    return image
 
 
 def _array(tensor: Tensor) -> np.ndarray:
-    return tensor.detach().cpu().numpy().astype(np.float64)
+    array: np.ndarray = tensor.detach().cpu().numpy().astype(np.float64)
+    return array
 
 
 def enclose(network: Network, x: Sequence[Fraction]) -> Enclosed:
