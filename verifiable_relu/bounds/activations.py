@@ -16,6 +16,7 @@ smallest normal numbers. Nothing here is widened for that: ``bounds.rounding`` i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -23,9 +24,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from verifiable_relu.bounds import envelope
 from verifiable_relu.bounds.types import Bounds, Lines
 from verifiable_relu.errors import UnsupportedError
-from verifiable_relu.network.graph import Activation, LeakyRelu, Relu
+from verifiable_relu.network.graph import Activation, Gelu, LeakyRelu, Relu, Sigmoid, Tanh
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,8 @@ def relax(node: Activation, bounds: Bounds, slope: Tensor | None = None) -> Line
         bounds: of its input, shaped (batch, *shape).
         slope: values in [0, 1], broadcastable to the bounds: which of the supporting lines of the envelope to take
             instead of the one at the midpoint, from the one that touches furthest left (0) to the one furthest
-            right (1). For ReLU this is α-CROWN's α, the slope of the lower line (Xu et al., arXiv 2011.13824).
+            right (1). For ReLU this is α-CROWN's α, the slope of the lower line (Xu et al., arXiv 2011.13824);
+            for smooth activations α supports the envelopes at l + α·(u − l), so that ½ is the default.
 
     Raises:
         UnsupportedError: if the activation is not in the table.
@@ -143,7 +146,85 @@ def _leaky_lines(node: LeakyRelu, bounds: Bounds, slope: Tensor | None) -> Lines
     return _kinked(node.slope, bounds, slope)
 
 
+def _middle(bounds: Bounds, alpha: Tensor | None) -> Tensor:
+    """Where in [l, u] the envelopes are supported; halving first, since u − l may overflow."""
+    if alpha is None:
+        return bounds.lower / 2 + bounds.upper / 2
+    return (bounds.lower * (1 - alpha) + bounds.upper * alpha).clamp(bounds.lower, bounds.upper)
+
+
+def _offset(
+    extremum: Callable[[Tensor, Tensor], Tensor],
+    value: Callable[[Tensor], Tensor],
+    bounds: Bounds,
+    slope: Tensor,
+    turn: Tensor,
+) -> Tensor:
+    """The minimum or maximum of f(x) − slope·x over the ends and the one point inside where it may be stationary."""
+    lb, ub = bounds.lower, bounds.upper
+    at_lower, at_upper, at_turn = (value(x) - slope * x for x in (lb, ub, turn.detach().clamp(lb, ub)))
+    return extremum(extremum(at_lower, at_upper), at_turn)
+
+
+def _increasing_image(node: Sigmoid | Tanh, bounds: Bounds) -> Bounds:
+    return Bounds(node.forward(bounds.lower), node.forward(bounds.upper))
+
+
+def _tanh_lines(node: Tanh, bounds: Bounds, alpha: Tensor | None) -> Lines:
+    """tanh is convex left of 0, so that f(x) − s·x has its one minimum inside there, and its maximum mirrored."""
+    low, high = envelope.tanh_slopes(bounds.lower, bounds.upper, _middle(bounds, alpha))
+    return Lines(
+        low,
+        _offset(torch.minimum, torch.tanh, bounds, low, -envelope.tanh_turn(low.detach())),
+        high,
+        _offset(torch.maximum, torch.tanh, bounds, high, envelope.tanh_turn(high.detach())),
+    )
+
+
+def _sigmoid_lines(node: Sigmoid, bounds: Bounds, alpha: Tensor | None) -> Lines:
+    """As for tanh: σ(x) = ½ + ½·tanh(x/2), which has a quarter of its slope at x/2."""
+    slopes = envelope.tanh_slopes(bounds.lower / 2, bounds.upper / 2, _middle(bounds, alpha) / 2)
+    low, high = slopes[0] / 4, slopes[1] / 4
+    return Lines(
+        low,
+        _offset(torch.minimum, torch.sigmoid, bounds, low, -2 * envelope.tanh_turn(4 * low.detach())),
+        high,
+        _offset(torch.maximum, torch.sigmoid, bounds, high, 2 * envelope.tanh_turn(4 * high.detach())),
+    )
+
+
+def _gelu(t: Tensor) -> Tensor:
+    """t·Φ(t), which erfc keeps accurate for negative t, where 1 + erf is nothing but rounding."""
+    return 0.5 * t * torch.special.erfc(t * -math.sqrt(0.5))
+
+
+def _gelu_image(node: Gelu, bounds: Bounds) -> Bounds:
+    """x·Φ(λx) falls left of DIP/λ and rises right of it: smallest at the nearest point to it, largest at an end."""
+    lb, ub = node.lam * bounds.lower, node.lam * bounds.upper
+    lowest = torch.full_like(lb, envelope.DIP).clamp(lb, ub)
+    return Bounds(_gelu(lowest) / node.lam, torch.maximum(_gelu(lb), _gelu(ub)) / node.lam)
+
+
+def _gelu_lines(node: Gelu, bounds: Bounds, alpha: Tensor | None) -> Lines:
+    """x·Φ(λx) = g(λx)/λ with g(t) = t·Φ(t): lines of g over λ·[l, u], their offsets divided by λ."""
+    scaled = Bounds(node.lam * bounds.lower, node.lam * bounds.upper)
+    low, high = envelope.gelu_slopes(scaled.lower, scaled.upper, _middle(scaled, alpha))
+    return Lines(
+        low,
+        _offset(torch.minimum, _gelu, scaled, low, envelope.gelu_valley(low.detach())) / node.lam,
+        high,
+        _offset(torch.maximum, _gelu, scaled, high, envelope.gelu_ridge(high.detach())) / node.lam,
+    )
+
+
+_SMOOTH_ULPS = 64
+"""Granted to a library's exp, tanh, sigmoid and erfc and to the few operations around them; some 5 were measured."""
+
 TABLE: dict[type[Activation], Row] = {
     Relu: Row(_relu_image, _relu_lines, ulps=4),
     LeakyRelu: Row(_leaky_image, _leaky_lines, ulps=8),
+    Sigmoid: Row(_increasing_image, _sigmoid_lines, ulps=_SMOOTH_ULPS),
+    Tanh: Row(_increasing_image, _tanh_lines, ulps=_SMOOTH_ULPS),
+    # An argument λx off by u moves f by u·|x·f'(x)| ≤ u·(|f(x)| + 0.294/λ), t²·φ(t) being at most 0.294.
+    Gelu: Row(_gelu_image, _gelu_lines, ulps=_SMOOTH_ULPS, absolute=lambda node: _SMOOTH_ULPS / node.lam),
 }

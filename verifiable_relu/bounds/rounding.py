@@ -17,11 +17,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from verifiable_relu.bounds.activations import row
 from verifiable_relu.bounds.types import Bounds, Lines
-from verifiable_relu.network.graph import PIECEWISE_LINEAR, Activation, Affine
-
-_SMOOTH_ULPS = 256
-"""Relative error, in units of u, granted to a library's erf, exp and tanh and to the few operations around them."""
+from verifiable_relu.network.graph import Activation, Affine
 
 
 def unit_roundoff(dtype: torch.dtype) -> float:
@@ -65,7 +63,10 @@ def interval_activation(node: Activation, image: Bounds) -> Bounds:
     """The image of an activation, outward; max(x, 0) is computed without error."""
     if node.op == "Relu":
         return image
-    return widen(image, 2 if isinstance(node, PIECEWISE_LINEAR) else _SMOOTH_ULPS)
+    known = row(node)
+    outward = widen(image, known.ulps)
+    absolute = 2 * unit_roundoff(image.lower.dtype) * known.absolute(node)
+    return Bounds(outward.lower - absolute, outward.upper + absolute)
 
 
 def backward_affine(node: Affine, magnitude: Tensor) -> Tensor:
@@ -90,8 +91,9 @@ def backward_activation(node: Activation, pre: Bounds, lines: Lines) -> Tensor:
     reach = torch.maximum(pre.lower.abs(), pre.upper.abs())
     slope = torch.maximum(lines.lower_slope.abs(), lines.upper_slope.abs())
     offset = torch.maximum(lines.lower_offset.abs(), lines.upper_offset.abs())
-    ulps = 16 if isinstance(node, PIECEWISE_LINEAR) else _SMOOTH_ULPS
-    line = ulps * unit_roundoff(dtype) * (slope * reach + offset)
+    known = row(node)
+    # Four more for the products.
+    line = unit_roundoff(dtype) * ((known.ulps + 4) * (slope * reach + offset) + 2 * known.absolute(node))
     total = 2 * gamma(node.size + 8, dtype) * offset
     return (line + total).flatten(1).amax(1) + 8 * node.size * _tiny(dtype)
 
