@@ -1,0 +1,234 @@
+"""Adding nodes one by one with their shapes worked out and checked: what both readers are made of."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from verifiable_relu.errors import InputError
+from verifiable_relu.network.graph import (
+    Activation,
+    Add,
+    Conv2d,
+    Input,
+    Linear,
+    Network,
+    Node,
+    Permute,
+    Reshape,
+    Scale,
+    Shape,
+)
+
+
+class Builder:
+    """A network under construction. Every method that adds a node returns its index.
+
+    Args:
+        input_shape: of one sample.
+        name: of the input.
+    """
+
+    def __init__(self, input_shape: Shape, name: str = "input") -> None:
+        self.nodes: list[Node] = [Input(name=name, inputs=(), shape=tuple(input_shape))]
+
+    def shape(self, index: int) -> Shape:
+        """The shape of one sample at a node."""
+        return self.nodes[index].shape
+
+    def append(self, node: Node) -> int:
+        """Add a node as it is."""
+        self.nodes.append(node)
+        return len(self.nodes) - 1
+
+    def linear(self, x: int, weight: Tensor, bias: Tensor | None, name: str, error: float = 0.0) -> int:
+        """x·weightᵀ + bias over the last axis; ``weight`` (out, in).
+
+        Raises:
+            InputError: if the shapes do not fit.
+        """
+        shape = self.shape(x)
+        if not shape or weight.ndim != 2 or weight.shape[1] != shape[-1]:
+            raise InputError(f"a weight of shape {tuple(weight.shape)} (outputs, inputs) does not fit inputs {shape}")
+        if bias is None:
+            bias = weight.new_zeros(weight.shape[0])
+        bias = _expanded(bias, (weight.shape[0],), "the bias")
+        shape = (*shape[:-1], weight.shape[0])
+        return self.append(Linear(name=name, inputs=(x,), shape=shape, weight=weight, bias=bias, weight_error=error))
+
+    def conv2d(
+        self,
+        x: int,
+        weight: Tensor,
+        bias: Tensor | None,
+        name: str,
+        *,
+        stride: tuple[int, int] = (1, 1),
+        padding: tuple[int, int, int, int] = (0, 0, 0, 0),
+        dilation: tuple[int, int] = (1, 1),
+        groups: int = 1,
+        error: float = 0.0,
+    ) -> int:
+        """A convolution of (channels, height, width); ``padding`` is (top, left, bottom, right).
+
+        Raises:
+            InputError: if the shapes do not fit.
+        """
+        shape = self.shape(x)
+        if len(shape) != 3 or weight.ndim != 4 or weight.shape[1] * groups != shape[0] or weight.shape[0] % groups:
+            raise InputError(f"a kernel of shape {tuple(weight.shape)} in {groups} groups does not fit inputs {shape}")
+        if min(*stride, *dilation) < 1 or min(padding) < 0:
+            raise InputError(f"strides {stride}, pads {padding}, dilations {dilation}")
+        top, left, bottom, right = padding
+        size = tuple(
+            (length - d * (kernel - 1) - 1) // s + 1
+            for length, kernel, s, d in zip(
+                (shape[1] + top + bottom, shape[2] + left + right), weight.shape[2:], stride, dilation, strict=True
+            )
+        )
+        if min(size) < 1:
+            raise InputError(f"a kernel of shape {tuple(weight.shape)} is larger than the padded inputs {shape}")
+        if bias is None:
+            bias = weight.new_zeros(weight.shape[0])
+        return self.append(
+            Conv2d(
+                name=name,
+                inputs=(x,),
+                shape=(weight.shape[0], *size),
+                weight=weight,
+                bias=_expanded(bias, (weight.shape[0],), "the bias"),
+                stride=stride,
+                padding=padding,
+                dilation=dilation,
+                groups=groups,
+                weight_error=error,
+            )
+        )
+
+    def average_pool(
+        self, x: int, kernel: tuple[int, int], stride: tuple[int, int], padding: tuple[int, int, int, int], name: str
+    ) -> int:
+        """The mean over each kernel, zeros of the padding counted, as one convolution per channel.
+
+        Raises:
+            InputError: if the shapes do not fit.
+        """
+        channels, cells = (self.shape(x) or (0,))[0], math.prod(kernel)
+        weight = torch.full((channels, 1, *kernel), 1 / cells, dtype=torch.float64)
+        error = 0.0 if cells & (cells - 1) == 0 else 2.0**-53
+        return self.conv2d(x, weight, None, name, stride=stride, padding=padding, groups=channels, error=error)
+
+    def scale(
+        self,
+        x: int,
+        name: str,
+        *,
+        center: Tensor | None = None,
+        scale: Tensor | None = None,
+        shift: Tensor | None = None,
+        error: float = 0.0,
+    ) -> int:
+        """scale·(x − center) + shift, each broadcast to the shape of x.
+
+        Raises:
+            InputError: if a shape does not fit.
+        """
+        shape = self.shape(x)
+        given = next(t for t in (center, scale, shift) if t is not None)
+        parts = {"center": center, "scale": scale, "shift": shift}
+        for key, value in parts.items():
+            if value is None:
+                parts[key] = given.new_full((), 1.0 if key == "scale" else 0.0)
+            elif not _broadcasts(value.shape, shape):
+                raise InputError(f"a constant of shape {tuple(value.shape)} does not broadcast to {shape}")
+        return self.append(Scale(name=name, inputs=(x,), shape=shape, weight_error=error, **parts))  # type: ignore[arg-type]
+
+    def add(self, x: int, y: int, name: str) -> int:
+        """x + y.
+
+        Raises:
+            InputError: if their shapes differ.
+        """
+        if self.shape(x) != self.shape(y):
+            raise InputError(f"adds shapes {self.shape(x)} and {self.shape(y)}")
+        return self.append(Add(name=name, inputs=(x, y), shape=self.shape(x)))
+
+    def reshape(self, x: int, shape: Shape, name: str) -> int:
+        """The same numbers under another shape; x itself if it has that shape.
+
+        Raises:
+            InputError: if the number of elements changes.
+        """
+        if tuple(shape) == self.shape(x):
+            return x
+        if math.prod(shape) != math.prod(self.shape(x)):
+            raise InputError(f"reshapes {self.shape(x)} to {tuple(shape)}")
+        return self.append(Reshape(name=name, inputs=(x,), shape=tuple(shape)))
+
+    def permute(self, x: int, axes: tuple[int, ...], name: str) -> int:
+        """Axes reordered; x itself if they stay.
+
+        Raises:
+            InputError: if ``axes`` is no permutation of the axes of x.
+        """
+        shape = self.shape(x)
+        if sorted(axes) != list(range(len(shape))):
+            raise InputError(f"axes {axes} of shape {shape}")
+        if list(axes) == sorted(axes):
+            return x
+        return self.append(Permute(name=name, inputs=(x,), shape=tuple(shape[a] for a in axes), axes=tuple(axes)))
+
+    def activation(self, x: int, kind: type[Activation], name: str, **parameters: Tensor) -> int:
+        """An activation of the given type; its parameters are broadcast to the shape of x.
+
+        Raises:
+            InputError: if a parameter's shape does not fit.
+        """
+        for value in parameters.values():
+            if not _broadcasts(value.shape, self.shape(x)):
+                raise InputError(f"a constant of shape {tuple(value.shape)} does not broadcast to {self.shape(x)}")
+        return self.append(kind(name=name, inputs=(x,), shape=self.shape(x), **parameters))
+
+    def network(self, output: int, *, name: str, onnx: bytes | None = None, batched: bool = True) -> Network:
+        """The finished network with ``output`` as its last node, without the nodes that it does not need.
+
+        Raises:
+            InputError: if a parameter is not finite.
+        """
+        needed = {0}
+        pending = [output]
+        while pending:
+            index = pending.pop()
+            if index not in needed:
+                needed.add(index)
+                pending += self.nodes[index].inputs
+        position = {old: new for new, old in enumerate(sorted(needed))}
+        nodes = [
+            replace(self.nodes[old], inputs=tuple(position[i] for i in self.nodes[old].inputs)) for old in position
+        ]
+        if position[output] != len(nodes) - 1:
+            raise InputError("the output is the input itself")
+        return Network(tuple(nodes), onnx=onnx, name=name, batched=batched)
+
+
+def _broadcasts(shape: Shape, target: Shape) -> bool:
+    """Whether a tensor broadcasts to ``target`` without enlarging it."""
+    return len(shape) <= len(target) and all(
+        a in (1, b) for a, b in zip(reversed(shape), reversed(target), strict=False)
+    )
+
+
+def _expanded(value: Tensor, shape: Shape, what: str) -> Tensor:
+    """``value`` broadcast to ``shape``.
+
+    Raises:
+        InputError: if it does not fit.
+    """
+    while value.ndim > len(shape) and value.shape[0] == 1:
+        value = value[0]
+    if not _broadcasts(value.shape, shape):
+        raise InputError(f"{what} of shape {tuple(value.shape)} where {shape} is expected")
+    return value.expand(shape)

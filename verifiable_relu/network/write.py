@@ -1,0 +1,236 @@
+"""Writing ONNX with standard operators only, bit for bit what the network holds."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import torch
+from onnx import TensorProto, helper, numpy_helper
+from torch import Tensor
+
+from verifiable_relu.errors import InputError, UnsupportedError
+from verifiable_relu.network.graph import (
+    Add,
+    Conv2d,
+    Gelu,
+    LeakyRelu,
+    Linear,
+    Network,
+    Node,
+    Permute,
+    Relu,
+    Reshape,
+    Scale,
+    Sigmoid,
+    Tanh,
+)
+
+# Old enough for every reader; Gelu came with the second.
+_OPSET, _GELU_OPSET = 13, 20
+_IR_VERSION, _GELU_IR_VERSION = 8, 9
+
+
+def write_onnx(network: Network, path: Path | str | None = None) -> bytes:
+    """The network as an ONNX file: the bytes that it was read from, or else standard operators in float32.
+
+    λ-GELU is written as Mul, Gelu, Div: x·Φ(λx) = GELU(λx)/λ (arXiv 2603.21991). The same network gives the same
+    bytes, and reading them gives the same network: no number is rounded.
+
+    Args:
+        network: what to write.
+        path: where to write it, if anywhere; replaced in one step.
+
+    Returns:
+        The file's bytes.
+
+    Raises:
+        UnsupportedError: if a parameter is no float32 number; names the node.
+        InputError: if the file cannot be written.
+    """
+    data = network.onnx if network.onnx is not None else _Writer(network).data()
+    if path is not None:
+        path = Path(path)
+        part = path.with_name(path.name + ".part")
+        try:
+            part.write_bytes(data)
+            os.replace(part, path)
+        except OSError as error:
+            raise InputError(f"cannot be written: {error}", path=path) from error
+    return data
+
+
+class _Writer:
+    """The state of one writing."""
+
+    def __init__(self, network: Network) -> None:
+        self.network = network
+        self.nodes: list[onnx.NodeProto] = []
+        self.initializers: list[onnx.TensorProto] = []
+        self.smooth = False
+
+    def data(self) -> bytes:
+        """The file's bytes.
+
+        Raises:
+            UnsupportedError: if a parameter is no float32 number.
+        """
+        network = self.network
+        names = ["input"]
+        for index, node in enumerate(network.nodes[1:], 1):
+            output = "output" if index == len(network.nodes) - 1 else f"v{index}"
+            WRITERS[type(node)](self, node, [names[i] for i in node.inputs], output)
+            names.append(output)
+        batch = ("batch",) * network.batched
+        graph = helper.make_graph(
+            self.nodes,
+            network.name,
+            [helper.make_tensor_value_info("input", TensorProto.FLOAT, (*batch, *network.input_shape))],
+            [helper.make_tensor_value_info("output", TensorProto.FLOAT, (*batch, *network.output_shape))],
+            self.initializers,
+        )
+        opset = [helper.make_opsetid("", _GELU_OPSET if self.smooth else _OPSET)]
+        version = _GELU_IR_VERSION if self.smooth else _IR_VERSION
+        model = helper.make_model(graph, opset_imports=opset, producer_name="verifiable_relu", ir_version=version)
+        onnx.checker.check_model(model, full_check=True)
+        return bytes(model.SerializeToString(deterministic=True))
+
+    def emit(self, op: str, inputs: list[str], output: str, **attributes: Any) -> str:
+        """Add one ONNX node; returns its output."""
+        self.nodes.append(helper.make_node(op, inputs, [output], name=output, **attributes))
+        return output
+
+    def parameter(self, node: Node, label: str, value: Tensor) -> str:
+        """Add an initializer in float32; returns its name.
+
+        Raises:
+            UnsupportedError: if that would change a bit of it.
+        """
+        exact = value.detach().cpu()
+        single = exact.to(torch.float32)
+        if not torch.equal(single.to(exact.dtype), exact):
+            raise UnsupportedError(
+                "its parameters are no float32 numbers and cannot be written", place=f"node '{node.name}' ({node.op})"
+            )
+        return self.constant(label, single.contiguous().numpy())
+
+    def constant(self, label: str, value: np.ndarray) -> str:
+        """Add an initializer as it is; returns its name."""
+        self.initializers.append(numpy_helper.from_array(value, label))
+        return label
+
+    def wide(self, value: Tensor, node: Node) -> Tensor:
+        """A per-element parameter with as many axes as the node, so that none is taken for the batch."""
+        return value.reshape((1,) * (len(node.shape) - value.ndim) + tuple(value.shape)) if value.ndim else value
+
+
+def _linear(writer: _Writer, node: Linear, inputs: list[str], output: str) -> None:
+    bias = writer.parameter(node, f"{output}.bias", node.bias)
+    if writer.network.batched and len(node.shape) == 1:
+        weight = writer.parameter(node, f"{output}.weight", node.weight)
+        writer.emit("Gemm", [*inputs, weight, bias], output, transB=1)
+        return
+    weight = writer.parameter(node, f"{output}.weight", node.weight.T)
+    product = writer.emit("MatMul", [*inputs, weight], f"{output}.product")
+    writer.emit("Add", [product, bias], output)
+
+
+def _conv2d(writer: _Writer, node: Conv2d, inputs: list[str], output: str) -> None:
+    if not writer.network.batched:
+        raise UnsupportedError("has no batch axis to write", place=f"node '{node.name}' ({node.op})")
+    kernel = tuple(node.weight.shape[2:])
+    mean = 1 / (kernel[0] * kernel[1])
+    depthwise = node.groups == node.weight.shape[0] == node.shape[0] and node.weight.shape[1] == 1
+    if node.weight_error and depthwise and bool((node.weight == mean).all()) and not bool(node.bias.any()):
+        window = {"kernel_shape": kernel, "strides": node.stride, "pads": node.padding, "count_include_pad": 1}
+        writer.emit("AveragePool", inputs, output, **window)
+        return
+    weight = writer.parameter(node, f"{output}.weight", node.weight)
+    bias = writer.parameter(node, f"{output}.bias", node.bias)
+    writer.emit(
+        "Conv",
+        [*inputs, weight, bias],
+        output,
+        kernel_shape=kernel,
+        strides=node.stride,
+        pads=node.padding,
+        dilations=node.dilation,
+        group=node.groups,
+    )
+
+
+def _scale(writer: _Writer, node: Scale, inputs: list[str], output: str) -> None:
+    steps: list[tuple[str, str, Tensor]] = []
+    if bool(node.center.any()):
+        steps.append(("Sub", "center", node.center))
+    if bool((node.scale != 1).any()):
+        divisor = (1 / node.scale.double()).float()
+        if node.weight_error and bool((1 / divisor.double() == node.scale).all()):
+            steps.append(("Div", "divisor", divisor))
+        else:
+            steps.append(("Mul", "scale", node.scale))
+    if bool(node.shift.any()) or not steps:
+        steps.append(("Add", "shift", node.shift))
+    current = inputs[0]
+    for position, (op, label, value) in enumerate(steps):
+        constant = writer.parameter(node, f"{output}.{label}", writer.wide(value, node))
+        last = position == len(steps) - 1
+        current = writer.emit(op, [current, constant], output if last else f"{output}.{op.lower()}")
+
+
+def _add(writer: _Writer, node: Add, inputs: list[str], output: str) -> None:
+    writer.emit("Add", inputs, output)
+
+
+def _reshape(writer: _Writer, node: Reshape, inputs: list[str], output: str) -> None:
+    if writer.network.batched and len(node.shape) == 1:
+        writer.emit("Flatten", inputs, output, axis=1)
+        return
+    shape = np.array((-1,) * writer.network.batched + node.shape, np.int64)
+    writer.emit("Reshape", [*inputs, writer.constant(f"{output}.shape", shape)], output)
+
+
+def _permute(writer: _Writer, node: Permute, inputs: list[str], output: str) -> None:
+    axes = (0, *(a + 1 for a in node.axes)) if writer.network.batched else node.axes
+    writer.emit("Transpose", inputs, output, perm=axes)
+
+
+def _gelu(writer: _Writer, node: Gelu, inputs: list[str], output: str) -> None:
+    writer.smooth = True
+    if bool(node.lam == 1):
+        writer.emit("Gelu", inputs, output)
+        return
+    lam = writer.parameter(node, f"{output}.lambda", node.lam)
+    hard = writer.emit("Mul", [*inputs, lam], f"{output}.hard")
+    writer.emit("Div", [writer.emit("Gelu", [hard], f"{output}.gelu"), lam], output)
+
+
+def _leaky_relu(writer: _Writer, node: LeakyRelu, inputs: list[str], output: str) -> None:
+    slope = writer.parameter(node, f"{output}.slope", writer.wide(node.slope, node))
+    writer.emit("PRelu", [*inputs, slope], output)
+
+
+def _plain(op: str) -> Callable[[_Writer, Node, list[str], str], None]:
+    def write(writer: _Writer, node: Node, inputs: list[str], output: str) -> None:
+        writer.emit(op, inputs, output)
+
+    return write
+
+
+WRITERS: dict[type[Node], Callable[[_Writer, Any, list[str], str], None]] = {
+    Linear: _linear,
+    Conv2d: _conv2d,
+    Scale: _scale,
+    Add: _add,
+    Reshape: _reshape,
+    Permute: _permute,
+    Gelu: _gelu,
+    LeakyRelu: _leaky_relu,
+    Relu: _plain("Relu"),
+    Sigmoid: _plain("Sigmoid"),
+    Tanh: _plain("Tanh"),
+}
