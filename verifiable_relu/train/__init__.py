@@ -1,0 +1,1 @@
+"""Training with λ-GELU and annealing; the command is ``python -m verifiable_relu.train``."""

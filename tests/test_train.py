@@ -1,0 +1,361 @@
+"""Schedules, the rates of λ, the losses against slow references, and whole small trainings."""
+
+import json
+import math
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from verifiable_relu.data import Dataset
+from verifiable_relu.errors import InputError
+from verifiable_relu.nn import LambdaGELU, Normalize, cnn, mlp, substitute_relu
+from verifiable_relu.train import checkpoint, losses, schedule
+from verifiable_relu.train.__main__ import main, parser
+from verifiable_relu.train.augment import augment
+from verifiable_relu.train.loop import Trained, accuracy, attacked_accuracy, build, train
+from verifiable_relu.train.optimizer import make_optimizer, rate_of_s, set_rates
+from verifiable_relu.train.options import Options, number, sizes
+
+SCHEDULES = ("linear", "log", "inverse")
+
+
+def blobs(n: int = 300, shape: tuple[int, int, int] = (1, 6, 6)) -> Dataset:
+    """Three classes of noisy images around three fixed ones."""
+    random = np.random.default_rng(0)
+    centres = random.random((3, *shape))
+    labels = random.integers(0, 3, n)
+    images = np.clip(centres[labels] + random.normal(0, 0.15, (n, *shape)), 0, 1).astype(np.float32)
+    return Dataset("blobs", images, labels, (0.5,), (0.3,), np.ones(n, bool))
+
+
+MLP = Options("blobs", hidden=(16, 16), epochs=4, batch=50, eps=0.03, warmup=1, attack_steps=2, certified=0.1,
+              stability=0.05, l1=1e-5, seed=3)  # fmt: skip
+LONGER = replace(MLP, epochs=8, rate=2e-2)
+CNN = replace(MLP, model="cnn", channels=(4,), hidden=(8,), epochs=2, crop=1, flip=True)
+
+
+@pytest.fixture(scope="module")
+def trained() -> Trained:
+    return train(LONGER, blobs())
+
+
+# Schedules
+
+
+@pytest.mark.parametrize(("epochs", "start"), [(1, 0), (2, 1), (4, 1), (5, 2), (40, 10), (41, 11)])
+def test_annealing_begins_after_a_quarter(epochs: int, start: int) -> None:
+    assert schedule.annealing_start(epochs) == start
+
+
+def test_annealing_progress_is_the_papers_at_the_end_of_each_epoch() -> None:
+    epochs, per_epoch = 10, 7
+    start = 3
+    for epoch in range(epochs):
+        last = (epoch + 1) * per_epoch - 1
+        expected = max(0, (epoch - start + 1) / (epochs - start))
+        assert schedule.annealing_progress(last, per_epoch, epochs) == pytest.approx(expected)
+    progress = [schedule.annealing_progress(step, per_epoch, epochs) for step in range(70)]
+    assert progress[start * per_epoch - 1] == 0 and progress[-1] == 1
+    assert all(b > a for a, b in pairwise(progress[start * per_epoch - 1 :]))
+
+
+@pytest.mark.parametrize(("name", "middle"), [("linear", 81.0), ("log", math.sqrt(320)), ("inverse", 320 / 81)])
+def test_hardness(name: schedule.Schedule, middle: float) -> None:
+    assert schedule.hardness(name, 2, 160, 0) == pytest.approx(2)
+    assert schedule.hardness(name, 2, 160, 0.5) == pytest.approx(middle)
+    assert schedule.hardness(name, 2, 160, 1) == pytest.approx(160)
+
+
+def test_learning_rate_is_one_cycle() -> None:
+    rates = [schedule.learning_rate(0.1, 0.25, step, 100) for step in range(100)]
+    assert rates[0] == pytest.approx(0.004) and max(rates) <= 0.1 and rates[25] == pytest.approx(0.1, rel=1e-3)
+    assert all(a < b for a, b in pairwise(rates[:25])) and all(a > b for a, b in pairwise(rates[26:]))
+    assert 0 < rates[-1] < 1e-4
+    assert [schedule.warmup(step, 4) for step in (0, 2, 4, 9)] == [0, 0.5, 1, 1] and schedule.warmup(0, 0) == 1
+
+
+# The rates of λ
+
+
+def test_s_is_not_decayed_and_has_the_matched_rate() -> None:
+    model = mlp([4, 5, 6, 2])
+    optimizer = make_optimizer(model, MLP)
+    set_rates(optimizer, model, 1e-3, MLP)
+    group_of = {id(p): group for group in optimizer.param_groups for p in group["params"]}
+    assert len(group_of) == len(list(model.parameters()))
+    for name, parameter in model.named_parameters():
+        group = group_of[id(parameter)]
+        is_s = name.endswith(".s")
+        assert group["weight_decay"] == (MLP.decay if name.endswith("weight") else 0)
+        assert group["lr"] == pytest.approx(9 * 0.1 * 1e-3 if is_s else 1e-3)
+
+
+@pytest.mark.parametrize(
+    ("rule", "lam", "expected"),
+    [("raw", 2.0, 9e-3), ("matched", 2.0, 9e-4), ("natural", 1 + math.log(2), 18e-4), ("natural", 1.01, 9e-4 / 0.05)],
+)
+def test_rates_of_s(rule: str, lam: float, expected: float) -> None:
+    assert rate_of_s(LambdaGELU(lam), 1e-3, replace(MLP, lam_rate=rule)) == pytest.approx(expected, rel=1e-4)
+
+
+def test_the_natural_rate_moves_lambda_by_c_times_the_rate() -> None:
+    for lam in (1.5, 3.0, 20.0):
+        gate = LambdaGELU(lam).double()
+        options = replace(MLP, lam_rate="natural")
+        model = torch.nn.Sequential(gate)
+        optimizer = make_optimizer(model, options)
+        set_rates(optimizer, model, 1e-5, options)
+        (-gate.lam).backward()
+        optimizer.step()
+        assert gate.lam.item() - lam == pytest.approx(9e-5, rel=1e-2)
+
+
+# Losses
+
+
+@pytest.fixture
+def small() -> torch.nn.Sequential:
+    torch.manual_seed(0)
+    return cnn((2, 6, 6), (3, 4), (5,), 3, normalize=Normalize((0.2, 0.4), (0.5, 0.7)))
+
+
+def test_attack_stays_in_the_ball_and_raises_the_loss(small: torch.nn.Sequential) -> None:
+    x, y = torch.rand(50, 2, 6, 6), torch.randint(0, 3, (50,))
+    point = losses.attacked(small, x, y, 0.1, 5, torch.Generator().manual_seed(0))
+    assert (point - x).abs().max() <= 0.1 + 1e-6 and point.min() >= 0 and point.max() <= 1
+    assert F.cross_entropy(small(point), y) > F.cross_entropy(small(x), y)
+    assert all(p.grad is None for p in small.parameters())
+
+
+def test_intervals_enclose_the_relu_network(small: torch.nn.Sequential) -> None:
+    x, y = torch.rand(4, 2, 6, 6), torch.randint(0, 3, (4,))
+    layers, lb, ub = losses.intervals(small, x - 0.05, x + 0.05)
+    worst = losses.worst_logits(small[-1], lb, ub, y)
+    hard = substitute_relu(small)
+    for _ in range(100):
+        value = x + 0.05 * torch.randint(-1, 2, x.shape)
+        seen = iter(layers)
+        for module in hard:
+            if isinstance(module, torch.nn.ReLU):
+                lower, upper = next(seen)
+                assert (lower <= value + 1e-6).all() and (value <= upper + 1e-6).all()
+            value = module(value)
+        difference = value - value.gather(1, y[:, None])
+        assert (difference <= worst + 1e-6).all()
+    assert (worst.gather(1, y[:, None]).abs() < 1e-6).all()
+
+
+def test_intervals_of_a_point_are_the_network(small: torch.nn.Sequential) -> None:
+    x, y = torch.rand(4, 2, 6, 6), torch.randint(0, 3, (4,))
+    _, lb, ub = losses.intervals(small, x, x)
+    logits = substitute_relu(small)(x)
+    torch.testing.assert_close(
+        losses.worst_logits(small[-1], lb, ub, y), logits - logits.gather(1, y[:, None]), rtol=1e-4, atol=1e-5
+    )
+
+
+def test_first_layer_intervals_are_reached() -> None:
+    torch.manual_seed(1)
+    model = mlp([5, 4, 2])
+    x = torch.rand(1, 5)
+    ((lb, ub),), _, _ = losses.intervals(model, x - 0.1, x + 0.1)
+    for row in range(4):
+        direction = 0.1 * model[1].weight[row].sign()
+        torch.testing.assert_close(model[1](x + direction)[0, row], ub[0, row])
+        torch.testing.assert_close(model[1](x - direction)[0, row], lb[0, row])
+
+
+def test_instability_is_least_where_neurons_are_stable() -> None:
+    def of(lb: float, ub: float) -> float:
+        return losses.instability([(torch.tensor([[lb]]), torch.tensor([[ub]]))]).item()
+
+    assert of(1, 2) < of(0, 1) < of(-1, 1) < of(-2, 2)
+    assert of(-3, -2) == of(2, 3) == pytest.approx(-math.tanh(7))
+    both = losses.instability([(torch.ones(1, 2), torch.ones(1, 2)), (torch.zeros(1, 1), torch.zeros(1, 1))])
+    assert both.item() == pytest.approx(-(2 * math.tanh(2) + math.tanh(1)) / 3)
+
+
+def test_augmentation_crops_and_mirrors() -> None:
+    image = torch.arange(1.0, 26).reshape(1, 1, 5, 5).expand(200, 1, 5, 5)
+    generator = torch.Generator().manual_seed(0)
+    assert augment(image, 0, False, generator) is image
+    flipped = augment(image, 0, True, generator)
+    mirrored = (flipped == image.flip(3)).all((1, 2, 3))
+    assert ((flipped == image).all((1, 2, 3)) ^ mirrored).all() and 60 < mirrored.sum() < 140
+    padded = F.pad(image[:1], (2, 2, 2, 2))[0, 0]
+    places = {padded[i : i + 5, j : j + 5].numpy().tobytes() for i in range(5) for j in range(5)}
+    crops = {crop.numpy().tobytes() for crop in augment(image, 2, False, generator)[:, 0]}
+    assert crops == places
+
+
+# Whole trainings
+
+
+def test_training_learns_and_hardens(trained: Trained) -> None:
+    test = blobs()
+    images, labels = torch.from_numpy(test.images), torch.from_numpy(test.labels)
+    hard = substitute_relu(trained.model)
+    assert accuracy(hard, images, labels) > 0.9
+    assert attacked_accuracy(hard, images, labels, MLP.eps, 0) > 0.8
+    gates = [module for module in trained.model if isinstance(module, LambdaGELU)]
+    assert [gate.lam.item() for gate in gates] == pytest.approx([160, 160], rel=1e-5)
+    lam = np.array([epoch["lam"] for epoch in trained.history])
+    assert lam.shape == (8, 2) and (lam >= 1).all() and (np.diff(lam[1:], axis=0) > 0).all()
+    gates = [module for module in build(LONGER, test) if isinstance(module, LambdaGELU)]
+    assert (lam[0] != [gate.lam.item() for gate in gates]).all(), "λ is learned before it is annealed"
+
+
+def test_substitution_changes_each_neuron_by_little(trained: Trained) -> None:
+    x = torch.from_numpy(blobs().images)
+    first, gate = trained.model[:3], trained.model[3]
+    gap = torch.relu(first(x)) - gate(first(x))
+    assert gap.min() >= -1e-6 and gap.max() <= 0.17 / 160 + 1e-6 and gap.max() > 0
+
+
+@pytest.mark.parametrize("options", [MLP, CNN])
+def test_a_resumed_training_is_the_uninterrupted_one(options: Options, tmp_path: Path) -> None:
+    saved = tmp_path / "net.checkpoint"
+    whole = train(options, blobs())
+    per_epoch = 6
+
+    def interrupt(step: int, _: str) -> None:
+        if step == per_epoch + 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(options, blobs(), saved, interrupt)
+    steps: list[int] = []
+    resumed = train(options, blobs(), saved, lambda step, _: steps.append(step))
+    assert steps[0] == per_epoch + 1, "the first epoch is not done again"
+    for name, value in whole.model.state_dict().items():
+        assert torch.equal(value, resumed.model.state_dict()[name]), name
+    assert [epoch["lam"] for epoch in whole.history] == [epoch["lam"] for epoch in resumed.history]
+
+
+def test_the_seed_decides(trained: Trained) -> None:
+    torch.manual_seed(123)
+    again, other = train(LONGER, blobs()), train(replace(LONGER, seed=4), blobs())
+    assert torch.equal(again.model[-1].weight, trained.model[-1].weight)
+    assert not torch.equal(other.model[-1].weight, trained.model[-1].weight)
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_every_schedule_ends_at_the_target(name: schedule.Schedule) -> None:
+    options = replace(MLP, schedule=name, epochs=2, attack_steps=0, lam_target=50)
+    gate = train(options, blobs(100)).model[3]
+    assert isinstance(gate, LambdaGELU) and gate.lam.item() == pytest.approx(50, rel=1e-5)
+
+
+def test_checkpoints_of_others_and_damaged_ones_are_refused(tmp_path: Path) -> None:
+    saved = tmp_path / "net.checkpoint"
+    train(replace(MLP, epochs=1), blobs(50), saved)
+    with pytest.raises(InputError, match="--seed 3, not 5"):
+        train(replace(MLP, epochs=1, seed=5), blobs(50), saved)
+    saved.write_bytes(saved.read_bytes()[:100])
+    with pytest.raises(InputError, match="no checkpoint that can be read"):
+        train(replace(MLP, epochs=1), blobs(50), saved)
+    assert list(tmp_path.iterdir()) == [saved]
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "file"
+    checkpoint.write_whole(path, b"old")
+
+    def fail(*_: object) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(checkpoint.os, "replace", fail)
+    with pytest.raises(OSError, match="no space"):
+        checkpoint.write_whole(path, b"new")
+    assert path.read_bytes() == b"old" and list(tmp_path.iterdir()) == [path]
+
+
+def test_a_loss_that_explodes_is_reported() -> None:
+    with pytest.raises(InputError, match=r"epoch \d+: the loss is no longer finite"):
+        train(replace(MLP, rate=1e30, rise=0.0, epochs=2), blobs())
+
+
+# The command
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"epochs": 0}, "--epochs: must be at least 1, got 0"),
+        ({"lam_target": 0.5}, "--lam-target"),
+        ({"eps": -0.1}, "--eps"),
+        ({"eps": math.nan}, "--eps"),
+        ({"eps": 2.0}, "images lie in"),
+        ({"rate": math.nan}, "--rate"),
+        ({"certified": 1.5}, "--certified"),
+        ({"model": "resnet"}, "'resnet' is none of mlp, cnn"),
+        ({"schedule": "cubic"}, "--schedule"),
+        ({"hidden": (10, 0)}, "--hidden"),
+    ],
+)
+def test_bad_options_are_named(change: dict[str, object], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        replace(MLP, **change)
+
+
+def test_numbers_and_sizes() -> None:
+    assert number("2/255") == 2 / 255 and number("0.03") == 0.03 and sizes("16,32") == (16, 32) and sizes("") == ()
+    for text in ("1/0", "two"):
+        with pytest.raises(ValueError, match="neither a number nor a fraction"):
+            number(text)
+
+
+def test_every_option_is_on_the_command_line() -> None:
+    values = vars(parser().parse_args(["--data", "digits", "--out", "x.onnx"]))
+    assert values.pop("out") == Path("x.onnx")
+    assert Options(**values) == Options("digits")
+
+
+def test_bad_input_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, words in [
+        (["--data", "digits", "--out", str(tmp_path / "net.pt")], "must end in .onnx"),
+        (["--data", "digits", "--out", str(tmp_path / "no" / "net.onnx")], "no such folder"),
+        (["--data", "imagenet", "--out", str(tmp_path / "net.onnx")], "no data set 'imagenet'"),
+        (["--data", "digits", "--epochs", "0", "--out", str(tmp_path / "net.onnx")], "--epochs"),
+    ]:
+        assert main(arguments) == 2
+        error = capsys.readouterr().err
+        assert words in error and error.count("\n") == 1 and error.startswith("error: ")
+
+
+def test_the_command_writes_network_and_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("sklearn", reason="needs scikit-learn")
+    runtime = pytest.importorskip("onnxruntime")
+    from verifiable_relu.data import load
+
+    out = tmp_path / "digits.onnx"
+    command = [
+        "--data",
+        "digits",
+        "--hidden",
+        "16",
+        "--epochs",
+        "2",
+        "--batch",
+        "64",
+        "--eps",
+        "1/255",
+        "--out",
+        str(out),
+    ]
+    assert main(command) == 0
+    record = json.loads(out.with_suffix(".json").read_text())
+    assert record["options"]["seed"] == 0 and record["training_images"] == 1347 and len(record["epochs"]) == 2
+    assert "torch" in record["versions"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["digits.json", "digits.onnx"]
+    session = runtime.InferenceSession(str(out))
+    test = load("digits", "test")
+    (name,) = (entry.name for entry in session.get_inputs())
+    logits = np.concatenate([session.run(None, {name: image[None]})[0] for image in test.images])
+    assert (logits.argmax(1) == test.labels).mean() == pytest.approx(record["results"]["clean_after_substitution"])
+    assert "clean_after_substitution" in capsys.readouterr().out

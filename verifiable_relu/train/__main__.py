@@ -1,0 +1,126 @@
+"""``python -m verifiable_relu.train``: train with λ-GELU, harden, substitute ReLU, write ONNX."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Any, get_args
+
+from verifiable_relu.errors import InputError
+from verifiable_relu.train.options import Model, Options, Rate, Schedule, flag, number, sizes
+
+HELP: dict[str, tuple[Callable[[str], Any], str]] = {
+    "data": (str, "mnist, fashion_mnist, cifar10 or digits"),
+    "model": (str, " or ".join(get_args(Model))),
+    "hidden": (sizes, "sizes of the fully connected hidden layers, as 100,100"),
+    "channels": (sizes, "channels of the convolutions, as 16,32 (cnn)"),
+    "epochs": (int, "epochs in all; the last three quarters anneal λ"),
+    "batch": (int, "images per step"),
+    "rate": (float, "highest learning rate of the weights"),
+    "rise": (float, "part of the training over which the rate rises"),
+    "decay": (float, "decoupled weight decay"),
+    "l1": (float, "factor of the weights' absolute values in the loss"),
+    "eps": (number, "radius of the attack and the intervals, as 2/255"),
+    "warmup": (int, "epochs over which ε grows from 0"),
+    "attack_steps": (int, "steps of the attack in training; 0: none"),
+    "certified": (float, "weight of the loss at the interval bounds' worst point"),
+    "stability": (float, "weight of the ReLU-stability term"),
+    "crop": (int, "zero padding of random crops, in pixels; 0: none"),
+    "lam_init": (float, "λ of every layer at the start"),
+    "lam_target": (float, "λ of every layer at the end"),
+    "schedule": (str, "the annealing is linear in λ, log λ or 1/λ: " + ", ".join(get_args(Schedule))),
+    "lam_rate": (str, "learning rate of λ's parameter: " + ", ".join(get_args(Rate))),
+    "lam_factor": (float, "step of λ over step of a weight"),
+    "seed": (int, "of weights, order, augmentation and attacks"),
+}
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line: one option for each field of ``Options``, and ``--out``."""
+    made = argparse.ArgumentParser(prog="python -m verifiable_relu.train", description=__doc__, allow_abbrev=False)
+    for field in fields(Options):
+        if field.name == "flip":
+            made.add_argument("--flip", action="store_true", help="mirror images at random")
+            continue
+        kind, text = HELP[field.name]
+        if field.default is MISSING:
+            made.add_argument(flag(field.name), type=kind, required=True, help=text)
+        else:
+            shown = _shown(field.default)
+            made.add_argument(flag(field.name), type=kind, default=field.default, help=f"{text} ({shown})")
+    made.add_argument("--out", type=Path, required=True, help="the ONNX file to write; the record goes beside it")
+    return made
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Train and export; 0 when done, 2 for bad input, 130 after Ctrl-C (the same command then goes on)."""
+    values = vars(parser().parse_args(arguments))
+    out: Path = values.pop("out")
+    try:
+        return run(Options(**values), out)
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def run(options: Options, out: Path) -> int:
+    """Train by ``options`` with a progress bar on stderr and write ``out``.
+
+    Raises:
+        InputError: for data, an output path or a checkpoint that cannot be used.
+    """
+    if out.suffix != ".onnx":
+        raise InputError("the output's name must end in .onnx", path=out)
+    if not out.parent.is_dir():
+        raise InputError("no such folder", path=out.parent)
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    from verifiable_relu.data import load
+    from verifiable_relu.train.loop import train
+
+    training, test = load(options.data, "train"), load(options.data, "test")
+    saved = out.with_suffix(".checkpoint")
+    console = Console(stderr=True)
+    if training.note:
+        console.print(training.note, highlight=False)
+    columns = (MofNCompleteColumn(), BarColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console) as bar:
+        steps = options.epochs * -(-len(training) // options.batch)
+        task = bar.add_task("", total=steps)
+        try:
+            trained = train(
+                options, training, saved, lambda step, text: bar.update(task, completed=step, description=text)
+            )
+        except KeyboardInterrupt:
+            bar.stop()
+            console.print(f"interrupted; the same command goes on from the last whole epoch ({saved})", highlight=False)
+            return 130
+    from verifiable_relu.train.export import export
+
+    results = export(trained, options, training, test, out)
+    saved.unlink(missing_ok=True)
+    for name, value in results.items():
+        print(f"{name}: {value:.4f}" if isinstance(value, float) else f"{name}: {value}")
+    print(f"wrote {out} and {out.with_suffix('.json')}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,122 @@
+"""Everything that decides what a training does, in one frozen record (no torch: ``--help`` must be quick)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Literal, get_args
+
+from verifiable_relu.errors import InputError
+
+Model = Literal["mlp", "cnn"]
+Schedule = Literal["linear", "log", "inverse"]
+Rate = Literal["raw", "matched", "natural"]
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of one training; two trainings with equal options give equal networks on one machine.
+
+    Attributes:
+        data: name of a data set (``verifiable_relu.data.load``).
+        model: ``mlp`` or ``cnn``.
+        hidden: sizes of the fully connected hidden layers.
+        channels: of the convolutions (``cnn`` only).
+        epochs: E, in all.
+        batch: images per step.
+        rate: the highest learning rate η of the weights; it rises over ``rise``·E epochs, then falls as a cosine.
+        rise: part of the training over which η rises.
+        decay: decoupled weight decay of the weights (never of λ's parameter).
+        l1: factor of the sum of the weights' absolute values (matrices and kernels) in the loss.
+        eps: radius of the L∞ ball for the attack, the intervals and the reported attacked accuracy; 0 trains plainly.
+        warmup: epochs over which ε and the weights of the interval terms grow from 0.
+        attack_steps: steps of the attack in training; 0 leaves the attack out.
+        certified: weight w in (1 − w)·attacked loss + w·loss at the worst point of the interval bounds.
+        stability: weight of the mean of −tanh(1 + l·u) over all pre-activation intervals.
+        crop: pixels of zero padding for random crops; 0 for none.
+        flip: whether images are mirrored at random.
+        lam_init: λ of every layer at the start; 1 + ln 2 is where the parameter s behind it is 0.
+        lam_target: λ of every layer at the end.
+        schedule: what the annealing is linear in: λ (``linear``), log λ (``log``) or 1/λ (``inverse``).
+        lam_rate: how the learning rate of λ's parameter follows from η (``train.optimizer``).
+        lam_factor: c, the factor between a step of λ and a step of a weight.
+        seed: of the initial weights, the order, the augmentation and the attacks.
+    """
+
+    data: str
+    model: Model = "mlp"
+    hidden: tuple[int, ...] = (100,)
+    channels: tuple[int, ...] = (16, 32)
+    epochs: int = 20
+    batch: int = 128
+    rate: float = 2e-3
+    rise: float = 0.2
+    decay: float = 1e-4
+    l1: float = 0.0
+    eps: float = 0.0
+    warmup: int = 0
+    attack_steps: int = 0
+    certified: float = 0.0
+    stability: float = 0.0
+    crop: int = 0
+    flip: bool = False
+    lam_init: float = 1 + math.log(2)
+    lam_target: float = 160.0
+    schedule: Schedule = "log"
+    lam_rate: Rate = "matched"
+    lam_factor: float = 9.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be trained.
+
+        Raises:
+            InputError: names the option and its value.
+        """
+        for name, kind in (("model", Model), ("schedule", Schedule), ("lam_rate", Rate)):
+            if getattr(self, name) not in get_args(kind):
+                raise InputError(f"'{getattr(self, name)}' is none of {', '.join(get_args(kind))}", place=flag(name))
+        least = {"epochs": 1, "batch": 1}
+        for name in ("epochs", "batch", "decay", "l1", "eps", "warmup", "attack_steps", "certified", "stability"):
+            self._require(name, getattr(self, name) >= least.get(name, 0), f"must be at least {least.get(name, 0)}")
+        for name in ("rate", "lam_factor"):
+            self._require(name, 0 < getattr(self, name) < math.inf, "must be a positive number")
+        for name in ("lam_init", "lam_target"):
+            self._require(name, 1 <= getattr(self, name) < math.inf, "must be a finite number of at least 1")
+        self._require("certified", self.certified <= 1, "must be at most 1")
+        self._require("eps", self.eps < 1, "must be below 1: images lie in [0, 1]")
+        self._require("rise", 0 <= self.rise < 1, "must lie in [0, 1)")
+        self._require("crop", self.crop >= 0, "must be at least 0")
+        for name in ("hidden", "channels"):
+            self._require(name, all(size > 0 for size in getattr(self, name)), "must be positive sizes")
+
+    def _require(self, name: str, holds: bool, what: str) -> None:
+        if not holds:
+            raise InputError(f"{what}, got {getattr(self, name)}", place=flag(name))
+
+
+def flag(name: str) -> str:
+    """The command-line option of a field."""
+    return "--" + name.replace("_", "-")
+
+
+def number(text: str) -> float:
+    """A number or a fraction, as ``2/255``.
+
+    Raises:
+        ValueError: if it is neither.
+    """
+    try:
+        return float(Fraction(text))
+    except (ValueError, ZeroDivisionError):
+        raise ValueError(f"'{text}' is neither a number nor a fraction like 2/255") from None
+
+
+def sizes(text: str) -> tuple[int, ...]:
+    """Sizes separated by commas, as ``16,32``; an empty text means none.
+
+    Raises:
+        ValueError: if one is no integer.
+    """
+    return tuple(int(part) for part in text.split(",") if part)
