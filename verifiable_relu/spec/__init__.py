@@ -1,7 +1,29 @@
 """Properties, and the files that hold them."""
 
+from verifiable_relu.spec.balls import linf_properties, linf_property
+from verifiable_relu.spec.find import find_network, queries
+from verifiable_relu.spec.instances import Instance, read_instances, write_instances
 from verifiable_relu.spec.property import Box, Property, Query, Row
-from verifiable_relu.spec.read import read_vnnlib
+from verifiable_relu.spec.read import on_disk, read_vnnlib
 from verifiable_relu.spec.specfile import SpecFile, Variable
+from verifiable_relu.spec.write import vnnlib_text, write_vnnlib
 
-__all__ = ["Box", "Property", "Query", "Row", "SpecFile", "Variable", "read_vnnlib"]
+__all__ = [
+    "Box",
+    "Instance",
+    "Property",
+    "Query",
+    "Row",
+    "SpecFile",
+    "Variable",
+    "find_network",
+    "linf_properties",
+    "linf_property",
+    "on_disk",
+    "queries",
+    "read_instances",
+    "read_vnnlib",
+    "vnnlib_text",
+    "write_instances",
+    "write_vnnlib",
+]

@@ -6,7 +6,7 @@ one input or rows over the outputs. :func:`properties` turns the whole formula i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import NamedTuple
@@ -19,7 +19,8 @@ from verifiable_relu.spec.property import Box, Polytope, Property, Row, round_do
 MAX_POLYTOPES = 100_000
 """A formula whose disjunctive form is larger than this is refused."""
 
-ZERO, ONE, MINUS_ONE = Fraction(0), Fraction(1), Fraction(-1)
+ZERO, ONE = Fraction(0), Fraction(1)
+_MIRRORED = {"<=": ">=", ">=": "<=", "<": ">", ">": "<"}
 _LARGEST_EXPONENT = 1022
 
 
@@ -85,7 +86,7 @@ class Linear:
         )
 
     def __neg__(self) -> Linear:
-        return Linear(_negated(self.inputs), _negated(self.outputs), -self.constant)
+        return self.scaled(-ONE)
 
     def __add__(self, other: Linear) -> Linear:
         return Linear(
@@ -118,10 +119,6 @@ class Linear:
         return self.scaled(1 / other.constant)
 
 
-def _negated(terms: Mapping[int, Fraction]) -> Mapping[int, Fraction]:
-    return {i: MINUS_ONE if c is ONE else -c for i, c in terms.items()}
-
-
 def _added(a: Mapping[int, Fraction], b: Mapping[int, Fraction]) -> Mapping[int, Fraction]:
     if not a or not b:
         return a or b
@@ -137,38 +134,37 @@ def compare(operator: str, left: Linear, right: Linear, mark: int) -> Formula:
     """The formula ``left operator right`` for one of ``<= < >= > = !=``, found at ``mark``.
 
     Raises:
+        InputError: for a number beyond the range of float64.
         UnsupportedError: if the constraint relates inputs to each other or to outputs.
     """
     match operator:
-        case ">=" | ">":
-            return compare("<" + operator[1:], right, left, mark)
         case "=":
             return And((compare("<=", left, right, mark), compare("<=", right, left, mark)))
         case "!=":
             return Or((compare("<", left, right, mark), compare("<", right, left, mark)))
-    strict = operator == "<"
-    if right.is_constant:
-        # By far the most frequent form, x ≤ number, is worth a shortcut: a file may hold thousands of it.
-        term, bound = left, right.constant - left.constant if left.constant else right.constant
-    else:
-        term = left + -right
-        bound = -term.constant
+    if left.is_constant and not right.is_constant:
+        return compare(_MIRRORED[operator], right, left, mark)
+    upper, strict = operator[0] == "<", len(operator) == 1
+    term = left if right.is_constant else left + -right
+    bound = right.constant if term is left else ZERO
+    if term.constant:
+        bound -= term.constant
     if bound.numerator.bit_length() - bound.denominator.bit_length() > _LARGEST_EXPONENT:
         raise InputError("a number beyond the range of float64")
-    if term.is_constant:
-        return TRUE if bound > 0 or (bound == 0 and not strict) else FALSE
     if not term.inputs:
+        if not upper:
+            term, bound = -term, -bound
+        if not term.outputs:
+            return TRUE if bound > 0 or (bound == 0 and not strict) else FALSE
         return Row(tuple(sorted(term.outputs.items())), bound, strict)
     if term.outputs:
         raise UnsupportedError("a constraint that relates inputs to outputs is not supported")
     if len(term.inputs) > 1:
         raise UnsupportedError("a constraint that relates inputs to each other is not supported: inputs form a box")
     ((variable, coefficient),) = term.inputs.items()
-    if coefficient is ONE:
-        return Bound(variable, True, bound, strict, mark)
-    if coefficient is MINUS_ONE:
-        return Bound(variable, False, -bound, strict, mark)
-    return Bound(variable, coefficient > 0, bound / coefficient, strict, mark)
+    if coefficient is ONE:  # By far the most frequent: a file may hold thousands of x ≤ number.
+        return Bound(variable, upper, bound, strict, mark)
+    return Bound(variable, upper == (coefficient > 0), bound / coefficient, strict, mark)
 
 
 def negate(formula: Formula) -> Formula:
@@ -344,6 +340,8 @@ def properties(formula: Formula, inputs: Sequence[str], name: str, place: Callab
         if all(_meet(bound, common.get((bound.variable, not bound.upper))) for bound in own):
             groups.setdefault(frozenset(bound[:4] for bound in own), []).append(disjunct.rows)
     if not groups:
+        if len(common) < 2 * len(inputs) and (cause := next(_all_bounds(choices), None)) is not None:
+            raise InputError("in every case the box is empty", place=place(cause.mark))
         return (Property(sides.box(inputs), (), name),)
     found: list[Property] = []
     for number, (own_bounds, polytopes) in enumerate(groups.items()):
@@ -352,6 +350,14 @@ def properties(formula: Formula, inputs: Sequence[str], name: str, place: Callab
         label = name if len(groups) == 1 else f"{name}#{number}"
         found.append(Property(mine.box(inputs), tuple(polytopes), label))
     return tuple(found)
+
+
+def _all_bounds(parts: Iterable[Formula]) -> Iterator[Bound]:
+    for part in parts:
+        if isinstance(part, Bound):
+            yield part
+        elif isinstance(part, And | Or):
+            yield from _all_bounds(part.parts)
 
 
 def _inverted(

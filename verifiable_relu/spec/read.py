@@ -15,15 +15,20 @@ _VERSION_2 = re.compile(r"^[^;\n]*\(\s*(?:vnnlib-version|declare-network)\b", re
 _NETWORK = re.compile(r"^[ \t]*;+[ \t]*network:[ \t]*(\S.*?\.onnx(?:\.gz)?)[ \t\r]*$", re.MULTILINE | re.IGNORECASE)
 
 
+def on_disk(path: Path | str) -> Path:
+    """``path``, or ``path.gz`` where only that exists."""
+    path = Path(path)
+    packed = path.with_name(path.name + ".gz")
+    return packed if not path.exists() and packed.exists() else path
+
+
 def read_text(path: Path | str) -> str:
     """The text of a file that may be gzipped; ``name`` stands for ``name.gz`` where only that exists.
 
     Raises:
         InputError: if it is missing, no file, damaged, or not text.
     """
-    path = Path(path)
-    if not path.exists() and (packed := path.with_name(path.name + ".gz")).exists():
-        path = packed
+    path = on_disk(path)
     try:
         data = path.read_bytes()
         return (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8-sig")

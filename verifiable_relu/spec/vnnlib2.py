@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from decimal import Decimal
 from fractions import Fraction
 from functools import reduce
 from operator import add, mul
@@ -132,7 +133,7 @@ class _Walker:
                 one = {index: ONE}
                 return Linear(one) if name == self.input_name else Linear(outputs=one)
             case standard.Literal():
-                return Linear(constant=Fraction(expression.lexeme))
+                return Linear(constant=Fraction(Decimal(expression.lexeme)))
             case standard.Negate():
                 return -self.term(expression.expr)
             case standard.Plus():

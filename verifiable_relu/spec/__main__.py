@@ -1,0 +1,210 @@
+"""``python -m verifiable_relu.spec``: write L∞ robustness properties and ``instances.csv``."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import re
+import sys
+from collections.abc import Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from verifiable_relu.errors import InputError
+from verifiable_relu.spec.balls import linf_properties
+from verifiable_relu.spec.instances import Instance, read_instances, write_instances
+from verifiable_relu.spec.read import on_disk
+from verifiable_relu.spec.specfile import SpecFile, Variable, stem
+from verifiable_relu.spec.write import write_vnnlib
+
+if TYPE_CHECKING:
+    from verifiable_relu.network.graph import Network
+
+DECIMALS = 10
+"""Faces of balls are rounded outward to so many decimals: every reader of VNN-LIB knows decimals, few know 1/255."""
+
+_BATCH = 256
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit status: 0, or 2 for bad input."""
+    options = _parser().parse_args(arguments)
+    try:
+        written = generate(options)
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(f"{written} properties written to {options.out}, listed in {options.out / 'instances.csv'}")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m verifiable_relu.spec",
+        description="Write L∞ robustness properties of a classifier around images as VNN-LIB files, "
+        "clipped to the valid range [0, 1], and list them in instances.csv.",
+    )
+    parser.add_argument("--net", type=Path, required=True, metavar="N.onnx", help="the network they are about")
+    parser.add_argument(
+        "--data",
+        required=True,
+        metavar="NAME|FILE.npz",
+        help="mnist, fashion_mnist, cifar10, digits, or a file with the arrays images (in [0, 1]) and labels",
+    )
+    parser.add_argument("--split", choices=("test", "train"), default="test", help="part of a named data set")
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("--images", type=_indices, metavar="0-19,25", help="indices of the images")
+    which.add_argument("--correct", type=_count, metavar="K", help="the first K correctly classified images")
+    parser.add_argument("--eps", type=_eps, nargs="+", required=True, metavar="1/255", help="radii of the balls")
+    parser.add_argument("--timeout", type=_seconds, default=60.0, metavar="S", help="seconds per instance (60)")
+    parser.add_argument("--version", choices=("1.0", "2.0"), default="1.0", help="of VNN-LIB (1.0)")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where to write; made if missing")
+    return parser
+
+
+def _indices(text: str) -> list[int]:
+    found: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
+        first, last = (int(match.group(1)), int(match.group(2) or match.group(1))) if match else (1, 0)
+        if last < first:
+            raise argparse.ArgumentTypeError(f"'{part}' is neither an index nor a range such as 0-19")
+        found += range(first, last + 1)
+    return list(dict.fromkeys(found))
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"'{text}' is no positive number of images")
+    return int(text)
+
+
+def _eps(text: str) -> Fraction:
+    try:
+        value = Fraction(text)
+    except (ValueError, ZeroDivisionError):
+        value = Fraction(-1)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"'{text}' is no radius such as 1/255 or 0.01")
+    return value
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"'{text}' is no positive number of seconds")
+    return value
+
+
+def generate(options: argparse.Namespace) -> int:
+    """Write what the options ask for; returns the number of properties.
+
+    Raises:
+        InputError: for a network or data set that is missing or damaged, images that do not fit the network or
+            are not there, or a folder that cannot be written.
+    """
+    # Here and not above, because they bring torch, and --help must not wait for it.
+    from verifiable_relu.network import read_onnx
+
+    net = on_disk(options.net)
+    network = read_onnx(net)
+    images, labels, exact = _data(options.data, options.split)
+    if math.prod(images.shape[1:]) != network.input_size:
+        raise InputError(
+            f"images of shape {images.shape[1:]} have {math.prod(images.shape[1:])} pixels, the network "
+            f"{network.input_size} inputs",
+            path=options.data,
+        )
+    chosen = options.images or _correct(network, images, labels, exact, options.correct, options.data)
+    for index in chosen:
+        if index >= len(images):
+            raise InputError(f"image {index} is not among the {len(images)}", path=options.data)
+        if not exact[index]:
+            raise InputError(f"image {index} is known to differ from the official one", path=options.data)
+
+    try:
+        options.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"cannot be made: {error.strerror}", path=options.out) from None
+    data_name = stem(options.data)
+    written: list[Instance] = []
+    inputs, outputs = Variable("X", (1, *network.input_shape)), Variable("Y", (1, *network.output_shape))
+    relative = Path(os.path.relpath(net, options.out)).as_posix().removesuffix(".gz")
+    for eps in options.eps:
+        names = [f"{stem(net)}_{data_name}_{i}_eps{eps.numerator}_{eps.denominator}" for i in chosen]
+        balls = linf_properties(
+            images[chosen], labels[chosen], eps, network.output_size, names=names, decimals=DECIMALS
+        )
+        for index, prop in zip(chosen, balls, strict=True):
+            path = options.out / f"{prop.name}.vnnlib"
+            comments = (
+                f"L-infinity robustness: {data_name} {options.split} image {index}, label {labels[index]}, eps {eps}",
+                f"clipped to [0, 1]; bounds rounded outward to {DECIMALS} decimals",
+                "sat: some image of the box has a class other than the label",
+            )
+            spec = SpecFile(path, options.version, (prop,), inputs, outputs, network=relative)
+            write_vnnlib(spec, path, options.version, comments)
+            written.append(Instance(options.out / relative, path, options.timeout))
+    _list(options.out / "instances.csv", written)
+    return len(written)
+
+
+def _list(path: Path, written: Sequence[Instance]) -> None:
+    """Add rows to an ``instances.csv``, in place of older rows about the same properties."""
+    ours = {instance.vnnlib for instance in written}
+    older = [row for row in read_instances(path) if row.vnnlib not in ours] if path.exists() else []
+    write_instances(path, [*older, *written])
+
+
+def _data(source: str, split: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Images, labels, and which images are the official ones."""
+    if not source.endswith(".npz"):
+        from verifiable_relu.data import load
+
+        data = load(source, "train" if split == "train" else "test")
+        return data.images, data.labels, data.exact
+    try:
+        with np.load(source, allow_pickle=False) as arrays:
+            images, labels = arrays["images"], arrays["labels"]
+    except KeyError as error:
+        raise InputError(f"has no array {error}: 'images' and 'labels' are expected", path=source) from None
+    except FileNotFoundError:
+        raise InputError("no such file", path=source) from None
+    except (OSError, ValueError, EOFError) as error:
+        raise InputError(f"cannot be read: {error}", path=source) from None
+    if images.ndim < 2 or labels.shape != images.shape[:1] or not np.issubdtype(labels.dtype, np.integer):
+        raise InputError(
+            f"images {images.dtype} {images.shape} and labels {labels.dtype} {labels.shape}, where (n, …) and "
+            "integers (n,) are expected",
+            path=source,
+        )
+    return images, labels, np.ones(len(labels), bool)
+
+
+def _correct(
+    network: Network, images: np.ndarray, labels: np.ndarray, exact: np.ndarray, count: int, source: str
+) -> list[int]:
+    """The indices of the first ``count`` official images that the network classifies correctly."""
+    import torch
+
+    found: list[int] = []
+    for start in range(0, len(images), _BATCH):
+        part = slice(start, start + _BATCH)
+        x = torch.as_tensor(images[part], dtype=torch.float32).reshape(-1, *network.input_shape)
+        with torch.inference_mode():
+            classes = network(x).flatten(1).argmax(1).numpy()
+        found += (start + np.flatnonzero((classes == labels[part]) & exact[part])).tolist()
+        if len(found) >= count:
+            return found[:count]
+    raise InputError(f"only {len(found)} of {len(images)} images are classified correctly", path=source)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

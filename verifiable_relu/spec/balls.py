@@ -1,0 +1,110 @@
+"""L∞ balls around data points: the robustness properties of classifiers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+
+import numpy as np
+
+from verifiable_relu.errors import InputError
+from verifiable_relu.spec.property import Box, Polytope, Property, Row, round_down, round_up
+
+
+def linf_property(
+    image: np.ndarray,
+    label: int,
+    eps: Fraction | float,
+    classes: int,
+    clip: tuple[Fraction | float, Fraction | float] = (0, 1),
+    name: str = "linf",
+    decimals: int | None = None,
+) -> Property:
+    """One property of :func:`linf_properties`; ``image`` is a single sample of any shape."""
+    return linf_properties(image[None], [label], eps, classes, clip, [name], decimals)[0]
+
+
+def linf_properties(
+    images: np.ndarray,
+    labels: Sequence[int] | np.ndarray,
+    eps: Fraction | float,
+    classes: int,
+    clip: tuple[Fraction | float, Fraction | float] = (0, 1),
+    names: Sequence[str] | None = None,
+    decimals: int | None = None,
+) -> list[Property]:
+    """For each image: some x within ``eps`` of it (per pixel) and within ``clip`` has a class other than its label.
+
+    The unsafe set of label l is the union over j ≠ l of {y : y_l ≤ y_j}: a tie counts as violated.
+
+    Args:
+        images: float (n, …) in the units of ``clip``; each number is taken as the exact rational that it is.
+        labels: (n,), in 0 … classes − 1.
+        eps: ≥ 0; a ``Fraction`` such as ``Fraction(1, 255)`` is kept exact.
+        classes: the network's number of outputs, at least 2.
+        clip: the valid range, which cuts the ball.
+        names: one per image; ``linf_0`` … by default.
+        decimals: round the ball's faces outward to so many decimals, for files; None keeps them exact.
+
+    Raises:
+        InputError: for a label, pixel, ``eps`` or ``clip`` out of range, by image.
+    """
+    eps = _exact(eps, "eps")
+    low, high = _exact(clip[0], "clip"), _exact(clip[1], "clip")
+    if eps < 0:
+        raise InputError(f"eps is {float(eps)!r}, below 0")
+    if low > high:
+        raise InputError(f"the valid range {float(low)!r} to {float(high)!r} is empty")
+    if len(labels) != len(images):
+        raise InputError(f"{len(labels)} labels for {len(images)} images")
+    names = [f"linf_{i}" for i in range(len(images))] if names is None else names
+    flat = np.asarray(images, dtype=np.float64).reshape(len(images), -1)
+    unsafe = [_other_class(label, classes) for label in range(classes)]
+    values, positions = np.unique(flat, return_inverse=True)
+    outside = ~((values >= round_down(low)) & (values <= round_up(high)))
+    if outside.any():
+        image, pixel = np.argwhere(outside[positions.reshape(flat.shape)])[0]
+        value = float(flat[image, pixel])
+        raise InputError(f"{value!r} is outside of {float(low)!r} to {float(high)!r}", place=f"image {image}")
+    pixels = [Fraction(float(value)) for value in values]
+    lower = _Faces([max(_floor(value - eps, decimals), low) for value in pixels], round_down)
+    upper = _Faces([min(-_floor(-value - eps, decimals), high) for value in pixels], round_up)
+    found = []
+    for i, (label, name, position) in enumerate(zip(labels, names, positions.reshape(flat.shape), strict=True)):
+        if not 0 <= label < classes:
+            raise InputError(f"label {label} where 0 to {classes - 1} are expected", place=f"image {i}")
+        box = Box(lower.floats[position], upper.floats[position], lower.exact(position), upper.exact(position))
+        found.append(Property(box, unsafe[label], name))
+    return found
+
+
+class _Faces:
+    """One face of the ball for each pixel value that occurs: a data set has few, so each is worked out once."""
+
+    def __init__(self, values: Sequence[Fraction], outward: Callable[[Fraction], float]) -> None:
+        self.values = values
+        self.floats = np.array([outward(value) for value in values])
+        self.inexact = np.array([Fraction(float(f)) != value for f, value in zip(self.floats, values, strict=True)])
+
+    def exact(self, position: np.ndarray) -> dict[int, Fraction]:
+        """The exact faces of an image, where float64 has none; ``position`` is each pixel's index in the values."""
+        where = np.flatnonzero(self.inexact[position])
+        return {i: self.values[p] for i, p in zip(where.tolist(), position[where].tolist(), strict=True)}
+
+
+def _other_class(label: int, classes: int) -> tuple[Polytope, ...]:
+    one = Fraction(1)
+    rows = (sorted([(label, one), (other, -one)]) for other in range(classes) if other != label)
+    return tuple((Row(tuple(row), Fraction(0)),) for row in rows)
+
+
+def _floor(value: Fraction, decimals: int | None) -> Fraction:
+    return value if decimals is None else Fraction(math.floor(value * 10**decimals), 10**decimals)
+
+
+def _exact(value: Fraction | float, what: str) -> Fraction:
+    try:
+        return Fraction(value)
+    except (ValueError, OverflowError):
+        raise InputError(f"{what} is {value}, not a finite number") from None

@@ -1,0 +1,116 @@
+"""Which network a property file speaks of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from verifiable_relu.errors import InputError
+from verifiable_relu.spec.instances import read_instances
+from verifiable_relu.spec.property import Query
+from verifiable_relu.spec.read import on_disk
+from verifiable_relu.spec.specfile import SpecFile, stem
+
+if TYPE_CHECKING:
+    from verifiable_relu.network.graph import Network
+
+_LISTED = 5
+
+
+def find_network(
+    spec: SpecFile, net: Path | str | None = None, networks: Mapping[str, Path | str] | None = None
+) -> Path:
+    """The ONNX file of a property: the first of these that names one, as an existing file.
+
+    1. ``net``; 2. a ``; network: x.onnx`` comment, relative to the property file; 3. ``networks``, by the name
+    that a 2.0 file declares; 4. a row for this file in the ``instances.csv`` of its folder or the one above
+    (the competition keeps properties in a folder of their own); 5. an ``.onnx`` beside it, of the same name or
+    the only one. ``x.onnx`` stands for ``x.onnx.gz`` where only that exists.
+
+    Raises:
+        InputError: if none does (it says what was tried), a file that is named does not exist, ``networks`` names
+            a network that the file does not declare or contradicts its comment, or rows differ.
+    """
+    folder = spec.path.parent
+    for name in networks or {}:
+        if name not in spec.networks:
+            declared = f"it declares {', '.join(spec.networks)}" if spec.networks else "VNN-LIB 1.0 names no network"
+            raise InputError(f"no network '{name}' is declared; {declared}", path=spec.path)
+    chosen = next(iter((networks or {}).values()), None)
+    if net is not None:
+        return _existing(Path(net), "--net", spec)
+    if spec.network is not None:
+        commented = _existing(folder / spec.network, "the network comment", spec)
+        if chosen is not None and not commented.samefile(_existing(Path(chosen), "--network", spec)):
+            raise InputError(
+                f"--network names {chosen}, but the network comment {spec.network}: --net decides", path=spec.path
+            )
+        return commented
+    if chosen is not None:
+        return _existing(Path(chosen), "--network", spec)
+    found = _in_instances(spec) or _sibling(spec)
+    if found is None:
+        siblings = len(_networks_in(folder))
+        raise InputError(
+            "no network is named: neither --net, nor a '; network: file.onnx' comment, nor --network name=file, nor "
+            f"a row of instances.csv in {folder} or the folder above, nor is there {stem(spec.path)}.onnx or a single "
+            f".onnx beside it ({siblings} there)",
+            path=spec.path,
+        )
+    return found
+
+
+def queries(spec: SpecFile, network: Network) -> list[Query]:
+    """The questions of a property file about a network; their answers join: any sat is sat, all unsat is unsat.
+
+    Raises:
+        InputError: if the declared inputs or outputs are not as many as the network's.
+    """
+    for role, declared, actual in (
+        ("inputs", spec.inputs.size, network.input_size),
+        ("outputs", spec.outputs.size, network.output_size),
+    ):
+        if declared != actual:
+            raise InputError(
+                f"{declared} {role} are declared, but the network '{network.name}' has {actual}", path=spec.path
+            )
+    return [Query(network, prop) for prop in spec.properties]
+
+
+def _existing(path: Path, source: str, spec: SpecFile) -> Path:
+    found = on_disk(path)
+    if not found.is_file():
+        raise InputError(f"the network {path} that {source} names does not exist", path=spec.path)
+    return found
+
+
+def _in_instances(spec: SpecFile) -> Path | None:
+    mine = _plain(spec.path)
+    for folder in (spec.path.parent, spec.path.resolve().parent.parent):
+        csv = folder / "instances.csv"
+        if not csv.is_file():
+            continue
+        named = list(dict.fromkeys(row.onnx for row in read_instances(csv) if _plain(row.vnnlib) == mine))
+        if len(named) > 1:
+            shown = ", ".join(path.name for path in named[:_LISTED]) + (" …" if len(named) > _LISTED else "")
+            raise InputError(f"{csv} names {len(named)} networks for it ({shown}): choose with --net", path=spec.path)
+        if named:
+            return _existing(named[0], str(csv), spec)
+    return None
+
+
+def _plain(path: Path) -> Path:
+    return path.resolve().with_name(path.name.removesuffix(".gz"))
+
+
+def _sibling(spec: SpecFile) -> Path | None:
+    there = _networks_in(spec.path.parent)
+    same = [path for path in there if stem(path) == stem(spec.path)]
+    return same[0] if same else there[0] if len(there) == 1 else None
+
+
+def _networks_in(folder: Path) -> list[Path]:
+    """The networks in a folder, each once: plain before gzipped."""
+    plain = sorted(folder.glob("*.onnx"))
+    return plain + [path for path in sorted(folder.glob("*.onnx.gz")) if path.with_suffix("") not in plain]

@@ -1,0 +1,80 @@
+"""``instances.csv``: one line per instance, ``onnx,vnnlib,timeout``, as in the verification competition."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from verifiable_relu.errors import InputError
+from verifiable_relu.spec.read import read_text
+
+
+@dataclass(frozen=True)
+class Instance:
+    """One row.
+
+    Attributes:
+        onnx, vnnlib: as the row names them, joined to the folder of the csv; either may exist as ``.gz`` only
+            (:func:`verifiable_relu.spec.read.on_disk`).
+        timeout: seconds.
+    """
+
+    onnx: Path
+    vnnlib: Path
+    timeout: float
+
+
+def read_instances(path: Path | str) -> list[Instance]:
+    """The rows of an ``instances.csv``, in order; empty lines are skipped.
+
+    Raises:
+        InputError: if the file is missing or no text, or a row is not two file names and a number of seconds.
+    """
+    path = Path(path)
+    instances = []
+    reader = csv.reader(io.StringIO(read_text(path), newline=""), strict=True)
+    try:
+        for row in reader:
+            if row:
+                instances.append(_instance([field.strip() for field in row], path.parent))
+    except (csv.Error, InputError) as error:
+        raise InputError(str(error), path=path, place=f"line {reader.line_num}") from None
+    return instances
+
+
+def _instance(row: list[str], folder: Path) -> Instance:
+    if len(row) != 3:
+        raise InputError(f"{len(row)} fields where onnx, vnnlib and timeout are expected")
+    onnx, vnnlib, timeout = row
+    if not onnx or not vnnlib:
+        raise InputError("an empty file name")
+    try:
+        seconds = float(timeout)
+    except ValueError:
+        raise InputError(f"'{timeout}' is no number of seconds") from None
+    if not 0 < seconds < math.inf:
+        raise InputError(f"a timeout of {timeout} s is not positive and finite")
+    return Instance(folder / onnx, folder / vnnlib, seconds)
+
+
+def write_instances(path: Path | str, instances: Iterable[Instance]) -> None:
+    """Write rows with names relative to the csv's folder.
+
+    Raises:
+        InputError: if the file cannot be written.
+    """
+    path = Path(path)
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    for instance in instances:
+        names = [Path(os.path.relpath(file, path.parent)).as_posix() for file in (instance.onnx, instance.vnnlib)]
+        writer.writerow([*names, f"{instance.timeout:g}"])
+    try:
+        path.write_text(buffer.getvalue(), encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"cannot be written: {error.strerror}", path=path) from None

@@ -1,0 +1,144 @@
+"""Writing VNN-LIB files, 1.0 and 2.0.
+
+Every number is written as an exact decimal. Where a bound has none (1/255), the constraint is multiplied by the
+denominator, ``(<= (* 255.0 X_0) 1.0)``: exact and standard, though some simple readers know no products on inputs;
+``linf_properties(…, decimals=…)`` makes boxes that need none.
+"""
+
+from __future__ import annotations
+
+import gzip
+import math
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+from pathlib import Path
+
+from verifiable_relu.errors import InputError
+from verifiable_relu.spec.property import Box, Property, Row
+from verifiable_relu.spec.specfile import SpecFile, Variable
+
+TRUE, FALSE = "(<= 0.0 1.0)", "(<= 1.0 0.0)"
+
+
+def write_vnnlib(
+    spec: SpecFile | Property, path: Path | str, version: str = "1.0", comments: Sequence[str] = ()
+) -> None:
+    """Write a property file; reading it gives properties equal in box and unsafe set.
+
+    Args:
+        spec: what to write; a ``SpecFile`` brings the shapes that 2.0 declares and the network's name. A bare
+            ``Property`` declares vectors, and as many outputs as it speaks of.
+        path: gzipped if it ends in ``.gz``.
+        version: "1.0" or "2.0".
+        comments: lines for the top of the file.
+
+    Raises:
+        InputError: for an unknown version, or if the file cannot be written.
+    """
+    path = Path(path)
+    data = vnnlib_text(spec, version, comments).encode()
+    try:
+        path.write_bytes(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
+    except OSError as error:
+        raise InputError(f"cannot be written: {error.strerror}", path=path) from None
+
+
+def vnnlib_text(spec: SpecFile | Property, version: str = "1.0", comments: Sequence[str] = ()) -> str:
+    """The text that :func:`write_vnnlib` writes.
+
+    Raises:
+        InputError: for an unknown version.
+    """
+    if version not in ("1.0", "2.0"):
+        raise InputError(f"there is no VNN-LIB '{version}' to write, only 1.0 and 2.0")
+    if isinstance(spec, Property):
+        inputs, outputs = Variable("X", (spec.box.size,)), Variable("Y", (max(spec.output_size, 1),))
+        spec = SpecFile(Path(spec.name), version, (spec,), inputs, outputs)
+    lines = [f"; {line}" for comment in comments for line in comment.splitlines()]
+    if spec.network is not None:
+        lines.append(f"; network: {spec.network}")
+    lines += _declarations_1(spec) if version == "1.0" else _declarations_2(spec)
+    inputs = spec.inputs if version == "2.0" else Variable("X", spec.inputs.shape)
+    outputs = spec.outputs if version == "2.0" else Variable("Y", spec.outputs.shape)
+    lines += _assertions(spec.properties, list(inputs.elements(version)), list(outputs.elements(version)))
+    return "\n".join(lines) + "\n"
+
+
+def _declarations_1(spec: SpecFile) -> Iterator[str]:
+    for kind, size in (("X", spec.inputs.size), ("Y", spec.outputs.size)):
+        yield from (f"(declare-const {kind}_{i} Real)" for i in range(size))
+
+
+def _declarations_2(spec: SpecFile) -> Iterator[str]:
+    yield "(vnnlib-version <2.0>)"
+    yield f"(declare-network {spec.networks[0] if spec.networks else 'N'}"
+    for role, variable in (("input", spec.inputs), ("output", spec.outputs)):
+        yield f"  (declare-{role} {variable.name} float32 [{','.join(map(str, variable.shape))}])"
+    yield ")"
+
+
+def _assertions(properties: Sequence[Property], inputs: Sequence[str], outputs: Sequence[str]) -> Iterator[str]:
+    """What holds in every case, and then the cases, each a polytope with what is special about its box."""
+    boxes = [list(_bounds(prop.box, inputs)) for prop in properties]
+    shared = [len(set(same)) == 1 for same in zip(*boxes, strict=True)]
+    yield from (f"(assert {bound})" for bound, common in zip(boxes[0], shared, strict=True) if common)
+    cases: list[list[str]] = []
+    for prop, box in zip(properties, boxes, strict=True):
+        special = [bound for bound, common in zip(box, shared, strict=True) if not common]
+        cases += (special + [_row(row, outputs) for row in polytope] for polytope in prop.unsafe)
+    if len(cases) == 1:
+        yield from (f"(assert {condition})" for condition in cases[0])
+    else:
+        yield f"(assert {_joined('or', [_joined('and', case, TRUE) for case in cases], FALSE)})"
+
+
+def _joined(operator: str, parts: Sequence[str], empty: str) -> str:
+    if len(parts) < 2:
+        return parts[0] if parts else empty
+    separator = "\n  " if operator == "or" else " "
+    return f"({operator}{separator}{separator.join(parts)})"
+
+
+def _bounds(box: Box, names: Sequence[str]) -> Iterator[str]:
+    for i, name in enumerate(names):
+        lower, upper = box.bounds(i)
+        yield _bound(">" if i in box.open_lower else ">=", name, lower)
+        yield _bound("<" if i in box.open_upper else "<=", name, upper)
+
+
+def _bound(operator: str, name: str, value: Fraction) -> str:
+    number = decimal(value)
+    if number is not None:
+        return f"({operator} {name} {number})"
+    return f"({operator} (* {value.denominator}.0 {name}) {value.numerator}.0)"
+
+
+def _row(row: Row, names: Sequence[str]) -> str:
+    operator = "<" if row.strict else "<="
+    values = (*(c for _, c in row.coefficients), row.bound)
+    if any(decimal(value) is None for value in values):
+        scale = math.lcm(*(value.denominator for value in values))
+        row = Row(tuple((i, c * scale) for i, c in row.coefficients), row.bound * scale, row.strict)
+    match row.coefficients:
+        case ((i, c),) if abs(c) == 1:
+            return _bound(operator if c > 0 else operator.replace("<", ">"), names[i], row.bound * c)
+        case ((i, c), (j, d)) if not row.bound and c == -d and abs(c) == 1:
+            return f"({operator} {names[i]} {names[j]})" if c > 0 else f"({operator} {names[j]} {names[i]})"
+    terms = [names[i] if c == 1 else f"(* {decimal(c)} {names[i]})" for i, c in row.coefficients]
+    left = f"(+ {' '.join(terms)})" if len(terms) > 1 else terms[0] if terms else "0.0"
+    return f"({operator} {left} {decimal(row.bound)})"
+
+
+def decimal(value: Fraction) -> str | None:
+    """The exact decimal of a rational, with a decimal point; None if it has none that ends."""
+    denominator = value.denominator
+    twos = (denominator & -denominator).bit_length() - 1
+    rest, fives = denominator >> twos, 0
+    while rest % 5 == 0:
+        rest //= 5
+        fives += 1
+    if rest != 1:
+        return None
+    places = max(twos, fives, 1)
+    digits = str(abs(value.numerator) * 10**places // denominator).rjust(places + 1, "0")
+    return f"{'-' if value < 0 else ''}{digits[:-places]}.{digits[-places:]}"
