@@ -273,8 +273,9 @@ class RowBatch:
     unsafe set can only grow.
 
     Attributes:
-        matrix: (rows, outputs); A of A·y ≤ b.
-        bound: (rows,); b.
+        matrix: (rows, outputs); A of A·y ≤ b, times ``scale``.
+        bound: (rows,); b times ``scale``.
+        scale: (rows,) what each row was multiplied by, at least 1.
         sample: (rows,) which property a row belongs to.
         polytope: (rows,) which polytope a row belongs to, counted over all properties.
         owner: (polytopes,) which property a polytope belongs to.
@@ -283,6 +284,7 @@ class RowBatch:
 
     matrix: Tensor
     bound: Tensor
+    scale: Tensor
     sample: Tensor
     polytope: Tensor
     owner: Tensor
@@ -299,6 +301,7 @@ class RowBatch:
 
         entries: list[tuple[int, int, float]] = []
         bound: list[float] = []
+        scales: list[float] = []
         sample: list[int] = []
         member: list[int] = []
         owner: list[int] = []
@@ -312,6 +315,7 @@ class RowBatch:
                             raise InputError(f"the coefficient {coefficient} of Y_{column} is no float64 number")
                         entries.append((len(bound), column, float(scaled)))
                     bound.append(round_up(row.bound * scale))
+                    scales.append(round_up(Fraction(scale)))
                     sample.append(index)
                     member.append(len(owner))
                 owner.append(index)
@@ -322,6 +326,7 @@ class RowBatch:
         return cls(
             matrix,
             torch.tensor(bound, dtype=torch.float64),
+            torch.tensor(scales, dtype=torch.float64),
             torch.tensor(sample, dtype=torch.long),
             torch.tensor(member, dtype=torch.long),
             torch.tensor(owner, dtype=torch.long),
@@ -339,13 +344,22 @@ class RowBatch:
         first = counts.cumsum(0) - counts
         position[1:] = counts[samples].cumsum(0)[:-1]
         polytope = self.polytope[row] - first[self.sample[row]] + position[row_of]
-        return RowBatch(self.matrix[row], self.bound[row], row_of, polytope, polytope_of, len(samples))
+        return RowBatch(self.matrix[row], self.bound[row], self.scale[row], row_of, polytope, polytope_of, len(samples))
 
     def margins(self, row_values: Tensor) -> Tensor:
-        """Reduce values (…, rows) of A_i·y − b_i to margins (…, samples): max over rows, min over polytopes.
+        """Reduce values (…, rows) of matrix·y − bound to margins (…, samples): max over rows, min over polytopes.
 
-        Lower bounds in, lower bounds out: the maximum of lower bounds bounds the maximum from below.
+        Margins are in the property's own units: values are divided by ``scale``, rounded down. Lower bounds in,
+        lower bounds out: the maximum of lower bounds bounds the maximum from below.
         """
+        import torch
+
+        import torch
+
+        scale = self.scale.to(row_values)
+        quotient = row_values / scale
+        down = quotient - torch.finfo(row_values.dtype).eps * quotient.abs()
+        row_values = torch.where(scale == 1, row_values, down)
         lead = row_values.shape[:-1]
         kept = row_values.new_full((*lead, len(self.owner)), -math.inf)
         kept = kept.scatter_reduce(-1, self.polytope.to(kept.device).expand_as(row_values), row_values, "amax")
