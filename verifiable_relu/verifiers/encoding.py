@@ -1,0 +1,430 @@
+"""Piecewise-linear networks for solvers: what is stable is folded away, what is left is a system of affine forms.
+
+Under bounds of the pre-activations most neurons are affine on the whole box. Rows are pulled back from a node to the
+input, through affine nodes and stable neurons alike, and end at unstable neurons, each of which is two variables
+
+    pre-activation = positive − negative,   value = positive − slope·negative,   positive, negative ≥ 0,
+
+one of which is zero. A solver's problem then has one row per unstable neuron and one per output constraint, whatever
+the size of the network. The arithmetic is float64, or exact: weights are dyadic rationals, so integers suffice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from threading import Event, Thread
+from typing import TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from verifiable_relu.bounds import input_box, linear_lower_bounds, preactivation_bounds
+from verifiable_relu.errors import UnsupportedError
+from verifiable_relu.network.graph import (
+    PIECEWISE_LINEAR,
+    Activation,
+    Add,
+    Conv2d,
+    Input,
+    LeakyRelu,
+    Linear,
+    Network,
+    Permute,
+    Reshape,
+    Scale,
+    Shape,
+)
+from verifiable_relu.spec.property import Polytope, Query, RowBatch
+from verifiable_relu.trust.exact import Dyadic
+from verifiable_relu.verifiers.base import (
+    Budget,
+    Outcome,
+    Progress,
+    Reason,
+    Trust,
+    Verdict,
+    by_network,
+    fault,
+)
+
+T = TypeVar("T")
+
+_BATCH = 64
+"""Most queries bounded at once."""
+
+_ROWS = 1 << 24
+"""Most coefficients pulled back at once."""
+
+_GRACE = 0.6
+"""Seconds that a solver told to stop is waited for."""
+
+
+def require_piecewise_linear(network: Network) -> None:
+    """Refuse what has no exact mixed-integer form.
+
+    Raises:
+        UnsupportedError: naming the first activation that is not piecewise linear.
+    """
+    for index in network.activations:
+        node = network.nodes[index]
+        if not isinstance(node, PIECEWISE_LINEAR):
+            raise UnsupportedError(
+                "only piecewise-linear activations can be encoded", place=f"node '{node.name}' ({node.op})"
+            )
+
+
+@dataclass(frozen=True, eq=False)
+class Forms:
+    """Affine forms Σ terms[node]·(variables of that node) + constant, one a row.
+
+    Attributes:
+        terms: by variable node (0: the input, otherwise an activation), (rows, node size), zero where the node's
+            neuron is no variable. For an activation they multiply the neuron's *value*.
+        constant: (rows,).
+    """
+
+    terms: dict[int, Dyadic]
+    constant: Dyadic
+
+
+class Folding:
+    """A network's affine maps as arrays, and rows pulled back through them.
+
+    Args:
+        network: piecewise linear.
+        exact: compute in integers with exponents instead of float64 (which is a Dyadic with exponent 0 throughout).
+
+    Raises:
+        UnsupportedError: if the network is not piecewise linear.
+    """
+
+    def __init__(self, network: Network, *, exact: bool) -> None:
+        require_piecewise_linear(network)
+        self.network = network
+        self.exact = exact
+        self._read: dict[tuple[int, str], Dyadic] = {}
+
+    def number(self, array: np.ndarray) -> Dyadic:
+        """A float array in this folding's arithmetic."""
+        return Dyadic.of(array) if self.exact else Dyadic(np.asarray(array, np.float64), 0)
+
+    def parameter(self, index: int, name: str) -> Dyadic:
+        """A tensor of a node."""
+        if (index, name) not in self._read:
+            tensor: Tensor = getattr(self.network.nodes[index], name)
+            self._read[index, name] = self.number(tensor.detach().cpu().numpy())
+        return self._read[index, name]
+
+    def slopes(self, index: int) -> Dyadic:
+        """An activation's slopes below zero, (size,)."""
+        node = self.network.nodes[index]
+        if isinstance(node, LeakyRelu):
+            slope = self.parameter(index, "slope")
+            return Dyadic(np.broadcast_to(slope.numbers, node.shape).reshape(-1), slope.exponent)
+        return self.number(np.zeros(node.size))
+
+    def pull_back(self, target: int, rows: Dyadic, phases: Mapping[int, Phases]) -> Forms:
+        """rows·(value of node ``target``) as forms over the input and the unstable neurons.
+
+        Args:
+            target: the node.
+            rows: (R, size of the target).
+            phases: of every activation before the target.
+        """
+        count = len(rows.numbers)
+        pending = {target: rows}
+        forms = Forms({}, self.number(np.zeros(count)))
+        constant = forms.constant
+
+        def give(index: int, a: Dyadic) -> None:
+            pending[index] = pending[index] + a if index in pending else a
+
+        for index in range(target, -1, -1):
+            if index not in pending:
+                continue
+            a, node = pending.pop(index), self.network.nodes[index]
+            shaped = Dyadic(a.numbers.reshape(count, *node.shape), a.exponent)
+            match node:
+                case Input():
+                    forms.terms[index] = a
+                case Activation():
+                    phase = phases[index]
+                    forms.terms[index] = Dyadic(np.where(phase.unstable, a.numbers, 0), a.exponent)
+                    active = Dyadic(np.where(phase.active, a.numbers, 0), a.exponent)
+                    inactive = Dyadic(np.where(phase.inactive, a.numbers, 0), a.exponent)
+                    give(node.inputs[0], active + inactive * self.slopes(index))
+                case Add():
+                    for source in node.inputs:
+                        give(source, a)
+                case Reshape():
+                    give(node.inputs[0], a)
+                case Permute():
+                    inverse = np.argsort(node.axes)
+                    moved = shaped.numbers.transpose(0, *(axis + 1 for axis in inverse))
+                    give(node.inputs[0], Dyadic(moved.reshape(count, -1), a.exponent))
+                case Scale():
+                    scale = self.parameter(index, "scale")
+                    offset = self.parameter(index, "shift") - scale * self.parameter(index, "center")
+                    constant = constant + _dot(shaped, offset)
+                    scaled = shaped * scale
+                    give(node.inputs[0], Dyadic(scaled.numbers.reshape(count, -1), scaled.exponent))
+                case Linear() | Conv2d():
+                    weight, bias = self.parameter(index, "weight"), self.parameter(index, "bias")
+                    if isinstance(node, Conv2d):
+                        bias = Dyadic(bias.numbers[:, None, None], bias.exponent)
+                        pulled = _convolve_back(
+                            node, weight.numbers, shaped.numbers, self.network.nodes[node.inputs[0]].shape
+                        )
+                    else:
+                        pulled = shaped.numbers @ weight.numbers
+                    constant = constant + _dot(shaped, bias)
+                    give(node.inputs[0], Dyadic(pulled.reshape(count, -1), weight.exponent + a.exponent))
+                case _:
+                    raise UnsupportedError("has no affine form", place=f"node '{node.name}' ({node.op})")
+        return Forms(forms.terms, constant)
+
+    def neurons(self, phases: Mapping[int, Phases]) -> Iterator[tuple[int, np.ndarray, Forms]]:
+        """The pre-activations of all unstable neurons, in chunks: activation, neurons (R,), their forms."""
+        size = max(1, _ROWS // max(node.size for node in self.network.nodes))
+        for index, phase in phases.items():
+            node = self.network.nodes[index]
+            chosen = np.flatnonzero(phase.unstable)
+            for start in range(0, len(chosen), size):
+                part = chosen[start : start + size]
+                unit = np.zeros((len(part), node.size), dtype=object if self.exact else np.float64)
+                unit[np.arange(len(part)), part] = 1
+                yield index, part, self.pull_back(node.inputs[0], Dyadic(unit, 0), phases)
+
+
+def _dot(rows: Dyadic, offset: Dyadic) -> Dyadic:
+    """rows (R, *shape) times an offset broadcastable to the shape, (R,)."""
+    count, *shape = rows.numbers.shape
+    flat = np.broadcast_to(offset.numbers, shape).reshape(-1)
+    return Dyadic(rows.numbers.reshape(count, -1) @ flat, rows.exponent + offset.exponent)
+
+
+def _convolve_back(node: Conv2d, weight: np.ndarray, rows: np.ndarray, input_shape: Shape) -> np.ndarray:
+    """The adjoint of a convolution on rows (R, *node shape), in any numbers; returns (R, *input_shape)."""
+    count, out, height, width = rows.shape
+    top, left, bottom, right = node.padding
+    channels, full_height, full_width = input_shape[0], input_shape[1] + top + bottom, input_shape[2] + left + right
+    full = np.zeros((count, channels, full_height, full_width), dtype=rows.dtype)
+    per_out, per_in = out // node.groups, channels // node.groups
+    for group in range(node.groups):
+        kernel = weight[group * per_out : (group + 1) * per_out]
+        part = rows[:, group * per_out : (group + 1) * per_out]
+        into = full[:, group * per_in : (group + 1) * per_in]
+        for u, v in np.ndindex(*weight.shape[2:]):
+            first_row, first_column = u * node.dilation[0], v * node.dilation[1]
+            into[
+                :,
+                :,
+                first_row : first_row + node.stride[0] * (height - 1) + 1 : node.stride[0],
+                first_column : first_column + node.stride[1] * (width - 1) + 1 : node.stride[1],
+            ] += np.moveaxis(np.tensordot(part, kernel[:, :, u, v], axes=(1, 0)), -1, 1)
+    return full[:, :, top : top + input_shape[1], left : left + input_shape[2]]
+
+
+@dataclass(frozen=True, eq=False)
+class Phases:
+    """What bounds say of the neurons of one piecewise-linear activation; arrays are (size,).
+
+    Attributes:
+        lower: of the pre-activation.
+        upper: likewise.
+    """
+
+    lower: np.ndarray
+    upper: np.ndarray
+    active: np.ndarray = field(init=False)
+    inactive: np.ndarray = field(init=False)
+    unstable: np.ndarray = field(init=False)
+
+    def __post_init__(self) -> None:
+        active = self.lower >= 0
+        inactive = (self.upper <= 0) & ~active
+        object.__setattr__(self, "active", active)
+        object.__setattr__(self, "inactive", inactive)
+        # NaN bounds prove nothing.
+        object.__setattr__(self, "unstable", ~(active | inactive))
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """One query, ready for a solver.
+
+    Attributes:
+        phases: by activation node.
+        open: the polytopes that bounds do not exclude, the likeliest to be reached first.
+        margin: a proven lower bound of the margin, −inf without bounds.
+    """
+
+    query: Query
+    folding: Folding
+    phases: dict[int, Phases]
+    open: tuple[Polytope, ...]
+    margin: float
+
+    @property
+    def unstable(self) -> int:
+        """Number of unstable neurons."""
+        return sum(int(phase.unstable.sum()) for phase in self.phases.values())
+
+
+def _bounded(folding: Folding, queries: Sequence[Query], stop: Callable[[], bool]) -> list[Problem]:
+    """Problems over CROWN bounds, computed in one batch."""
+    network, properties = folding.network.to(torch.float64), [q.property for q in queries]
+    with torch.no_grad():
+        box = input_box(properties, network)
+        pre = preactivation_bounds(network, box, stop=stop)
+        rows = RowBatch.of(properties, network.output_size)
+        values = linear_lower_bounds(network, box, pre, rows.matrix, rows.sample, stop=stop)
+    slack = torch.nextafter(values - rows.bound, torch.tensor(-torch.inf, dtype=torch.float64)).numpy()
+    slack = np.where(np.isnan(slack), -np.inf, slack)
+    problems, at = [], 0
+    for sample, query in enumerate(queries):
+        margins = []
+        for polytope in query.property.unsafe:
+            margins.append(slack[at : at + len(polytope)].max(initial=-np.inf))
+            at += len(polytope)
+        order = [int(i) for i in np.argsort(margins, kind="stable") if not margins[i] > 0]
+        problems.append(
+            Problem(
+                query,
+                folding,
+                {
+                    i: Phases(b.lower[sample].flatten().numpy(), b.upper[sample].flatten().numpy())
+                    for i, b in pre.items()
+                },
+                tuple(query.property.unsafe[i] for i in order),
+                float(min(margins, default=np.inf)),
+            )
+        )
+    return problems
+
+
+def _unbounded(folding: Folding, queries: Sequence[Query]) -> list[Problem]:
+    """Problems in which every neuron is unstable and nothing rests on floating point."""
+    network = folding.network
+    free = {i: np.full(network.nodes[i].size, np.inf) for i in network.activations}
+    phases = {i: Phases(-width, width) for i, width in free.items()}
+    return [Problem(q, folding, phases, q.property.unsafe, -np.inf) for q in queries]
+
+
+Solve = Callable[[Problem, Callable[[], float]], Outcome]
+"""Decide one problem; the second argument tells how many seconds are left."""
+
+
+def solve_each(
+    name: str, queries: Sequence[Query], budget: Budget, progress: Progress, solve: Solve, *, exact: bool, bounds: bool
+) -> list[Outcome]:
+    """A verifier's ``verify``: bounds in batches, then one solver call after the other.
+
+    Args:
+        name: the method.
+        solve: asked for every query that bounds don't decide.
+        exact: the arithmetic in which the networks are folded.
+        bounds: whether to compute bounds; without, every neuron is unstable.
+    """
+    outcomes: dict[int, Outcome] = {}
+
+    def close(index: int, outcome: Outcome) -> None:
+        outcomes[index] = outcome
+        progress.finish(index, outcome)
+        progress.stage(name, len(outcomes), len(queries))
+
+    for network, members in by_network(queries):
+        for start in range(0, len(members), _BATCH):
+            part = members[start : start + _BATCH]
+            chosen = [queries[i] for i in part]
+            allowance = budget.subset(part).total()
+            try:
+                with budget.charging(part) as elapsed:
+                    folding = Folding(network, exact=exact)
+                    problems = (
+                        _bounded(folding, chosen, lambda: elapsed() > allowance)  # noqa: B023
+                        if bounds
+                        else _unbounded(folding, chosen)
+                    )
+                    share = elapsed() / len(part)
+            except Exception as error:
+                for index in part:
+                    close(index, fault(error, name))
+                continue
+            for index, problem in zip(part, problems, strict=True):
+                close(index, _solved(name, problem, solve, budget, index, {"bounds": share}))
+    return [outcomes[i] for i in range(len(queries))]
+
+
+def _solved(
+    name: str, problem: Problem, solve: Solve, budget: Budget, index: int, seconds: dict[str, float]
+) -> Outcome:
+    known = {"margin": problem.margin if problem.margin > -np.inf else None, "unstable": problem.unstable}
+    if not problem.open:
+        detail = "decided by bounds alone"
+        return Outcome(
+            Verdict.UNSAT, Reason.PROVED, name, Trust.ROUNDED, problem.margin, None, detail, seconds, problem.unstable
+        )
+    allowance = budget.remaining(index)
+    if allowance <= 0:
+        return Outcome.unknown(Reason.TIMEOUT, name, "no time was left", seconds=seconds, **known)
+    with budget.charging([index]) as elapsed:
+        try:
+            outcome = solve(problem, lambda: allowance - elapsed())
+        except OutOfTime:
+            outcome = Outcome.unknown(Reason.TIMEOUT, name, "the budget ran out while the problem was written")
+        except Exception as error:
+            outcome = fault(error, name)
+        seconds[name] = elapsed()
+    margin = known["margin"] if outcome.margin is None else outcome.margin
+    return replace(outcome, margin=margin, seconds=seconds, unstable=problem.unstable)
+
+
+class OutOfTime(Exception):
+    """The budget ran out before a solver was called."""
+
+
+def supervised(work: Callable[[], T], interrupt: Callable[[], None], seconds: float) -> T | None:
+    """Run a solver call in a thread of its own, so that neither its clock nor its signals have to be trusted.
+
+    Args:
+        work: the call.
+        interrupt: asks it to stop; called again and again until it does.
+        seconds: when to ask.
+
+    Returns:
+        What ``work`` returned, or None if it has not stopped within a grace period after being asked.
+
+    Raises:
+        KeyboardInterrupt: on Ctrl-C, after the call has been asked to stop.
+    """
+    results: list[T] = []
+    errors: list[BaseException] = []
+    done = Event()
+
+    def run() -> None:
+        try:
+            results.append(work())
+        except BaseException as error:
+            errors.append(error)
+        finally:
+            done.set()
+
+    def ask() -> None:
+        for _ in range(int(_GRACE / 0.02)):
+            interrupt()
+            if done.wait(0.02):
+                return
+
+    Thread(target=run, daemon=True).start()
+    try:
+        if not done.wait(None if seconds == np.inf else max(0.0, seconds)):
+            ask()
+    except BaseException:
+        ask()
+        raise
+    if errors:
+        raise errors[0]
+    return results[0] if results else None

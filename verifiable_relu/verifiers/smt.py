@@ -1,0 +1,247 @@
+"""SMT with z3: complete for piecewise-linear networks, over the exact rationals that weights and properties are.
+
+Each unstable neuron is two non-negative reals, its pre-activation being their difference, and the clause that one of
+them is zero (the phases of Katz et al., Reluplex, arXiv 1702.01135). The dense equations never change during the
+search then, only bounds of variables do, which is what a simplex core is good at. With bounds, stable neurons vanish
+(``encoding``) and each unstable one gets its interval and the chord that bounds its relaxation; without them nothing
+in the formula rests on floating point.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import ClassVar
+
+import numpy as np
+import z3
+
+from verifiable_relu.spec.property import Polytope, Query, Row
+from verifiable_relu.trust.exact import Dyadic, evaluable, evaluate_exact
+from verifiable_relu.verifiers.attack import claim
+from verifiable_relu.verifiers.base import SILENT, Budget, Outcome, Progress, Reason, Trust, Verdict, Witness
+from verifiable_relu.verifiers.encoding import Forms, OutOfTime, Problem, solve_each, supervised
+
+_DEPTHS = tuple(Fraction(1, 1 << bits) for bits in (4, 8, 12, 16, 20, 24, 30))
+"""How far beyond the boundary a counterexample is looked for, so that rounding it to floats leaves it one."""
+
+
+@dataclass(frozen=True)
+class Smt:
+    """Verification by z3.
+
+    Attributes:
+        bounds: use CROWN bounds to leave out stable neurons and decided polytopes. Their rounding is accounted for,
+            so *unsat* is then ``Trust.ROUNDED``; without them it is ``Trust.EXACT`` and much slower.
+        seed: of the solver.
+    """
+
+    bounds: bool = True
+    seed: int = 0
+
+    name: ClassVar[str] = "smt"
+    complete: ClassVar[bool] = True
+
+    def verify(self, queries: Sequence[Query], budget: Budget, progress: Progress = SILENT) -> list[Outcome]:
+        return solve_each(self.name, queries, budget, progress, self._solve, exact=True, bounds=self.bounds)
+
+    def _solve(self, problem: Problem, left: Callable[[], float]) -> Outcome:
+        formula = _Formula(problem, left)
+        solver = z3.SolverFor("QF_LRA", ctx=z3.Context())
+        solver.set("random_seed", self.seed)
+        solver.set("ctrl_c", False)
+        text = formula.text()
+        answer = supervised(lambda: _start(solver, text), solver.interrupt, left())
+        if answer == z3.unsat:
+            trusted = evaluable(problem.query.network)
+            trust = (Trust.ROUNDED if self.bounds else Trust.EXACT) if trusted else Trust.FLOAT
+            margin = None if problem.margin == -math.inf else max(problem.margin, 0.0)
+            return Outcome(Verdict.UNSAT, Reason.PROVED, self.name, trust, margin)
+        if answer == z3.sat:
+            return self._counterexample(problem, formula, solver, left)
+        if answer is None or left() <= 0:
+            return Outcome.unknown(Reason.TIMEOUT, self.name, "the budget ran out")
+        return Outcome.unknown(Reason.ERROR, self.name, f"z3 gave up: {solver.reason_unknown()}")
+
+    def _counterexample(
+        self, problem: Problem, formula: _Formula, solver: z3.Solver, left: Callable[[], float]
+    ) -> Outcome:
+        """A claim from the model, or from one deeper inside the unsafe set with the same phases."""
+        exact = formula.point(solver.model())
+        found = self._claim(problem.query, exact)
+        if found is None:
+            fixed = formula.phases(solver.model())
+            solver.add(z3.parse_smt2_string(formula.declarations + fixed, ctx=solver.ctx))
+            for depth in _DEPTHS:
+                solver.push()
+                solver.add(
+                    z3.parse_smt2_string(f"{formula.declarations}(assert (>= gap {_number(depth)}))", ctx=solver.ctx)
+                )
+                deeper = supervised(solver.check, solver.interrupt, left())
+                if deeper is None or left() <= 0:
+                    break
+                if deeper == z3.sat and (found := self._claim(problem.query, formula.point(solver.model()))):
+                    break
+                solver.pop()
+        return found or Outcome.unknown(
+            Reason.UNCONFIRMED,
+            self.name,
+            "the exact counterexample is none after rounding to floating point",
+            witness=exact,
+        )
+
+    def _claim(self, query: Query, point: Witness) -> Outcome | None:
+        """A sat claim for the float point nearest to an exact one, judged exactly where that is possible."""
+        near = np.array([value.numerator / value.denominator for value in point])
+        found = claim(query.network, query.property, near, self.name, {})
+        if found is None or found.witness is None or not query.property.box.contains(found.witness):
+            return None
+        if not evaluable(query.network):
+            return found
+        outputs = evaluate_exact(query.network, found.witness)
+        if not query.property.violated(outputs):
+            return None
+        return replace(found, trust=Trust.EXACT, margin=float(query.property.margin(outputs)))
+
+
+def _start(solver: z3.Solver, text: str) -> z3.CheckSatResult:
+    solver.from_string(text)
+    return solver.check()
+
+
+def _number(value: Fraction | int) -> str:
+    value = Fraction(value)
+    sign, top = ("(- ", ")") if value < 0 else ("", "")
+    size = f"{abs(value.numerator)}.0"
+    return sign + (size if value.denominator == 1 else f"(/ {size} {value.denominator}.0)") + top
+
+
+def _sum(terms: Sequence[str]) -> str:
+    return "0.0" if not terms else terms[0] if len(terms) == 1 else f"(+ {' '.join(terms)})"
+
+
+def _joined(operator: str, parts: Sequence[str], empty: str) -> str:
+    return empty if not parts else parts[0] if len(parts) == 1 else f"({operator} {' '.join(parts)})"
+
+
+class _Formula:
+    """The problem in SMT-LIB: reals ``x_i``, ``p_k_j`` and ``n_k_j`` (positive and negative part), and ``gap``."""
+
+    def __init__(self, problem: Problem, left: Callable[[], float]) -> None:
+        self._problem = problem
+        self._left = left
+        self._size = problem.query.network.input_size
+        self._neurons = [
+            (index, int(j)) for index, phase in problem.phases.items() for j in np.flatnonzero(phase.unstable)
+        ]
+        names = [f"x_{i}" for i in range(self._size)]
+        names += [f"{part}_{index}_{j}" for index, j in self._neurons for part in "pn"]
+        self.declarations = "".join(f"(declare-const {name} Real)\n" for name in (*names, "gap"))
+
+    def text(self) -> str:
+        """The whole formula.
+
+        Raises:
+            OutOfTime: if the budget runs out while it is written.
+        """
+        asserted = [*self._box(), *self._hidden(), "(>= gap 0.0)", self._unsafe()]
+        return self.declarations + "".join(f"(assert {line})\n" for line in asserted)
+
+    def _box(self) -> Iterator[str]:
+        box = self._problem.query.property.box
+        for i in range(self._size):
+            lower, upper = box.bounds(i)
+            yield f"({'>' if i in box.open_lower else '>='} x_{i} {_number(lower)})"
+            yield f"({'<' if i in box.open_upper else '<='} x_{i} {_number(upper)})"
+
+    def _hidden(self) -> Iterator[str]:
+        """One equation, one clause and the bounds of every unstable neuron."""
+        for index, chosen, forms in self._problem.folding.neurons(self._problem.phases):
+            phase = self._problem.phases[index]
+            for row, j in enumerate(chosen):
+                if self._left() <= 0:
+                    raise OutOfTime
+                p, n = f"p_{index}_{j}", f"n_{index}_{j}"
+                terms, constant, scale = self._linear(forms, row)
+                yield f"(= (* {_number(scale)} (- {p} {n})) {_sum([*terms, _number(constant)])})"
+                yield f"(>= {p} 0.0)"
+                yield f"(>= {n} 0.0)"
+                yield f"(or (<= {p} 0.0) (<= {n} 0.0))"
+                lower, upper = float(phase.lower[j]), float(phase.upper[j])
+                if math.isfinite(lower) and math.isfinite(upper):
+                    up, down = Fraction(upper), -Fraction(lower)
+                    # p/u + n/(−l) ≤ 1 holds at (u, 0), at (0, −l) and between; it implies p ≤ u and n ≤ −l.
+                    yield f"(<= (+ (* {_number(down)} {p}) (* {_number(up)} {n})) {_number(up * down)})"
+
+    def _linear(self, forms: Forms, row: int) -> tuple[list[str], int, Fraction]:
+        """Integer terms, an integer constant, and the factor that made integers of the form."""
+        parts: list[tuple[str, int, int]] = []
+
+        def add(name: str, number: int, exponent: int) -> None:
+            if number:
+                parts.append((name, int(number), exponent))
+
+        for index, term in forms.terms.items():
+            numbers = term.numbers[row]
+            if index == 0:
+                for i in np.flatnonzero(numbers):
+                    add(f"x_{i}", numbers[i], term.exponent)
+                continue
+            slope = self._problem.folding.slopes(index)
+            for j in np.flatnonzero(numbers):
+                add(f"p_{index}_{j}", numbers[j], term.exponent)
+                add(f"n_{index}_{j}", -numbers[j] * slope.numbers[j], term.exponent + slope.exponent)
+        constant = int(forms.constant.numbers[row])
+        exponent = min([forms.constant.exponent, *(e for _, _, e in parts)])
+        numbers = [number << (e - exponent) for _, number, e in parts]
+        constant <<= forms.constant.exponent - exponent
+        divisor = math.gcd(constant, *numbers) or 1
+        terms = [f"(* {_number(v // divisor)} {name})" for (name, _, _), v in zip(parts, numbers, strict=True)]
+        return terms, constant // divisor, 1 / (Fraction(2) ** exponent * divisor)
+
+    def _unsafe(self) -> str:
+        return _joined("or", [self._polytope(polytope) for polytope in self._problem.open], "false")
+
+    def _polytope(self, polytope: Polytope) -> str:
+        """The rows, each with ``gap`` on its smaller side; a gap of zero leaves them as they are."""
+        network = self._problem.query.network
+        if not polytope:
+            return "true"
+        rows = np.zeros((len(polytope), network.output_size), dtype=object)
+        scales = [math.lcm(*(c.denominator for _, c in row.coefficients)) for row in polytope]
+        for r, (row, scale) in enumerate(zip(polytope, scales, strict=True)):
+            for i, c in row.coefficients:
+                rows[r, i] = int(c * scale)
+        forms = self._problem.folding.pull_back(len(network.nodes) - 1, Dyadic(rows, 0), self._problem.phases)
+        return _joined(
+            "and",
+            [self._row(forms, r, row, s) for r, (row, s) in enumerate(zip(polytope, scales, strict=True))],
+            "true",
+        )
+
+    def _row(self, forms: Forms, r: int, row: Row, scale: int) -> str:
+        terms, constant, factor = self._linear(forms, r)
+        left = _sum([*terms, f"(* {_number(factor * scale)} gap)"])
+        return f"({'<' if row.strict else '<='} {left} {_number(row.bound * scale * factor - constant)})"
+
+    def point(self, model: z3.ModelRef) -> Witness:
+        """The input that a model describes."""
+        values = _values(model)
+        box = self._problem.query.property.box
+        return tuple(values.get(f"x_{i}", box.bounds(i)[0]) for i in range(self._size))
+
+    def phases(self, model: z3.ModelRef) -> str:
+        """Assertions that fix every unstable neuron to its side in a model."""
+        values = _values(model)
+        zero = ((f"{'n' if values.get(f'p_{i}_{j}', 0) > 0 else 'p'}_{i}_{j}") for i, j in self._neurons)
+        return "".join(f"(assert (<= {name} 0.0))\n" for name in zero)
+
+
+def _values(model: z3.ModelRef) -> Mapping[str, Fraction]:
+    values = {}
+    for declared in model.decls():
+        value = model[declared]
+        values[declared.name()] = Fraction(value.numerator_as_long(), value.denominator_as_long())
+    return values
