@@ -1,0 +1,20 @@
+"""Train with λ-GELU, harden to ReLU, and prove properties of the network."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from verifiable_relu.api import verify as verify
+
+__version__ = "0.1.0"
+__all__ = ["__version__", "verify"]
+
+
+def __getattr__(name: str) -> Any:
+    # torch comes with it, which a command's --help should not wait for.
+    if name == "verify":
+        from verifiable_relu.api import verify
+
+        return verify
+    raise AttributeError(f"module '{__name__}' has no attribute '{name}'")

@@ -1,0 +1,103 @@
+"""The project from Python: are these images classified robustly?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+from torch import Tensor, nn
+
+from verifiable_relu.campaign import Case, Result, run
+from verifiable_relu.campaign.inputs import time_limit, verifier
+from verifiable_relu.errors import InputError
+from verifiable_relu.network import Network, from_torch, read_onnx
+from verifiable_relu.spec import Query, linf_properties
+
+
+def verify(
+    model: nn.Module | Network | Path | str | bytes,
+    images: np.ndarray | Tensor,
+    labels: Sequence[int] | np.ndarray | Tensor,
+    eps: Fraction | float,
+    method: str = "auto",
+    timeout: float = 60.0,
+    clip: tuple[Fraction | float, Fraction | float] = (0, 1),
+    device: str = "cpu",
+    progress: bool = False,
+) -> list[Result]:
+    """For each image: has every x within ``eps`` of it (per pixel, and within ``clip``) the image's label?
+
+    Args:
+        model: a torch module (as it is in evaluation mode), a ``Network``, or an ONNX file, by path or as bytes.
+        images: (n, *input shape), in the units that the model takes; each number counts as the exact one it is.
+        labels: (n,), the true classes.
+        eps: ≥ 0; a ``Fraction`` such as ``Fraction(1, 255)`` is kept exact.
+        method: the name of a verifier.
+        timeout: seconds for each image.
+        clip: the valid range of pixels, which cuts the ball.
+        device: where bounds and attack run.
+        progress: show a bar on stderr.
+
+    Returns:
+        A result per image, in their order. ``verdict`` is *unsat* where no x changes the class, *sat* where
+        ``counterexample`` does (a tie counts), else *unknown* for the reason that ``reason`` and ``detail`` give;
+        ``margin`` > 0 is a proven distance to a change, in units of the outputs.
+
+    Raises:
+        InputError: (a ``ValueError``) for a bad model, shape, number, label, method or time limit.
+    """
+    chosen = verifier(method, device)
+    pixels = _pixels(images)
+    network = _network(model, pixels.shape[1:])
+    if pixels.shape[1:] != network.input_shape:
+        raise InputError(f"images of shape {pixels.shape[1:]}, but the network takes {network.input_shape}")
+    if network.output_size < 2:
+        raise InputError(f"the network has {network.output_size} output, but classes are compared")
+    properties = linf_properties(pixels, _labels(labels), eps, network.output_size, clip)
+    limit = time_limit(timeout)
+    cases = [Case(network.name, f"image {i}", (Query(network, p),), limit) for i, p in enumerate(properties)]
+    if not progress:
+        return run(cases, chosen)
+    # The bar needs rich, which nothing else does.
+    from verifiable_relu.campaign.console import Watcher
+
+    with Watcher(len(cases)) as watcher:
+        return run(cases, chosen, observer=watcher)
+
+
+def _pixels(images: np.ndarray | Tensor) -> np.ndarray:
+    """The images as an array of finite float64 numbers, (n, …)."""
+    array = np.asarray(images.detach().cpu() if isinstance(images, Tensor) else images)
+    if array.dtype.kind not in "fiub":
+        raise InputError(f"images of dtype {array.dtype} where real numbers are expected")
+    if array.ndim < 2:
+        raise InputError(f"images of shape {array.shape} where (n, *input shape) is expected")
+    array = array.astype(np.float64)
+    bad = np.argwhere(~np.isfinite(array))
+    if len(bad):
+        raise InputError("a pixel is NaN or infinite", place=f"image {bad[0][0]}")
+    return array
+
+
+def _labels(labels: Sequence[int] | np.ndarray | Tensor) -> np.ndarray:
+    array = np.asarray(labels.detach().cpu() if isinstance(labels, Tensor) else labels)
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+        raise InputError(f"labels of shape {array.shape} and dtype {array.dtype} where n integers are expected")
+    return array.astype(np.int64)
+
+
+def _network(model: nn.Module | Network | Path | str | bytes, shape: tuple[int, ...]) -> Network:
+    match model:
+        case Network():
+            return model
+        case nn.Module():
+            traced = from_torch(model, shape, type(model).__name__)
+            # A copy: the module may be trained on while results still speak of what it was.
+            return Network(
+                tuple(node.map_tensors(lambda t: t.detach().cpu().clone()) for node in traced.nodes), name=traced.name
+            )
+        case Path() | str() | bytes():
+            return read_onnx(model)
+    raise InputError(f"a model is a torch module, a Network or an ONNX file, not {type(model).__name__}")

@@ -1,0 +1,87 @@
+"""A campaign on the terminal: a bar while it runs, a table when it is done. All of it goes to stderr."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from verifiable_relu.campaign.result import Result
+
+
+class Watcher:
+    """An observer that shows a bar, where stderr is a terminal; a context manager.
+
+    Args:
+        total: number of instances.
+        quiet: show no bar.
+    """
+
+    def __init__(self, total: int, quiet: bool = False) -> None:
+        self.done = 0
+        self.answers: Counter[str] = Counter()
+        console = Console(stderr=True)
+        self._progress = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[note]}", style="dim"),
+            console=console,
+            transient=True,
+            disable=quiet or not console.is_terminal,
+        )
+        self._reading = self._progress.add_task("reading", total=total, note="")
+        self._task = self._progress.add_task("answered", total=total, note="", visible=False)
+
+    def __enter__(self) -> Watcher:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    def read(self) -> None:
+        """One more instance was read."""
+        self._progress.advance(self._reading)
+
+    def line(self, text: str) -> None:
+        """A line of its own, above the bar."""
+        if self._progress.disable:
+            print(text, file=sys.stderr, flush=True)
+        else:
+            self._progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def stage(self, name: str, done: int, total: int) -> None:
+        self._progress.update(self._task, note=f"{name} {done}/{total}")
+
+    def result(self, result: Result) -> None:
+        self.done += 1
+        self.answers[result.answer] += 1
+        counts = ", ".join(f"{count} {answer}" for answer, count in sorted(self.answers.items()))
+        self._progress.update(self._reading, visible=False)
+        self._progress.update(self._task, completed=self.done, description=f"answered ({counts})", visible=True)
+
+
+def table(results: Sequence[Result]) -> None:
+    """Print what became of a campaign: by answer and reason, the count, the methods and the time."""
+    shown = Table()
+    for column, side in (("answer", "left"), ("reason", "left"), ("instances", "right"), ("seconds", "right"),
+                         ("slowest", "right"), ("methods", "left")):  # fmt: skip
+        shown.add_column(column, justify=side)  # type: ignore[arg-type]
+    groups: dict[tuple[str, str], list[Result]] = {}
+    for result in results:
+        groups.setdefault((result.answer, str(result.reason)), []).append(result)
+    for (answer, reason), members in sorted(groups.items()):
+        seconds = [r.seconds for r in members]
+        methods = ", ".join(f"{name} {n}" for name, n in Counter(r.method for r in members if r.method).most_common())
+        shown.add_row(answer, reason, str(len(members)), f"{sum(seconds):.2f}", f"{max(seconds):.2f}", methods)
+    Console(stderr=True).print(shown)

@@ -1,0 +1,108 @@
+"""From what the user names (a method, files) to what a campaign takes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from verifiable_relu.campaign.run import Case
+from verifiable_relu.errors import InputError
+from verifiable_relu.network import Network, read_onnx
+from verifiable_relu.spec import SpecFile, find_network, queries, read_instances, read_vnnlib
+from verifiable_relu.verifiers.base import Verifier
+from verifiable_relu.verifiers.registry import make
+
+
+def verifier(method: str, device: str = "cpu") -> Verifier:
+    """The method of a name, on a device of which it is certain that it exists.
+
+    Raises:
+        InputError: for an unknown method, or a device that torch does not have.
+    """
+    made = make(method, device)
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        # What torch says first is enough; it goes on for a page.
+        reason = str(error).splitlines()[0].partition(". ")[0]
+        raise InputError(f"no device '{device}': {reason}") from None
+    return made
+
+
+def time_limit(seconds: float) -> float:
+    """The seconds, if they are a time limit.
+
+    Raises:
+        InputError: if they are not positive and finite.
+    """
+    if not (seconds > 0 and math.isfinite(seconds)):
+        raise InputError(f"a time limit is a positive number of seconds, not {seconds}")
+    return seconds
+
+
+class Loader:
+    """Reads instances; a network that several of them share is read once.
+
+    Args:
+        networks: files by the names that VNN-LIB 2.0 files declare.
+    """
+
+    def __init__(self, networks: Mapping[str, Path] | None = None) -> None:
+        self.networks = dict(networks or {})
+        self._read: dict[Path, Network | InputError] = {}
+
+    def network(self, path: Path) -> Network:
+        """The network of a file.
+
+        Raises:
+            InputError: as ``read_onnx`` does; for a second time without reading again.
+        """
+        where = path.resolve()
+        if where not in self._read:
+            try:
+                self._read[where] = read_onnx(path)
+            except InputError as error:
+                self._read[where] = error.located(path)
+        found = self._read[where]
+        if isinstance(found, InputError):
+            raise found
+        return found
+
+    def case(self, vnnlib: Path, timeout: float, onnx: Path | None = None) -> tuple[Case, SpecFile]:
+        """An instance and the property file that it came from.
+
+        Args:
+            vnnlib: the property file.
+            timeout: seconds for the instance.
+            onnx: the network's file; found by way of the property file if it is not given.
+
+        Raises:
+            InputError: if a file is bad, the network cannot be found, or the two do not fit.
+        """
+        spec = read_vnnlib(vnnlib)
+        path = onnx if onnx is not None else find_network(spec, None, self.networks)
+        return Case(str(path), str(vnnlib), tuple(queries(spec, self.network(path))), timeout), spec
+
+
+def instances(path: Path) -> list[tuple[Path, Path | None, float | None]]:
+    """The property files that an ``instances.csv`` lists or a folder holds, with network and seconds where said.
+
+    A folder's ``instances.csv`` comes before the ``.vnnlib`` files in and below it.
+
+    Raises:
+        InputError: if there are none, or the table is bad.
+    """
+    table = path / "instances.csv" if path.is_dir() else path
+    if table.is_file() or not path.is_dir():
+        listed: list[tuple[Path, Path | None, float | None]] = [
+            (row.vnnlib, row.onnx, row.timeout) for row in read_instances(table)
+        ]
+    else:
+        found = [file for pattern in ("*.vnnlib", "*.vnnlib.gz") for file in path.rglob(pattern)]
+        listed = [(file, None, None) for file in sorted(found)]
+    if not listed:
+        raise InputError("no property in it", path=table if table.is_file() else path)
+    return listed

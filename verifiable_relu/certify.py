@@ -1,0 +1,242 @@
+"""Answer properties of neural networks: does some input of the box reach the unsafe set?
+
+    python -m verifiable_relu.certify --spec specs/cifar_eps.vnnlib
+    python -m verifiable_relu.certify --spec specs/instances.csv --out results
+
+For a property file, the first line of stdout is sat (there is a counterexample, which follows), unsat (there is none:
+verified), unknown or timed-out. For a folder or an instances.csv, stdout has a line onnx,vnnlib,answer,seconds for
+each instance. Exit status: 0 for every verdict, 2 for bad input, 1 for a fault of the program, 130 if interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import math
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing, nullcontext
+from decimal import Context, Decimal
+from fractions import Fraction
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from verifiable_relu.errors import InputError
+from verifiable_relu.verifiers.registry import methods
+
+if TYPE_CHECKING:
+    from verifiable_relu.campaign import Case, Result
+    from verifiable_relu.spec import SpecFile
+
+_TIMEOUT = 60.0
+_LONGEST = 200
+"""Digits up to which a coordinate is written exactly; float32 numbers need up to 150."""
+
+
+class _Parser(argparse.ArgumentParser):
+    """Complains in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"certify: {message} (--help says more)\n")
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    about, _, more = (__doc__ or "").partition("\n")
+    parser = _Parser(
+        prog="python -m verifiable_relu.certify",
+        description=about,
+        epilog=more,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--spec", type=Path, required=True, metavar="FILE|DIR|CSV", help="what is to be answered")
+    parser.add_argument("--net", type=Path, metavar="FILE", help="the network, where the property does not say it")
+    parser.add_argument(
+        "--network",
+        type=_named_file,
+        action="append",
+        default=[],
+        metavar="NAME=FILE",
+        help="the file of a network that a VNN-LIB 2.0 property declares; may be repeated",
+    )
+    parser.add_argument("--method", default="auto", help=f"{', '.join(methods())} (default: auto)")
+    parser.add_argument(
+        "--timeout",
+        type=_seconds,
+        metavar="SECONDS",
+        help=f"for each instance (default: what instances.csv says, else {_TIMEOUT:g})",
+    )
+    parser.add_argument("--device", default="cpu", help="a torch device (default: cpu)")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="where results.csv and the records go; resumes there")
+    parser.add_argument("--quiet", action="store_true", help="nothing on stderr but errors")
+    parser.add_argument("--debug", action="store_true", help="show where a fault of the program comes from")
+    options = parser.parse_args(arguments)
+    if options.method not in methods():
+        parser.error(f"--method: unknown method '{options.method}'; there are {', '.join(methods())}")
+    return options
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not (seconds > 0 and math.isfinite(seconds)):
+        raise argparse.ArgumentTypeError(f"'{text}' is no positive number of seconds")
+    return seconds
+
+
+def _named_file(text: str) -> tuple[str, Path]:
+    name, separator, file = text.partition("=")
+    if not (name and separator and file):
+        raise argparse.ArgumentTypeError(f"'{text}' is not of the form NAME=FILE")
+    return name, Path(file)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit status."""
+    options = _parse(arguments)
+    try:
+        many = options.spec.is_dir() or options.spec.suffix == ".csv"
+        return _many(options) if many else _one(options)
+    except InputError as error:
+        _say(error)
+        return 2
+    except KeyboardInterrupt:
+        _say("interrupted")
+        return 130
+    except Exception as error:
+        if options.debug:
+            raise
+        _say(f"internal error: {type(error).__name__}: {error}")
+        return 1
+
+
+def _say(message: object) -> None:
+    print(f"certify: {' '.join(str(message).split())}", file=sys.stderr, flush=True)
+
+
+def _one(options: argparse.Namespace) -> int:
+    """Answer one property file."""
+    start = time.perf_counter()
+    from verifiable_relu.campaign import Store, run
+    from verifiable_relu.campaign.inputs import Loader, verifier
+
+    method = verifier(options.method, options.device)
+    case, spec = Loader(dict(options.network)).case(options.spec, options.timeout or _TIMEOUT, options.net)
+    with closing(Store(options.out)) if options.out else nullcontext() as store:
+        (result,) = run([case], method, store)
+    print(result.answer)
+    if result.answer == "sat":
+        print("\n".join(_assignment(result, spec)))
+    sys.stdout.flush()
+    if not options.quiet:
+        print("\n".join(_summary(result, case, time.perf_counter() - start)), file=sys.stderr)
+    return _status([result])
+
+
+def _assignment(result: Result, spec: SpecFile) -> Iterator[str]:
+    """The counterexample: exact inputs, and the outputs that onnxruntime computes for them."""
+    assert result.witness is not None and result.outputs is not None
+    values = [decimal(v) for v in result.witness] + [repr(v) for v in result.outputs]
+    names = [*spec.inputs.elements(spec.version), *spec.outputs.elements(spec.version)]
+    lines = [f"{name} {value}" for name, value in zip(names, values, strict=True)]
+    if spec.version != "1.0":
+        yield from lines
+        return
+    last = len(lines) - 1
+    for number, line in enumerate(lines):
+        yield f"{' ' if number else '('}({line}){')' if number == last else ''}"
+
+
+def decimal(value: Fraction) -> str:
+    """A rational as a decimal: exactly, if that takes no more than 200 digits, else the nearest float64."""
+    short = repr(float(value))
+    if Fraction(short) == value:
+        return short
+    rest, digits = value.denominator, 0
+    for factor in (2, 5):
+        power = 0
+        while rest % factor == 0:
+            rest, power = rest // factor, power + 1
+        digits = max(digits, power)
+    if rest > 1 or digits > _LONGEST:
+        return short
+    exact = Context(prec=2 * _LONGEST + len(str(abs(value.numerator))))
+    return f"{exact.divide(Decimal(value.numerator), Decimal(value.denominator)):f}"
+
+
+def _summary(result: Result, case: Case, seconds: float) -> Iterator[str]:
+    """What a person wants to know of one answer."""
+    network = case.queries[0].network
+    trust = f", {result.trust}" if result.trust else ""
+    yield f"{result.vnnlib}: {result.answer} ({result.reason} by {result.method}{trust})"
+    neurons = sum(network.nodes[i].size for i in network.activations)
+    boxes = f", {len(case.queries)} boxes" if len(case.queries) > 1 else ""
+    size = f"{network.input_size} inputs, {neurons} neurons, {network.output_size} outputs{boxes}"
+    yield f"  network   {result.onnx}: {size}"
+    if result.margin is not None:
+        meaning = {"sat": "at the counterexample", "unsat": "or more, proven"}.get(
+            result.answer, "the best lower bound"
+        )
+        yield f"  margin    {result.margin:.6g} ({meaning})"
+    if result.unstable is not None:
+        yield f"  unstable  {result.unstable} neurons"
+    stages = ", ".join(f"{name} {spent:.2f} s" for name, spent in result.stages.items())
+    yield f"  time      {stages or f'{result.seconds:.2f} s'}; with reading and start-up {seconds:.2f} s"
+    if result.detail:
+        yield f"  note      {result.detail}"
+
+
+def _many(options: argparse.Namespace) -> int:
+    """Answer the instances of a folder or a table, as one campaign."""
+    from verifiable_relu.campaign import Store, run
+    from verifiable_relu.campaign.console import Watcher, table
+    from verifiable_relu.campaign.inputs import Loader, instances, verifier
+    from verifiable_relu.campaign.run import bad_input
+
+    method = verifier(options.method, options.device)
+    listed = instances(options.spec)
+    loader = Loader(dict(options.network))
+    cases: list[Case | Result] = []
+    complaints: set[str] = set()
+    with closing(Store(options.out)) if options.out else nullcontext() as store:
+        watcher = Watcher(len(listed), options.quiet)
+        try:
+            with watcher:
+                for vnnlib, onnx, seconds in listed:
+                    timeout, net = options.timeout or seconds or _TIMEOUT, options.net or onnx
+                    try:
+                        cases.append(loader.case(vnnlib, timeout, net)[0])
+                    except InputError as error:
+                        cases.append(bad_input(str(net or ""), str(vnnlib), error, timeout))
+                        # Many instances can share one bad network.
+                        if str(error) not in complaints:
+                            watcher.line(f"certify: {error}")
+                        complaints.add(str(error))
+                    watcher.read()
+                results = run(cases, method, store, watcher)
+        except KeyboardInterrupt:
+            kept = f"kept in {options.out}; the same command resumes" if store else "lost, for want of --out"
+            _say(f"interrupted: {watcher.done} of {len(listed)} instances are answered and {kept}")
+            return 130
+    csv.writer(sys.stdout, lineterminator="\n").writerows(
+        (r.onnx, r.vnnlib, r.answer, f"{r.seconds:.3f}") for r in results
+    )
+    sys.stdout.flush()
+    for result in results:
+        if result.query and result.reason == "error":
+            _say(f"fault: {result.onnx}: {result.vnnlib}: {result.detail}")
+    if not options.quiet:
+        table(results)
+    return _status(results)
+
+
+def _status(results: Sequence[Result]) -> int:
+    """2 if an input was bad, else 1 if an instance met a fault of ours, else 0."""
+    faults = [r for r in results if r.reason == "error"]
+    return 2 if any(not r.query for r in faults) else 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
