@@ -354,8 +354,6 @@ class RowBatch:
         """
         import torch
 
-        import torch
-
         scale = self.scale.to(row_values)
         quotient = row_values / scale
         down = quotient - torch.finfo(row_values.dtype).eps * quotient.abs()
