@@ -117,8 +117,9 @@ class Builder:
             InputError: if the shapes do not fit.
         """
         channels, cells = (self.shape(x) or (0,))[0], math.prod(kernel)
-        weight = torch.full((channels, 1, *kernel), 1 / cells, dtype=torch.float64)
-        error = 0.0 if cells & (cells - 1) == 0 else 2.0**-53
+        exact = cells & (cells - 1) == 0
+        weight = torch.full((channels, 1, *kernel), 1 / cells, dtype=torch.float32 if exact else torch.float64)
+        error = 0.0 if exact else 2.0**-53
         return self.conv2d(x, weight, None, name, stride=stride, padding=padding, groups=channels, error=error)
 
     def scale(

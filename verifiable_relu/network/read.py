@@ -223,6 +223,8 @@ class _Reader:
                 else:
                     self._convert(node, label)
             except InputError as error:
+                if error.place is not None:
+                    raise
                 raise type(error)(error.message, place=f"node '{label}' ({node.op_type})") from error
             except (IndexError, KeyError, RuntimeError, TypeError, ValueError, OverflowError) as error:
                 place = f"node '{label}' ({node.op_type})"
@@ -312,6 +314,15 @@ class _Reader:
     def activation(self, x: Value, kind: type[Any], name: str, **parameters: Tensor) -> Value:
         """An element-wise activation of x."""
         return Value(self.build.activation(x.index, kind, name, **parameters), x.leading)
+
+    def ends_with(self, x: Value, alone: bool) -> bool:
+        """Whether x is the last node so far and nothing else reads it, so that it may still be changed."""
+        return alone and x.index == len(self.build.nodes) - 1
+
+    def replaced(self, x: Value, **changes: Any) -> Value:
+        """x with its node's fields changed."""
+        self.build.nodes[x.index] = replace(self.build.nodes[x.index], **changes)
+        return x
 
     def beside(self, constant: np.ndarray, x: Value) -> Tensor:
         """A constant that is broadcast against x, without the batch axis.
@@ -681,13 +692,13 @@ def _add(reader: _Reader, call: Call) -> Value:
         return _sum(reader, *pair, call.name)
     x, constant, first = _two(call)
     shift = reader.beside(constant, x)
-    made = reader.build.nodes[x.index]
-    last = x.index == len(reader.build.nodes) - 1 and call.alone[first]
+    made = reader.build.nodes[x.index] if reader.ends_with(x, call.alone[first]) else None
     # MatMul and Add are one affine map; 0 + bias is exact. A constant of more axes varies over those too.
     row = all(size == 1 for size in shift.shape[:-1])
-    if isinstance(made, Linear) and last and row and shift.dtype == made.bias.dtype and not made.bias.any():
-        reader.build.nodes[x.index] = replace(made, bias=shift.reshape(-1).expand(made.bias.shape))
-        return x
+    if isinstance(made, Linear) and row and shift.dtype == made.bias.dtype and not made.bias.any():
+        return reader.replaced(x, bias=shift.reshape(-1).expand(made.bias.shape))
+    if isinstance(made, Scale) and not made.shift.any():
+        return reader.replaced(x, shift=shift)
     return Value(reader.build.scale(x.index, call.name, shift=shift), x.leading)
 
 
@@ -712,8 +723,17 @@ def _neg(reader: _Reader, call: Call) -> Value:
 
 @_converts("Mul")
 def _mul(reader: _Reader, call: Call) -> Value:
-    x, constant, _ = _two(call)
-    return Value(reader.build.scale(x.index, call.name, scale=reader.beside(constant, x)), x.leading)
+    x, constant, first = _two(call)
+    return _multiplied(reader, x, reader.beside(constant, x), call, first)
+
+
+def _multiplied(reader: _Reader, x: Value, factor: Tensor, call: Call, position: int, error: float = 0.0) -> Value:
+    """factor·x; (x − center)·factor is one node."""
+    made = reader.build.nodes[x.index]
+    if isinstance(made, Scale) and reader.ends_with(x, call.alone[position]):  # noqa: SIM102
+        if bool((made.scale == 1).all()) and not made.shift.any() and not made.weight_error:
+            return reader.replaced(x, scale=factor, weight_error=error)
+    return Value(reader.build.scale(x.index, call.name, scale=factor, error=error), x.leading)
 
 
 @_converts("Div")
@@ -728,22 +748,21 @@ def _div(reader: _Reader, call: Call) -> Value:
         return lam
     factor = 1 / divisor
     exact = bool((torch.frexp(divisor).mantissa.abs() == 0.5).all())
-    return Value(reader.build.scale(x.index, call.name, scale=factor, error=0.0 if exact else 2.0**-53), x.leading)
+    return _multiplied(reader, x, factor, call, 0, 0.0 if exact else 2.0**-53)
 
 
 def _hardness(reader: _Reader, x: Value, divisor: Tensor, alone: bool) -> Value | None:
     """GELU(λx)/λ as the one node λ-GELU, where the file writes it as Mul, Gelu, Div."""
     nodes = reader.build.nodes
     gelu = nodes[x.index]
-    if not (alone and isinstance(gelu, Gelu) and bool(gelu.lam == 1) and x.index == len(nodes) - 1):
+    if not (reader.ends_with(x, alone) and isinstance(gelu, Gelu) and bool(gelu.lam == 1)):
         return None
     times = nodes[gelu.inputs[0]]
     if not (isinstance(times, Scale) and divisor.numel() == 1 and times.scale.numel() == 1):
         return None
     if bool(times.center.any()) or bool(times.shift.any()) or float(times.scale) != float(divisor) or divisor <= 0:
         return None
-    nodes[x.index] = replace(gelu, inputs=times.inputs, lam=times.scale.reshape(()))
-    return x
+    return reader.replaced(x, inputs=times.inputs, lam=times.scale.reshape(()))
 
 
 @_converts("Relu")

@@ -72,6 +72,8 @@ def from_torch(module: nn.Module, input_shape: Shape, name: str = "network") -> 
                 first = (target,) if node.op == "call_module" else ()
                 values[node] = known[key](_Context(build, node.name), *first, *args, **kwargs)
         except InputError as error:
+            if error.place is not None:
+                raise
             raise type(error)(error.message, place=place) from error
         except (AttributeError, TypeError, ValueError, IndexError, RuntimeError) as error:
             raise UnsupportedError(f"used in a way that is not supported: {error}", place=place) from error

@@ -1,0 +1,635 @@
+"""Networks from ONNX and torch, and to ONNX: agreement with onnxruntime, refusals, exactness of rewrites."""
+
+from __future__ import annotations
+
+import gzip
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from onnx import TensorProto, helper, numpy_helper
+from torch import nn
+
+from verifiable_relu.errors import InputError, UnsupportedError
+from verifiable_relu.network import Network, from_torch, read_onnx, write_onnx
+from verifiable_relu.network.graph import Affine, Conv2d, Gelu, Linear, Relu, Scale
+from verifiable_relu.nn import LambdaGELU, Normalize
+
+RNG = np.random.default_rng(0)
+
+
+def run(data: bytes, x: np.ndarray) -> np.ndarray:
+    """The outputs of an ONNX file for a batch, as onnxruntime computes them."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+    (declared,) = session.get_inputs()
+    return session.run(None, {declared.name: x})[0]
+
+
+def assert_agrees(network: Network, inputs: np.ndarray, tolerance: float = 1e-5) -> None:
+    """The network's outputs equal onnxruntime's, one sample at a time, to ``tolerance`` of the largest."""
+    assert network.onnx is not None
+    for x in inputs.astype(np.float32):
+        expected = run(network.onnx, x[None] if network.batched else x).reshape(-1)
+        found = network(torch.from_numpy(x[None])).reshape(-1).numpy()
+        assert np.abs(found - expected).max() <= tolerance * np.abs(expected).max() + 1e-30
+
+
+def model(nodes: list, inputs: tuple, constants: dict[str, np.ndarray], opset: int = 13, **kwargs) -> bytes:
+    """An ONNX file with one input ``x`` and one output ``y``."""
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", kwargs.get("kind", TensorProto.FLOAT), inputs)],
+        [helper.make_empty_tensor_value_info("y")],
+        [numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()],
+    )
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+    return made.SerializeToString()
+
+
+def normal(*shape: int) -> np.ndarray:
+    return RNG.normal(size=shape).astype(np.float32)
+
+
+node = helper.make_node
+
+FAMILIES = (
+    "acasxu", "collins_rul_cnn", "eran_2021", "mnist_fc", "oval21", "rl_benchmarks", "safenlp", "test",
+    "tllverifybench",
+)  # fmt: skip
+
+# name → (nodes, input shape, constants, opset)
+OPERATORS: dict[str, tuple[list, tuple, dict[str, np.ndarray], int]] = {
+    "Gemm": (
+        [node("Gemm", ["x", "w", "b"], ["y"], alpha=0.3, beta=0.7)],
+        ("n", 4),
+        {"w": normal(4, 3), "b": normal(3)},
+        13,
+    ),
+    "Gemm transposed, scalar bias": (
+        [node("Gemm", ["x", "w", "b"], ["y"], transB=1)],
+        (1, 4),
+        {"w": normal(3, 4), "b": normal(1)},
+        13,
+    ),
+    "MatMul Add": (
+        [node("MatMul", ["x", "w"], ["m"]), node("Add", ["b", "m"], ["y"])],
+        (1, 4),
+        {"w": normal(4, 3), "b": normal(1, 3)},
+        13,
+    ),
+    "MatMul from the left": ([node("MatMul", ["w", "x"], ["y"])], (1, 4, 2), {"w": normal(3, 4)}, 13),
+    "MatMul without batch": ([node("MatMul", ["x", "w"], ["y"])], (4,), {"w": normal(4, 3)}, 13),
+    "Add across rows": (
+        [node("MatMul", ["x", "w"], ["m"]), node("Add", ["m", "b"], ["y"])],
+        (1, 2, 4),
+        {"w": normal(4, 3), "b": normal(2, 1)},
+        13,
+    ),
+    "Add read twice": (
+        [node("MatMul", ["x", "w"], ["m"]), node("Add", ["m", "b"], ["a"]), node("Add", ["a", "m"], ["y"])],
+        (1, 4),
+        {"w": normal(4, 3), "b": normal(3)},
+        13,
+    ),
+    "Sub both ways": ([node("Sub", ["x", "c"], ["a"]), node("Sub", ["c", "a"], ["y"])], (1, 4), {"c": normal(4)}, 13),
+    "Sub of two": ([node("Relu", ["x"], ["a"]), node("Sub", ["x", "a"], ["y"])], (1, 4), {}, 13),
+    "Mul Div Neg": (
+        [node("Mul", ["x", "c"], ["a"]), node("Div", ["a", "d"], ["b"]), node("Neg", ["b"], ["y"])],
+        (1, 3, 4),
+        {"c": normal(3, 1), "d": normal(1, 3, 4)},
+        13,
+    ),
+    "Conv": (
+        [node("Conv", ["x", "w", "b"], ["y"], strides=[2, 1], pads=[0, 1, 2, 3], dilations=[1, 2], group=2)],
+        ("n", 4, 7, 8),
+        {"w": normal(6, 2, 3, 2), "b": normal(6)},
+        13,
+    ),
+    "Conv SAME_UPPER": (
+        [node("Conv", ["x", "w"], ["y"], strides=[2, 2], auto_pad="SAME_UPPER")],
+        (1, 2, 7, 8),
+        {"w": normal(3, 2, 3, 4)},
+        13,
+    ),
+    "Conv SAME_LOWER": (
+        [node("Conv", ["x", "w"], ["y"], auto_pad="SAME_LOWER")],
+        (1, 2, 7, 8),
+        {"w": normal(3, 2, 4, 4)},
+        13,
+    ),
+    "BatchNormalization": (
+        [node("BatchNormalization", ["x", "g", "b", "m", "v"], ["y"], epsilon=1e-3)],
+        (1, 3, 4, 5),
+        {"g": normal(3), "b": normal(3), "m": normal(3), "v": np.abs(normal(3))},
+        13,
+    ),
+    "AveragePool": ([node("AveragePool", ["x"], ["y"], kernel_shape=[3, 2], strides=[2, 2])], (1, 3, 7, 8), {}, 13),
+    "AveragePool padded": (
+        [node("AveragePool", ["x"], ["y"], kernel_shape=[3, 3], pads=[1, 1, 1, 1], count_include_pad=1)],
+        (1, 2, 5, 5),
+        {},
+        13,
+    ),
+    "GlobalAveragePool": ([node("GlobalAveragePool", ["x"], ["y"])], (1, 3, 5, 6), {}, 13),
+    "Flatten": ([node("Flatten", ["x"], ["a"]), node("Relu", ["a"], ["y"])], (1, 2, 3), {}, 13),
+    "Flatten all": (
+        [node("Flatten", ["x"], ["a"], axis=0), node("MatMul", ["a", "w"], ["y"])],
+        (1, 2, 3),
+        {"w": normal(6, 2)},
+        13,
+    ),
+    "Reshape": (
+        [node("Reshape", ["x", "s"], ["a"]), node("MatMul", ["a", "w"], ["y"])],
+        ("n", 2, 6),
+        {"s": np.array([0, -1, 3]), "w": normal(3, 2)},
+        13,
+    ),
+    "Reshape to one axis": (
+        [node("Reshape", ["x", "s"], ["a"]), node("MatMul", ["a", "w"], ["y"])],
+        (1, 6),
+        {"s": np.array([-1]), "w": normal(6, 2)},
+        13,
+    ),
+    "Squeeze Unsqueeze": (
+        [
+            node("Unsqueeze", ["x", "u"], ["a"]),
+            node("Transpose", ["a"], ["t"], perm=[0, 2, 3, 1]),
+            node("Squeeze", ["t", "s"], ["b"]),
+            node("MatMul", ["b", "w"], ["y"]),
+        ],
+        (1, 2, 3),
+        {"u": np.array([1]), "s": np.array([-1]), "w": normal(3, 4)},
+        13,
+    ),
+    "Transpose with the batch": (
+        [node("Transpose", ["x"], ["a"]), node("MatMul", ["w", "a"], ["y"])],
+        (1, 4),
+        {"w": normal(3, 4)},
+        13,
+    ),
+    "view through shapes": (
+        [
+            node("Shape", ["x"], ["s"]),
+            node("Gather", ["s", "zero"], ["n"]),
+            node("Unsqueeze", ["n", "axis"], ["n1"]),
+            node("Concat", ["n1", "rest"], ["t"], axis=0),
+            node("Relu", ["x"], ["r"]),
+            node("Reshape", ["r", "t"], ["y"]),
+        ],
+        ("n", 2, 3),
+        {"zero": np.array(0), "axis": np.array([0]), "rest": np.array([-1])},
+        13,
+    ),
+    "unbatched image": (
+        [node("Unsqueeze", ["x", "u"], ["a"]), node("Conv", ["a", "w"], ["y"])],
+        (2, 5, 5),
+        {"u": np.array([0]), "w": normal(3, 2, 3, 3)},
+        13,
+    ),
+    "Dropout Identity": (
+        [node("Dropout", ["x"], ["a", "mask"]), node("Identity", ["a"], ["b"]), node("Relu", ["b"], ["y"])],
+        (1, 4),
+        {},
+        13,
+    ),
+    "LeakyRelu PRelu": (
+        [node("LeakyRelu", ["x"], ["a"], alpha=0.3), node("PRelu", ["a", "s"], ["y"])],
+        (1, 3, 2),
+        {"s": normal(3, 1)},
+        13,
+    ),
+    "Sigmoid Tanh": ([node("Sigmoid", ["x"], ["a"]), node("Tanh", ["a"], ["y"])], (1, 4), {}, 13),
+    "Gelu": ([node("Gelu", ["x"], ["y"])], (1, 4), {}, 20),
+    "residual": (
+        [node("MatMul", ["x", "w"], ["a"]), node("Relu", ["a"], ["r"]), node("Add", ["r", "x"], ["y"])],
+        (1, 4),
+        {"w": normal(4, 4)},
+        13,
+    ),
+    "doubles": ([node("MatMul", ["x", "w"], ["y"])], (1, 4), {"w": RNG.normal(size=(4, 3))}, 13),
+}
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_operator_agrees_with_onnxruntime(name: str) -> None:
+    nodes, shape, constants, opset = OPERATORS[name]
+    double = name == "doubles"
+    data = model(nodes, shape, constants, opset, kind=TensorProto.DOUBLE if double else TensorProto.FLOAT)
+    network = read_onnx(data)
+    for x in RNG.normal(size=(4, *network.input_shape)).astype(np.float64 if double else np.float32):
+        expected = run(data, x[None] if network.batched else x).reshape(-1)
+        found = network(torch.from_numpy(x[None]).double()).reshape(-1).numpy()
+        assert np.abs(found - expected).max() <= 1e-6 * max(1, np.abs(expected).max())
+    assert {n for n in range(len(network.nodes)) if n not in {i for m in network.nodes for i in m.inputs}} == {
+        len(network.nodes) - 1
+    }
+
+
+def test_affine_maps_of_matmul_and_add_are_one() -> None:
+    nodes, shape, constants, opset = OPERATORS["MatMul Add"]
+    network = read_onnx(model(nodes, shape, constants, opset))
+    (only,) = network.nodes[1:]
+    assert isinstance(only, Linear)
+    assert torch.equal(only.weight, torch.from_numpy(constants["w"].T))
+    assert torch.equal(only.bias, torch.from_numpy(constants["b"][0]))
+
+
+@pytest.mark.parametrize("name", ["AveragePool", "BatchNormalization", "Mul Div Neg"])
+def test_inexact_rewrites_bound_their_error(name: str) -> None:
+    """The true factor, in exact arithmetic, lies within ``weight_error`` of the stored one."""
+    from fractions import Fraction
+
+    nodes, shape, constants, opset = OPERATORS[name]
+    network = read_onnx(model(nodes, shape, constants, opset))
+    node = next(n for n in network.nodes if isinstance(n, Affine) and n.weight_error)
+    if isinstance(node, Conv2d):
+        true, stored = [Fraction(1, 6)], [node.weight[0, 0, 0, 0].item()]
+    elif name == "BatchNormalization":
+        assert isinstance(node, Scale)
+        spread = [Fraction(float(v)) + Fraction(float(np.float32(1e-3))) for v in constants["v"]]
+        roots = [Fraction(math.isqrt(int(s * 2**240)), 2**120) for s in spread]
+        true = [Fraction(float(g)) / r for g, r in zip(constants["g"], roots, strict=True)]
+        stored = node.scale.reshape(-1).tolist()
+    else:
+        assert isinstance(node, Scale)
+        true, stored = [1 / Fraction(float(d)) for d in constants["d"].reshape(-1)], node.scale.reshape(-1).tolist()
+    errors = [abs(t - Fraction(s)) / abs(Fraction(s)) for t, s in zip(true, stored, strict=True)]
+    assert max(errors) <= Fraction(node.weight_error)
+    assert max(errors) > 0
+
+
+def gelu_nodes(form: str) -> list:
+    """The ways in which exporters write GELU out."""
+    if form == "torch":
+        return [node("Div", ["x", "root"], ["a"]), node("Erf", ["a"], ["e"]), node("Add", ["e", "one"], ["p"]),
+                node("Mul", ["x", "p"], ["q"]), node("Mul", ["q", "half"], ["y"])]  # fmt: skip
+    if form == "half first":
+        return [node("Mul", ["x", "inverse"], ["a"]), node("Erf", ["a"], ["e"]), node("Add", ["one", "e"], ["p"]),
+                node("Mul", ["x", "half"], ["h"]), node("Mul", ["h", "p"], ["y"])]  # fmt: skip
+    return [node("Mul", ["inverse", "x"], ["a"]), node("Erf", ["a"], ["e"]), node("Add", ["e", "one"], ["p"]),
+            node("Div", ["p", "two"], ["h"]), node("Mul", ["h", "x"], ["y"])]  # fmt: skip
+
+
+GELU_CONSTANTS = {
+    "root": np.float32(math.sqrt(2)),
+    "inverse": np.float32(math.sqrt(0.5)),
+    "one": np.float32(1),
+    "half": np.float32(0.5),
+    "two": np.float32(2),
+}
+
+
+@pytest.mark.parametrize("form", ["torch", "half first", "divided"])
+def test_erf_in_its_gelu_pattern(form: str) -> None:
+    data = model(gelu_nodes(form), (1, 5), GELU_CONSTANTS)
+    network = read_onnx(data)
+    assert [type(n) for n in network.nodes[1:]] == [Gelu]
+    assert_agrees(network, RNG.normal(size=(4, 5)) * 2)
+
+
+@pytest.mark.parametrize("changed", [{"half": 0.25}, {"one": 2.0}])
+def test_erf_elsewhere_is_refused(changed: dict[str, float]) -> None:
+    constants = GELU_CONSTANTS | {key: np.float32(value) for key, value in changed.items()}
+    with pytest.raises(UnsupportedError, match=r"node 'e' \(Erf\)"):
+        read_onnx(model(gelu_nodes("torch"), (1, 5), constants))
+
+
+def test_erf_whose_inner_values_are_read_elsewhere_stays_right() -> None:
+    nodes = [*gelu_nodes("half first")[:-1], node("Mul", ["h", "p"], ["g"]), node("Add", ["g", "h"], ["y"])]
+    assert_agrees(read_onnx(model(nodes, (1, 5), GELU_CONSTANTS)), RNG.normal(size=(4, 5)))
+
+
+BAD: dict[str, tuple[Callable[[], bytes], type[InputError], str]] = {
+    "no ONNX at all": (lambda: b"hello world", InputError, "not an ONNX file"),
+    "empty": (lambda: b"", InputError, "without nodes"),
+    "unknown operator": (
+        lambda: model([node("Softmax", ["x"], ["y"], name="last")], (1, 3), {}),
+        UnsupportedError,
+        r"node 'last' \(Softmax\)",
+    ),
+    "unknown domain": (
+        lambda: model([node("Relu", ["x"], ["y"], name="r", domain="my.own")], (1, 3), {}),
+        UnsupportedError,
+        "my.own",
+    ),
+    "NaN": (
+        lambda: model(
+            [node("MatMul", ["x", "w"], ["y"], name="fc")], (1, 2), {"w": np.full((2, 2), np.nan, np.float32)}
+        ),
+        InputError,
+        "'fc'.*NaN",
+    ),
+    "infinite": (
+        lambda: model(
+            [node("MatMul", ["x", "w"], ["y"], name="fc")], (1, 2), {"w": np.full((2, 2), np.inf, np.float32)}
+        ),
+        InputError,
+        "'fc'.*infinity",
+    ),
+    "wrong weight": (
+        lambda: model([node("MatMul", ["x", "w"], ["y"], name="fc")], (1, 3), {"w": normal(2, 2)}),
+        InputError,
+        "'fc'.*does not fit",
+    ),
+    "wrong kernel": (
+        lambda: model([node("Conv", ["x", "w"], ["y"], name="c")], (1, 3, 4, 4), {"w": normal(2, 2, 3, 3)}),
+        InputError,
+        "'c'.*does not fit",
+    ),
+    "kernel too large": (
+        lambda: model([node("Conv", ["x", "w"], ["y"], name="c")], (1, 2, 4, 4), {"w": normal(2, 2, 5, 3)}),
+        InputError,
+        "larger than",
+    ),
+    "missing value": (lambda: model([node("Relu", ["z"], ["y"], name="r")], (1, 3), {}), InputError, "'z'"),
+    "missing output": (lambda: model([node("Relu", ["x"], ["z"], name="r")], (1, 3), {}), InputError, "output 'y'"),
+    "output is constant": (
+        lambda: model([node("Identity", ["c"], ["y"])], (1, 3), {"c": normal(3)}),
+        InputError,
+        "output 'y'",
+    ),
+    "symbolic size": (
+        lambda: model([node("Relu", ["x"], ["y"])], ("n", "m"), {}),
+        UnsupportedError,
+        "leading dimension",
+    ),
+    "integer input": (
+        lambda: model([node("Relu", ["x"], ["y"])], (1, 3), {}, kind=TensorProto.INT64),
+        UnsupportedError,
+        "floating-point",
+    ),
+    "product of two": (
+        lambda: model([node("Mul", ["x", "x"], ["y"], name="sq")], (1, 3), {}),
+        UnsupportedError,
+        "'sq'",
+    ),
+    "division by a value": (
+        lambda: model([node("Div", ["c", "x"], ["y"], name="d")], (1, 3), {"c": normal(3)}),
+        UnsupportedError,
+        "'d'",
+    ),
+    "division by zero": (
+        lambda: model([node("Div", ["x", "c"], ["y"], name="d")], (1, 3), {"c": np.zeros(3, np.float32)}),
+        InputError,
+        "by zero",
+    ),
+    "enlarging": (
+        lambda: model([node("Add", ["x", "c"], ["y"], name="a")], (1, 1, 3), {"c": normal(2, 3)}),
+        InputError,
+        "'a'",
+    ),
+    "bad reshape": (
+        lambda: model([node("Reshape", ["x", "s"], ["y"], name="r")], (1, 6), {"s": np.array([1, 4])}),
+        InputError,
+        "'r'",
+    ),
+    "transposed input": (
+        lambda: model([node("Gemm", ["x", "w"], ["y"], transA=1)], (1, 3), {"w": normal(1, 2)}),
+        UnsupportedError,
+        "transA",
+    ),
+    "float constants": (
+        lambda: model(
+            [node("Mul", ["c", "c"], ["d"], name="m"), node("Add", ["x", "d"], ["y"])], (1, 3), {"c": normal(3)}
+        ),
+        UnsupportedError,
+        "'m'",
+    ),
+    "padding left out": (
+        lambda: model([node("AveragePool", ["x"], ["y"], kernel_shape=[2, 2], pads=[1, 1, 0, 0])], (1, 1, 4, 4), {}),
+        UnsupportedError,
+        "count_include_pad",
+    ),
+    "tanh GELU": (
+        lambda: model([node("Gelu", ["x"], ["y"], approximate="tanh")], (1, 3), {}, 20),
+        UnsupportedError,
+        "approximate",
+    ),
+    "negative variance": (
+        lambda: model(
+            [node("BatchNormalization", ["x", "c", "c", "c", "v"], ["y"], name="bn")],
+            (1, 3),
+            {"c": normal(3), "v": -np.ones(3, np.float32)},
+        ),
+        InputError,
+        "'bn'.*variance",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_files_are_refused_in_one_line(name: str, tmp_path: Path) -> None:
+    make, kind, message = BAD[name]
+    path = tmp_path / "net.onnx"
+    path.write_bytes(make())
+    with pytest.raises(kind, match=message) as caught:
+        read_onnx(path)
+    assert str(caught.value).startswith(str(path))
+    assert "\n" not in str(caught.value)
+
+
+def test_missing_and_damaged_files(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"none\.onnx: no such file"):
+        read_onnx(tmp_path / "none.onnx")
+    (tmp_path / "cut.onnx.gz").write_bytes(gzip.compress(b"hello")[:-6])
+    with pytest.raises(InputError, match=r"cut\.onnx\.gz: cannot be read"):
+        read_onnx(tmp_path / "cut.onnx")
+
+
+# --- torch -----------------------------------------------------------------------------------------------------------
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(2, 4, 3, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(4)
+        self.second = nn.Conv2d(4, 4, 3, padding=1, groups=2)
+        self.skip = nn.Conv2d(2, 4, 1)
+        self.out = nn.Linear(4 * 9, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.relu(self.norm(self.first(x)))
+        y = nn.functional.gelu(self.second(y)) + self.skip(x)
+        y = nn.functional.relu(2 * y - 0.5)
+        return self.out(nn.functional.relu(y.view(y.size(0), -1)) / 4)
+
+
+def hardened(lam: float) -> LambdaGELU:
+    return LambdaGELU(lam)
+
+
+MODULES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "mlp": (lambda: nn.Sequential(nn.Flatten(), nn.Linear(6, 5), nn.ReLU(), nn.Dropout(), nn.Linear(5, 3)), (2, 3)),
+    "λ-GELU": (
+        lambda: nn.Sequential(nn.Linear(6, 5), hardened(7.3), nn.Linear(5, 4), hardened(160.0), nn.Linear(4, 3)),
+        (6,),
+    ),
+    "GELU, sigmoid, tanh": (
+        lambda: nn.Sequential(nn.Linear(6, 5), nn.GELU(), nn.Linear(5, 5), nn.Sigmoid(), nn.Tanh()),
+        (6,),
+    ),
+    "PReLU": (
+        lambda: nn.Sequential(
+            nn.Conv2d(2, 3, 2),
+            nn.PReLU(3),
+            nn.LeakyReLU(0.2),
+            nn.AvgPool2d(2),
+            nn.Flatten(),
+            nn.Linear(3, 2),
+            nn.PReLU(),
+        ),
+        (2, 3, 3),
+    ),
+    "normalised": (
+        lambda: nn.Sequential(
+            Normalize((0.1, 0.2), (0.3, 0.7)),
+            nn.Conv2d(2, 3, 2, stride=2),
+            nn.BatchNorm2d(3),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(12, 2),
+        ),
+        (2, 4, 4),
+    ),
+    "odd pooling": (
+        lambda: nn.Sequential(nn.AvgPool2d(3, 2, 1), nn.Flatten(), nn.Linear(18, 2), nn.BatchNorm1d(2)),
+        (2, 5, 5),
+    ),
+    "residual": (Residual, (2, 3, 3)),
+}
+
+
+def module(name: str) -> tuple[nn.Module, tuple[int, ...]]:
+    make, shape = MODULES[name]
+    torch.manual_seed(0)
+    made = make()
+    made.train()
+    with torch.no_grad():
+        made(torch.randn(32, *shape) * 2 + 1)  # gives batch normalisation something to remember
+        for layer in made.modules():
+            if isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d):
+                layer.weight.uniform_(-2, 2)
+                layer.bias.uniform_(-2, 2)
+    return made.eval(), shape
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_modules_agree_and_survive_the_round_trip(name: str, tmp_path: Path) -> None:
+    made, shape = module(name)
+    network = from_torch(made, shape)
+    x = torch.randn(16, *shape)
+    with torch.no_grad():
+        expected = made(x)
+    assert torch.allclose(network(x).detach(), expected, rtol=1e-5, atol=1e-5 * float(expected.abs().max()))
+
+    data = write_onnx(network, tmp_path / "net.onnx")
+    onnx.checker.check_model(onnx.load_model_from_string(data), full_check=True)
+    assert (tmp_path / "net.onnx").read_bytes() == data == write_onnx(network)
+    assert np.abs(run(data, x.numpy()) - expected.numpy()).max() <= 1e-5 * float(expected.abs().max())
+
+    back = read_onnx(tmp_path / "net.onnx")
+    assert back.digest == network.digest
+    assert write_onnx(replace(back, onnx=None, name="network")) == data
+
+
+def test_parameters_are_live() -> None:
+    made, shape = module("λ-GELU")
+    network = from_torch(made, shape)
+    network(torch.randn(4, *shape)).sum().backward()
+    for parameter in made.parameters():
+        assert parameter.grad is not None
+
+
+def test_what_was_read_is_written_as_it_was() -> None:
+    data = model(OPERATORS["Mul Div Neg"][0], (1, 3, 4), OPERATORS["Mul Div Neg"][2])
+    assert write_onnx(read_onnx(data)) == data
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "Mul Div Neg",
+        "AveragePool",
+        "AveragePool padded",
+        "Add across rows",
+        "Squeeze Unsqueeze",
+        "MatMul without batch",
+    ],
+)
+def test_what_was_read_can_be_written_anew(name: str) -> None:
+    nodes, shape, constants, opset = OPERATORS[name]
+    network = read_onnx(model(nodes, shape, constants, opset))
+    again = read_onnx(write_onnx(replace(network, onnx=None)))
+    assert again.digest == network.digest
+
+
+def test_numbers_beyond_float32_are_not_rounded_in_silence() -> None:
+    network = read_onnx(model(OPERATORS["BatchNormalization"][0], (1, 3, 4, 5), OPERATORS["BatchNormalization"][2]))
+    with pytest.raises(UnsupportedError, match="no float32 numbers"):
+        write_onnx(replace(network, onnx=None))
+
+
+class Product(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * x
+
+
+class Branching(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x if x.sum() > 0 else -x
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (nn.Sequential(nn.Softmax(1)), "Softmax"),
+        (nn.Sequential(nn.MaxPool2d(2)), "MaxPool2d"),
+        (Product(), "two computed values"),
+        (Branching(), "cannot be traced"),
+        (nn.Sequential(nn.Linear(5, 2)), "does not fit"),
+        (nn.Sequential(LambdaGELU(2.0, approximate="tanh")), "tanh"),
+        (nn.Sequential(nn.Flatten(0)), "batch"),
+    ],
+)
+def test_modules_that_are_refused(made: nn.Module, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        from_torch(made, (2, 4, 4))
+
+
+def test_nan_weights_of_a_module_are_refused() -> None:
+    made = nn.Sequential(nn.Linear(3, 2), nn.ReLU())
+    with torch.no_grad():
+        made[0].weight[0, 0] = float("nan")
+    with pytest.raises(InputError, match=r"'_0' \(Linear\): weight holds NaN"):
+        from_torch(made, (3,))
+
+
+def test_relu_and_its_neighbours_keep_their_kinds() -> None:
+    made, shape = module("mlp")
+    assert [type(n) for n in from_torch(made, shape).nodes[2:]] == [Linear, Relu, Linear]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_competition_networks_agree_on_their_boxes(family: str, data: Path) -> None:
+    """Every network of the family, on random inputs of the box of its first property."""
+    from verifiable_relu.spec import read_instances, read_vnnlib
+
+    boxes = {}
+    for instance in read_instances(data / "vnncomp" / family / "instances.csv"):
+        boxes.setdefault(instance.onnx, instance.vnnlib)
+    assert boxes
+    for path, vnnlib in boxes.items():
+        network = read_onnx(path)
+        box = read_vnnlib(vnnlib).properties[0].box
+        x = box.lower + RNG.random((3, network.input_size)) * (box.upper - box.lower)
+        assert_agrees(network, x.reshape(3, *network.input_shape))
