@@ -157,7 +157,7 @@ def gelu_ridge(slope: Tensor) -> Tensor:
     t = torch.sqrt(2 + 2 * depth + 2.2 * torch.sqrt(depth))
     for _ in range(6):
         gap = t - math.sqrt(math.pi / 2) * torch.special.erfcx(t / _INFLECTION)
-        surplus = torch.log(gap * _DENSITY / rest) - 0.5 * t * t
+        surplus = torch.log(gap * _DENSITY) - torch.log(rest) - 0.5 * t * t
         fall = ((t * t - 2) / gap).clamp(min=torch.finfo(t.dtype).eps)
         t = (t + surplus / fall).clamp(min=_INFLECTION)
     return torch.where(slope < 0.5, -t, t)
