@@ -1,29 +1,490 @@
-"""Reading property files."""
+"""Property files: what is read, what is refused, and what is written."""
 
 from __future__ import annotations
 
+import gzip
+import math
+import os
+import subprocess
+import sys
+from fractions import Fraction
 from pathlib import Path
 
+import hypothesis.strategies as st
 import pytest
+import vnnlib.compat
+import z3
+from hypothesis import given, settings
 
-from verifiable_relu.spec import read_vnnlib
+from verifiable_relu.errors import InputError, UnsupportedError
+from verifiable_relu.spec import SpecFile, Variable, read_vnnlib, vnnlib_text, write_vnnlib
+from verifiable_relu.spec.formula import And, Bound, Linear, compare, properties
+from verifiable_relu.spec.property import Box, Property, Row
+from verifiable_relu.spec.vnnlib1 import parse as parse_1
+from verifiable_relu.spec.vnnlib2 import parse as parse_2
+
+FAMILIES = {
+    "acasxu": 10,
+    "collins_rul_cnn": 41,
+    "eran_2021": 72,
+    "mnist_fc": 30,
+    "oval21": 30,
+    "rl_benchmarks": 296,
+    "safenlp": 1080,
+    "test": 4,
+    "tllverifybench": 32,
+}
 
 
-def test_decimals_are_exact_and_a_point_is_no_empty_box(tmp_path: Path) -> None:
-    path = tmp_path / "p.vnnlib"
-    path.write_text(
-        "(declare-const X_0 Real)(declare-const Y_0 Real)(assert (<= X_0 0.1))(assert (>= X_0 0.1))(assert (<= Y_0 1))"
+def data(name: str) -> Path:
+    folder = os.environ.get("VERIFIABLE_RELU_DATA")
+    if not folder or not (Path(folder) / name).is_dir():
+        pytest.skip(f"needs {name} in the folder that VERIFIABLE_RELU_DATA names")
+    return Path(folder) / name
+
+
+def declared(inputs: int, outputs: int) -> str:
+    names = [f"X_{i}" for i in range(inputs)] + [f"Y_{i}" for i in range(outputs)]
+    return "".join(f"(declare-const {name} Real)\n" for name in names)
+
+
+def declared_2(inputs: str = "[2]", outputs: str = "[2]", kind: str = "float32") -> str:
+    return (
+        f"(vnnlib-version <2.0>)\n(declare-network N\n(declare-input X {kind} {inputs})\n"
+        f"(declare-output Y {kind} {outputs})\n)\n"
     )
-    (prop,) = read_vnnlib(path).properties
+
+
+def one(text: str) -> Property:
+    (prop,) = parse_1(text, Path("p.vnnlib")).properties
+    return prop
+
+
+# ---- what is read ----------------------------------------------------------------------------------------------
+
+
+def test_decimals_are_exact_and_a_point_is_no_empty_box() -> None:
+    prop = one(declared(1, 1) + "(assert (<= X_0 0.1))(assert (>= X_0 0.1))(assert (<= Y_0 1e-1))")
     lower, upper = prop.box.bounds(0)
-    assert lower == upper and lower * 10 == 1
-    assert prop.box.lower[0] < prop.box.upper[0]
+    assert lower == upper == Fraction(1, 10)
+    assert Fraction(float(prop.box.lower[0])) < lower < Fraction(float(prop.box.upper[0]))
+    assert prop.unsafe == ((Row(((0, Fraction(1)),), Fraction(1, 10)),),)
 
 
-def test_an_inverted_box_is_refused_with_file_and_line(tmp_path: Path) -> None:
-    path = tmp_path / "p.vnnlib"
-    path.write_text(
-        "(declare-const X_0 Real)\n(declare-const Y_0 Real)\n(assert (<= X_0 0.1))\n(assert (>= X_0 0.2))\n"
+def test_a_strict_constraint_holds_a_witness_to_strictness_and_a_proof_to_the_closure() -> None:
+    prop = one(declared(1, 1) + "(assert (< X_0 1))(assert (> X_0 0))(assert (> Y_0 5))")
+    assert (prop.box.lower[0], prop.box.upper[0]) == (0, 1)
+    assert prop.box.contains([Fraction(1, 2)])
+    assert not prop.box.contains([Fraction(0)]) and not prop.box.contains([Fraction(1)])
+    assert prop.margin([Fraction(5)]) == 0 and not prop.violated([Fraction(5)])
+    assert prop.margin([Fraction(6)]) < 0 and prop.violated([Fraction(6)])
+
+
+def test_margin_above_zero_is_outside_the_unsafe_set() -> None:
+    prop = one(declared(1, 2) + "(assert (<= X_0 1))(assert (>= X_0 0))(assert (>= Y_1 Y_0))")
+    assert prop.margin([Fraction(3), Fraction(1)]) == 2 and not prop.violated([Fraction(3), Fraction(1)])
+    assert prop.margin([Fraction(1), Fraction(3)]) == -2 and prop.violated([Fraction(1), Fraction(3)])
+
+
+def test_boxes_and_polytopes_of_mixed_disjuncts() -> None:
+    spec = parse_1(
+        declared(1, 1)
+        + "(assert (or (and (>= X_0 -1) (<= X_0 1) (>= Y_0 100)) (and (>= X_0 3) (<= X_0 4) (<= Y_0 0))"
+        + " (and (<= X_0 1) (>= X_0 -1) (<= Y_0 -100)) (and (>= X_0 9) (<= X_0 8) (<= Y_0 0))))",
+        Path("m.vnnlib"),
     )
-    with pytest.raises(ValueError, match=r"p\.vnnlib: line 3, column 9: the box is empty"):
+    assert [(p.name, p.box.bounds(0), len(p.unsafe)) for p in spec.properties] == [
+        ("m#0", (-1, 1), 2),
+        ("m#1", (3, 4), 1),
+    ]
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        "(<= (* 2 X_0) 3.0)",
+        "(>= 3 (+ X_0 X_0))",
+        "(<= (- X_0 1.5) 0)",
+        "(not (> X_0 1.5))",
+        "(<= (- X_0) 1.5) (>= (- X_0) -1.5)",
+        "(<= (/ X_0 3) 1/2)",
+    ],
+)
+def test_ways_to_say_the_same_bound(condition: str) -> None:
+    condition = condition.replace("1/2", "(/ 1 2)")
+    prop = one(declared(1, 1) + f"(assert (and {condition}))(assert (>= X_0 -1.5))(assert (<= Y_0 1))")
+    assert prop.box.bounds(0)[1] == Fraction(3, 2)
+
+
+def test_an_unsafe_set_may_be_empty_or_everything() -> None:
+    box = declared(1, 1) + "(assert (<= X_0 1))(assert (>= X_0 0))"
+    assert one(box + "(assert false)").unsafe == ()
+    assert one(box + "(assert (<= 2 1))").unsafe == ()
+    assert one(box).unsafe == ((),)
+
+
+def test_2_0_is_read_as_1_0_is() -> None:
+    body = "(assert (>= {0} -0.1))(assert (< {0} 1.0))(assert (== {1} 0.3))"
+    body += "(assert (or (<= (+ (* 2.0 {2}) (- {3})) 1.0) (and (> {2} 0.7) (!= {3} {2}))))"
+    first = parse_1(declared(2, 2) + body.format("X_0", "X_1", "Y_0", "Y_1").replace("==", "=")
+                    .replace("!=", "distinct"), Path("p"))  # fmt: skip
+    second = parse_2(declared_2("[1,2]") + body.format("X[0,0]", "X[0,1]", "Y[0]", "Y[1]"), Path("p"))
+    assert [p.digest for p in first.properties] == [p.digest for p in second.properties]
+    assert second.inputs == Variable("X", (1, 2)) and second.networks == ("N",)
+
+
+@pytest.mark.parametrize("kind", ["Real", "real", "float64"])
+def test_2_0_scalars_and_reals(kind: str) -> None:
+    text = declared_2("[]", "[]", kind) + "(assert (<= (* 2.0 X) 1.0))(assert (>= X 0.0))(assert (>= Y 1.0))"
+    (prop,) = parse_2(text, Path("p")).properties
+    assert prop.box.bounds(0) == (0, Fraction(1, 2))
+
+
+def test_row_major_order_of_2_0() -> None:
+    text = declared_2("[2,3]") + "".join(f"(assert (== X[{i},{j}] {3 * i + j}.0))" for i in range(2) for j in range(3))
+    (prop,) = parse_2(text, Path("p")).properties
+    assert prop.box.lower.tolist() == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_files_of_the_competition(family: str) -> None:
+    files = sorted((data("vnncomp") / family / "vnnlib").rglob("*.vnnlib*"))
+    assert len(files) == FAMILIES[family]
+    for file in files[:: max(len(files) // 4, 1)]:
+        spec = read_vnnlib(file)
+        assert spec.properties and all(prop.unsafe for prop in spec.properties)
+
+
+@pytest.mark.parametrize(
+    "name", ["cartpole", "drones", "dubinsrejoin", "lunarlander"]
+)  # fmt: skip
+def test_examples_of_2_0(name: str) -> None:
+    spec = read_vnnlib(data("vnnlib2") / f"{name}.vnnlib")
+    assert spec.version == "2.0" and spec.properties[0].unsafe
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("acasxu_equivalent_networks", "line 30: syntax error: at 'Y_f'"),
+        ("acc", "line 14: a constraint that relates inputs to each other"),
+        ("acc_nonlinear", "line 5: syntax error: at '2.0'"),
+        ("initialized", "line 4: syntax error: at 'initialized'"),
+        ("intermediate_nodes", "line 4: a property of the hidden node 'N'"),
+        ("mnist", "the input X[0,1] has no lower bound"),
+        ("multiple_networks", "line 7: a property of several networks (AcasXu, AcasYu, AcasZu)"),
+        ("single_network", "line 13: a constraint that relates inputs to each other"),
+        ("test_linearise", "line 40: a constraint that relates inputs to each other"),
+    ],
+)
+def test_examples_of_2_0_that_are_refused(name: str, message: str) -> None:
+    path = data("vnnlib2") / f"{name}.vnnlib"
+    with pytest.raises(InputError) as caught:
         read_vnnlib(path)
+    assert str(caught.value).startswith(f"{path}: {message}")
+
+
+# ---- what is refused -------------------------------------------------------------------------------------------
+
+BOX = "(assert (>= X_0 0))\n(assert (<= X_0 1))\n"
+BAD = {
+    "empty": ("", "the file is empty"),
+    "nothing but a comment": ("; hello\n", "the file is empty"),
+    "no outputs": ("(declare-const X_0 Real)\n" + BOX, "no output variables"),
+    "a gap": ("(declare-const X_0 Real)(declare-const X_2 Real)(declare-const Y_0 Real)", "X_1 is not declared"),
+    "twice": (declared(1, 1) + "(declare-const X_0 Real)", "line 3, column 1: 'X_0' is declared twice"),
+    "another sort": ("(declare-const X_0 Int)", "line 1, column 1: 'X_0' is of sort Int"),
+    "another name": ("(declare-const Z Real)", "line 1, column 1: 'Z' is neither"),
+    "inverted": (declared(1, 1) + BOX + "(assert (>= X_0 1.5))", "line 4, column 9: the box is empty"),
+    "empty by strictness": (declared(1, 1) + BOX + "(assert (> X_0 1))", "line 4, column 9: the box is empty"),
+    "a hair's breadth": (
+        declared(1, 1) + "(assert (>= X_0 0.10000000000000000001))\n(assert (<= X_0 0.1))",
+        "line 4, column 9: the box is empty",
+    ),
+    "every case inverted": (
+        declared(1, 1) + "(assert (or (and (>= X_0 1) (<= X_0 0)) (and (>= X_0 3) (<= X_0 2))))",
+        "line 3, column 18: in every case the box is empty",
+    ),
+    "no upper bound": (declared(1, 1) + "(assert (>= X_0 0))", "the input X_0 has no upper bound"),
+    "no lower bound": (declared(2, 1) + BOX + "(assert (<= X_1 0))", "the input X_1 has no lower bound"),
+    "undeclared": (declared(1, 1) + BOX + "(assert (<= Y_1 0))", "line 5, column 9: 'Y_1' is neither"),
+    "nan": (declared(1, 1) + "(assert (<= X_0 nan))", "line 3, column 9: 'nan' is not a finite number"),
+    "infinite": (declared(1, 1) + "\n(assert (<= X_0 -inf))", "line 4, column 9: '-inf' is not a finite number"),
+    "too large": (declared(1, 1) + "(assert (<= X_0 1e400))", "line 3, column 9: a number beyond the range"),
+    "too large to say": (declared(1, 1) + "(assert (<= X_0 1e99999))", "line 3, column 9: the exponent of '1e99999'"),
+    "hexadecimal": (declared(1, 1) + "(assert (<= X_0 #x10))", "line 3, column 9: '#x10' is neither"),
+    "not linear": (declared(1, 1) + "(assert (<= (* Y_0 Y_0) 1))", "line 3, column 13: the product of two"),
+    "not linear in x": (declared(1, 1) + "(assert (<= (/ 1 X_0) 1))", "line 3, column 13: a division by a variable"),
+    "by zero": (declared(1, 1) + "(assert (<= (/ X_0 0) 1))", "line 3, column 13: division by zero"),
+    "mixed atom": (declared(1, 1) + "(assert (<= X_0 Y_0))", "line 3, column 9: a constraint that relates inputs to"),
+    "two inputs": (declared(2, 1) + "(assert (<= X_0 X_1))", "line 4, column 9: a constraint that relates inputs to"),
+    "never closed": (declared(1, 1) + "(assert (<= X_0 1)", "line 3, column 1: this parenthesis is never closed"),
+    "closed too late": (declared(1, 1) + "(assert (<= X_0 1)\n" + BOX, "line 3, column 1: this parenthesis is never"),
+    "closed too early": (declared(1, 1) + BOX + ")", "line 5, column 1: a closing parenthesis"),
+    "a stray word": (declared(1, 1) + "hello", "line 3, column 1: 'hello' outside"),
+    "no operator": (declared(1, 1) + "(assert (1 X_0))", "line 3, column 9: the operator '1'"),
+    "no condition": (declared(1, 1) + "(assert X_0)", "line 3, column 1: a condition is expected"),
+    "a number for a condition": (declared(1, 1) + "(assert (and X_0))", "line 3, column 9: a condition is expected"),
+    "a condition for a number": (declared(1, 1) + "(assert (<= (< X_0 1) 1))", "line 3, column 9: a number is"),
+    "one argument": (declared(1, 1) + "(assert (<= X_0))", "line 3, column 9: '<=' needs two"),
+    "another command": (declared(1, 1) + "(push 1)", "line 3, column 1: the command 'push'"),
+    "another operator": (declared(1, 1) + "(assert (ite (< X_0 1) 1 2))", "line 3, column 9: the operator 'ite'"),
+    "too deep": (
+        declared(1, 1) + "(assert " + "(or (< Y_0 0) (and (< Y_0 1) " * 2000 + "(< Y_0 2)" + ")" * 4001,
+        "conditions are nested too deeply",
+    ),
+    "2.0, no assertion": (declared_2(), "line 5: syntax error: the file ends too early"),
+    "2.0, exponent": (declared_2() + "(assert (<= X[0] 1e3))", "line 6: syntax error: at 'e3' in '(assert"),
+    "2.0, undeclared": (declared_2() + "(assert (<= Z[0] 1.0))", "line 6: Undeclared variable: 'Z'"),
+    "2.0, index": (declared_2() + "(assert (<= X[2] 1.0))", "line 6: Index out of bounds for variable: 'X[2]'"),
+    "2.0, type": (declared_2() + "\n(assert (<= X[0] 1))", "line 7: Type mismatch"),
+    "2.0, integers": (declared_2(kind="int8") + "(assert (<= X[0] 1))", "line 3: the element type of 'X'"),
+    "2.0, unknown type": (declared_2(kind="f32") + "(assert (<= X[0] 1.0))", "line 3: the element type of 'X'"),
+    "2.0, version": (declared_2().replace("2.0", "3.0") + "(assert (<= X[0] 1.0))", "line 1: Incompatible VNNLib"),
+    "2.0, two inputs": (
+        declared_2().replace("(declare-output", "(declare-input Z float32 [1])\n(declare-output")
+        + "(assert (<= X[0] 1.0))",
+        "line 4: a network with 2 inputs is not supported",
+    ),
+    "2.0, not linear": (declared_2() + "(assert (<= (* X[0] X[1]) 1.0))", "line 6: the product of two variables"),
+    "2.0, mixed atom": (declared_2() + "(assert\n(<= X[0] Y[1]))", "line 7: a constraint that relates inputs to"),
+    "2.0, inverted": (
+        declared_2() + "(assert (<= X[0] 0.0))\n(assert (>= X[0] 1.0))",
+        "line 6: the box is empty: 1.0 <= X[0] (line 7) but X[0] <= 0.0",
+    ),
+    "2.0, no bound": (
+        declared_2() + "(assert (<= X[0] 0.0))(assert (>= X[0] 0.0))",
+        "the input X[1] has no lower bound",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_files_are_refused_with_file_and_line(case: str, tmp_path: Path) -> None:
+    text, message = BAD[case]
+    path = tmp_path / "bad.vnnlib"
+    path.write_text(text)
+    with pytest.raises(InputError) as caught:
+        read_vnnlib(path)
+    assert str(caught.value).startswith(f"{path}: {message}")
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize("text", [BAD["not linear"][0], BAD["mixed atom"][0], BAD["2.0, two inputs"][0]])
+def test_what_is_well_formed_but_not_supported_is_said_so(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "bad.vnnlib"
+    path.write_text(text)
+    with pytest.raises(UnsupportedError):
+        read_vnnlib(path)
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    def refused(name: str, content: bytes | None) -> str:
+        path = tmp_path / name
+        if content is not None:
+            path.write_bytes(content)
+        with pytest.raises(InputError, match=name) as caught:
+            read_vnnlib(path)
+        return str(caught.value)
+
+    assert "no such file" in refused("missing.vnnlib", None)
+    assert "damaged gzip file" in refused("cut.vnnlib.gz", gzip.compress(b"x" * 1000)[:-20])
+    assert "damaged gzip file" in refused("plain.vnnlib.gz", b"(declare-const X_0 Real)")
+    assert "not a text file" in refused("binary.vnnlib", b"\xff\xfe\x00\x81")
+    (tmp_path / "folder.vnnlib").mkdir()
+    assert "cannot be read" in refused("folder.vnnlib", None)
+
+
+def test_a_gzipped_file_is_found_under_its_plain_name(tmp_path: Path) -> None:
+    text = declared(1, 1) + BOX + "(assert (<= Y_0 0))"
+    (tmp_path / "p.vnnlib.gz").write_bytes(gzip.compress(text.encode()))
+    assert read_vnnlib(tmp_path / "p.vnnlib").properties[0].digest == one(text).digest
+
+
+def test_a_disjunctive_form_out_of_hand_is_refused() -> None:
+    clause = "(assert (or (<= Y_0 0) (>= Y_0 1)))\n"
+    with pytest.raises(UnsupportedError, match="more than"):
+        parse_1(declared(1, 1) + BOX + clause * 20, Path("p"))
+
+
+# ---- formulas, with z3 as referee ------------------------------------------------------------------------------
+
+INPUTS, OUTPUTS = 2, 2
+numbers = st.sampled_from(["-1.5", "-1", "-0.5", "0", "0.3", "0.5", "1.0", "2"])
+variables = st.sampled_from(["Y_0", "Y_1"])
+
+
+@st.composite
+def terms(draw: st.DrawFn) -> str:
+    """A linear term over the outputs."""
+    kind = draw(st.integers(0, 4))
+    match kind:
+        case 0 | 1:
+            return draw(variables)
+        case 2:
+            return draw(numbers)
+        case 3:
+            return f"(* {draw(numbers)} {draw(variables)})"
+    return f"({draw(st.sampled_from('+-'))} {draw(variables)} {draw(variables)} {draw(numbers)})"
+
+
+@st.composite
+def atoms(draw: st.DrawFn) -> str:
+    operator = draw(st.sampled_from(["<=", ">=", "<", ">", "=", "distinct"]))
+    if draw(st.integers(0, 3)) == 0:
+        sides = [draw(st.sampled_from(["X_0", "X_1"])), draw(numbers)]
+        if draw(st.booleans()):
+            sides.reverse()
+        return f"({operator} {' '.join(sides)})"
+    return f"({operator} {draw(terms())} {draw(terms())})"
+
+
+formulas = st.recursive(
+    atoms(),
+    lambda inner: st.one_of(
+        st.lists(inner, min_size=1, max_size=3).map(lambda parts: f"(and {' '.join(parts)})"),
+        st.lists(inner, min_size=1, max_size=3).map(lambda parts: f"(or {' '.join(parts)})"),
+        inner.map(lambda part: f"(not {part})"),
+        st.tuples(inner, inner).map(lambda parts: f"(=> {' '.join(parts)})"),
+    ),
+    max_leaves=6,
+)
+# The points lie on the same grid as the numbers of the formulas, so that equality and strictness matter.
+grid = st.sampled_from([Fraction(n, 10) for n in (-20, -15, -10, -5, 0, 3, 5, 10, 15, 20)])
+points = st.lists(grid, min_size=INPUTS + OUTPUTS, max_size=INPUTS + OUTPUTS)
+AROUND = "".join(f"(assert (<= X_{i} 2))(assert (>= X_{i} -2))" for i in range(INPUTS))
+
+
+def holds(spec: SpecFile, point: list[Fraction]) -> bool:
+    x, y = point[:INPUTS], point[INPUTS:]
+    return any(prop.box.contains(x) and prop.violated(y) for prop in spec.properties)
+
+
+def z3_holds(text: str, point: list[Fraction]) -> bool:
+    names = [f"X_{i}" for i in range(INPUTS)] + [f"Y_{i}" for i in range(OUTPUTS)]
+    values = [
+        (z3.Real(name), z3.RealVal(f"{v.numerator}/{v.denominator}")) for name, v in zip(names, point, strict=True)
+    ]
+    assertions = z3.parse_smt2_string(text)
+    value = z3.simplify(z3.substitute(z3.And(*assertions), *values))
+    assert z3.is_true(value) or z3.is_false(value)
+    return z3.is_true(value)
+
+
+@settings(max_examples=80, deadline=None)
+@given(formulas, st.lists(points, min_size=8, max_size=8))
+def test_z3_agrees_on_what_is_unsafe(formula: str, tries: list[list[Fraction]]) -> None:
+    text = declared(INPUTS, OUTPUTS) + AROUND + f"(assert {formula})"
+    try:
+        spec = parse_1(text, Path("p"))
+    except InputError as error:  # The formula as a whole may exclude every input, and only then.
+        assert "the box is empty" in str(error)
+        assert not any(z3_holds(text, point) for point in tries)
+        return
+    written = vnnlib_text(spec)
+    for point in tries:
+        expected = z3_holds(text, point)
+        assert holds(spec, point) == expected
+        assert z3_holds(written, point) == expected
+        x, y = point[:INPUTS], point[INPUTS:]
+        for prop in spec.properties:  # The closed set that proofs are about holds every violation.
+            assert not (prop.box.contains(x) and prop.violated(y)) or prop.margin(y) <= 0
+
+
+@settings(max_examples=100, deadline=None)
+@given(formulas)
+def test_from_1_0_to_2_0_and_back(formula: str) -> None:
+    text = declared(INPUTS, OUTPUTS) + AROUND + f"(assert {formula})"
+    try:
+        first = parse_1(text, Path("p"))
+    except InputError:
+        return
+    in_two = vnnlib_text(first, "2.0")
+    vnnlib.parse_query_string(in_two)
+    second = parse_2(in_two, Path("p"))
+    third = parse_1(vnnlib_text(second, "1.0"), Path("p"))
+    digests = [[prop.digest for prop in spec.properties] for spec in (first, second, third)]
+    assert digests[0] == digests[1] == digests[2]
+
+
+def test_a_negated_input_bound_is_the_other_side() -> None:
+    x = Linear({0: Fraction(1)})
+    box = [compare(op, x, Linear(constant=Fraction(v)), 0) for op, v in ((">=", 0), ("<=", 1))]
+    assert box == [Bound(0, False, Fraction(0), False, 0), Bound(0, True, Fraction(1), False, 0)]
+    (prop,) = properties(And(tuple(box)), ["X_0"], "p", str)
+    assert prop.box.bounds(0) == (0, 1)
+
+
+# ---- what is written -------------------------------------------------------------------------------------------
+
+
+def sample() -> Property:
+    third, tiny = Fraction(1, 3), Fraction(1, 10**12)
+    box = Box.exact([-third, Fraction(0), Fraction(1)], [third, Fraction(1, 255), Fraction(1)], open_upper=[0])
+    rows = (
+        Row(((0, Fraction(1)), (1, Fraction(-1))), Fraction(0)),
+        Row(((1, Fraction(-1)),), third, strict=True),
+        Row(((0, third), (2, Fraction(-5, 7))), tiny),
+        Row((), Fraction(1)),
+    )
+    return Property(box, (rows, (Row(((2, Fraction(1)),), Fraction(-3)),)), "p")
+
+
+@pytest.mark.parametrize("version", ["1.0", "2.0"])
+@pytest.mark.parametrize("name", ["p.vnnlib", "p.vnnlib.gz"])
+def test_numbers_without_an_end_are_written_exactly(version: str, name: str, tmp_path: Path) -> None:
+    write_vnnlib(sample(), tmp_path / name, version, ["two\nlines"])
+    spec = read_vnnlib(tmp_path / name)
+    assert spec.version == version
+    (prop,) = spec.properties
+    for i in range(3):
+        assert prop.box.bounds(i) == sample().box.bounds(i)
+    assert prop.box.open_upper == {0}
+    # A row without variables is a constant, and 0 ≤ 1 goes without saying.
+    kept = tuple(tuple(row.canonical() for row in polytope if row.coefficients) for polytope in sample().unsafe)
+    assert tuple(tuple(row.canonical() for row in polytope) for polytope in prop.unsafe) == kept
+
+
+@pytest.mark.parametrize("version", ["1.0", "2.0"])
+@pytest.mark.parametrize("unsafe", [(), ((),)])
+def test_empty_and_full_unsafe_sets_are_written(version: str, unsafe: tuple[()]) -> None:
+    prop = Property(Box.exact([Fraction(0)], [Fraction(1)]), unsafe)
+    text = vnnlib_text(prop, version)
+    spec = parse_1(text, Path("p")) if version == "1.0" else parse_2(text, Path("p"))
+    assert spec.properties[0].unsafe == unsafe
+
+
+def test_shapes_and_network_survive(tmp_path: Path) -> None:
+    inputs, outputs = Variable("image", (1, 3)), Variable("logits", (1, 3))
+    spec = SpecFile(tmp_path / "p", "2.0", (sample(),), inputs, outputs, ("net",), "nets/a b.onnx")
+    write_vnnlib(spec, tmp_path / "p.vnnlib", "2.0")
+    again = read_vnnlib(tmp_path / "p.vnnlib")
+    assert (again.inputs, again.outputs, again.networks, again.network) == (inputs, outputs, ("net",), "nets/a b.onnx")
+    write_vnnlib(again, tmp_path / "q.vnnlib")
+    flat = read_vnnlib(tmp_path / "q.vnnlib")
+    assert flat.inputs == Variable("X", (3,)) and flat.network == "nets/a b.onnx"
+
+
+def test_writing_what_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"no VNN-LIB '3\.0'"):
+        write_vnnlib(sample(), tmp_path / "p", "3.0")
+    with pytest.raises(InputError, match="cannot be written"):
+        write_vnnlib(sample(), tmp_path / "no" / "p.vnnlib")
+
+
+def test_the_competition_survives_a_round_trip() -> None:
+    for family, name in (("acasxu", "prop_7"), ("rl_benchmarks", ""), ("mnist_fc", "")):
+        file = next(file for file in sorted((data("vnncomp") / family / "vnnlib").iterdir()) if name in file.name)
+        spec = read_vnnlib(file)
+        text = vnnlib_text(spec, "2.0")
+        again = parse_2(text, file)
+        assert [prop.digest for prop in again.properties] == [prop.digest for prop in spec.properties]
+        # The standard's own reading, in floats.
+        for case, prop in zip(vnnlib.compat.transform(vnnlib.parse_query_string(text)), spec.properties, strict=False):
+            for (low, high), lower, upper in zip(case.input_box, prop.box.lower, prop.box.upper, strict=True):
+                assert math.isclose(low, lower, abs_tol=1e-12) and math.isclose(high, upper, abs_tol=1e-12)
+
+
+def test_reading_and_writing_needs_no_torch() -> None:
+    code = "import sys, verifiable_relu.spec.__main__; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
