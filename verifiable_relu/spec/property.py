@@ -346,18 +346,21 @@ class RowBatch:
         polytope = self.polytope[row] - first[self.sample[row]] + position[row_of]
         return RowBatch(self.matrix[row], self.bound[row], self.scale[row], row_of, polytope, polytope_of, len(samples))
 
-    def margins(self, row_values: Tensor) -> Tensor:
-        """Reduce values (…, rows) of matrix·y − bound to margins (…, samples): max over rows, min over polytopes.
-
-        Margins are in the property's own units: values are divided by ``scale``, rounded down. Lower bounds in,
-        lower bounds out: the maximum of lower bounds bounds the maximum from below.
-        """
+    def unscaled(self, row_values: Tensor) -> Tensor:
+        """Values (…, rows) of matrix·y − bound in the properties' own units: divided by ``scale``, rounded down."""
         import torch
 
         scale = self.scale.to(row_values)
         quotient = row_values / scale
         down = quotient - torch.finfo(row_values.dtype).eps * quotient.abs()
-        row_values = torch.where(scale == 1, row_values, down)
+        return torch.where(scale == 1, row_values, down)
+
+    def margins(self, row_values: Tensor) -> Tensor:
+        """Reduce values (…, rows) of matrix·y − bound to margins (…, samples): max over rows, min over polytopes.
+
+        Lower bounds in, lower bounds out: the maximum of lower bounds bounds the maximum from below.
+        """
+        row_values = self.unscaled(row_values)
         lead = row_values.shape[:-1]
         kept = row_values.new_full((*lead, len(self.owner)), -math.inf)
         kept = kept.scatter_reduce(-1, self.polytope.to(kept.device).expand_as(row_values), row_values, "amax")

@@ -281,7 +281,8 @@ def _bounded(folding: Folding, queries: Sequence[Query], stop: Callable[[], bool
         pre = preactivation_bounds(network, box, stop=stop)
         rows = RowBatch.of(properties, network.output_size)
         values = linear_lower_bounds(network, box, pre, rows.matrix, rows.sample, stop=stop)
-    slack = torch.nextafter(values - rows.bound, torch.tensor(-torch.inf, dtype=torch.float64)).numpy()
+    below = torch.nextafter(values - rows.bound, torch.tensor(-torch.inf, dtype=torch.float64))
+    slack = rows.unscaled(below).numpy()
     slack = np.where(np.isnan(slack), -np.inf, slack)
     problems, at = [], 0
     for sample, query in enumerate(queries):
