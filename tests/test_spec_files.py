@@ -1,0 +1,348 @@
+"""Networks of properties, instances.csv, balls around images, and the command that writes them."""
+
+from __future__ import annotations
+
+import gzip
+import os
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from verifiable_relu.errors import InputError
+from verifiable_relu.network import Network, read_onnx, write_onnx
+from verifiable_relu.network.graph import Input, Linear
+from verifiable_relu.spec import (
+    Instance,
+    SpecFile,
+    find_network,
+    linf_properties,
+    linf_property,
+    queries,
+    read_instances,
+    read_vnnlib,
+    vnnlib_text,
+    write_instances,
+)
+from verifiable_relu.spec.__main__ import main
+from verifiable_relu.spec.vnnlib1 import parse as parse_1
+from verifiable_relu.spec.vnnlib2 import parse as parse_2
+
+
+def network(weight: torch.Tensor) -> Network:
+    outputs, inputs = weight.shape
+    return Network(
+        (
+            Input(name="x", inputs=(), shape=(inputs,)),
+            Linear(name="y", inputs=(0,), shape=(outputs,), weight=weight, bias=torch.zeros(outputs)),
+        )
+    )
+
+
+TEXT = "(declare-const X_0 Real)(declare-const Y_0 Real)(assert (<= X_0 1))(assert (>= X_0 0))(assert (<= Y_0 0))\n"
+TEXT_2 = """(vnnlib-version <2.0>)
+(declare-network f (declare-input X float32 [1]) (declare-output Y float32 [1]))
+(assert (<= X[0] 1.0)) (assert (>= X[0] 0.0)) (assert (<= Y[0] 0.0))
+"""
+
+
+def property_file(folder: Path, text: str = TEXT, name: str = "p.vnnlib") -> SpecFile:
+    (folder / name).write_text(text)
+    return read_vnnlib(folder / name)
+
+
+def touch(*files: Path) -> None:
+    for file in files:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+
+
+# ---- finding the network ---------------------------------------------------------------------------------------
+
+
+def test_whoever_is_more_explicit_names_the_network(tmp_path: Path) -> None:
+    folder = tmp_path / "vnnlib"
+    names = ("net", "comment", "named", "listed", "p", "other")
+    files = {name: folder / f"{name}.onnx" for name in names}
+    touch(*files.values())
+    rows = "listed.onnx,p.vnnlib,1\nlisted.onnx,p.vnnlib,2\nother.onnx,q.vnnlib,1\n"
+    (folder / "instances.csv").write_text(rows)
+    commented = property_file(folder, "; a comment\n;  network: comment.onnx\n" + TEXT_2)
+    plain = property_file(folder, TEXT_2)
+    named = {"f": files["named"]}
+    assert find_network(commented, files["net"], named) == files["net"]
+    assert find_network(commented) == files["comment"]
+    assert find_network(commented, networks={"f": files["comment"]}) == files["comment"]
+    assert find_network(plain, networks=named) == files["named"]
+    assert find_network(plain) == files["listed"]
+    (folder / "instances.csv").unlink()
+    assert find_network(plain) == files["p"]
+    for name in names[:-1]:
+        files[name].unlink()
+    assert find_network(plain) == files["other"]
+
+
+def test_the_competition_keeps_instances_one_folder_up(tmp_path: Path) -> None:
+    touch(tmp_path / "onnx" / "a.onnx.gz", tmp_path / "vnnlib" / "b.onnx")
+    (tmp_path / "instances.csv").write_text("onnx/a.onnx,vnnlib/p.vnnlib,60\n")
+    (tmp_path / "vnnlib" / "p.vnnlib.gz").write_bytes(gzip.compress(TEXT.encode()))
+    for name in ("p.vnnlib", "p.vnnlib.gz"):
+        spec = read_vnnlib(tmp_path / "vnnlib" / name)
+        assert find_network(spec) == tmp_path / "onnx" / "a.onnx.gz"
+
+
+def test_a_gzipped_sibling_is_found_and_a_plain_one_preferred(tmp_path: Path) -> None:
+    spec = property_file(tmp_path)
+    touch(tmp_path / "p.onnx.gz")
+    assert find_network(spec) == tmp_path / "p.onnx.gz"
+    touch(tmp_path / "p.onnx")
+    assert find_network(spec) == tmp_path / "p.onnx"
+
+
+def test_no_network_says_what_was_tried(tmp_path: Path) -> None:
+    spec = property_file(tmp_path)
+    touch(tmp_path / "a.onnx", tmp_path / "b.onnx")
+    with pytest.raises(InputError) as caught:
+        find_network(spec)
+    message = str(caught.value)
+    for tried in (str(spec.path), "--net", "; network:", "--network", "instances.csv", "p.onnx", "(2 there)"):
+        assert tried in message
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "message"),
+    [
+        (TEXT, {"net": "no.onnx"}, "no.onnx that --net names does not exist"),
+        ("; network: no.onnx\n" + TEXT, {}, "no.onnx that the network comment names does not exist"),
+        (TEXT_2, {"networks": {"f": "no.onnx"}}, "no.onnx that --network names does not exist"),
+        (TEXT_2, {"networks": {"g": "p.onnx"}}, "no network 'g' is declared; it declares f"),
+        (TEXT, {"networks": {"g": "p.onnx"}}, "no network 'g' is declared; VNN-LIB 1.0 names no network"),
+    ],
+)
+def test_a_network_that_is_named_wrongly(text: str, options: dict[str, object], message: str, tmp_path: Path) -> None:
+    touch(tmp_path / "p.onnx")
+    with pytest.raises(InputError, match=r"p\.vnnlib: ") as caught:
+        find_network(property_file(tmp_path, text), **options)  # type: ignore[arg-type]
+    assert message in str(caught.value)
+
+
+def test_contradictions_are_not_settled_silently(tmp_path: Path) -> None:
+    touch(tmp_path / "a.onnx", tmp_path / "b.onnx")
+    spec = property_file(tmp_path, "; network: a.onnx\n" + TEXT_2)
+    with pytest.raises(InputError, match=r"--network names .*b\.onnx, but the network comment a\.onnx"):
+        find_network(spec, networks={"f": tmp_path / "b.onnx"})
+    (tmp_path / "instances.csv").write_text("a.onnx,p.vnnlib,1\nb.onnx,p.vnnlib,1\n")
+    with pytest.raises(InputError, match=r"names 2 networks for it \(a.onnx, b.onnx\): choose with --net"):
+        find_network(property_file(tmp_path))
+
+
+def test_shapes_that_disagree_are_refused_with_both_numbers(tmp_path: Path) -> None:
+    spec = property_file(tmp_path)
+    assert len(queries(spec, network(torch.ones(1, 1)))) == 1
+    with pytest.raises(InputError, match=r"p\.vnnlib: 1 inputs are declared, but the network 'network' has 3"):
+        queries(spec, network(torch.ones(1, 3)))
+    with pytest.raises(InputError, match=r"p\.vnnlib: 1 outputs are declared, but the network 'network' has 2"):
+        queries(spec, network(torch.ones(2, 1)))
+
+
+# ---- instances.csv ---------------------------------------------------------------------------------------------
+
+
+def test_instances_there_and_back(tmp_path: Path) -> None:
+    rows = [
+        Instance(tmp_path / "nets" / "a, b.onnx", tmp_path / "p.vnnlib", 60.0),
+        Instance(tmp_path.parent / "c.onnx", tmp_path / "q.vnnlib", 0.5),
+    ]
+    write_instances(tmp_path / "instances.csv", rows)
+    assert (tmp_path / "instances.csv").read_text() == '"nets/a, b.onnx",p.vnnlib,60\n../c.onnx,q.vnnlib,0.5\n'
+    again = read_instances(tmp_path / "instances.csv")
+    assert [(os.path.normpath(r.onnx), r.vnnlib, r.timeout) for r in again] == [
+        (str(r.onnx), r.vnnlib, r.timeout) for r in rows
+    ]
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ("a.onnx,p.vnnlib", "2 fields where"),
+        ("a.onnx,p.vnnlib,1,2", "4 fields where"),
+        (",p.vnnlib,1", "an empty file name"),
+        ("a.onnx,p.vnnlib,soon", "'soon' is no number of seconds"),
+        ("a.onnx,p.vnnlib,-1", "a timeout of -1 s"),
+        ("a.onnx,p.vnnlib,nan", "a timeout of nan s"),
+        ("a.onnx,p.vnnlib,inf", "a timeout of inf s"),
+        ('"a.onnx,p.vnnlib,1', "unexpected end of data"),
+    ],
+)
+def test_bad_rows_are_refused_by_line(row: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "instances.csv"
+    path.write_text(f"a.onnx,p.vnnlib,1\n\n{row}\n")
+    with pytest.raises(InputError) as caught:
+        read_instances(path)
+    assert str(caught.value).startswith(f"{path}: line 3: {message}")
+
+
+def test_instances_of_the_competition() -> None:
+    folder = os.environ.get("VERIFIABLE_RELU_DATA")
+    if not folder or not (Path(folder) / "vnncomp").is_dir():
+        pytest.skip("needs vnncomp in the folder that VERIFIABLE_RELU_DATA names")
+    rows = read_instances(Path(folder) / "vnncomp" / "acasxu" / "instances.csv")
+    assert len(rows) == 186 and rows[0].timeout == 116
+    assert read_vnnlib(rows[0].vnnlib).inputs.size == 5
+    spec = read_vnnlib(next(row.vnnlib for row in rows if row.vnnlib.name == "prop_7.vnnlib"))
+    assert find_network(spec).name == "ACASXU_run2a_1_9_batch_2000.onnx.gz"
+
+
+# ---- balls -----------------------------------------------------------------------------------------------------
+
+EPS = Fraction(1, 255)
+
+
+def test_a_ball_is_exact_and_clipped() -> None:
+    image = np.array([[0.0, 1.0], [0.5, np.float32(0.1)]], np.float32)
+    prop = linf_property(image, 1, EPS, 3)
+    tenth = Fraction(float(np.float32(0.1)))
+    expected = [(0, EPS), (1 - EPS, 1), (Fraction(1, 2) - EPS, Fraction(1, 2) + EPS), (tenth - EPS, tenth + EPS)]
+    assert [prop.box.bounds(i) for i in range(4)] == expected
+    for i, (lower, upper) in enumerate(expected):
+        assert Fraction(float(prop.box.lower[i])) <= lower and upper <= Fraction(float(prop.box.upper[i]))
+
+
+def test_another_class_is_unsafe_and_so_is_a_tie() -> None:
+    prop = linf_property(np.zeros(2), 1, EPS, 3)
+    for y, violated in (((0, 1, 0), False), ((2, 1, 0), True), ((0, 1, 1), True), ((0, 1, 2), True)):
+        exact = [Fraction(v) for v in y]
+        assert prop.violated(exact) == violated
+        assert (prop.margin(exact) > 0) != violated
+
+
+def test_decimals_round_outward_and_can_be_written() -> None:
+    images = np.random.default_rng(0).random((5, 3, 4), np.float32)
+    exact = linf_properties(images, [0, 1, 2, 0, 1], EPS, 3)
+    written = linf_properties(images, [0, 1, 2, 0, 1], EPS, 3, decimals=6)
+    for tight, wide in zip(exact, written, strict=True):
+        for i in range(12):
+            (low, high), (below, above) = tight.box.bounds(i), wide.box.bounds(i)
+            assert 0 <= low - below < Fraction(1, 10**6) and 0 <= above - high < Fraction(1, 10**6)
+        text = vnnlib_text(wide)
+        assert "*" not in text
+        assert parse_1(text, Path("p")).properties[0].digest == wide.digest
+        assert parse_2(vnnlib_text(tight, "2.0"), Path("p")).properties[0].digest == tight.digest
+
+
+def test_a_batch_is_its_images_one_by_one() -> None:
+    images = np.random.default_rng(1).integers(0, 256, (6, 10)).astype(np.float32) / np.float32(255)
+    labels = np.arange(6) % 4
+    batch = linf_properties(images, labels, EPS, 4)
+    single = [linf_property(image, int(label), EPS, 4) for image, label in zip(images, labels, strict=True)]
+    assert [prop.digest for prop in batch] == [prop.digest for prop in single]
+    for image, prop in zip(images, batch, strict=True):
+        assert prop.box.contains([Fraction(float(v)) for v in image])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"label": 3}, "image 0: label 3 where 0 to 2"),
+        ({"label": -1}, "image 0: label -1 where"),
+        ({"eps": Fraction(-1)}, "eps is -1.0, below 0"),
+        ({"eps": float("nan")}, "eps is nan, not a finite"),
+        ({"image": np.array([0.5, np.nan])}, "image 0: nan is outside of 0.0 to 1.0"),
+        ({"image": np.array([0.5, 1.5])}, "image 0: 1.5 is outside"),
+        ({"clip": (1, 0)}, "the valid range 1.0 to 0.0 is empty"),
+    ],
+)
+def test_bad_balls(change: dict[str, object], message: str) -> None:
+    arguments: dict[str, object] = {"image": np.array([0.5, 0.5]), "label": 1, "eps": EPS, "classes": 3}
+    with pytest.raises(InputError) as caught:
+        linf_property(**(arguments | change))  # type: ignore[arg-type]
+    assert str(caught.value).startswith(message)
+
+
+# ---- the command -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def problem(tmp_path: Path) -> Path:
+    """A folder with a network that names the larger pixel, and images of which number 1 is labelled wrongly."""
+    write_onnx(network(torch.eye(2)), tmp_path / "net.onnx")
+    images = np.array([[0.9, 0.1], [0.8, 0.2], [0.3, 0.6], [0.1, 0.2]], np.float32)
+    np.savez(tmp_path / "images.npz", images=images, labels=np.array([0, 1, 1, 1]))
+    return tmp_path
+
+
+def run(folder: Path, *arguments: str) -> int:
+    return main(["--net", f"{folder}/net.onnx", "--data", f"{folder}/images.npz", "--out", f"{folder}/out", *arguments])
+
+
+@pytest.mark.parametrize("version", ["1.0", "2.0"])
+def test_the_command_writes_properties_that_find_their_network(version: str, problem: Path) -> None:
+    assert run(problem, "--correct", "2", "--eps", "1/255", "0.02", "--timeout", "30", "--version", version) == 0
+    rows = read_instances(problem / "out" / "instances.csv")
+    assert [row.vnnlib.name for row in rows] == [
+        f"net_images_{i}_eps{eps}.vnnlib" for eps in ("1_255", "1_50") for i in (0, 2)
+    ]
+    for row in rows:
+        spec = read_vnnlib(row.vnnlib)
+        found = find_network(spec)
+        assert found.samefile(problem / "net.onnx") and found.samefile(row.onnx) and row.timeout == 30
+        (query,) = queries(spec, read_onnx(found))
+        image = np.load(problem / "images.npz")["images"][int(row.vnnlib.name.split("_")[2])]
+        assert query.property.box.contains([Fraction(float(v)) for v in image])
+        assert spec.version == version
+    head = rows[2].vnnlib.read_text().splitlines()[:4]
+    assert head[0] == "; L-infinity robustness: images test image 0, label 0, eps 1/50"
+    assert head[3] == "; network: ../net.onnx"
+
+
+def test_the_command_adds_to_instances_and_replaces_its_own(problem: Path) -> None:
+    assert run(problem, "--images", "0-1", "--eps", "1/255") == 0
+    assert run(problem, "--images", "1,3", "--eps", "1/255", "--timeout", "5") == 0
+    rows = read_instances(problem / "out" / "instances.csv")
+    assert [(row.vnnlib.name.split("_")[2], row.timeout) for row in rows] == [("0", 60), ("1", 5), ("3", 5)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--images", "4", "--eps", "1/255"], "images.npz: image 4 is not among the 4"),
+        (["--correct", "4", "--eps", "1/255"], "images.npz: only 3 of 4 images are classified correctly"),
+        (["--images", "0", "--eps", "1", "--data", "no.npz"], "no.npz: no such file"),
+        (["--images", "0", "--eps", "1", "--data", "imagenet"], "no data set 'imagenet'"),
+        (["--images", "0", "--eps", "1", "--net", "no.onnx"], "no.onnx: "),
+    ],
+)
+def test_the_command_refuses_in_one_line(
+    arguments: list[str], message: str, problem: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(problem, *arguments) == 2
+    stderr = capsys.readouterr().err
+    assert message in stderr and stderr.startswith("error: ") and stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--images", "3-1", "--eps", "1/255"],
+        ["--images", "x", "--eps", "1/255"],
+        ["--correct", "0", "--eps", "1/255"],
+        ["--images", "0", "--eps", "-1"],
+        ["--images", "0", "--eps", "1/0"],
+        ["--images", "0", "--eps", "nan"],
+        ["--images", "0", "--eps", "1/255", "--timeout", "inf"],
+        ["--images", "0", "--correct", "1", "--eps", "1/255"],
+        ["--eps", "1/255"],
+    ],
+)
+def test_bad_options(arguments: list[str], problem: Path) -> None:
+    with pytest.raises(SystemExit) as caught:
+        run(problem, *arguments)
+    assert caught.value.code == 2
+
+
+def test_images_that_do_not_fit_the_network(problem: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    np.savez(problem / "images.npz", images=np.zeros((2, 3), np.float32), labels=np.array([0, 1]))
+    assert run(problem, "--images", "0", "--eps", "1/255") == 2
+    assert "images of shape (3,) have 3 pixels, the network 2 inputs" in capsys.readouterr().err
