@@ -159,6 +159,15 @@ def test_intervals_of_a_point_are_the_network(small: torch.nn.Sequential) -> Non
     )
 
 
+def test_worst_logits_are_reached() -> None:
+    torch.manual_seed(2)
+    last = torch.nn.Linear(4, 3)
+    lb, ub, y = torch.zeros(1, 4), torch.rand(1, 4), torch.tensor([1])
+    corners = torch.cartesian_prod(*(torch.stack(pair) for pair in zip(lb[0], ub[0], strict=True)))
+    reached = (last(corners) - last(corners)[:, y]).max(0).values
+    torch.testing.assert_close(losses.worst_logits(last, lb, ub, y)[0], reached)
+
+
 def test_first_layer_intervals_are_reached() -> None:
     torch.manual_seed(1)
     model = mlp([5, 4, 2])
