@@ -38,7 +38,9 @@ class Dyadic:
         exponent = np.where(used, exponent - 53 + trailing, 0)
         integer = np.where(used, integer >> np.maximum(trailing, 0), 0)
         least = int(exponent[used].min(initial=0))
-        return cls(integer.astype(object) << np.where(used, exponent - least, 0).astype(object), least)
+        numbers = integer.astype(object) << np.where(used, exponent - least, 0).astype(object)
+        # Arithmetic on arrays without axes gives scalars, which would not stay Python integers.
+        return cls(np.asarray(numbers, dtype=object), least)
 
     def at(self, exponent: int) -> np.ndarray:
         """The integers over a smaller or equal exponent."""
