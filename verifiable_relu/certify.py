@@ -16,9 +16,6 @@ import math
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing, nullcontext
-from decimal import Context, Decimal
-from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -30,8 +27,6 @@ if TYPE_CHECKING:
     from verifiable_relu.spec import SpecFile
 
 _TIMEOUT = 60.0
-_LONGEST = 200
-"""Digits up to which a coordinate is written exactly; float32 numbers need up to 150."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -124,8 +119,7 @@ def _one(options: argparse.Namespace) -> int:
 
     method = verifier(options.method, options.device)
     case, spec = Loader(dict(options.network)).case(options.spec, options.timeout or _TIMEOUT, options.net)
-    with closing(Store(options.out)) if options.out else nullcontext() as store:
-        (result,) = run([case], method, store)
+    (result,) = run([case], method, Store(options.out) if options.out else None)
     print(result.answer)
     if result.answer == "sat":
         print("\n".join(_assignment(result, spec)))
@@ -136,9 +130,11 @@ def _one(options: argparse.Namespace) -> int:
 
 
 def _assignment(result: Result, spec: SpecFile) -> Iterator[str]:
-    """The counterexample: exact inputs, and the outputs that onnxruntime computes for them."""
+    """The counterexample: inputs, exact if they are decimals, and the outputs that onnxruntime computes for them."""
+    from verifiable_relu.spec.write import decimal
+
     assert result.witness is not None and result.outputs is not None
-    values = [decimal(v) for v in result.witness] + [repr(v) for v in result.outputs]
+    values = [decimal(v) or repr(float(v)) for v in result.witness] + [repr(v) for v in result.outputs]
     names = [*spec.inputs.elements(spec.version), *spec.outputs.elements(spec.version)]
     lines = [f"{name} {value}" for name, value in zip(names, values, strict=True)]
     if spec.version != "1.0":
@@ -147,23 +143,6 @@ def _assignment(result: Result, spec: SpecFile) -> Iterator[str]:
     last = len(lines) - 1
     for number, line in enumerate(lines):
         yield f"{' ' if number else '('}({line}){')' if number == last else ''}"
-
-
-def decimal(value: Fraction) -> str:
-    """A rational as a decimal: exactly, if that takes no more than 200 digits, else the nearest float64."""
-    short = repr(float(value))
-    if Fraction(short) == value:
-        return short
-    rest, digits = value.denominator, 0
-    for factor in (2, 5):
-        power = 0
-        while rest % factor == 0:
-            rest, power = rest // factor, power + 1
-        digits = max(digits, power)
-    if rest > 1 or digits > _LONGEST:
-        return short
-    exact = Context(prec=2 * _LONGEST + len(str(abs(value.numerator))))
-    return f"{exact.divide(Decimal(value.numerator), Decimal(value.denominator)):f}"
 
 
 def _summary(result: Result, case: Case, seconds: float) -> Iterator[str]:
@@ -193,49 +172,49 @@ def _many(options: argparse.Namespace) -> int:
     from verifiable_relu.campaign import Store, run
     from verifiable_relu.campaign.console import Watcher, table
     from verifiable_relu.campaign.inputs import Loader, instances, verifier
-    from verifiable_relu.campaign.run import bad_input
+    from verifiable_relu.campaign.runner import bad_input
 
     method = verifier(options.method, options.device)
     listed = instances(options.spec)
     loader = Loader(dict(options.network))
     cases: list[Case | Result] = []
     complaints: set[str] = set()
-    with closing(Store(options.out)) if options.out else nullcontext() as store:
-        watcher = Watcher(len(listed), options.quiet)
-        try:
-            with watcher:
-                for vnnlib, onnx, seconds in listed:
-                    timeout, net = options.timeout or seconds or _TIMEOUT, options.net or onnx
-                    try:
-                        cases.append(loader.case(vnnlib, timeout, net)[0])
-                    except InputError as error:
-                        cases.append(bad_input(str(net or ""), str(vnnlib), error, timeout))
-                        # Many instances can share one bad network.
-                        if str(error) not in complaints:
-                            watcher.line(f"certify: {error}")
-                        complaints.add(str(error))
-                    watcher.read()
-                results = run(cases, method, store, watcher)
-        except KeyboardInterrupt:
-            kept = f"kept in {options.out}; the same command resumes" if store else "lost, for want of --out"
-            _say(f"interrupted: {watcher.done} of {len(listed)} instances are answered and {kept}")
-            return 130
+    store = Store(options.out) if options.out else None
+    watcher = Watcher(len(listed), options.quiet)
+    try:
+        with watcher:
+            for vnnlib, onnx, seconds in listed:
+                timeout, net = options.timeout or seconds or _TIMEOUT, options.net or onnx
+                try:
+                    cases.append(loader.case(vnnlib, timeout, net)[0])
+                except InputError as error:
+                    cases.append(bad_input(str(net or ""), str(vnnlib), error, timeout))
+                    # Many instances can share one bad network.
+                    if str(error) not in complaints:
+                        watcher.line(f"certify: {error}")
+                    complaints.add(str(error))
+                watcher.read()
+            results = run(cases, method, store, watcher)
+    except KeyboardInterrupt:
+        kept = f"kept in {options.out}; the same command resumes" if store else "lost, for want of --out"
+        _say(f"interrupted: {watcher.done} of {len(listed)} instances are answered and {kept}")
+        return 130
     csv.writer(sys.stdout, lineterminator="\n").writerows(
         (r.onnx, r.vnnlib, r.answer, f"{r.seconds:.3f}") for r in results
     )
     sys.stdout.flush()
-    for result in results:
-        if result.query and result.reason == "error":
-            _say(f"fault: {result.onnx}: {result.vnnlib}: {result.detail}")
     if not options.quiet:
         table(results)
     return _status(results)
 
 
 def _status(results: Sequence[Result]) -> int:
-    """2 if an input was bad, else 1 if an instance met a fault of ours, else 0."""
+    """2 if an input was bad, else 1 if an instance met a fault of ours, which is then said, else 0."""
     faults = [r for r in results if r.reason == "error"]
-    return 2 if any(not r.query for r in faults) else 1 if faults else 0
+    ours = [r for r in faults if r.query]
+    for result in ours:
+        _say(f"{result.vnnlib}: fault of {result.method}: {result.detail}")
+    return 2 if len(ours) < len(faults) else 1 if ours else 0
 
 
 if __name__ == "__main__":

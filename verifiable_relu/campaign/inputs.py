@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from verifiable_relu.campaign.run import Case
+from verifiable_relu.campaign.runner import Case
 from verifiable_relu.errors import InputError
 from verifiable_relu.network import Network, read_onnx
 from verifiable_relu.spec import SpecFile, find_network, queries, read_instances, read_vnnlib

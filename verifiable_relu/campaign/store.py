@@ -34,12 +34,12 @@ class Store:
         self.table = self.folder / "results.csv"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._file = self.records.open("ab", buffering=0)
+            self.records.touch()
             data = self.records.read_bytes()
             whole = data.rfind(b"\n") + 1
             # The rest was being written when its process was killed.
             if whole < len(data):
-                self._file.truncate(whole)
+                os.truncate(self.records, whole)
         except OSError as error:
             raise self._unusable(error) from None
         self._known: dict[Key, Result] = {}
@@ -67,7 +67,8 @@ class Store:
             InputError: if it cannot be written.
         """
         try:
-            self._file.write(json.dumps(result.to_json(), allow_nan=False).encode() + b"\n")
+            with self.records.open("ab") as file:
+                file.write(json.dumps(result.to_json(), allow_nan=False).encode() + b"\n")
         except OSError as error:
             raise self._unusable(error) from None
         if result.final:
@@ -89,10 +90,6 @@ class Store:
             os.replace(file.name, self.table)
         except OSError as error:
             raise self._unusable(error) from None
-
-    def close(self) -> None:
-        """Close the file of records."""
-        self._file.close()
 
     def _unusable(self, error: OSError) -> InputError:
         return InputError(f"cannot keep results here: {error.strerror or error}", path=self.folder)

@@ -1,0 +1,77 @@
+"""A verifier that does what a test tells it, and questions about a network of one neuron."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+import numpy as np
+import torch
+
+from verifiable_relu.campaign import Case
+from verifiable_relu.network.graph import Input, Linear, Network, Relu
+from verifiable_relu.spec import Box, Property, Query, Row
+from verifiable_relu.verifiers.base import SILENT, Budget, Outcome, Progress, Reason, Trust, Verdict
+
+
+def tiny(slope: float = 1.0) -> Network:
+    """y = slope·relu(x), one input and one output."""
+    return Network(
+        (
+            Input(name="x", inputs=(), shape=(1,)),
+            Linear(name="l", inputs=(0,), shape=(1,), weight=torch.tensor([[1.0]]), bias=torch.zeros(1)),
+            Relu(name="r", inputs=(1,), shape=(1,)),
+            Linear(name="m", inputs=(2,), shape=(1,), weight=torch.tensor([[slope]]), bias=torch.zeros(1)),
+        )
+    )
+
+
+NETWORK = tiny()
+
+
+def at_least(threshold: float, lower: float = 0.0, upper: float = 1.0) -> Query:
+    """Does relu reach ``threshold`` from [lower, upper]?"""
+    row = Row(((0, Fraction(-1)),), Fraction(-threshold))
+    return Query(NETWORK, Property(Box(np.array([lower]), np.array([upper])), ((row,),)))
+
+
+def case(*thresholds: float, name: str = "p", timeout: float = 10.0) -> Case:
+    return Case("n.onnx", name, tuple(at_least(t) for t in thresholds), timeout)
+
+
+def truth(query: Query) -> Outcome:
+    """The right answer, with its proof."""
+    (((row,),), box) = query.property.unsafe, query.property.box
+    margin = -float(row.bound) - max(box.upper[0], 0.0)
+    seconds = {"look": 0.001}
+    if margin > 0:
+        return Outcome(Verdict.UNSAT, Reason.PROVED, "look", Trust.EXACT, margin, seconds=seconds, unstable=0)
+    return Outcome(Verdict.SAT, Reason.REFUTED, "look", Trust.FLOAT, margin, (box.bounds(0)[1],), seconds=seconds)
+
+
+Answer = Callable[[Query], Outcome]
+
+
+@dataclass(frozen=True)
+class Scripted:
+    """Answers by a function, one query after the other, and notes what it was asked."""
+
+    answer: Answer = field(default=truth, repr=False)
+    asked: list[Sequence[Query]] = field(default_factory=list, repr=False)
+    budgets: list[Budget] = field(default_factory=list, repr=False)
+    report: bool = True
+
+    name = "scripted"
+    complete = True
+
+    def verify(self, queries: Sequence[Query], budget: Budget, progress: Progress = SILENT) -> list[Outcome]:
+        self.asked.append(queries)
+        self.budgets.append(budget)
+        outcomes = []
+        for index, query in enumerate(queries):
+            outcomes.append(self.answer(query))
+            progress.stage("look", index + 1, len(queries))
+            if self.report:
+                progress.finish(index, outcomes[-1])
+        return outcomes

@@ -1,0 +1,149 @@
+"""``verifiable_relu.verify``."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import verifiable_relu
+from verifiable_relu import verify
+from verifiable_relu.campaign import Result
+from verifiable_relu.errors import InputError, UnsupportedError
+from verifiable_relu.network import from_torch, write_onnx
+from verifiable_relu.verifiers.base import Reason, Trust, Verdict
+
+
+class Brightness(nn.Module):
+    """Two classes for a 1×2×2 image: class 1 if the pixels sum to more than 2."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(4, 1), nn.ReLU(), nn.Linear(1, 2))
+        with torch.no_grad():
+            values = (torch.ones(1, 4), torch.zeros(1), torch.tensor([[0.0], [1.0]]), torch.tensor([2.0, 0.0]))
+            for parameter, value in zip(self.parameters(), values, strict=True):
+                parameter.copy_(value)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.layers(x)
+        return out
+
+
+MODEL = Brightness()
+DARK, BRIGHT, GREY = (np.full((1, 2, 2), value, np.float32) for value in (0.125, 0.875, 0.4375))
+IMAGES, LABELS = np.stack([DARK, BRIGHT, GREY]), [0, 1, 0]
+
+
+def check(results: list[Result], sat: Verdict = Verdict.SAT) -> None:
+    """ε = 1/8 changes the class of the grey image alone."""
+    assert [r.verdict for r in results] == [Verdict.UNSAT, Verdict.UNSAT, sat]
+    dark, bright, grey = results
+    assert dark.margin is not None and 0 < dark.margin <= 1 + 1e-9 and dark.counterexample is None
+    assert bright.margin is not None and 0 < bright.margin <= 1 + 1e-9
+    if sat is Verdict.SAT:
+        found = grey.counterexample
+        assert found is not None and found.shape == (1, 2, 2) and found.dtype == np.float32
+        assert np.abs(found - GREY).max() <= 0.125 and found.sum() >= 2
+        assert grey.trust is Trust.EXACT and grey.margin is not None and grey.margin <= 0
+
+
+@pytest.mark.parametrize("method", ["auto", "crown"])
+def test_a_torch_module(method: str) -> None:
+    check(verify(MODEL, IMAGES, LABELS, 0.125, method), Verdict.SAT if method == "auto" else Verdict.UNKNOWN)
+
+
+def test_every_kind_of_model_images_and_labels(tmp_path: Path) -> None:
+    network = from_torch(MODEL, (1, 2, 2))
+    data = write_onnx(network, tmp_path / "n.onnx")
+    images, labels = torch.tensor(IMAGES), torch.tensor(LABELS)
+    for model in (network, data, tmp_path / "n.onnx", str(tmp_path / "n.onnx")):
+        check(verify(model, images, labels, Fraction(1, 8), "auto"))
+    check(verify(MODEL, IMAGES.astype(np.float64), np.array(LABELS, np.uint8), 0.125))
+
+
+def test_the_valid_range_cuts_the_ball() -> None:
+    # Half a unit darker or brighter, but never beyond the range: the sum stays below 2.
+    wide = verify(MODEL, GREY[None], [0], 0.25, "crown")[0]
+    cut = verify(MODEL, GREY[None], [0], 0.25, "crown", clip=(0, Fraction(15, 32)))[0]
+    assert wide.verdict is Verdict.UNKNOWN and cut.verdict is Verdict.UNSAT
+
+
+def test_the_module_itself_is_left_alone() -> None:
+    model = Brightness()
+    model.train()
+    verify(model, IMAGES, LABELS, 0.125)
+    assert model.training and all(p.grad is None and p.requires_grad for p in model.parameters())
+
+
+def test_a_misclassified_image_is_its_own_counterexample() -> None:
+    (result,) = verify(MODEL, DARK[None], [1], 0)
+    assert result.verdict is Verdict.SAT and result.counterexample is not None
+    assert (result.counterexample == DARK).all()
+
+
+def test_no_image_is_no_result() -> None:
+    assert verify(MODEL, np.zeros((0, 1, 2, 2)), [], 0.1) == []
+
+
+def test_time_is_limited_for_each_image() -> None:
+    assert {r.reason for r in verify(MODEL, IMAGES, LABELS, 0.125, timeout=1e-9)} == {Reason.TIMEOUT}
+
+
+def test_progress_goes_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+    check(verify(MODEL, IMAGES, LABELS, 0.125, progress=True))
+    assert capsys.readouterr().out == ""
+
+
+NAN = np.where(np.arange(4).reshape(1, 1, 2, 2) == 2, np.nan, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("changed", "complaint"),
+    [
+        ({"images": NAN, "labels": [0]}, "image 0: a pixel is NaN"),
+        ({"images": IMAGES * np.inf}, "image 0: a pixel is NaN or infinite"),
+        ({"images": IMAGES + 1}, "outside"),
+        ({"images": IMAGES[:, :, :1]}, "shape"),
+        ({"images": IMAGES[0], "model": from_torch(MODEL, (1, 2, 2))}, r"images of shape \(2, 2\)"),
+        ({"images": np.zeros(3)}, r"\(n, \*input shape\)"),
+        ({"images": np.array([["a"]] * 3)}, "dtype"),
+        ({"labels": [0, 1]}, "2 labels for 3 images"),
+        ({"labels": [0, 1, 2]}, "image 2: label 2"),
+        ({"labels": [0, 1, -1]}, "image 2: label -1"),
+        ({"labels": [0.0, 1.0, 0.0]}, "integers"),
+        ({"labels": [[0], [1], [0]]}, "integers"),
+        ({"eps": -0.1}, "eps"),
+        ({"eps": float("nan")}, "eps"),
+        ({"eps": float("inf")}, "eps"),
+        ({"clip": (1, 0)}, "range"),
+        ({"method": "magic"}, "unknown method 'magic'"),
+        ({"device": "nowhere"}, "nowhere"),
+        ({"timeout": 0}, "time limit"),
+        ({"timeout": float("inf")}, "time limit"),
+        ({"model": "none.onnx"}, "none.onnx: no such file"),
+        ({"model": 3}, "int"),
+        ({"model": nn.Sequential(nn.Flatten(), nn.Linear(4, 1))}, "1 output"),
+        ({"model": nn.Sequential(nn.Flatten(), nn.Linear(5, 2))}, "5|shape"),
+    ],
+)
+def test_bad_arguments_are_refused(changed: dict[str, Any], complaint: str) -> None:
+    arguments: dict[str, Any] = {"model": MODEL, "images": IMAGES, "labels": LABELS, "eps": 0.125} | changed
+    with pytest.raises(InputError, match=complaint) as caught:
+        verify(**arguments)
+    assert isinstance(caught.value, ValueError) and "\n" not in str(caught.value)
+
+
+def test_a_layer_that_is_not_supported_is_named() -> None:
+    with pytest.raises(UnsupportedError, match="Softplus"):
+        verify(nn.Sequential(nn.Flatten(), nn.Linear(4, 2), nn.Softplus()), IMAGES, LABELS, 0.1)
+
+
+def test_the_package_has_no_other_attributes() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        verifiable_relu.nothing  # noqa: B018

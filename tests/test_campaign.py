@@ -1,0 +1,315 @@
+"""Campaigns: joining, checking of claims, faults, records, resume after a kill."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+
+from tests.scripted import NETWORK, Answer, Scripted, at_least, case, truth
+from verifiable_relu import __version__
+from verifiable_relu.campaign import Result, Store, run
+from verifiable_relu.campaign.result import join
+from verifiable_relu.campaign.runner import bad_input
+from verifiable_relu.errors import InputError
+from verifiable_relu.spec import Query
+from verifiable_relu.verifiers.base import SILENT, Budget, Outcome, Progress, Reason, Trust, Verdict
+
+SAT, UNSAT, UNKNOWN = Verdict.SAT, Verdict.UNSAT, Verdict.UNKNOWN
+ROOT = Path(__file__).parents[1]
+
+
+def table(folder: Path) -> list[dict[str, str]]:
+    """The rows of results.csv."""
+    return list(csv.DictReader(io.StringIO((folder / "results.csv").read_text())))
+
+
+@pytest.mark.parametrize("report", [True, False])
+def test_all_cases_are_one_batch_with_a_purse_each(report: bool) -> None:
+    verifier = Scripted(report=report)
+    results = run([case(0.5, name="a"), case(2, 3, name="b", timeout=7), case(2, 0.5, 3, name="c")], verifier)
+    assert [(r.vnnlib, r.verdict) for r in results] == [("a", SAT), ("b", UNSAT), ("c", SAT)]
+    (asked,), (budget,) = verifier.asked, verifier.budgets
+    assert len(asked) == 6 and len({id(q.network) for q in asked}) == 1
+    fresh = Budget([10, 7, 10], [0, 1, 1, 2, 2, 2])
+    assert [fresh.remaining(i) for i in range(6)] == [10, 7, 7, 10, 10, 10] and len(budget) == 6
+
+
+def test_queries_of_a_case_share_its_purse() -> None:
+    seen: list[list[float]] = []
+
+    @dataclass(frozen=True)
+    class Spender(Scripted):
+        def verify(self, queries: Sequence[Query], budget: Budget, progress: Progress = SILENT) -> list[Outcome]:
+            budget.charge([0], 4.0)
+            seen.append([budget.remaining(i) for i in range(len(queries))])
+            return [truth(q) for q in queries]
+
+    (result, _) = run([case(2, 3, timeout=10), case(2, timeout=5)], Spender())
+    assert seen == [[6, 6, 5]] and result.seconds == 4
+
+
+def test_a_decided_case_leaves_nothing_to_spend_on_its_other_boxes() -> None:
+    verifier = Scripted()
+    run([case(0.5, 2, 3), case(2)], verifier)
+    assert [verifier.budgets[0].remaining(i) for i in range(3)] == [0, 0, 0]
+
+
+def test_the_record_says_everything() -> None:
+    (refuted, proved) = run([case(0.5), case(2, 3)], Scripted())
+    assert refuted.witness == (Fraction(1),) and refuted.outputs == (1.0,) and refuted.margin == -0.5
+    assert refuted.trust is Trust.EXACT and refuted.reason is Reason.REFUTED and refuted.method == "look"
+    assert refuted.counterexample is not None and refuted.counterexample.tolist() == [1.0]
+    assert set(refuted.stages) == {"look", "confirm"} and refuted.seconds >= sum(refuted.stages.values())
+    assert proved.margin == 1 and proved.stages == {"look": 0.002} and proved.unstable == 0
+    assert proved.network == NETWORK.digest and proved.counterexample is None
+    assert refuted.query == at_least(0.5).digest and proved.query not in (at_least(2).digest, at_least(3).digest)
+    assert proved.verifier == repr(Scripted()) and proved.timeout == 10
+    assert proved.versions["verifiable_relu"] == __version__ and proved.versions["torch"]
+
+
+def out(verdict: Verdict, reason: Reason, method: str = "m", **more: object) -> Outcome:
+    return Outcome(verdict, reason, method, **more)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "verdict", "reason"),
+    [
+        ([(UNSAT, Reason.PROVED)] * 2, UNSAT, Reason.PROVED),
+        ([(UNSAT, Reason.PROVED), (UNKNOWN, Reason.TIMEOUT)], UNKNOWN, Reason.TIMEOUT),
+        ([(UNKNOWN, Reason.ERROR), (SAT, Reason.REFUTED)], SAT, Reason.REFUTED),
+        ([(UNKNOWN, Reason.INCOMPLETE), (UNKNOWN, Reason.TIMEOUT)], UNKNOWN, Reason.TIMEOUT),
+        ([(UNKNOWN, Reason.TIMEOUT), (UNKNOWN, Reason.UNCONFIRMED)], UNKNOWN, Reason.UNCONFIRMED),
+        ([(UNKNOWN, reason) for reason in Reason if reason not in (Reason.PROVED, Reason.REFUTED)], UNKNOWN, None),
+    ],
+)
+def test_answers_join(outcomes: list[tuple[Verdict, Reason]], verdict: Verdict, reason: Reason | None) -> None:
+    joined = join([out(*o) for o in outcomes])
+    assert joined.verdict is verdict and reason in (joined.reason, None)
+
+
+def test_a_joined_proof_is_as_weak_as_its_weakest_part() -> None:
+    parts = [
+        out(UNSAT, Reason.PROVED, "a", trust=Trust.EXACT, margin=1.0, seconds={"s": 1.0, "t": 1.0}, unstable=3),
+        out(UNSAT, Reason.PROVED, "b", trust=Trust.FLOAT, margin=0.5, seconds={"s": 2.0}),
+        out(UNSAT, Reason.PROVED, "a", trust=Trust.ROUNDED, margin=2.0),
+    ]
+    joined = join(parts)
+    assert (joined.trust, joined.margin, joined.method) == (Trust.FLOAT, 0.5, "a+b")
+    assert joined.seconds == {"s": 3.0, "t": 1.0} and joined.unstable == 3
+    assert join([*parts, out(UNSAT, Reason.PROVED)]).margin is None
+
+
+def lying(query: Query) -> Outcome:
+    """Says sat of everything."""
+    return Outcome(SAT, Reason.REFUTED, "liar", Trust.EXACT, -1.0, (query.property.box.bounds(0)[1],))
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        lying,
+        lambda q: replace(lying(q), witness=None),
+        lambda q: replace(lying(q), witness=()),
+        lambda q: replace(lying(q), witness=(Fraction(9),)),
+    ],
+)
+def test_a_false_counterexample_is_never_recorded_as_sat(answer: Answer) -> None:
+    (result,) = run([case(2)], Scripted(answer))
+    assert (result.verdict, result.reason, result.trust) == (UNKNOWN, Reason.UNCONFIRMED, None)
+    assert result.detail and result.counterexample is None and result.margin is None
+
+
+def test_a_liar_about_one_box_does_not_spoil_a_true_counterexample_of_another() -> None:
+    (result, other) = run([case(2, 0.5), case(2, 3)], Scripted(lying))
+    assert result.verdict is SAT
+    assert other.verdict is UNKNOWN and "2 of 2 boxes" in other.detail
+
+
+@pytest.mark.parametrize("margin", [math.nan, -1.0, -math.inf])
+def test_a_proof_without_a_margin_is_no_proof(margin: float) -> None:
+    (result,) = run([case(2)], Scripted(lambda q: replace(truth(q), margin=margin)))
+    assert (result.verdict, result.reason, result.margin) == (UNKNOWN, Reason.ERROR, None)
+
+
+def breaking(error: Exception) -> Answer:
+    def answer(query: Query) -> Outcome:
+        if query.property.unsafe[0][0].bound == -7:
+            raise error
+        return truth(query)
+
+    return answer
+
+
+@pytest.mark.parametrize("report", [True, False])
+@pytest.mark.parametrize(("error", "reason"), [(RuntimeError("broken"), Reason.ERROR), (MemoryError(), Reason.MEMORY)])
+def test_a_verifier_that_breaks_costs_one_query(error: Exception, reason: Reason, report: bool, tmp_path: Path) -> None:
+    verifier = Scripted(breaking(error), report=report)
+    cases = [case(t, name=str(i)) for i, t in enumerate([0.5, 2, 7, 3, 0.25, 7, 4])]
+    results = run(cases, verifier, Store(tmp_path))
+    assert [r.verdict for r in results] == [SAT, UNSAT, UNKNOWN, UNSAT, SAT, UNKNOWN, UNSAT]
+    assert {results[2].reason, results[5].reason} == {reason}
+    # What broke is asked again, the rest is not.
+    again = Scripted(report=report)
+    assert [r.verdict for r in run(cases, again, Store(tmp_path))][2] is UNSAT
+    assert [len(queries) for queries in again.asked] == [2]
+
+
+def test_a_verifier_with_too_few_answers_is_at_fault() -> None:
+    @dataclass(frozen=True)
+    class Mute(Scripted):
+        def verify(self, queries: Sequence[Query], budget: Budget, progress: Progress = SILENT) -> list[Outcome]:
+            return []
+
+    assert [r.reason for r in run([case(2), case(3)], Mute())] == [Reason.ERROR] * 2
+
+
+def test_records_survive_and_are_used_again(tmp_path: Path) -> None:
+    infinite = replace(case(), queries=(Query(NETWORK, replace(at_least(1).property, unsafe=())),), vnnlib="never")
+    timed_out = lambda q: Outcome.unknown(Reason.TIMEOUT, "slow")  # noqa: E731
+    answer = lambda q: (  # noqa: E731
+        timed_out(q) if q.property.unsafe and q.property.unsafe[0][0].bound == -5
+        else truth(q) if q.property.unsafe
+        else Outcome(UNSAT, Reason.PROVED, "look", Trust.EXACT, math.inf)
+    )  # fmt: skip
+    cases = [case(0.5, name="a"), case(2, 3, name="b"), case(5, name="c"), infinite]
+    first = run(cases, Scripted(answer), Store(tmp_path))
+    again = Scripted(answer)
+    assert run(cases, again, Store(tmp_path)) == first and not again.asked
+    assert [json.loads(line)["vnnlib"] for line in (tmp_path / "records.jsonl").read_text().splitlines()] == [
+        "a", "b", "c", "never",
+    ]  # fmt: skip
+    rows = table(tmp_path)
+    assert list(rows[0]) == ["onnx", "vnnlib", "verdict", "seconds", "method", "reason"]
+    assert [(r["vnnlib"], r["verdict"], r["reason"]) for r in rows] == [
+        ("a", "sat", "refuted"), ("b", "unsat", "proved"), ("c", "unknown", "timeout"), ("never", "unsat", "proved"),
+    ]  # fmt: skip
+    renamed = run([replace(cases[0], vnnlib="z")], again, Store(tmp_path))
+    assert renamed[0].vnnlib == "z" and not again.asked
+
+
+def test_another_time_limit_method_or_version_asks_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run([case(2)], Scripted(), Store(tmp_path))
+    for changed, verifier in (
+        (case(2, timeout=11), Scripted()),
+        (case(2), Scripted(report=False)),
+        (case(3), Scripted()),
+    ):
+        run([changed], verifier, Store(tmp_path))
+        assert verifier.asked
+    monkeypatch.setattr("verifiable_relu.campaign.runner.versions", lambda: {"verifiable_relu": "other"})
+    verifier = Scripted()
+    run([case(2)], verifier, Store(tmp_path))
+    assert verifier.asked
+
+
+def test_bad_input_is_recorded_and_tried_again(tmp_path: Path) -> None:
+    bad = bad_input("n.onnx", "bad", InputError("wrong", path="bad", place="line 1"), 10.0)
+    results = run([bad, case(2, name="good")], Scripted(), Store(tmp_path))
+    assert [(r.reason, r.detail) for r in results] == [(Reason.ERROR, "bad: line 1: wrong"), (Reason.PROVED, "")]
+    assert len(Store(tmp_path)) == 1 and len((tmp_path / "results.csv").read_text().splitlines()) == 3
+
+
+def test_a_torn_last_line_is_dropped(tmp_path: Path) -> None:
+    run([case(2, name="a"), case(3, name="b")], Scripted(), Store(tmp_path))
+    records = tmp_path / "records.jsonl"
+    whole = records.read_bytes()
+    records.write_bytes(whole[:-20])
+    verifier = Scripted()
+    run([case(2, name="a"), case(3, name="b")], verifier, Store(tmp_path))
+    assert [len(q) for q in verifier.asked] == [1]
+    assert len(records.read_bytes().splitlines()) == 2 and len(Store(tmp_path)) == 2
+
+
+@pytest.mark.parametrize("line", ["{}", "nothing", "[1]", '{"verdict": "sat"}'])
+def test_a_damaged_record_is_named(line: str, tmp_path: Path) -> None:
+    run([case(2)], Scripted(), Store(tmp_path))
+    with (tmp_path / "records.jsonl").open("a") as file:
+        file.write(line + "\n")
+    with pytest.raises(InputError, match=r"records\.jsonl: line 2: not a record"):
+        Store(tmp_path)
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="file"):
+        Store(tmp_path / "file")
+
+
+def test_a_full_disk_ends_the_campaign_and_blames_no_verifier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store(tmp_path)
+    calls = []
+
+    def full(result: Result) -> None:
+        calls.append(result)
+        raise InputError("cannot keep results here: No space left on device", path=tmp_path)
+
+    monkeypatch.setattr(store, "append", full)
+    with pytest.raises(InputError, match="No space"):
+        run([case(2), case(3)], Scripted(), store)
+    assert len(calls) == 1
+
+
+def test_an_interrupt_keeps_what_was_answered(tmp_path: Path) -> None:
+    def answer(query: Query) -> Outcome:
+        if query.property.unsafe[0][0].bound == -7:
+            raise KeyboardInterrupt
+        return truth(query)
+
+    cases = [case(2, name="a"), case(0.5, name="b"), case(7, name="c"), case(3, name="d")]
+    with pytest.raises(KeyboardInterrupt):
+        run(cases, Scripted(answer), Store(tmp_path))
+    assert [r["vnnlib"] for r in table(tmp_path)] == ["a", "b"]
+    verifier = Scripted()
+    assert [r.vnnlib for r in run(cases, verifier, Store(tmp_path))] == ["a", "b", "c", "d"]
+    assert [len(queries) for queries in verifier.asked] == [2]
+
+
+SLOW = """import time
+from tests import scripted as t
+from verifiable_relu.campaign import Store, run
+
+def answer(query):
+    time.sleep(0.2)
+    return t.truth(query)
+
+run([t.case(2 + i, name=str(i)) for i in range({cases})], t.Scripted(answer), Store({out!r}))
+"""
+
+
+def test_a_killed_campaign_goes_on_where_it_was(tmp_path: Path) -> None:
+    code = SLOW.format(cases=100, out=str(tmp_path))
+    records = tmp_path / "records.jsonl"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    )
+    deadline = time.monotonic() + 60
+    while not (records.exists() and records.read_bytes().count(b"\n") >= 2) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    done = records.read_bytes().count(b"\n")
+    assert 2 <= done < 100
+    verifier = Scripted()
+    results = run([case(2 + i, name=str(i)) for i in range(100)], verifier, Store(tmp_path))
+    assert len(results) == 100 and all(r.verdict is UNSAT for r in results)
+    assert [len(queries) for queries in verifier.asked] == [100 - done]
+
+
+def test_the_version_is_the_packages() -> None:
+    import tomllib
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["version"] == __version__

@@ -1,0 +1,378 @@
+"""The command: what it prints, how it exits, what it refuses."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import TensorProto, helper, numpy_helper
+
+from tests.scripted import Scripted
+from verifiable_relu.campaign import Store
+from verifiable_relu.certify import main
+from verifiable_relu.network import write_onnx
+from verifiable_relu.network.graph import Input, Linear, Network, Relu
+from verifiable_relu.spec import Query
+from verifiable_relu.verifiers.base import Budget, Outcome
+from verifiable_relu.verifiers.incomplete import Ibp
+
+ROOT = Path(__file__).parents[1]
+
+
+def spec(unsafe: str, low: str = "0.0", high: str = "1.0", inputs: int = 2, outputs: int = 2, head: str = "") -> str:
+    """A VNN-LIB 1.0 property over a box with the same bounds for every input."""
+    lines = [head, *(f"(declare-const X_{i} Real)" for i in range(inputs))]
+    lines += [f"(declare-const Y_{i} Real)" for i in range(outputs)]
+    lines += [f"(assert (>= X_{i} {low})) (assert (<= X_{i} {high}))" for i in range(inputs)]
+    return "\n".join([*lines, f"(assert {unsafe})\n"])
+
+
+SAFE, VIOLATED = "(<= Y_0 -1.0)", "(>= Y_0 1.5)"
+TWO_BOXES = "(or (and (<= X_0 0.25) (>= Y_0 1.5)) (and (>= X_0 0.75) (>= Y_0 1.5)))"
+TWO = """(vnnlib-version <2.0>)
+(declare-network N (declare-input X float32 [1, 2]) (declare-output Y float32 [1, 2]))
+(assert (and (>= X[0,0] 0.0) (<= X[0,0] 1.0) (>= X[0,1] 0.0) (<= X[0,1] 1.0)))
+(assert (>= Y[0,0] 1.5))
+"""
+
+
+def network(bias: float = 0.0) -> Network:
+    """y_0 = relu(x_0) + relu(x_1) + bias, y_1 = relu(x_0) − relu(x_1)."""
+    weight = torch.tensor([[1.0, 1.0], [1.0, -1.0]])
+    nodes = (
+        Input(name="x", inputs=(), shape=(2,)),
+        Linear(name="l", inputs=(0,), shape=(2,), weight=torch.eye(2), bias=torch.zeros(2)),
+        Relu(name="r", inputs=(1,), shape=(2,)),
+        Linear(name="m", inputs=(2,), shape=(2,), weight=weight, bias=torch.tensor([bias, 0.0])),
+    )
+    return Network(nodes)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A network and properties of it, and nothing that is wrong."""
+    write_onnx(network(), tmp_path / "net.onnx")
+    for name, text in (
+        ("safe", spec(SAFE)), ("violated", spec(VIOLATED)), ("boxes", spec(TWO_BOXES)), ("two", TWO),
+    ):  # fmt: skip
+        (tmp_path / f"{name}.vnnlib").write_text(text)
+    return tmp_path
+
+
+def command(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "verifiable_relu.certify", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        env=environment(),
+        timeout=120,
+    )
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+
+
+def test_a_counterexample_in_the_form_of_the_competition(folder: Path) -> None:
+    done = command("--spec", "violated.vnnlib", "--method", "attack", cwd=folder)
+    assert done.returncode == 0
+    first, rest = done.stdout.split("\n", 1)
+    assert first == "sat"
+    number = r"(-?[0-9.e-]+)"
+    found = re.fullmatch(rf"\(\(X_0 {number}\)\n \(X_1 {number}\)\n \(Y_0 {number}\)\n \(Y_1 {number}\)\)\n", rest)
+    assert found, rest
+    x0, x1, y0, y1 = map(Fraction, found.groups())
+    assert 0 <= x0 <= 1 and 0 <= x1 <= 1 and y0 >= Fraction(3, 2)
+    assert float(x0 + x1) == pytest.approx(float(y0)) and float(x0 - x1) == pytest.approx(float(y1))
+    for word in ("violated.vnnlib: sat", "attack", "margin", "time", "net.onnx: 2 inputs, 2 neurons, 2 outputs"):
+        assert word in done.stderr
+
+
+def test_unsat_is_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--spec", str(folder / "safe.vnnlib"), "--method", "crown"]) == 0
+    shown = capsys.readouterr()
+    assert shown.out == "unsat\n"
+    assert "margin    1 (or more, proven)" in shown.err and re.search(r"unstable  \d neurons", shown.err)
+
+
+def test_quiet_says_the_verdict_alone(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--spec", str(folder / "safe.vnnlib"), "--method", "ibp", "--quiet"]) == 0
+    assert capsys.readouterr() == ("unsat\n", "")
+
+
+def test_unknown_and_timed_out_are_verdicts_too(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    violated = str(folder / "violated.vnnlib")
+    assert main(["--spec", violated, "--method", "crown"]) == 0
+    assert capsys.readouterr().out == "unknown\n"
+    assert main(["--spec", violated, "--method", "crown", "--timeout", "1e-9"]) == 0
+    assert capsys.readouterr().out == "timed-out\n"
+
+
+def test_boxes_join(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--spec", str(folder / "boxes.vnnlib"), "--method", "attack"]) == 0
+    shown = capsys.readouterr()
+    assert shown.out.startswith("sat\n((X_0 ") and "2 boxes" in shown.err
+
+
+def test_the_assignment_of_vnnlib_2(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--spec", str(folder / "two.vnnlib"), "--method", "attack", "--network", f"N={folder / 'net.onnx'}"]
+    assert main(arguments) == 0
+    names = [line.split(" ")[0] for line in capsys.readouterr().out.splitlines()]
+    assert names == ["sat", "X[0,0]", "X[0,1]", "Y[0,0]", "Y[0,1]"]
+
+
+def test_inputs_are_printed_exactly(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    point = "0.12345678901234567890123456789"
+    (folder / "point.vnnlib").write_text(spec("(<= Y_0 1.0)", low=point, high=point))
+    assert main(["--spec", str(folder / "point.vnnlib"), "--method", "attack"]) == 0
+    assert f"(X_0 {point})" in capsys.readouterr().out
+
+
+def test_help_needs_no_torch() -> None:
+    code = (
+        "import sys; from verifiable_relu.certify import main\n"
+        "try: main(['--help'])\n"
+        "except SystemExit as end: assert end.code == 0\n"
+        "heavy = {'torch', 'numpy', 'onnx', 'onnxruntime', 'rich', 'z3', 'highspy', 'vnnlib'} & set(sys.modules)\n"
+        "sys.exit(f'imported {heavy}' if heavy else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment())
+    assert done.returncode == 0, done.stderr
+    for word in ("--spec", "--method", "auto_lirpa", "--timeout"):
+        assert word in done.stdout
+
+
+def test_an_easy_property_imports_only_what_it_needs(folder: Path) -> None:
+    code = (
+        "import sys; from verifiable_relu.certify import main\n"
+        f"assert main(['--spec', {str(folder / 'safe.vnnlib')!r}, '--method', 'crown']) == 0\n"
+        "heavy = {'onnxruntime', 'rich', 'z3', 'highspy', 'vnnlib', 'auto_LiRPA'} & set(sys.modules)\n"
+        "sys.exit(f'imported {heavy}' if heavy else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment())
+    assert done.returncode == 0, done.stderr
+
+
+def fractional(path: Path) -> None:
+    """A network that uses an operator which nobody would support."""
+    graph = helper.make_graph(
+        [helper.make_node("Sin", ["x"], ["y"], name="wave")],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ("n", 2))],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ("n", 2))],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)]), path)
+
+
+def not_a_number(path: Path) -> None:
+    model = onnx.load_from_string(write_onnx(network()))
+    for tensor in model.graph.initializer:
+        values = numpy_helper.to_array(tensor).copy()
+        if values.shape == (2, 2) and (values < 0).any():
+            values[0, 0] = np.nan
+            tensor.CopyFrom(numpy_helper.from_array(values, tensor.name))
+    onnx.save(model, path)
+
+
+BAD = {
+    "no spec": (["--spec", "none.vnnlib"], ["none.vnnlib", "no such file"]),
+    "no network": (["--spec", "safe.vnnlib", "--net", "none.onnx"], ["none.onnx", "no such file"]),
+    "malformed network": (["--spec", "safe.vnnlib", "--net", "broken.onnx"], ["broken.onnx"]),
+    "empty network": (["--spec", "safe.vnnlib", "--net", "empty"], ["empty"]),
+    "unclosed": (["--spec", "unclosed.vnnlib"], ["unclosed.vnnlib", "line", "never closed"]),
+    "no text": (["--spec", "net.onnx"], ["net.onnx"]),
+    "empty spec": (["--spec", "empty"], ["empty"]),
+    "unsupported operator": (["--spec", "safe.vnnlib", "--net", "sin.onnx"], ["sin.onnx", "wave", "Sin"]),
+    "NaN": (["--spec", "safe.vnnlib", "--net", "nan.onnx"], ["nan.onnx", "NaN"]),
+    "inputs": (["--spec", "three.vnnlib", "--net", "net.onnx"], ["three.vnnlib", "3 inputs", "2"]),
+    "outputs": (["--spec", "outputs.vnnlib", "--net", "net.onnx"], ["outputs.vnnlib", "4 outputs", "2"]),
+    "inverted": (["--spec", "inverted.vnnlib"], ["inverted.vnnlib", "X_0", "empty"]),
+    "non-linear": (["--spec", "square.vnnlib"], ["square.vnnlib", "line"]),
+    "method": (["--spec", "safe.vnnlib", "--method", "magic"], ["magic", "crown"]),
+    "device": (["--spec", "safe.vnnlib", "--device", "nowhere"], ["nowhere"]),
+    "other method's device": (["--spec", "safe.vnnlib", "--method", "milp", "--device", "cuda"], ["milp", "CPU"]),
+    "timeout 0": (["--spec", "safe.vnnlib", "--timeout", "0"], ["--timeout", "'0'"]),
+    "timeout NaN": (["--spec", "safe.vnnlib", "--timeout", "nan"], ["--timeout", "'nan'"]),
+    "timeout word": (["--spec", "safe.vnnlib", "--timeout", "soon"], ["--timeout", "'soon'"]),
+    "nothing": ([], ["--spec"]),
+    "network name": (["--spec", "two.vnnlib", "--network", "net.onnx"], ["--network", "NAME=FILE"]),
+    "undeclared": (["--spec", "two.vnnlib", "--network", "M=net.onnx"], ["two.vnnlib", "'M'"]),
+    "empty folder": (["--spec", "nothing"], ["nothing", "no property"]),
+    "no table": (["--spec", "none.csv"], ["none.csv", "no such file"]),
+    "bad table": (["--spec", "short.csv"], ["short.csv", "line 2", "fields"]),
+    "bad timeout in the table": (["--spec", "late.csv"], ["late.csv", "line 1", "-3"]),
+    "occupied": (["--spec", "safe.vnnlib", "--out", "empty"], ["empty"]),
+    "damaged records": (["--spec", "safe.vnnlib", "--out", "damaged"], ["records.jsonl", "line 1"]),
+}
+
+
+def spoil(folder: Path) -> None:
+    """Add everything that can be wrong."""
+    (folder / "broken.onnx").write_bytes(write_onnx(network())[:-30])
+    (folder / "empty").write_bytes(b"")
+    (folder / "unclosed.vnnlib").write_text(spec(SAFE)[:-4])
+    fractional(folder / "sin.onnx")
+    not_a_number(folder / "nan.onnx")
+    named = "; network: net.onnx"
+    (folder / "three.vnnlib").write_text(spec(SAFE, inputs=3))
+    (folder / "outputs.vnnlib").write_text(spec(SAFE, outputs=4))
+    (folder / "inverted.vnnlib").write_text(spec(SAFE, low="1.0", high="0.0", head=named))
+    (folder / "square.vnnlib").write_text(spec("(<= (* Y_0 Y_0) 1.0)", head=named))
+    (folder / "nothing").mkdir()
+    (folder / "short.csv").write_text("net.onnx,safe.vnnlib,10\nnet.onnx,safe.vnnlib\n")
+    (folder / "late.csv").write_text("net.onnx,safe.vnnlib,-3\n")
+    (folder / "damaged").mkdir()
+    (folder / "damaged" / "records.jsonl").write_text("so what\n")
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_one_line(
+    name: str, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments, words = BAD[name]
+    spoil(folder)
+    monkeypatch.chdir(folder)
+    if not {"--net", "--network"} & set(arguments):
+        arguments = [*arguments, "--net", "net.onnx"]
+    try:
+        status: object = main(arguments)
+    except SystemExit as end:
+        status = end.code
+    shown = capsys.readouterr()
+    assert status == 2 and shown.out == ""
+    (line,) = shown.err.splitlines()
+    assert line.startswith("certify: ")
+    for word in words:
+        assert word in line, line
+
+
+def test_a_fault_of_ours_is_one_line_and_exits_with_1(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def answer(query: object) -> object:
+        raise ZeroDivisionError("oh")
+
+    monkeypatch.setattr("verifiable_relu.campaign.inputs.make", lambda name, device: Scripted(answer))  # type: ignore
+    assert main(["--spec", str(folder / "safe.vnnlib"), "--quiet"]) == 1
+    shown = capsys.readouterr()
+    assert shown.out == "unknown\n" and shown.err.count("\n") == 1
+    assert shown.err.endswith("safe.vnnlib: fault of scripted: ZeroDivisionError: oh\n")
+    monkeypatch.setattr("verifiable_relu.campaign.inputs.make", answer)
+    assert main(["--spec", str(folder / "safe.vnnlib")]) == 1
+    assert capsys.readouterr().err.count("\n") == 1
+    with pytest.raises(TypeError):
+        main(["--spec", str(folder / "safe.vnnlib"), "--debug"])
+
+
+def rows(text: str) -> list[list[str]]:
+    return list(csv.reader(io.StringIO(text)))
+
+
+def test_a_table_is_a_campaign(folder: Path) -> None:
+    spoil(folder)
+    (folder / "instances.csv").write_text(
+        "net.onnx,safe.vnnlib,30\nnet.onnx,none.vnnlib,30\nsin.onnx,safe.vnnlib,30\n"
+        "sin.onnx,violated.vnnlib,30\nnet.onnx,violated.vnnlib,30\n"
+    )
+    done = command("--spec", "instances.csv", "--out", "out", "--method", "crown", cwd=folder)
+    assert done.returncode == 2
+    answers = ["unsat", "unknown", "unknown", "unknown", "unknown"]
+    assert [row[:3] for row in rows(done.stdout)] == [
+        ["net.onnx", "safe.vnnlib", answers[0]],
+        ["net.onnx", "none.vnnlib", answers[1]],
+        ["sin.onnx", "safe.vnnlib", answers[2]],
+        ["sin.onnx", "violated.vnnlib", answers[3]],
+        ["net.onnx", "violated.vnnlib", answers[4]],
+    ]
+    complaints = [line for line in done.stderr.splitlines() if line.startswith("certify: ")]
+    # The operator is one fault, whoever meets it.
+    assert len(complaints) == 2 and "none.vnnlib" in complaints[0] and "sin.onnx" in complaints[1]
+    assert "Traceback" not in done.stderr
+    table = rows((folder / "out" / "results.csv").read_text())
+    assert table[0] == ["onnx", "vnnlib", "verdict", "seconds", "method", "reason"]
+    assert [(row[2], row[5]) for row in table[1:]] == [
+        ("unsat", "proved"),
+        *[("unknown", "error")] * 3,
+        ("unknown", "incomplete"),
+    ]
+
+
+def test_a_folder_is_a_campaign_and_a_time_limit_overrides_the_tables(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    below = folder / "below"
+    below.mkdir()
+    (below / "deep.vnnlib").write_text(spec(SAFE, head="; network: ../net.onnx"))
+    assert main(["--spec", str(folder), "--method", "ibp"]) == 0
+    shown = capsys.readouterr()
+    found = {Path(row[1]).name: row[2] for row in rows(shown.out)}
+    assert found == {
+        "deep.vnnlib": "unsat", "boxes.vnnlib": "unknown", "safe.vnnlib": "unsat", "two.vnnlib": "unknown",
+        "violated.vnnlib": "unknown",
+    }  # fmt: skip
+    assert "unsat" in shown.err and "incomplete" in shown.err
+    (folder / "instances.csv").write_text("net.onnx,violated.vnnlib,30\n")
+    assert main(["--spec", str(folder), "--method", "ibp", "--timeout", "1e-9", "--quiet"]) == 0
+    (row,) = rows(capsys.readouterr().out)
+    assert row[2] == "timed-out"
+
+
+def patiently(query: Query) -> Outcome:
+    """The right answer, after a while."""
+    time.sleep(0.3)
+    return Ibp().verify([query], Budget.each(9, 1))[0]
+
+
+SLOW = """
+import sys
+from tests import test_certify as t
+from verifiable_relu.campaign import inputs
+inputs.make = lambda name, device: t.Scripted(t.patiently)
+sys.exit(t.main())
+"""
+
+
+def test_ctrl_c_keeps_what_is_done_and_the_same_command_resumes(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count = 40
+    for i in range(count):
+        (folder / f"s{i:02}.vnnlib").write_text(spec(f"(<= Y_0 -{i + 1}.0)"))
+    (folder / "instances.csv").write_text("".join(f"net.onnx,s{i:02}.vnnlib,30\n" for i in range(count)))
+    arguments = ["--spec", "instances.csv", "--quiet", "--out", "out"]
+    started = [sys.executable, "-c", SLOW, *arguments]
+    with subprocess.Popen(started, cwd=folder, env=environment(), stderr=subprocess.PIPE, text=True) as process:
+        records = folder / "out" / "records.jsonl"
+        deadline = time.monotonic() + 60
+        while not (records.exists() and records.read_bytes().count(b"\n") >= 2) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    found = re.fullmatch(
+        rf"certify: interrupted: (\d+) of {count} instances are answered and kept in out; .*\n", errors
+    )
+    assert found, errors
+    done = int(found.group(1))
+    assert 2 <= done < count and len(Store(folder / "out")) == done
+    assert len(rows((folder / "out" / "results.csv").read_text())) == done + 1
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    verifier = Scripted(patiently)
+    monkeypatch.setattr("verifiable_relu.campaign.inputs.make", lambda name, device: verifier)
+    assert main(arguments) == 0
+    assert [row[2] for row in rows(capsys.readouterr().out)] == ["unsat"] * count
+    assert [len(queries) for queries in verifier.asked] == [count - done]
