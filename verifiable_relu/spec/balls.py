@@ -59,7 +59,7 @@ def linf_properties(
     if len(labels) != len(images):
         raise InputError(f"{len(labels)} labels for {len(images)} images")
     names = [f"linf_{i}" for i in range(len(images))] if names is None else names
-    flat = np.asarray(images, dtype=np.float64).reshape(len(images), -1)
+    flat = np.asarray(images, dtype=np.float64).reshape(len(images), math.prod(images.shape[1:]))
     unsafe = [_other_class(label, classes) for label in range(classes)]
     values, positions = np.unique(flat, return_inverse=True)
     outside = ~((values >= round_down(low)) & (values <= round_up(high)))
