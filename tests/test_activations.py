@@ -1,0 +1,401 @@
+"""The activation table against sampling, brute force and 50 digits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import mpmath
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from verifiable_relu.bounds import Bounds, Lines, envelope
+from verifiable_relu.bounds.activations import image, relax, row
+from verifiable_relu.bounds.rounding import backward_activation, unit_roundoff
+from verifiable_relu.errors import UnsupportedError
+from verifiable_relu.network.graph import Activation, Gelu, LeakyRelu, Relu, Sigmoid, Tanh
+
+LAMBDAS = (1.0, 5.0, 20.0, 160.0, 1e4)
+DTYPES = (torch.float64, torch.float32)
+PLACE = {"name": "act", "inputs": (0,), "shape": (1,)}
+
+
+def gelu(lam: float, dtype: torch.dtype = torch.float64) -> Gelu:
+    return Gelu(lam=torch.tensor(lam, dtype=dtype), **PLACE)
+
+
+def leaky(slope: float) -> LeakyRelu:
+    return LeakyRelu(slope=torch.tensor(slope, dtype=torch.float64), **PLACE)
+
+
+SMOOTH: dict[str, Activation] = {
+    "sigmoid": Sigmoid(**PLACE),
+    "tanh": Tanh(**PLACE),
+    **{f"gelu{lam:g}": gelu(lam) for lam in LAMBDAS},
+}
+NODES: dict[str, Activation] = {
+    "relu": Relu(**PLACE),
+    "leaky0.1": leaky(0.1),
+    "leaky1.5": leaky(1.5),
+    "leaky-0.3": leaky(-0.3),
+    **SMOOTH,
+}
+nodes = pytest.mark.parametrize("node", NODES.values(), ids=NODES.keys())
+smooth = pytest.mark.parametrize("node", SMOOTH.values(), ids=SMOOTH.keys())
+dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+
+
+def scale(node: Activation) -> float:
+    """The width of what is curved about the activation."""
+    return 1 / float(node.lam) if isinstance(node, Gelu) else 1.0
+
+
+def stored(node: Activation, dtype: torch.dtype) -> Activation:
+    """The node with its parameters rounded to ``dtype``."""
+    cast = node.map_tensors(lambda t: t.to(dtype))
+    assert isinstance(cast, Activation)
+    return cast
+
+
+def value(node: Activation, x: Tensor) -> Tensor:
+    """The activation in float64, by other formulas than the table's."""
+    x = x.double()
+    match node:
+        case Gelu():
+            return x * torch.special.ndtr(node.lam.double() * x)
+        case Sigmoid():
+            return 1 / (1 + torch.exp(-x))
+        case LeakyRelu():
+            return x.clamp(min=0) + node.slope.double() * x.clamp(max=0)
+        case Tanh():
+            return torch.tanh(x)
+        case _:
+            return x.clamp(min=0)
+
+
+SPECIAL = (0.0, 1e-300, 1e-30, 1e-8, 1e-3, 0.1, 0.5, -envelope.DIP, 1.0, math.sqrt(2), 1.5, 2, 3, 6, 9, 40, 1e3, 1e6)
+
+
+def corpus(node: Activation, dtype: torch.dtype = torch.float64) -> Bounds:
+    """Every interval between points of interest, in units of the activation's own width and in plain ones."""
+    positive = torch.tensor(SPECIAL, dtype=torch.float64)
+    points = torch.cat([positive * scale(node), -positive * scale(node), torch.tensor([-1e6, -1.0, 1.0, 1e6])])
+    points = points.to(dtype).sort().values
+    lower, upper = torch.meshgrid(points, points, indexing="ij")
+    keep = lower <= upper
+    return Bounds(lower[keep], upper[keep])
+
+
+def samples(node: Activation, bounds: Bounds, count: int = 101) -> Tensor:
+    """(intervals, points) within each interval: its ends, evenly spread, and around everything that is special."""
+    lb, ub = bounds.lower.double()[:, None], bounds.upper.double()[:, None]
+    even = lb + (ub - lb) * torch.linspace(0, 1, count, dtype=torch.float64)
+    special = torch.cat([torch.linspace(-6, 6, 97), torch.logspace(-9, 2, 45), -torch.logspace(-9, 2, 45)])
+    special = special.double() * scale(node)
+    return torch.cat([even, special.expand(len(lb), -1), special + lb, special + ub], 1).clamp(lb, ub)
+
+
+def slack(node: Activation, bounds: Bounds, slope: Tensor, offset: Tensor) -> Tensor:
+    """The rounding that the table allows itself (module docstring)."""
+    known, dtype = row(node), bounds.lower.dtype
+    reach = torch.maximum(bounds.lower.abs(), bounds.upper.abs()).double()
+    relative = known.ulps * (slope.double().abs() * reach + offset.double().abs())
+    return unit_roundoff(dtype) * (relative + known.absolute(node)) + 8 * torch.finfo(dtype).tiny
+
+
+def assert_sound(node: Activation, bounds: Bounds, lines: Lines) -> None:
+    x = samples(node, bounds)
+    y = value(node, x)
+    for slope, offset, sign in (
+        (lines.lower_slope, lines.lower_offset, 1),
+        (lines.upper_slope, lines.upper_offset, -1),
+    ):
+        assert bool((torch.isfinite(slope) & torch.isfinite(offset)).all())
+        above = sign * (slope.double()[:, None] * x + offset.double()[:, None] - y)
+        excess = above.amax(1) - slack(node, bounds, slope, offset)
+        worst = int(excess.argmax())
+        assert excess[worst] <= 0, (bounds.lower[worst], bounds.upper[worst], sign, excess[worst])
+
+
+@nodes
+@dtypes
+def test_lines_hold_on_every_interval(node: Activation, dtype: torch.dtype) -> None:
+    node = stored(node, dtype)
+    bounds = corpus(node, dtype)
+    assert_sound(node, bounds, relax(node, bounds))
+
+
+@nodes
+@pytest.mark.parametrize("alpha", (0.0, 0.3, 1.0))
+def test_lines_hold_for_every_choice_of_support(node: Activation, alpha: float) -> None:
+    bounds = corpus(node)
+    assert_sound(node, bounds, relax(node, bounds, torch.tensor(alpha, dtype=torch.float64)))
+
+
+@nodes
+@dtypes
+def test_images_are_exact(node: Activation, dtype: torch.dtype) -> None:
+    node = stored(node, dtype)
+    bounds = corpus(node, dtype)
+    found, y = image(node, bounds), value(node, samples(node, bounds))
+    known = row(node)
+    # Samples miss the dip of λ-GELU by at most a sixteenth of its width, where f is flat to second order.
+    missed = 2e-3 * scale(node) if isinstance(node, Gelu) else 0.0
+    for outside in (y.amin(1) - found.lower.double(), found.upper.double() - y.amax(1)):
+        magnitude = torch.maximum(found.lower.abs(), found.upper.abs()).double()
+        allowed = unit_roundoff(dtype) * (known.ulps * magnitude + known.absolute(node)) + 8 * torch.finfo(dtype).tiny
+        assert bool((outside >= -allowed).all()) and bool((outside <= allowed + missed).all())
+
+
+def interval(lower: float, upper: float) -> Bounds:
+    return Bounds(torch.tensor([lower], dtype=torch.float64), torch.tensor([upper], dtype=torch.float64))
+
+
+@pytest.mark.parametrize("lam", LAMBDAS)
+def test_the_dip_of_gelu(lam: float) -> None:
+    found = image(gelu(lam), interval(-3 / lam, 0.1 / lam))
+    assert float(found.lower) * lam == pytest.approx(-0.1699712075, abs=1e-10)
+    assert float(found.upper) == pytest.approx(0.1 / lam * 0.539827837277, rel=1e-10)
+    left = image(gelu(lam), interval(-3 / lam, -0.8 / lam))
+    assert float(left.lower) == pytest.approx(-0.8 / lam * 0.2118553986, rel=1e-9)
+
+
+def precise(node: Activation) -> Callable[[mpmath.mpf], mpmath.mpf]:
+    """The activation in mpmath's arithmetic."""
+    if isinstance(node, Gelu):
+        lam = mpmath.mpf(float(node.lam))
+        return lambda x: x * mpmath.erfc(-lam * x / mpmath.sqrt(2)) / 2
+    return mpmath.tanh if isinstance(node, Tanh) else lambda x: 1 / (1 + mpmath.exp(-x))
+
+
+def stationary(node: Activation, slope: mpmath.mpf) -> list[mpmath.mpf]:
+    """Where the activation has this slope, in mpmath's arithmetic."""
+    if not isinstance(node, Gelu):
+        factor = 1 if isinstance(node, Tanh) else 2
+        if not 0 < slope * factor**2 < 1:
+            return []
+        x = factor * mpmath.acosh(1 / (factor * mpmath.sqrt(slope)))
+        return [x, -x]
+    found = []
+    bend, far = mpmath.sqrt(2), mpmath.mpf(45)
+    for left, right in ((-bend, bend), (-far, -bend), (bend, far)):
+
+        def excess(t: mpmath.mpf) -> mpmath.mpf:
+            return mpmath.erfc(-t / mpmath.sqrt(2)) / 2 + t * mpmath.npdf(t) - slope
+
+        rising = excess(right) > 0
+        if (excess(left) > 0) == rising:
+            continue
+        for _ in range(90):
+            middle = (left + right) / 2
+            left, right = (left, middle) if (excess(middle) > 0) == rising else (middle, right)
+        found.append(left / float(node.lam))
+    return found
+
+
+@smooth
+@dtypes
+def test_rounding_is_a_few_units(node: Activation, dtype: torch.dtype) -> None:
+    """The allowance of 64 is an order of magnitude more than what is lost, at every point that can be worst."""
+    node = stored(node, dtype)
+    generator = torch.Generator().manual_seed(1)
+    centre = torch.randn(12, generator=generator, dtype=torch.float64) * torch.logspace(-2, 2, 12).double()
+    width = 10 ** (torch.rand(12, generator=generator, dtype=torch.float64) * 6 - 4)
+    bounds = Bounds((scale(node) * (centre - width)).to(dtype), (scale(node) * (centre + width / 3)).to(dtype))
+    lines, found, f, u = relax(node, bounds), image(node, bounds), precise(node), unit_roundoff(dtype)
+    absolute, tiny = float(row(node).absolute(node)) / row(node).ulps, 4 * torch.finfo(dtype).tiny
+    with mpmath.workdps(40):
+        for i in range(len(centre)):
+            lb, ub = mpmath.mpf(bounds.lower[i].item()), mpmath.mpf(bounds.upper[i].item())
+            for slope, offset, sign in (
+                (lines.lower_slope[i], lines.lower_offset[i], 1),
+                (lines.upper_slope[i], lines.upper_offset[i], -1),
+            ):
+                s, o = mpmath.mpf(slope.item()), mpmath.mpf(offset.item())
+                inside = [x for x in stationary(node, s) if lb < x < ub]
+                unit = u * (abs(s) * max(abs(lb), abs(ub)) + abs(o) + absolute)
+                gap = min(sign * (f(x) - s * x - o) for x in (lb, ub, *inside))
+                assert abs(gap) <= 4 * unit + tiny, (bounds.lower[i], bounds.upper[i], sign)
+            dip = [x for x in stationary(node, mpmath.mpf(0)) if lb < x < ub]
+            values = [f(x) for x in (lb, ub, *dip)]
+            for end, exact in ((found.lower[i], min(values)), (found.upper[i], max(values))):
+                assert abs(mpmath.mpf(end.item()) - exact) <= 4 * u * (abs(exact) + absolute) + tiny
+
+
+ends = st.floats(-1e6, 1e6)
+
+
+@nodes
+@settings(max_examples=25, deadline=None)
+@given(first=ends, second=ends, centre=st.floats(-12, 12), width=st.floats(0, 12))
+def test_lines_hold_on_any_interval(
+    node: Activation, first: float, second: float, centre: float, width: float
+) -> None:
+    near = scale(node) * centre, scale(node) * (centre + width)
+    pairs = torch.tensor([sorted((first, second)), near], dtype=torch.float64)
+    bounds = Bounds(pairs[:, 0], pairs[:, 1])
+    assert_sound(node, bounds, relax(node, bounds))
+
+
+def envelope_at(node: Activation, bounds: Bounds, sign: int) -> Tensor:
+    """By brute force, the convex (sign 1) or concave (−1) envelope at the midpoint: the best chord over it."""
+    middle, half = (bounds.lower + bounds.upper)[:, None] / 2, (bounds.upper - bounds.lower)[:, None] / 2
+    # How far the chord reaches to each side, first over all orders of magnitude, then closer and closer.
+    ticks = torch.cat([torch.zeros(1), torch.logspace(-6, 0, 100)]).double()
+    left = right = half * ticks
+    best = torch.full_like(half, math.inf)
+    for zoom in range(6):
+        fa, fb = value(node, middle - left)[:, :, None], value(node, middle + right)[:, None, :]
+        span = left[:, :, None] + right[:, None, :]
+        weight = (right[:, None, :] / span).where(span > 0, 0.5)
+        found = (sign * (weight * fa + (1 - weight) * fb)).flatten(1).min(1, keepdim=True)
+        best = torch.minimum(best, found.values)
+        factor = 1 + torch.linspace(-0.2, 0.2, 101, dtype=torch.float64) / 10**zoom
+        left = torch.minimum(left.gather(1, found.indices // 101) * factor, half)
+        right = torch.minimum(right.gather(1, found.indices % 101) * factor, half)
+    return sign * best[:, 0]
+
+
+@nodes
+def test_lines_are_as_tight_as_any(node: Activation) -> None:
+    """At the midpoint they meet the envelope, which no sound line passes: the least area there is."""
+    generator = torch.Generator().manual_seed(2)
+    shape = (150,)
+    centre = torch.randn(shape, generator=generator, dtype=torch.float64) * 2
+    width = 10 ** (torch.rand(shape, generator=generator, dtype=torch.float64) * 4 - 2.5)
+    bounds = Bounds(scale(node) * (centre - width), scale(node) * (centre + width))
+    lines = relax(node, bounds)
+    middle = (bounds.lower + bounds.upper) / 2
+    lower = lines.lower_slope * middle + lines.lower_offset
+    upper = lines.upper_slope * middle + lines.upper_offset
+    for gap in (envelope_at(node, bounds, 1) - lower, upper - envelope_at(node, bounds, -1)):
+        assert float(gap.max()) <= 1e-7 * scale(node)
+
+
+@pytest.mark.parametrize("lam", LAMBDAS[1:])
+def test_gelu_is_one_function_scaled(lam: float) -> None:
+    unit = corpus(gelu(1.0))
+    scaled = Bounds(unit.lower / lam, unit.upper / lam)
+    first, second = relax(gelu(1.0), unit), relax(gelu(lam), scaled)
+    close = {"rtol": 1e-9, "atol": 1e-9}
+    torch.testing.assert_close(second.lower_slope, first.lower_slope, **close)
+    torch.testing.assert_close(second.upper_offset * lam, first.upper_offset, **close)
+
+
+def test_gelu_becomes_relu() -> None:
+    points = torch.tensor([-7.0, -2.0, -0.5, 0.25, 1.0, 9.0], dtype=torch.float64)
+    lower, upper = torch.meshgrid(points, points, indexing="ij")
+    bounds = Bounds(lower[lower < upper], upper[lower < upper])
+    limit = relax(Relu(**PLACE), bounds)
+    for lam in (1e4, 1e7):
+        lines = relax(gelu(lam), bounds)
+        for name in ("lower_slope", "lower_offset", "upper_slope", "upper_offset"):
+            torch.testing.assert_close(getattr(lines, name), getattr(limit, name), rtol=0, atol=1 / lam)
+
+
+@nodes
+def test_points_have_their_value(node: Activation) -> None:
+    x = torch.tensor([-1e6, -3.0, -0.75, 0.0, 1e-9, 0.3, 2.0, 1e6], dtype=torch.float64) * scale(node)
+    bounds = Bounds(x, x)
+    lines, found = relax(node, bounds), image(node, bounds)
+    for y in (
+        lines.lower_slope * x + lines.lower_offset,
+        lines.upper_slope * x + lines.upper_offset,
+        found.lower,
+        found.upper,
+    ):
+        torch.testing.assert_close(y, value(node, x), rtol=1e-13, atol=1e-14 * scale(node))
+
+
+@nodes
+@dtypes
+def test_gradients_are_finite(node: Activation, dtype: torch.dtype) -> None:
+    node = stored(node, dtype)
+    bounds = corpus(node, dtype)
+    leaves = [bounds.lower.requires_grad_(), bounds.upper.requires_grad_()]
+    if isinstance(node, Gelu):
+        leaves.append(node.lam.requires_grad_())
+    alpha = torch.full_like(bounds.lower, 0.4).requires_grad_()
+    for slope in (None, alpha):
+        lines = relax(node, bounds, slope)
+        total = sum(getattr(lines, name).sum() for name in vars(lines))
+        wanted = [*leaves, alpha] if slope is not None else leaves
+        for gradient in torch.autograd.grad(total, wanted, allow_unused=True):
+            assert gradient is None or bool(torch.isfinite(gradient).all())
+    found = image(node, bounds)
+    for gradient in torch.autograd.grad((found.lower + found.upper).sum(), leaves):
+        assert bool(torch.isfinite(gradient).all())
+    if isinstance(node, Gelu):
+        node.lam.requires_grad_(False)
+
+
+@smooth
+def test_gradients_are_right(node: Activation) -> None:
+    """Tangent points are held constant under differentiation, which must not change the derivative."""
+    lower = torch.tensor([-4.0, -0.3, -1.0, -7.0, -2.5, 0.2, 1.6, 0.6], dtype=torch.float64) * scale(node)
+    upper = torch.tensor([1.5, 2.9, 8.0, -0.4, 2.2, 0.9, 3.0, 5.0], dtype=torch.float64) * scale(node)
+
+    def middles(first: Tensor, second: Tensor) -> Tensor:
+        # In units of the activation's width, so that one tolerance fits.
+        lines = relax(node, Bounds(first * scale(node), second * scale(node)))
+        middle = (first + second) / 2
+        below = lines.lower_slope * middle + lines.lower_offset / scale(node)
+        above = lines.upper_slope * middle + lines.upper_offset / scale(node)
+        return torch.stack([below, above, lines.lower_slope, lines.upper_slope])
+
+    leaves = (lower / scale(node)).requires_grad_(), (upper / scale(node)).requires_grad_()
+    assert torch.autograd.gradcheck(middles, leaves, eps=1e-5, atol=1e-4)
+
+
+def test_gradient_in_lambda_is_right() -> None:
+    lower = torch.tensor([-4.0, -0.3, -1.0, -7.0, 0.2], dtype=torch.float64)
+    upper = torch.tensor([1.5, 2.9, 8.0, -0.4, 0.9], dtype=torch.float64)
+
+    def all_bounds(lam: Tensor) -> Tensor:
+        node = Gelu(lam=lam, **PLACE)
+        lines, found = relax(node, Bounds(lower, upper)), image(node, Bounds(lower, upper))
+        return torch.stack([lines.lower_slope + lines.lower_offset, lines.upper_slope, found.lower, found.upper])
+
+    assert torch.autograd.gradcheck(all_bounds, torch.tensor(2.0, dtype=torch.float64, requires_grad=True), atol=1e-4)
+
+
+@nodes
+def test_each_neuron_on_its_own(node: Activation) -> None:
+    bounds = corpus(node)
+    count = len(bounds.lower) // 24 * 24
+    flat = Bounds(bounds.lower[:count], bounds.upper[:count])
+    shaped = Bounds(flat.lower.reshape(-1, 2, 3, 4), flat.upper.reshape(-1, 2, 3, 4))
+    for name, expected in vars(relax(node, flat)).items():
+        assert torch.equal(getattr(relax(node, shaped), name).flatten(), expected)
+
+
+def test_a_slope_per_channel() -> None:
+    """On [−1, 2]: one convex and one concave kink; the chords are (2 + slope) / 3."""
+    slope = torch.tensor([0.5, 1.5]).double()[:, None]
+    bounds = Bounds(torch.full((3, 2, 5), -1.0).double(), torch.full((3, 2, 5), 2.0).double())
+    lines = relax(LeakyRelu(slope=slope, **PLACE), bounds)
+    assert lines.lower_slope[0, :, 0].tolist() == pytest.approx([1, 3.5 / 3])
+    assert lines.lower_offset[2, :, 4].tolist() == pytest.approx([0, -1 / 3])
+    assert lines.upper_slope[1, :, 3].tolist() == pytest.approx([2.5 / 3, 1])
+    assert lines.upper_offset[1, :, 3].tolist() == pytest.approx([1 / 3, 0])
+
+
+@nodes
+def test_nothing_is_known_from_nan(node: Activation) -> None:
+    nan, one = torch.tensor([[math.nan, 1.0, math.nan]]).double(), torch.tensor([[2.0, math.nan, math.nan]]).double()
+    bounds = Bounds(nan, one)
+    found, lines = image(node, bounds), relax(node, bounds)
+    assert bool((torch.isnan(found.lower) | torch.isnan(found.upper)).all())
+    # Lines of ReLU can hold without the bound that is missing; what they are used with is NaN all the same.
+    assert bool(torch.isnan(backward_activation(node, bounds, lines)).all())
+
+
+def test_unknown_activations_are_named() -> None:
+    class Swish(Activation):
+        op = "Swish"
+
+    with pytest.raises(UnsupportedError, match=r"node 'act' \(Swish\)"):
+        relax(Swish(**PLACE), Bounds(torch.zeros(1), torch.ones(1)))
