@@ -84,12 +84,13 @@ def test_whoever_is_more_explicit_names_the_network(tmp_path: Path) -> None:
     assert find_network(plain) == files["other"]
 
 
-def test_the_competition_keeps_instances_one_folder_up(tmp_path: Path) -> None:
-    touch(tmp_path / "onnx" / "a.onnx.gz", tmp_path / "vnnlib" / "b.onnx")
-    (tmp_path / "instances.csv").write_text("onnx/a.onnx,vnnlib/p.vnnlib,60\n")
-    (tmp_path / "vnnlib" / "p.vnnlib.gz").write_bytes(gzip.compress(TEXT.encode()))
+@pytest.mark.parametrize("folder", ["", "vnnlib", "vnnlib/part"])
+def test_instances_may_lie_above(folder: str, tmp_path: Path) -> None:
+    touch(tmp_path / "onnx" / "a.onnx.gz", tmp_path / folder / "b.onnx")
+    (tmp_path / "instances.csv").write_text(f"onnx/a.onnx,{folder or '.'}/p.vnnlib,60\n")
+    (tmp_path / folder / "p.vnnlib.gz").write_bytes(gzip.compress(TEXT.encode()))
     for name in ("p.vnnlib", "p.vnnlib.gz"):
-        spec = read_vnnlib(tmp_path / "vnnlib" / name)
+        spec = read_vnnlib(tmp_path / folder / name)
         assert find_network(spec) == tmp_path / "onnx" / "a.onnx.gz"
 
 

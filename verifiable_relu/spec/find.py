@@ -15,6 +15,7 @@ from verifiable_relu.spec.specfile import SpecFile, stem
 if TYPE_CHECKING:
     from verifiable_relu.network.graph import Network
 
+_FOLDERS = 3
 _LISTED = 5
 
 
@@ -24,8 +25,8 @@ def find_network(
     """The ONNX file of a property: the first of these that names one, as an existing file.
 
     1. ``net``; 2. a ``; network: x.onnx`` comment, relative to the property file; 3. ``networks``, by the name
-    that a 2.0 file declares; 4. a row for this file in the ``instances.csv`` of its folder or the one above
-    (the competition keeps properties in a folder of their own); 5. an ``.onnx`` beside it, of the same name or
+    that a 2.0 file declares; 4. a row for this file in the ``instances.csv`` of its folder or of the two above
+    (the competition keeps properties in folders of their own); 5. an ``.onnx`` beside it, of the same name or
     the only one. ``x.onnx`` stands for ``x.onnx.gz`` where only that exists.
 
     Raises:
@@ -54,7 +55,7 @@ def find_network(
         siblings = len(_networks_in(folder))
         raise InputError(
             "no network is named: neither --net, nor a '; network: file.onnx' comment, nor --network name=file, nor "
-            f"a row of instances.csv in {folder} or the folder above, nor is there {stem(spec.path)}.onnx or a single "
+            f"a row of instances.csv in {folder} or two folders above, nor is there {stem(spec.path)}.onnx or a single "
             f".onnx beside it ({siblings} there)",
             path=spec.path,
         )
@@ -87,11 +88,13 @@ def _existing(path: Path, source: str, spec: SpecFile) -> Path:
 
 def _in_instances(spec: SpecFile) -> Path | None:
     mine = _plain(spec.path)
-    for folder in (spec.path.parent, spec.path.resolve().parent.parent):
+    for folder in mine.parents[:_FOLDERS]:
         csv = folder / "instances.csv"
         if not csv.is_file():
             continue
-        named = list(dict.fromkeys(row.onnx for row in read_instances(csv) if _plain(row.vnnlib) == mine))
+        # Names first: resolving each of a thousand rows would take longer than all the rest.
+        rows = (row for row in read_instances(csv) if row.vnnlib.name.removesuffix(".gz") == mine.name)
+        named = list(dict.fromkeys(row.onnx for row in rows if _plain(row.vnnlib) == mine))
         if len(named) > 1:
             shown = ", ".join(path.name for path in named[:_LISTED]) + (" …" if len(named) > _LISTED else "")
             raise InputError(f"{csv} names {len(named)} networks for it ({shown}): choose with --net", path=spec.path)
