@@ -66,12 +66,12 @@ class Milp:
     def _reach(self, problem: Problem, model: _Model, polytope: Polytope, left: Callable[[], float]) -> Outcome:
         """Look for a point whose output lies in one polytope; unsat if there is none near it."""
         query, part = problem.query, replace(problem.query.property, unsafe=(polytope,))
-        lp = model.program(polytope, self.slack)
         candidates = _Candidates(query, part, problem.query.property, model.inputs)
         if not polytope:
             return candidates.take(query.property.box.lower, self.name) or _unknown(
                 Reason.UNCONFIRMED, "any point should do"
             )
+        lp = model.program(polytope, self.slack)
         solver = highspy.Highs()
         for option, value in {
             "output_flag": False,

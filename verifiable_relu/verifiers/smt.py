@@ -2,16 +2,16 @@
 
 Each unstable neuron is two non-negative reals, its pre-activation being their difference, and the clause that one of
 them is zero (the phases of Katz et al., Reluplex, arXiv 1702.01135). The dense equations never change during the
-search then, only bounds of variables do, which is what a simplex core is good at. With bounds, stable neurons vanish
-(``encoding``) and each unstable one gets its interval and the chord that bounds its relaxation; without them nothing
-in the formula rests on floating point.
+search then, only bounds of variables do, which is what a simplex core is good at. Bounds serve to leave out stable
+neurons (``encoding``) and nothing else: the chords of the relaxation, or the intervals, as further constraints make
+z3 several times slower, since it pays for every digit. Without bounds nothing in the formula rests on floating point.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import ClassVar
 
@@ -48,17 +48,29 @@ class Smt:
         return solve_each(self.name, queries, budget, progress, self._solve, exact=True, bounds=self.bounds)
 
     def _solve(self, problem: Problem, left: Callable[[], float]) -> Outcome:
+        """Go through the open polytopes; sat ends the search, unsat needs all of them excluded."""
+        undecided: Outcome | None = None
         formula = _Formula(problem, left)
+        shared = formula.text()
+        for polytope in problem.open:
+            outcome = self._reach(problem, formula, shared + formula.unsafe(polytope), left)
+            if outcome.verdict is Verdict.SAT or outcome.reason is Reason.TIMEOUT:
+                return outcome
+            if outcome.verdict is Verdict.UNKNOWN:
+                undecided = undecided or outcome
+        trusted = evaluable(problem.query.network)
+        trust = (Trust.ROUNDED if self.bounds else Trust.EXACT) if trusted else Trust.FLOAT
+        margin = None if problem.margin == -math.inf else max(problem.margin, 0.0)
+        return undecided or Outcome(Verdict.UNSAT, Reason.PROVED, self.name, trust, margin)
+
+    def _reach(self, problem: Problem, formula: _Formula, text: str, left: Callable[[], float]) -> Outcome:
+        """Look for a point whose output lies in one polytope; unsat only if z3 says that there is none."""
         solver = z3.SolverFor("QF_LRA", ctx=z3.Context())
         solver.set("random_seed", self.seed)
         solver.set("ctrl_c", False)
-        text = formula.text()
         answer = supervised(lambda: _start(solver, text), solver.interrupt, left())
         if answer == z3.unsat:
-            trusted = evaluable(problem.query.network)
-            trust = (Trust.ROUNDED if self.bounds else Trust.EXACT) if trusted else Trust.FLOAT
-            margin = None if problem.margin == -math.inf else max(problem.margin, 0.0)
-            return Outcome(Verdict.UNSAT, Reason.PROVED, self.name, trust, margin)
+            return Outcome(Verdict.UNSAT, Reason.PROVED, self.name)
         if answer == z3.sat:
             return self._counterexample(problem, formula, solver, left)
         if answer is None or left() <= 0:
@@ -95,15 +107,15 @@ class Smt:
     def _claim(self, query: Query, point: Witness) -> Outcome | None:
         """A sat claim for the float point nearest to an exact one, judged exactly where that is possible."""
         near = np.array([value.numerator / value.denominator for value in point])
-        found = claim(query.network, query.property, near, self.name, {})
-        if found is None or found.witness is None or not query.property.box.contains(found.witness):
+        network, prop = query.network, query.property
+        if not evaluable(network):
+            return claim(network, prop, near, self.name, {})
+        witness = prop.box.witness(near)
+        outputs = evaluate_exact(network, witness)
+        if not (prop.box.contains(witness) and prop.violated(outputs)):
             return None
-        if not evaluable(query.network):
-            return found
-        outputs = evaluate_exact(query.network, found.witness)
-        if not query.property.violated(outputs):
-            return None
-        return replace(found, trust=Trust.EXACT, margin=float(query.property.margin(outputs)))
+        margin = float(prop.margin(outputs))
+        return Outcome(Verdict.SAT, Reason.REFUTED, self.name, Trust.EXACT, margin, witness)
 
 
 def _start(solver: z3.Solver, text: str) -> z3.CheckSatResult:
@@ -122,10 +134,6 @@ def _sum(terms: Sequence[str]) -> str:
     return "0.0" if not terms else terms[0] if len(terms) == 1 else f"(+ {' '.join(terms)})"
 
 
-def _joined(operator: str, parts: Sequence[str], empty: str) -> str:
-    return empty if not parts else parts[0] if len(parts) == 1 else f"({operator} {' '.join(parts)})"
-
-
 class _Formula:
     """The problem in SMT-LIB: reals ``x_i``, ``p_k_j`` and ``n_k_j`` (positive and negative part), and ``gap``."""
 
@@ -141,12 +149,12 @@ class _Formula:
         self.declarations = "".join(f"(declare-const {name} Real)\n" for name in (*names, "gap"))
 
     def text(self) -> str:
-        """The whole formula.
+        """What all polytopes share: declarations, box, and unstable neurons.
 
         Raises:
             OutOfTime: if the budget runs out while it is written.
         """
-        asserted = [*self._box(), *self._hidden(), "(>= gap 0.0)", self._unsafe()]
+        asserted = [*self._box(), *self._hidden(), "(>= gap 0.0)"]
         return self.declarations + "".join(f"(assert {line})\n" for line in asserted)
 
     def _box(self) -> Iterator[str]:
@@ -157,9 +165,8 @@ class _Formula:
             yield f"({'<' if i in box.open_upper else '<='} x_{i} {_number(upper)})"
 
     def _hidden(self) -> Iterator[str]:
-        """One equation, one clause and the bounds of every unstable neuron."""
+        """One equation, two signs and one clause for every unstable neuron."""
         for index, chosen, forms in self._problem.folding.neurons(self._problem.phases):
-            phase = self._problem.phases[index]
             for row, j in enumerate(chosen):
                 if self._left() <= 0:
                     raise OutOfTime
@@ -169,11 +176,6 @@ class _Formula:
                 yield f"(>= {p} 0.0)"
                 yield f"(>= {n} 0.0)"
                 yield f"(or (<= {p} 0.0) (<= {n} 0.0))"
-                lower, upper = float(phase.lower[j]), float(phase.upper[j])
-                if math.isfinite(lower) and math.isfinite(upper):
-                    up, down = Fraction(upper), -Fraction(lower)
-                    # p/u + n/(−l) ≤ 1 holds at (u, 0), at (0, −l) and between; it implies p ≤ u and n ≤ −l.
-                    yield f"(<= (+ (* {_number(down)} {p}) (* {_number(up)} {n})) {_number(up * down)})"
 
     def _linear(self, forms: Forms, row: int) -> tuple[list[str], int, Fraction]:
         """Integer terms, an integer constant, and the factor that made integers of the form."""
@@ -201,25 +203,19 @@ class _Formula:
         terms = [f"(* {_number(v // divisor)} {name})" for (name, _, _), v in zip(parts, numbers, strict=True)]
         return terms, constant // divisor, 1 / (Fraction(2) ** exponent * divisor)
 
-    def _unsafe(self) -> str:
-        return _joined("or", [self._polytope(polytope) for polytope in self._problem.open], "false")
-
-    def _polytope(self, polytope: Polytope) -> str:
+    def unsafe(self, polytope: Polytope) -> str:
         """The rows, each with ``gap`` on its smaller side; a gap of zero leaves them as they are."""
         network = self._problem.query.network
         if not polytope:
-            return "true"
+            return ""
         rows = np.zeros((len(polytope), network.output_size), dtype=object)
         scales = [math.lcm(*(c.denominator for _, c in row.coefficients)) for row in polytope]
         for r, (row, scale) in enumerate(zip(polytope, scales, strict=True)):
             for i, c in row.coefficients:
                 rows[r, i] = int(c * scale)
         forms = self._problem.folding.pull_back(len(network.nodes) - 1, Dyadic(rows, 0), self._problem.phases)
-        return _joined(
-            "and",
-            [self._row(forms, r, row, s) for r, (row, s) in enumerate(zip(polytope, scales, strict=True))],
-            "true",
-        )
+        parts = (self._row(forms, r, row, scale) for r, (row, scale) in enumerate(zip(polytope, scales, strict=True)))
+        return "".join(f"(assert {part})\n" for part in parts)
 
     def _row(self, forms: Forms, r: int, row: Row, scale: int) -> str:
         terms, constant, factor = self._linear(forms, r)

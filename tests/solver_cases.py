@@ -1,0 +1,194 @@
+"""Small networks and properties for the complete methods, with answers by enumeration of activation patterns."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from fractions import Fraction
+from functools import cache
+
+import numpy as np
+import torch
+from scipy.optimize import linprog
+
+from verifiable_relu.network.graph import (
+    Activation,
+    Add,
+    Conv2d,
+    Input,
+    LeakyRelu,
+    Linear,
+    Network,
+    Node,
+    Permute,
+    Relu,
+    Reshape,
+    Scale,
+)
+from verifiable_relu.spec.property import Box, Polytope, Property, Query, Row
+
+
+def chain(nodes: Sequence[Node]) -> Network:
+    """A network of nodes in order; node names are their positions."""
+    return Network(tuple(nodes))
+
+
+def _numbers(rng: np.random.Generator, shape: tuple[int, ...], dyadic: bool) -> torch.Tensor:
+    if dyadic:
+        return torch.from_numpy(rng.integers(-8, 9, shape).astype(np.float32) / 8)
+    return torch.from_numpy(rng.normal(size=shape).astype(np.float32))
+
+
+def mlp(rng: np.random.Generator, sizes: Sequence[int], *, leaky: bool = False, dyadic: bool = False) -> Network:
+    """A random MLP; with ``leaky`` its slopes vary by neuron, beyond 1 and below 0 too."""
+    nodes: list[Node] = [Input(name="x", inputs=(), shape=(sizes[0],))]
+    for layer, (before, after) in enumerate(itertools.pairwise(sizes)):
+        if layer:
+            source, shape = len(nodes) - 1, nodes[-1].shape
+            if leaky:
+                slope = torch.from_numpy(rng.choice([-0.5, 0.25, 0.5, 1.5], shape).astype(np.float32))
+                nodes.append(LeakyRelu(name=f"act{layer}", inputs=(source,), shape=shape, slope=slope))
+            else:
+                nodes.append(Relu(name=f"act{layer}", inputs=(source,), shape=shape))
+        nodes.append(
+            Linear(
+                name=f"fc{layer}",
+                inputs=(len(nodes) - 1,),
+                shape=(after,),
+                weight=_numbers(rng, (after, before), dyadic),
+                bias=_numbers(rng, (after,), dyadic),
+            )
+        )
+    return chain(nodes)
+
+
+def residual(rng: np.random.Generator) -> Network:
+    """Every operator at once; the convolutions with stride, groups, dilation and lopsided padding."""
+    nodes: list[Node] = [
+        Input(name="x", inputs=(), shape=(2, 3, 2)),
+        Scale(
+            name="norm",
+            inputs=(0,),
+            shape=(2, 3, 2),
+            center=_numbers(rng, (2, 1, 1), True),
+            scale=_numbers(rng, (2, 1, 1), True) + 0.5,
+            shift=_numbers(rng, (2, 1, 1), True),
+        ),
+        Conv2d(
+            name="c0",
+            inputs=(1,),
+            shape=(2, 2, 2),
+            weight=_numbers(rng, (2, 1, 2, 2), False) / 2,
+            bias=_numbers(rng, (2,), False) / 2,
+            stride=(2, 1),
+            padding=(1, 0, 0, 1),
+            groups=2,
+        ),
+        Relu(name="r0", inputs=(2,), shape=(2, 2, 2)),
+        Conv2d(
+            name="c1",
+            inputs=(3,),
+            shape=(2, 2, 2),
+            weight=_numbers(rng, (2, 2, 2, 2), False) / 2,
+            bias=_numbers(rng, (2,), False) / 2,
+            dilation=(2, 2),
+            padding=(1, 1, 1, 1),
+        ),
+        Add(name="add", inputs=(3, 4), shape=(2, 2, 2)),
+        Permute(name="perm", inputs=(5,), shape=(2, 2, 2), axes=(1, 2, 0)),
+        Reshape(name="flat", inputs=(6,), shape=(8,)),
+        LeakyRelu(name="r1", inputs=(7,), shape=(8,), slope=torch.tensor(0.25)),
+        Linear(
+            name="fc", inputs=(8,), shape=(2,), weight=_numbers(rng, (2, 8), False), bias=_numbers(rng, (2,), False)
+        ),
+    ]
+    return chain(nodes)
+
+
+def ball(center: np.ndarray, eps: float) -> Box:
+    """An L∞ ball with exact float64 ends."""
+    return Box(center - eps, center + eps)
+
+
+def row(coefficients: dict[int, float], bound: float | Fraction, strict: bool = False) -> Row:
+    """A row with exact coefficients."""
+    return Row(tuple(sorted((i, Fraction(c)) for i, c in coefficients.items())), Fraction(bound), strict)
+
+
+def _slopes(node: Activation) -> np.ndarray:
+    if isinstance(node, LeakyRelu):
+        return np.broadcast_to(node.slope.double().numpy(), node.shape).reshape(-1)
+    return np.zeros(node.size)
+
+
+def least(network: Network, box: Box, polytope: Polytope) -> float:
+    """min over the box of max over the rows of (A·y − b), by one LP for every pattern of phases.
+
+    Independent of the encoding: affine maps are read off the network by evaluating it at unit vectors under fixed
+    phases.
+    """
+    net = network.to(torch.float64)
+    sizes = [net.nodes[i].size for i in net.activations]
+    best = np.inf
+    for pattern in itertools.product((False, True), repeat=sum(sizes)):
+        sides = dict(zip(net.activations, np.split(np.array(pattern), np.cumsum(sizes)[:-1]), strict=True))
+        a_ub, b_ub, output = _affine(net, sides)
+        rows_a = np.zeros((len(polytope), network.output_size))
+        for r, one in enumerate(polytope):
+            for i, c in one.coefficients:
+                rows_a[r, i] = float(c)
+        bounds = np.array([float(one.bound) for one in polytope])
+        matrix, offset = output
+        cost = np.zeros(box.size + 1)
+        cost[-1] = 1
+        upper = np.vstack(
+            [np.hstack([a_ub, np.zeros((len(a_ub), 1))]), np.hstack([rows_a @ matrix, -np.ones((len(bounds), 1))])]
+        )
+        limits = np.concatenate([b_ub, bounds - rows_a @ offset])
+        answer = linprog(cost, upper, limits, bounds=[*zip(box.lower, box.upper, strict=True), (None, None)])
+        if answer.status == 0:
+            best = min(best, answer.fun)
+    return best
+
+
+def _affine(net: Network, sides: dict[int, np.ndarray]) -> tuple[np.ndarray, np.ndarray, tuple[np.ndarray, np.ndarray]]:
+    """Under fixed phases: the constraints A·x ≤ b that the phases hold, and the output as matrix and offset."""
+    points = torch.cat([torch.zeros(1, net.input_size), torch.eye(net.input_size)]).double()
+    values: list[torch.Tensor] = []
+    constraints: list[np.ndarray] = []
+    for index, node in enumerate(net.nodes):
+        if isinstance(node, Input):
+            values.append(points.reshape(-1, *node.shape))
+        elif isinstance(node, Activation):
+            pre = values[node.inputs[0]].flatten(1)
+            side = torch.from_numpy(sides[index])
+            constraints.append(torch.where(side, -pre, pre).numpy())
+            after = torch.where(side, pre, pre * torch.from_numpy(_slopes(node).copy()))
+            values.append(after.reshape(-1, *node.shape))
+        else:
+            values.append(node.forward(*(values[i] for i in node.inputs)))
+    held = np.hstack([np.zeros((len(points), 0)), *constraints])
+    last = values[-1].flatten(1).numpy()
+    return (held[1:] - held[0]).T, -held[0], ((last[1:] - last[0]).T, last[0])
+
+
+@cache
+def random_query(seed: int, *, leaky: bool = False, dyadic: bool = False) -> tuple[Query, float]:
+    """A query near its decision boundary, and its least margin by enumeration; small margins of either sign."""
+    rng = np.random.default_rng(seed)
+    network = mlp(rng, (2, 2, 3, 2), leaky=leaky, dyadic=dyadic)
+    box = ball(rng.integers(-8, 9, 2) / 8, 0.5)
+    shape = seed % 3
+    polytopes: list[Polytope] = [(row({0: 1, 1: -1}, 0),)]
+    if shape == 1:
+        polytopes = [(row({0: 1}, 0), row({1: -1}, 0))]
+    if shape == 2:
+        polytopes = [(row({0: 1}, 0), row({0: 0.5, 1: -2}, 1)), (row({1: 1}, 0),)]
+    # The bounds are moved so that the least margin is a little above or below zero.
+    distance = [least(network, box, polytope) for polytope in polytopes]
+    gap = float(rng.choice([-1e-2, -1e-4, 1e-4, 1e-2]))
+    moved = tuple(
+        tuple(row({i: float(c) for i, c in one.coefficients}, float(one.bound) + d - gap) for one in polytope)
+        for polytope, d in zip(polytopes, distance, strict=True)
+    )
+    return Query(network, Property(box, moved)), gap

@@ -1,0 +1,219 @@
+"""The MILP and its encoding against enumeration, planted witnesses and solver statuses."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from fractions import Fraction
+from types import SimpleNamespace
+
+import highspy
+import numpy as np
+import pytest
+import torch
+
+from tests.solver_cases import ball, chain, least, mlp, random_query, residual, row
+from verifiable_relu.network.graph import Gelu, Input, Linear, Relu
+from verifiable_relu.spec.property import Box, Property, Query
+from verifiable_relu.trust.exact import evaluate_exact
+from verifiable_relu.verifiers import milp as module
+from verifiable_relu.verifiers.base import Budget, Outcome, Reason, Trust, Verdict
+from verifiable_relu.verifiers.encoding import Folding, Phases
+from verifiable_relu.verifiers.milp import Milp
+
+
+def decide(*queries: Query, seconds: float = 20.0) -> list[Outcome]:
+    return Milp().verify(queries, Budget.each(seconds, len(queries)))
+
+
+def check(query: Query, outcome: Outcome, margin: float) -> None:
+    """The verdict is the sign of the least margin, and a witness is a counterexample in exact arithmetic."""
+    assert outcome.verdict is (Verdict.SAT if margin <= 0 else Verdict.UNSAT), outcome
+    if outcome.witness is not None:
+        assert query.property.box.contains(outcome.witness)
+        assert query.property.violated(evaluate_exact(query.network, outcome.witness))
+
+
+@pytest.mark.parametrize("leaky", [False, True])
+def test_enumeration_agrees(leaky: bool) -> None:
+    cases = [random_query(seed, leaky=leaky, dyadic=seed % 2 == 0) for seed in range(9)]
+    for (query, margin), outcome in zip(cases, decide(*(q for q, _ in cases)), strict=True):
+        check(query, outcome, margin)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_every_operator(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    network = residual(rng)
+    box = ball(rng.integers(-4, 5, 12) / 8, 0.25)
+    polytope = (row({0: 1, 1: -1}, 0),)
+    # Sampling bounds the least margin from above; the property asks for less, or for a little more.
+    x = torch.from_numpy(rng.uniform(box.lower, box.upper, (20000, 12))).reshape(-1, 2, 3, 2)
+    y = network(x)
+    reached = float((y[:, 0] - y[:, 1]).min())
+    for bound in (reached + 1e-3, reached - 1e-3, reached - 3.0):
+        query = Query(network, Property(box, (replace_bound(polytope, bound),)))
+        (outcome,) = decide(query)
+        assert outcome.verdict is not Verdict.UNKNOWN
+        if bound > reached:
+            check(query, outcome, reached - bound)
+        elif outcome.verdict is Verdict.SAT:
+            check(query, outcome, 0.0)
+
+
+def replace_bound(polytope: tuple, bound: float) -> tuple:
+    return tuple(replace(one, bound=Fraction(bound)) for one in polytope)
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_forms_are_the_network(exact: bool) -> None:
+    """With the phases of a point, the folded forms give the point's own pre-activations and outputs."""
+    rng = np.random.default_rng(5)
+    network = residual(rng).to(torch.float64)
+    x = torch.from_numpy(rng.integers(-8, 9, (1, 2, 3, 2)) / 8)
+    values = network.values(x)
+    phases = {}
+    for index in network.activations:
+        z = values[network.nodes[index].inputs[0]].flatten().numpy()
+        # Every third neuron is left to the solver.
+        free = np.arange(len(z)) % 3 == 0
+        phases[index] = Phases(np.where(free, -np.inf, z), np.where(free, np.inf, z))
+    folding = Folding(network, exact=exact)
+    last = len(network.nodes) - 1
+    rows = np.eye(2, dtype=object if exact else np.float64)
+    if exact:
+        rows = np.array([[1, 0], [0, 1]], dtype=object)
+    targets = [(last, range(2), folding.pull_back(last, type(folding.number(np.zeros(1)))(rows, 0), phases))]
+    targets += [(network.nodes[i].inputs[0], chosen, forms) for i, chosen, forms in folding.neurons(phases)]
+    for target, chosen, forms in targets:
+        total = forms.constant.numbers.astype(np.float64) * 2.0**forms.constant.exponent
+        for source, term in forms.terms.items():
+            coefficients = term.numbers.astype(np.float64) * 2.0**term.exponent
+            total = total + coefficients @ values[source].flatten().numpy()
+        expected = values[target].flatten().numpy()[list(chosen)]
+        np.testing.assert_allclose(total, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_planted_witness_is_never_denied(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    network = mlp(rng, (6, 16, 16, 3))
+    box = ball(rng.normal(size=6).round(3), 0.3)
+    corner = np.where(rng.random(6) < 0.5, box.lower, box.upper)
+    y = evaluate_exact(network, [Fraction(float(v)) for v in corner])
+    # The property is met at the planted point with nothing to spare, or with very little.
+    spare = Fraction(0) if seed % 2 else Fraction(1, 10**8)
+    unsafe = ((row({0: 1, 1: -1}, y[0] - y[1] + spare), row({2: 1}, y[2] + spare)),)
+    (outcome,) = decide(Query(network, Property(box, unsafe)), seconds=5)
+    assert outcome.verdict is not Verdict.UNSAT
+
+
+def hinge(weight: float = 1.0, bias: float = 0.0) -> list:
+    """y = relu(weight·x + bias)."""
+    w, b = torch.tensor([[weight]]), torch.tensor([bias])
+    return [
+        Input(name="x", inputs=(), shape=(1,)),
+        Linear(name="fc", inputs=(0,), shape=(1,), weight=w, bias=b),
+        Relu(name="act", inputs=(1,), shape=(1,)),
+    ]
+
+
+def test_strict_rows_are_not_met_by_their_boundary() -> None:
+    box = Box(np.array([-1.0]), np.array([1.0]))
+    network = chain(hinge())
+    touched, missed = decide(
+        Query(network, Property(box, ((row({0: 1}, 0),),))), Query(network, Property(box, ((row({0: 1}, 0, True),),)))
+    )
+    assert touched.verdict is Verdict.SAT
+    assert missed.verdict is not Verdict.SAT
+
+
+def test_union_is_excluded_only_as_a_whole() -> None:
+    network = chain(hinge(bias=0.25))
+    box = Box(np.array([-1.0]), np.array([1.0]))
+    far, near = (row({0: -1}, -1.5),), (row({0: -1}, -1.125),)
+    out = decide(*(Query(network, Property(box, unsafe)) for unsafe in ((far,), (far, near), (near, far), (), ((),))))
+    assert [o.verdict for o in out] == [Verdict.UNSAT, Verdict.SAT, Verdict.SAT, Verdict.UNSAT, Verdict.SAT]
+
+
+def test_coefficients_too_small_for_the_solver_are_not_forgotten() -> None:
+    # y = x_0 + 1e-13·x_1 with x_1 up to 1e14: the second term is what decides.
+    nodes = [
+        Input(name="x", inputs=(), shape=(2,)),
+        Linear(
+            name="fc",
+            inputs=(0,),
+            shape=(1,),
+            weight=torch.tensor([[1.0, 1e-13]], dtype=torch.float64),
+            bias=torch.zeros(1, dtype=torch.float64),
+        ),
+        Relu(name="act", inputs=(1,), shape=(1,)),
+    ]
+    box = Box(np.array([-1.0, -1e14]), np.array([1.0, 1e14]))
+    (outcome,) = decide(Query(chain(nodes), Property(box, ((row({0: -1}, -5),),))))
+    assert outcome.verdict is not Verdict.UNSAT
+
+
+def test_time_runs_out() -> None:
+    rng = np.random.default_rng(1)
+    network = mlp(rng, (20, 60, 60, 60, 2))
+    box = ball(np.zeros(20), 0.5)
+    with torch.no_grad():
+        y = network(torch.from_numpy(rng.uniform(-0.5, 0.5, (5000, 20))))
+    low = float((y[:, 0] - y[:, 1]).min())
+    query = Query(network, Property(box, ((row({0: 1, 1: -1}, 6 * low),),)))
+    start = time.perf_counter()
+    outcome, none_left = Milp().verify([query, query], Budget([0.3, 0.0]))
+    assert time.perf_counter() - start < 10
+    assert (outcome.verdict, outcome.reason) == (Verdict.UNKNOWN, Reason.TIMEOUT)
+    assert none_left.reason is Reason.TIMEOUT
+
+
+@pytest.mark.parametrize(
+    "status", [s for s in highspy.HighsModelStatus.__members__.values() if s != highspy.HighsModelStatus.kInfeasible]
+)
+def test_only_a_proof_of_infeasibility_excludes(status: highspy.HighsModelStatus) -> None:
+    solver = SimpleNamespace(
+        getModelStatus=lambda: status,
+        getSolution=lambda: SimpleNamespace(col_value=[0.0]),
+        getObjectiveValue=lambda: 1.0,
+        modelStatusToString=str,
+    )
+    outcome = Milp()._read(solver, SimpleNamespace(take=lambda *_: None))  # type: ignore[arg-type]
+    assert outcome.verdict is Verdict.UNKNOWN
+
+
+def test_smooth_networks_are_refused_by_name() -> None:
+    nodes = hinge()
+    nodes[2] = Gelu(name="gelu_7", inputs=(1,), shape=(1,), lam=torch.tensor(1.0))
+    box = Box(np.array([-1.0]), np.array([1.0]))
+    fine = Query(chain(hinge()), Property(box, ((row({0: 1}, -1),),)))
+    outcome, other = decide(Query(chain(nodes), Property(box, ((row({0: 1}, -1),),))), fine)
+    assert outcome.reason is Reason.UNSUPPORTED
+    assert "gelu_7" in outcome.detail and "Gelu" in outcome.detail
+    assert other.verdict is Verdict.UNSAT
+
+
+def test_a_fault_stays_with_its_query(monkeypatch: pytest.MonkeyPatch) -> None:
+    cases = [case for case in map(random_query, range(9)) if "bounds" not in decide(case[0])[0].detail]
+    (bad, _), (good, margin) = cases[:2]
+    program = module._Model.program
+    monkeypatch.setattr(
+        module._Model, "program", lambda self, *a: 1 / 0 if self._problem.query is bad else program(self, *a)
+    )
+    first, second = decide(bad, good)
+    assert (first.reason, second.verdict) == (Reason.ERROR, Verdict.SAT if margin <= 0 else Verdict.UNSAT)
+
+
+def test_what_is_reported() -> None:
+    query, margin = next(case for case in map(random_query, range(50)) if case[1] > 0)
+    finished: list[int] = []
+    progress = SimpleNamespace(stage=lambda *_: None, finish=lambda index, outcome: finished.append(index))
+    budget = Budget.each(10, 1)
+    (outcome,) = Milp().verify([query], budget, progress)
+    assert finished == [0]
+    assert budget.remaining(0) < 10
+    assert outcome.trust in (Trust.FLOAT, Trust.ROUNDED)
+    assert outcome.margin is not None and outcome.margin <= margin + 1e-9
+    assert outcome.unstable is not None and {"bounds"} <= set(outcome.seconds)
+    assert least(query.network, query.property.box, query.property.unsafe[0]) >= 0

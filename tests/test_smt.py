@@ -1,0 +1,188 @@
+"""z3 against enumeration and the MILP, boundaries decided exactly, and what it says when it does not know."""
+
+from __future__ import annotations
+
+import time
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+import z3
+
+from tests.solver_cases import ball, chain, mlp, random_query, residual, row
+from verifiable_relu.network.graph import Input, Linear, Relu, Sigmoid
+from verifiable_relu.spec.property import Box, Property, Query
+from verifiable_relu.trust.exact import evaluate_exact
+from verifiable_relu.verifiers import smt as module
+from verifiable_relu.verifiers.base import Budget, Outcome, Reason, Trust, Verdict
+from verifiable_relu.verifiers.milp import Milp
+from verifiable_relu.verifiers.smt import Smt
+
+
+def decide(*queries: Query, bounds: bool = True, seconds: float = 20.0) -> list[Outcome]:
+    return Smt(bounds=bounds).verify(queries, Budget.each(seconds, len(queries)))
+
+
+def check(query: Query, outcome: Outcome, margin: float) -> None:
+    """The verdict is the sign of the least margin, and a witness is a counterexample in exact arithmetic."""
+    assert outcome.verdict is (Verdict.SAT if margin <= 0 else Verdict.UNSAT), outcome
+    if outcome.witness is not None:
+        assert query.property.box.contains(outcome.witness)
+        assert query.property.violated(evaluate_exact(query.network, outcome.witness))
+
+
+def plane(weight: list[float]) -> list:
+    """y = relu(weight·x)."""
+    w = torch.tensor([weight])
+    return [
+        Input(name="x", inputs=(), shape=(len(weight),)),
+        Linear(name="fc", inputs=(0,), shape=(1,), weight=w, bias=torch.zeros(1)),
+        Relu(name="act", inputs=(1,), shape=(1,)),
+    ]
+
+
+@pytest.mark.parametrize("bounds", [True, False])
+@pytest.mark.parametrize("leaky", [False, True])
+def test_enumeration_agrees(leaky: bool, bounds: bool) -> None:
+    cases = [random_query(seed, leaky=leaky, dyadic=seed % 2 == 0) for seed in range(9)]
+    for (query, margin), outcome in zip(cases, decide(*(q for q, _ in cases), bounds=bounds), strict=True):
+        check(query, outcome, margin)
+        if outcome.verdict is Verdict.UNSAT:
+            assert outcome.trust is (Trust.ROUNDED if bounds else Trust.EXACT)
+
+
+def test_the_milp_agrees() -> None:
+    queries = []
+    for seed in range(8):
+        rng = np.random.default_rng(seed)
+        network = mlp(rng, (3, 6, 6, 2), leaky=seed % 2 == 1)
+        box = ball(rng.normal(size=3).round(3), 0.1)
+        with torch.no_grad():
+            y = network(torch.from_numpy(rng.uniform(box.lower, box.upper, (2000, 3))))
+        nearest = float((y[:, 0] - y[:, 1]).min())
+        queries += [
+            Query(network, Property(box, ((row({0: 1, 1: -1}, nearest + shift),),))) for shift in (-0.02, 0.001)
+        ]
+    ours, theirs = decide(*queries), Milp().verify(queries, Budget.each(10, len(queries)))
+    assert [o.verdict for o in ours] == [o.verdict for o in theirs]
+    assert {o.verdict for o in ours} == {Verdict.SAT, Verdict.UNSAT}
+
+
+def test_every_operator() -> None:
+    rng = np.random.default_rng(0)
+    network = residual(rng)
+    center = rng.integers(-4, 5, 12) / 8
+    box = ball(center, 1 / 64)
+    y = evaluate_exact(network, [Fraction(float(v)) for v in center])
+    # The centre is a counterexample to the first with nothing to spare; the second is far from being reached.
+    first = Query(network, Property(box, ((row({0: 1, 1: -1}, y[0] - y[1]),),)))
+    second = Query(network, Property(box, ((row({0: 1, 1: -1}, y[0] - y[1] - 100),),)))
+    out = decide(first, second)
+    check(first, out[0], 0.0)
+    check(second, out[1], 1.0)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("bounds", [True, False])
+def test_planted_witness_is_never_denied(seed: int, bounds: bool) -> None:
+    rng = np.random.default_rng(seed)
+    network = mlp(rng, (2, 5, 4, 2))
+    box = ball(rng.normal(size=2).round(3), 0.2)
+    corner = np.where(rng.random(2) < 0.5, box.lower, box.upper)
+    y = evaluate_exact(network, [Fraction(float(v)) for v in corner])
+    (outcome,) = decide(
+        Query(network, Property(box, ((row({0: 1}, y[0]), row({1: -1}, -y[1])),))), bounds=bounds, seconds=5
+    )
+    assert outcome.verdict is not Verdict.UNSAT
+
+
+@pytest.mark.parametrize("bounds", [True, False])
+def test_boundaries_are_decided_exactly(bounds: bool) -> None:
+    network = chain(plane([1.0]))
+    box = Box(np.array([-1.0]), np.array([1.0]))
+    opened = Box(np.array([-1.0]), np.array([1.0]), open_upper=frozenset({0}))
+    touched, missed, corner, cut, below = decide(
+        Query(network, Property(box, ((row({0: 1}, 0),),))),
+        Query(network, Property(box, ((row({0: 1}, 0, True),),))),
+        Query(network, Property(box, ((row({0: -1}, -1),),))),
+        Query(network, Property(opened, ((row({0: -1}, -1),),))),
+        Query(network, Property(box, ((row({0: -1}, -1 - Fraction(1, 10**30)),),))),
+        bounds=bounds,
+    )
+    assert (touched.verdict, corner.verdict) == (Verdict.SAT, Verdict.SAT)
+    assert (missed.verdict, cut.verdict) == (Verdict.UNSAT, Verdict.UNSAT)
+    # Bounds take the row's bound in float64, and so can't tell it from -1; z3 can.
+    assert below.verdict is Verdict.UNSAT
+
+
+def test_a_counterexample_that_no_float_is() -> None:
+    # relu(3·x) reaches 1 at x = 1/3 alone, held there by a second neuron's row.
+    nodes = plane([3.0])
+    nodes[1] = Linear(
+        name="fc", inputs=(0,), shape=(2,), weight=torch.tensor([[3.0], [-3.0]]), bias=torch.tensor([0.0, 2.0])
+    )
+    nodes[2] = Relu(name="act", inputs=(1,), shape=(2,))
+    box = Box(np.array([-1.0]), np.array([1.0]))
+    (outcome,) = decide(Query(chain(nodes), Property(box, ((row({0: -1}, -1), row({1: -1}, -1)),))))
+    assert (outcome.verdict, outcome.reason) == (Verdict.UNKNOWN, Reason.UNCONFIRMED)
+    assert outcome.witness == (Fraction(1, 3),)
+
+
+def test_union_is_excluded_only_as_a_whole() -> None:
+    network = chain(plane([1.0]))
+    box = Box(np.array([-1.0]), np.array([1.0]))
+    far, near = (row({0: -1}, -1.5),), (row({0: -1}, -0.875),)
+    unions = ((far,), (far, near), (near, far), (), ((),))
+    expected = [Verdict.UNSAT, Verdict.SAT, Verdict.SAT, Verdict.UNSAT, Verdict.SAT]
+    for bounds in (True, False):
+        out = decide(*(Query(network, Property(box, unsafe)) for unsafe in unions), bounds=bounds)
+        assert [o.verdict for o in out] == expected
+
+
+def test_time_runs_out() -> None:
+    rng = np.random.default_rng(1)
+    network = mlp(rng, (20, 40, 40, 2))
+    box = ball(np.zeros(20), 0.5)
+    with torch.no_grad():
+        y = network(torch.from_numpy(rng.uniform(-0.5, 0.5, (5000, 20))))
+    low = float((y[:, 0] - y[:, 1]).min())
+    query = Query(network, Property(box, ((row({0: 1, 1: -1}, 3 * low),),)))
+    start = time.perf_counter()
+    outcome, none_left = Smt().verify([query, query], Budget([0.3, 0.0]))
+    assert time.perf_counter() - start < 10
+    assert (outcome.verdict, outcome.reason) == (Verdict.UNKNOWN, Reason.TIMEOUT)
+    assert none_left.reason is Reason.TIMEOUT
+
+
+@pytest.mark.parametrize("answer", [z3.unknown, None])
+def test_not_knowing_is_not_unsat(answer: z3.CheckSatResult | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    query, _ = next(case for case in map(random_query, range(50)) if case[1] > 0 and not decided_by_bounds(case[0]))
+    monkeypatch.setattr(module, "_start", lambda solver, text: answer)
+    (outcome,) = decide(query)
+    assert outcome.verdict is Verdict.UNKNOWN
+
+
+def decided_by_bounds(query: Query) -> bool:
+    (outcome,) = decide(query)
+    return outcome.detail == "decided by bounds alone"
+
+
+def test_smooth_networks_are_refused_by_name() -> None:
+    nodes = plane([1.0])
+    nodes[2] = Sigmoid(name="sig_7", inputs=(1,), shape=(1,))
+    box = Box(np.array([-1.0]), np.array([1.0]))
+    (outcome,) = decide(Query(chain(nodes), Property(box, ((row({0: 1}, -1),),))))
+    assert outcome.reason is Reason.UNSUPPORTED
+    assert "sig_7" in outcome.detail and "Sigmoid" in outcome.detail
+
+
+def test_interruption_reaches_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    query, _ = random_query(1)
+
+    def interrupted(solver: z3.Solver, text: str) -> z3.CheckSatResult:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "_start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        decide(query, bounds=False)
