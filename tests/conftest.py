@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+# torch reads it when it is first imported. The networks of the tests are small, and the processes share the cores.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 
 @pytest.fixture(scope="session")
 def data() -> Path:

@@ -1,0 +1,289 @@
+"""The bounds of auto_LiRPA against the project's own, and what the adapter says where it can't answer."""
+
+from __future__ import annotations
+
+import builtins
+import logging
+import sys
+import warnings
+from collections.abc import Callable
+from fractions import Fraction
+from importlib.metadata import PackageNotFoundError
+
+import numpy as np
+import pytest
+import torch
+
+from verifiable_relu.errors import InputError
+from verifiable_relu.network.graph import (
+    Add,
+    Conv2d,
+    Gelu,
+    Input,
+    LeakyRelu,
+    Linear,
+    Network,
+    Permute,
+    Relu,
+    Reshape,
+    Scale,
+    Sigmoid,
+)
+from verifiable_relu.spec.property import Box, Property, Query, Row
+from verifiable_relu.verifiers.adapters import auto_lirpa
+from verifiable_relu.verifiers.adapters.auto_lirpa import AutoLirpa
+from verifiable_relu.verifiers.base import Budget, Outcome, Reason, Trust, Verdict, Verifier
+from verifiable_relu.verifiers.incomplete import Crown, Ibp
+from verifiable_relu.verifiers.registry import make
+
+try:
+    auto_lirpa.version("auto_LiRPA")
+except PackageNotFoundError:
+    pytest.skip("auto_LiRPA is not installed", allow_module_level=True)
+
+
+class Build:
+    """Nodes one after the other, with random float32 parameters."""
+
+    def __init__(self, *shape: int, seed: int = 0) -> None:
+        self.nodes = [Input(name="x", inputs=(), shape=shape)]
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def random(self, *shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=self.generator)
+
+    def add(self, kind: type, shape: tuple[int, ...] | None = None, inputs: tuple[int, ...] = (), **fields) -> Build:
+        inputs = inputs or (len(self.nodes) - 1,)
+        shape = shape or self.nodes[inputs[0]].shape
+        self.nodes.append(kind(name=f"n{len(self.nodes)}", inputs=inputs, shape=shape, **fields))
+        return self
+
+    def linear(self, out: int, inputs: tuple[int, ...] = ()) -> Build:
+        *lead, size = self.nodes[inputs[0] if inputs else -1].shape
+        weight, bias = self.random(out, size) / size**0.5, self.random(out)
+        return self.add(Linear, (*lead, out), inputs, weight=weight, bias=bias)
+
+    def conv(self, out: int, size: int, padding: tuple[int, int, int, int], stride=(1, 1), dilation=(1, 1), groups=1):
+        channels, height, width = self.nodes[-1].shape
+        weight = self.random(out, channels // groups, size, size) / (channels // groups * size * size) ** 0.5
+        top, left, bottom, right = padding
+        reach = [d * (size - 1) for d in dilation]
+        shape = (
+            out,
+            (height + top + bottom - reach[0] - 1) // stride[0] + 1,
+            (width + left + right - reach[1] - 1) // stride[1] + 1,
+        )
+        return self.add(
+            Conv2d,
+            shape,
+            weight=weight,
+            bias=self.random(out),
+            stride=stride,
+            padding=padding,
+            dilation=dilation,
+            groups=groups,
+        )
+
+    def flatten(self) -> Build:
+        return self.add(Reshape, (self.nodes[-1].size,))
+
+    def done(self) -> Network:
+        return Network(tuple(self.nodes))
+
+
+def mlp() -> Network:
+    return Build(5).linear(12).add(Relu).linear(10).add(Relu).linear(4).done()
+
+
+def cnn() -> Network:
+    build = Build(2, 6, 6).conv(4, 3, (1, 1, 1, 1)).add(Relu).conv(5, 3, (1, 1, 1, 1), stride=(2, 2)).add(Relu)
+    return build.flatten().linear(8).add(Relu).linear(3).done()
+
+
+def uneven_cnn() -> Network:
+    build = Build(2, 5, 7).conv(4, 3, (0, 1, 2, 0), stride=(2, 1)).add(Relu).conv(4, 2, (1, 0, 0, 0)).add(Relu)
+    return build.flatten().linear(3).done()
+
+
+def grouped_cnn() -> Network:
+    return Build(4, 6, 6).conv(4, 3, (2, 2, 2, 2), dilation=(2, 2), groups=2).add(Relu).flatten().linear(3).done()
+
+
+def residual() -> Network:
+    build = Build(6).linear(8).add(Relu).linear(8).add(Relu).linear(8)
+    return build.add(Add, inputs=(2, 5)).add(Relu).linear(3).done()
+
+
+def scaled() -> Network:
+    build = Build(3, 4, 4)
+    build.add(Scale, center=build.random(3, 1, 1), scale=build.random(3, 1, 1), shift=torch.zeros(()))
+    build.conv(4, 3, (1, 1, 1, 1)).add(Relu).flatten()
+    build.add(Scale, center=torch.zeros(()), scale=build.random(64), shift=build.random(64))
+    return build.linear(6).add(Relu).linear(3).done()
+
+
+def leaky() -> Network:
+    build = Build(4).linear(9)
+    build.add(LeakyRelu, slope=torch.tensor(0.125)).linear(7)
+    return build.add(LeakyRelu, slope=torch.rand(7, generator=build.generator)).linear(3).done()
+
+
+def permuted() -> Network:
+    build = Build(2, 3, 4).conv(3, 2, (0, 0, 0, 0)).add(Relu).add(Permute, (2, 3, 3), axes=(1, 2, 0)).flatten()
+    return build.linear(6).add(Relu).linear(3).done()
+
+
+def image_out() -> Network:
+    return Build(1, 4, 4).conv(2, 3, (1, 1, 1, 1)).add(Relu).conv(1, 3, (0, 0, 0, 0)).done()
+
+
+def smooth() -> Network:
+    return Build(4).linear(8).add(Sigmoid).linear(3).done()
+
+
+PIECEWISE_LINEAR = (mlp, cnn, uneven_cnn, grouped_cnn, residual, scaled, leaky, permuted, image_out)
+Maker = Callable[[], Network]
+
+
+def queries(network: Network, count: int = 3, eps: float = 0.05, seed: int = 1) -> list[Query]:
+    """Boxes at random points; unsafe are two or three polytopes of one or two random rows each."""
+    rng = np.random.default_rng(seed)
+    made = []
+    for number in range(count):
+        center = rng.normal(size=network.input_size)
+        box = Box(center - eps, center + eps)
+        polytopes = [
+            tuple(
+                Row(
+                    tuple((i, Fraction(int(c))) for i, c in enumerate(rng.integers(-3, 4, network.output_size)) if c),
+                    Fraction(int(rng.integers(-8, 8)), 4),
+                )
+                for _ in range(1 + (number + p) % 2)
+            )
+            for p in range(2 + number % 2)
+        ]
+        made.append(Query(network, Property(box, tuple(polytopes))))
+    return made
+
+
+def margins(verifier: Verifier, asked: list[Query]) -> np.ndarray:
+    outcomes = verifier.verify(asked, Budget.each(60, len(asked)))
+    assert [o.detail for o in outcomes if o.margin is None] == []
+    return np.array([o.margin for o in outcomes])
+
+
+@pytest.mark.parametrize("make_network", PIECEWISE_LINEAR)
+@pytest.mark.parametrize(("own", "bound"), [(Ibp(), "ibp"), (Crown(), "crown")])
+def test_agrees_with_own_bounds(make_network: Maker, own: Verifier, bound: auto_lirpa.Bound) -> None:
+    asked = queries(make_network())
+    theirs, ours = margins(AutoLirpa(bound), asked), margins(own, asked)
+    # Ours intersect CROWN with intervals, and pull rows through whatever the last layer is.
+    assert (theirs <= ours + 1e-6).all()
+    if (make_network, bound) != (image_out, "ibp"):
+        np.testing.assert_allclose(theirs, ours, rtol=0.02)
+
+
+def lowest(query: Query, count: int = 500) -> float:
+    """The lowest margin at random points of the box, most of them near its faces."""
+    box, network, rng = query.property.box, query.network, np.random.default_rng(0)
+    mix = rng.beta(0.1, 0.1, size=(count, box.size))
+    x = torch.from_numpy(box.lower + mix * (box.upper - box.lower)).reshape(count, *network.input_shape)
+    outputs = network(x).flatten(1).tolist()
+    return min(float(query.property.margin([Fraction(v) for v in y])) for y in outputs)
+
+
+@pytest.mark.parametrize("make_network", PIECEWISE_LINEAR)
+def test_optimised_slopes_are_tighter_and_below_every_sample(make_network: Maker) -> None:
+    asked = queries(make_network(), eps=0.3)
+    crown, alpha = margins(AutoLirpa("crown"), asked), margins(AutoLirpa("alpha-crown", iterations=8), asked)
+    assert (alpha >= crown - 1e-9).all()
+    assert (alpha > crown + 1e-3).any()
+    assert (alpha <= [lowest(query) for query in asked]).all()
+
+
+def test_smooth_activations() -> None:
+    asked = queries(smooth(), eps=0.2)
+    assert (margins(AutoLirpa("crown"), asked) <= [lowest(query) for query in asked]).all()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_planted_counterexamples_are_never_denied(dtype: str) -> None:
+    asked = []
+    for query in queries(residual(), count=8, eps=0.2):
+        # A row that a corner of the box satisfies with equality.
+        corner = torch.from_numpy(query.property.box.upper)[None]
+        y = query.network(corner).flatten().tolist()
+        unsafe = ((Row(((0, Fraction(1)),), Fraction(y[0])), Row(((1, Fraction(-1)),), -Fraction(y[1]))),)
+        asked.append(Query(query.network, Property(query.property.box, unsafe)))
+    for bound in ("ibp", "crown", "alpha-crown"):
+        outcomes = AutoLirpa(bound, iterations=5, dtype=dtype).verify(asked, Budget.each(60, len(asked)))
+        assert {o.verdict for o in outcomes} == {Verdict.UNKNOWN}
+        assert {o.reason for o in outcomes} == {Reason.INCOMPLETE}
+
+
+def test_a_proof_says_what_it_rests_on() -> None:
+    query = queries(mlp(), count=1)[0]
+    unsafe = ((Row(((0, Fraction(1)),), Fraction(lowest(query) - 100)),),)
+    far = Query(query.network, Property(query.property.box, unsafe))
+    for name in ("auto_lirpa", "auto_lirpa-ibp", "auto_lirpa-crown", "auto_lirpa-alpha-crown"):
+        (outcome,) = make(name).verify([far], Budget.each(60, 1))
+        assert (outcome.verdict, outcome.reason, outcome.trust) == (Verdict.UNSAT, Reason.PROVED, Trust.FLOAT)
+        assert outcome.method == ("auto_lirpa-alpha-crown" if name == "auto_lirpa" else name)
+        assert outcome.margin is not None
+        assert outcome.margin > 0
+
+
+def test_leaves_no_trace(capfd: pytest.CaptureFixture[str]) -> None:
+    filters, dtype, modules = list(warnings.filters), torch.get_default_dtype(), set(sys.modules)
+    handlers = list(logging.root.handlers)
+    margins(AutoLirpa(iterations=3), queries(mlp(), count=1))
+    assert (list(warnings.filters), torch.get_default_dtype()) == (filters, dtype)
+    assert logging.root.handlers == handlers
+    assert "numpy.lib.arraysetops" not in set(sys.modules) - modules
+    assert not hasattr(torch._C.Node, "__getitem__")
+    assert capfd.readouterr().out == ""
+
+
+def test_networks_without_activations() -> None:
+    asked = queries(Build(3).linear(2).done())
+    np.testing.assert_allclose(margins(AutoLirpa(), asked), margins(Crown(), asked), rtol=1e-6)
+
+
+def outcome_of(network: Network, budget: float = 60.0) -> Outcome:
+    (outcome,) = AutoLirpa().verify(queries(network, count=1), Budget.each(budget, 1))
+    return outcome
+
+
+def test_unsupported_operators_are_named() -> None:
+    version = auto_lirpa.version("auto_LiRPA")
+    if version == "0.3":
+        outcome = outcome_of(Build(3).linear(4).add(Gelu, lam=torch.tensor(2.0)).linear(2).done())
+        assert (outcome.verdict, outcome.reason) == (Verdict.UNKNOWN, Reason.UNSUPPORTED)
+        assert "Gelu" in outcome.detail
+    matrix = outcome_of(Build(2, 3).linear(4).add(Relu).flatten().linear(2).done())
+    assert matrix.reason is Reason.UNSUPPORTED
+    assert "node 'n1' (Linear)" in matrix.detail
+
+
+def test_a_spent_budget_is_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert outcome_of(mlp(), budget=0.0).reason is Reason.TIMEOUT
+    assert outcome_of(mlp(), budget=1e-9).reason is Reason.TIMEOUT
+
+
+def test_without_the_package_the_message_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = builtins.__import__
+
+    def missing(name: str, *arguments: object, **options: object) -> object:
+        if name == "auto_LiRPA":
+            raise ModuleNotFoundError("No module named 'auto_LiRPA'")
+        return original(name, *arguments, **options)
+
+    auto_lirpa._library.cache_clear()
+    monkeypatch.setattr(builtins, "__import__", missing)
+    with pytest.raises(InputError, match=r"pip install --no-deps auto_LiRPA==0\.3"):
+        AutoLirpa().verify(queries(mlp(), count=1), Budget.each(1, 1))
+
+
+def test_unknown_bound() -> None:
+    with pytest.raises(InputError, match="no bound 'zonotope'"):
+        AutoLirpa("zonotope")  # type: ignore[arg-type]

@@ -1,0 +1,400 @@
+"""Bounds computed by the library auto_LiRPA, read as verdicts.
+
+Sources: Xu et al., Automatic Perturbation Analysis for Scalable Certified Robustness and Beyond, arXiv 2002.12920
+(the library); Xu et al., Fast and Complete, arXiv 2011.13824 (α-CROWN). The library does not account for rounding,
+so what it proves is trusted as far as floating point goes.
+
+Version 0.3 was written for torch < 1.13. Four repairs, made around its import and each of its calls and taken
+back afterwards, let it run on today's; any other version that is installed is used as it is.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, redirect_stdout
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from types import ModuleType
+from typing import Any, ClassVar, Literal
+from unittest.mock import patch
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from verifiable_relu.bounds import Bounds, input_box
+from verifiable_relu.bounds.linear import MEMORY
+from verifiable_relu.errors import InputError, UnsupportedError
+from verifiable_relu.network.graph import Add, Conv2d, LeakyRelu, Linear, Network, Node, Permute, Reshape, Scale
+from verifiable_relu.spec.property import Query, RowBatch
+from verifiable_relu.verifiers.base import (
+    SILENT,
+    Budget,
+    Outcome,
+    Progress,
+    Reason,
+    Trust,
+    Verdict,
+    by_network,
+    fault,
+)
+
+Bound = Literal["ibp", "crown", "alpha-crown"]
+
+_METHODS: dict[Bound, str] = {"ibp": "IBP", "crown": "CROWN", "alpha-crown": "alpha-CROWN"}
+_BATCH = 64
+"""Most queries bounded at once: the α of a batch are optimised together, and for all of them or none."""
+
+
+class _OutOfTime(Exception):
+    """Raised between two layers of the library's work when the budget is spent."""
+
+
+@dataclass(frozen=True)
+class AutoLirpa:
+    """Verification by auto_LiRPA's bounds; never answers *sat*.
+
+    In float64 the default dtype of torch, which the library goes by, is changed while it works and restored
+    afterwards; no other thread should make tensors meanwhile.
+
+    Attributes:
+        bound: the kind of bound.
+        iterations: gradient steps on α, for α-CROWN.
+        learning_rate: of those steps.
+        dtype: what the library computes in.
+        memory: a limit in bytes on what a batch may hold, by a rough estimate.
+    """
+
+    bound: Bound = "alpha-crown"
+    iterations: int = 20
+    learning_rate: float = 0.5
+    dtype: Literal["float32", "float64"] = "float64"
+    memory: int = MEMORY
+
+    complete: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if self.bound not in _METHODS:
+            raise InputError(f"auto_LiRPA has no bound '{self.bound}'; there are {', '.join(_METHODS)}")
+
+    @property
+    def name(self) -> str:
+        return f"auto_lirpa-{self.bound}"
+
+    def verify(self, queries: Sequence[Query], budget: Budget, progress: Progress = SILENT) -> list[Outcome]:
+        """As every verifier.
+
+        Raises:
+            InputError: if auto_LiRPA is not installed.
+        """
+        _library()
+        outcomes: dict[int, Outcome] = {}
+        for network, members in by_network(queries):
+            size = max(1, min(_BATCH, self.memory // _bytes(network)))
+            model: _Model | None = None
+            for start in range(0, len(members), size):
+                part = members[start : start + size]
+                model, claims = self._batch(model, network, queries, part, budget)
+                for index, outcome in zip(part, claims, strict=True):
+                    outcomes[index] = outcome
+                    progress.finish(index, outcome)
+                progress.stage(self.name, len(outcomes), len(queries))
+        return [outcomes[i] for i in range(len(queries))]
+
+    def _batch(
+        self, model: _Model | None, network: Network, queries: Sequence[Query], part: list[int], budget: Budget
+    ) -> tuple[_Model | None, list[Outcome]]:
+        allowance = budget.subset(part).total()
+        if allowance <= 0:
+            return model, [Outcome.unknown(Reason.TIMEOUT, self.name, "no time was left")] * len(part)
+        properties = [queries[i].property for i in part]
+        try:
+            with budget.charging(part) as elapsed:
+                model = model or _Model(network, self)
+                box = input_box(properties, network, model.dtype)
+                rows = RowBatch.of(properties, network.output_size)
+                lower = model.lower(box, rows, lambda: elapsed() > allowance)
+                margins = rows.margins(lower - rows.bound).tolist()
+                seconds = {self.name: elapsed() / len(part)}
+        except _OutOfTime:
+            return model, [Outcome.unknown(Reason.TIMEOUT, self.name, "the budget ran out")] * len(part)
+        except Exception as error:
+            return model, [fault(_explained(error), self.name)] * len(part)
+        return model, [self._outcome(margin, seconds) for margin in margins]
+
+    def _outcome(self, margin: float, seconds: dict[str, float]) -> Outcome:
+        if margin > 0:
+            return Outcome(Verdict.UNSAT, Reason.PROVED, self.name, Trust.FLOAT, margin, seconds=seconds)
+        # A NaN is no bound at all.
+        known = margin if margin == margin else None
+        return Outcome.unknown(Reason.INCOMPLETE, self.name, "the bounds do not decide", margin=known, seconds=seconds)
+
+
+class _Model:
+    """A network as the library sees it, prepared once for all batches."""
+
+    def __init__(self, network: Network, options: AutoLirpa) -> None:
+        self.options = options
+        self.dtype: torch.dtype = getattr(torch, options.dtype)
+        self.method = _METHODS[options.bound if network.activations else "crown"]
+        self.stop: Callable[[], bool] = lambda: False
+        self.thresholds = torch.empty(0)
+        settings = {
+            "conv_mode": "patches" if all(map(_sparse, network.nodes)) else "matrix",
+            # Sharing α among rows or neurons fails on batches whose samples have different unstable neurons.
+            "sparse_features_alpha": False,
+            "sparse_spec_alpha": False,
+            "optimize_bound_args": {
+                "iteration": options.iterations,
+                "lr_alpha": options.learning_rate,
+                "stop_criterion_func": self._satisfied,
+            },
+        }
+        dummy = torch.zeros(1, *network.input_shape, dtype=self.dtype)
+        with _quiet(self.dtype):
+            try:
+                self.module = _bounded_module()(_Graph(network.to(self.dtype)), dummy, settings, device="cpu")
+            except NotImplementedError as error:
+                used = ", ".join(sorted({node.op for node in network.nodes}))
+                message = f"auto_LiRPA {version('auto_LiRPA')} lacks one of the operators {used}"
+                raise UnsupportedError(message) from error
+        self.module.interrupted = lambda: self.stop()
+
+    def lower(self, box: Bounds, rows: RowBatch, stop: Callable[[], bool]) -> Tensor:
+        """Lower bounds of every row's A·y over its sample's box, (rows,), in float64.
+
+        Raises:
+            _OutOfTime: if ``stop`` says so before there are bounds.
+        """
+        library = _library()
+        counts = torch.bincount(rows.sample, minlength=rows.samples)
+        position = torch.arange(len(rows.sample)) - (counts.cumsum(0) - counts)[rows.sample]
+        objective = torch.zeros(rows.samples, int(counts.max()), rows.matrix.shape[1], dtype=self.dtype)
+        objective[rows.sample, position] = rows.matrix.to(self.dtype)
+        self.thresholds = torch.full(objective.shape[:2], -torch.inf, dtype=torch.float64)
+        self.thresholds[rows.sample, position] = rows.bound
+        self.stop = stop
+        center = box.lower + (box.upper - box.lower) / 2
+        with _quiet(self.dtype):
+            perturbation = library.PerturbationLpNorm(norm=np.inf, x_L=box.lower, x_U=box.upper)
+            x = library.BoundedTensor(center, perturbation)
+            with torch.set_grad_enabled(self.method == "alpha-CROWN"):
+                lower, _ = self.module.compute_bounds(x=(x,), C=objective, method=self.method, bound_upper=False)
+        return lower.detach().double()[rows.sample, position]
+
+    def _satisfied(self, lower: Tensor) -> Tensor:
+        """Which samples (batch, 1) need no better bounds: those proved, and all of them once the time is spent."""
+        if self.stop():
+            return torch.ones(len(lower), 1, dtype=torch.bool)
+        return (lower > self.thresholds).all(1, keepdim=True)
+
+
+class _Graph(nn.Module):
+    """The network's nodes as a torch module of operators that the library's tracer knows."""
+
+    def __init__(self, network: Network) -> None:
+        super().__init__()
+        self.nodes = network.nodes
+        self.names = [tuple(_parameters(node)) for node in self.nodes]
+        for index, node in enumerate(self.nodes):
+            for name, tensor in _parameters(node).items():
+                # Of a module without parameters the library does not know the dtype.
+                self.register_parameter(f"{name}_{index}", nn.Parameter(tensor, requires_grad=False))
+
+    def forward(self, x: Tensor) -> Tensor:
+        values: list[Tensor] = []
+        for index, node in enumerate(self.nodes):
+            held = [getattr(self, f"{name}_{index}") for name in self.names[index]]
+            values.append(_operate(node, [values[i] for i in node.inputs], held) if node.inputs else x)
+        return values[-1] if values[-1].ndim == 2 else torch.flatten(values[-1], 1)
+
+
+def _operate(node: Node, xs: list[Tensor], held: list[Tensor]) -> Tensor:
+    """A node's value from its inputs and the tensors of :func:`_parameters`."""
+    match node:
+        case Linear():
+            return F.linear(xs[0], held[0], held[1])
+        case Conv2d():
+            pad = (max(node.padding[0], node.padding[2]), max(node.padding[1], node.padding[3]))
+            return F.conv2d(xs[0], held[0], held[1], node.stride, pad, node.dilation, node.groups)
+        case Scale() if held[0].ndim > len(node.shape):
+            return F.conv2d(xs[0], held[0], held[1])
+        case Scale():
+            return xs[0] * held[0] + held[1]
+        case LeakyRelu():
+            return xs[0] * held[0] + F.relu(xs[0]) * held[1]
+        case Reshape() if len(node.shape) == 1:
+            return torch.flatten(xs[0], 1)
+        case Reshape():
+            return xs[0].reshape(-1, *node.shape)
+    return node.forward(*xs)
+
+
+def _parameters(node: Node) -> dict[str, Tensor]:
+    """The tensors that a node needs in the form in which the library is given it."""
+    match node:
+        case Linear() if len(node.shape) == 1:
+            return {"weight": node.weight, "bias": node.bias}
+        case Linear():
+            raise UnsupportedError("auto_LiRPA takes linear maps of vectors", place=f"node '{node.name}' ({node.op})")
+        case Conv2d():
+            return {"weight": _symmetric(node), "bias": node.bias}
+        case Scale() if _by_channel(node):
+            scale, offset = (c.expand(node.shape[0], 1, 1) for c in (node.scale, node.offset()))
+            return {"weight": torch.diag(scale[:, 0, 0])[:, :, None, None], "bias": offset[:, 0, 0].clone()}
+        case Scale():
+            return {"scale": _full(node, node.scale), "offset": _full(node, node.offset())}
+        case LeakyRelu():
+            # slope·x + (1 − slope)·relu(x): for slopes in [0, 1] no bound loses by it, and α can be optimised; the
+            # library's own LeakyReLU knows scalar slopes below 1 alone.
+            return {"slope": _full(node, node.slope), "rest": _full(node, 1 - node.slope)}
+    return {}
+
+
+def _full(node: Node, tensor: Tensor) -> Tensor:
+    """A constant of an element-wise operator: the library does not broadcast every shape."""
+    return tensor.expand(node.shape).clone()
+
+
+def _symmetric(node: Conv2d) -> Tensor:
+    """The kernel, enlarged by zeros so that equal padding on opposite sides computes the same.
+
+    With padding p = max(p₀, p₁) on both sides, p − p₀ zeros before and p − p₁ zeros after the kernel's own entries
+    leave each window's products, and their number, as they were.
+    """
+    top, left, bottom, right = node.padding
+    if (top, left) == (bottom, right):
+        return node.weight
+    if node.dilation != (1, 1):
+        raise UnsupportedError(
+            "auto_LiRPA takes no dilated convolution with unequal padding", place=f"node '{node.name}' ({node.op})"
+        )
+    height, width = max(top, bottom), max(left, right)
+    return F.pad(node.weight, (width - left, width - right, height - top, height - bottom))
+
+
+def _sparse(node: Node) -> bool:
+    """Whether the library's sparse form for convolutions ("patches") can pass through a node."""
+    match node:
+        case Conv2d():
+            square = all(a == b for a, b in (node.shape[1:], node.stride, node.padding[:2], node.padding[2:]))
+            return square and node.dilation == (1, 1) and node.groups == 1
+        case Scale():
+            return _by_channel(node)
+        case LeakyRelu():
+            return False
+        case Reshape():
+            return len(node.shape) == 1
+        case Add():
+            return len(node.shape) == 3
+    return not isinstance(node, Permute)
+
+
+def _by_channel(node: Scale) -> bool:
+    """Whether all pixels of an image's channel are scaled alike, so that the node is a convolution."""
+    constants = (node.scale, node.offset())
+    return len(node.shape) == 3 and all(c.numel() == 1 or c.shape[-2:] == (1, 1) for c in constants)
+
+
+def _bytes(network: Network) -> int:
+    """Roughly what bounding one sample takes: two matrices from a quarter of the widest layer's neurons."""
+    widest = max(node.size for node in network.nodes)
+    return max(1, 2 * 8 * widest * max(1, max((network.nodes[i].size for i in network.activations), default=1) // 4))
+
+
+def _explained(error: Exception) -> BaseException:
+    """What the library's exceptions stand for."""
+    if isinstance(error, NotImplementedError):
+        return UnsupportedError(f"auto_LiRPA: {error}")
+    if isinstance(error, RuntimeError) and "allocate memory" in str(error):
+        return MemoryError(str(error))
+    return error
+
+
+@cache
+def _library() -> Any:
+    """The package, imported with the repairs that its version needs.
+
+    Raises:
+        InputError: if it is missing, or what it imports is.
+    """
+    try:
+        with _quiet(torch.get_default_dtype()):
+            import auto_LiRPA
+
+            return auto_LiRPA
+    except (ImportError, PackageNotFoundError) as error:
+        raise InputError(
+            f"the method 'auto_lirpa' needs the package auto_LiRPA ({error}): "
+            "pip install --no-deps auto_LiRPA==0.3 and pip install 'verifiable-relu[auto-lirpa]'"
+        ) from error
+
+
+@cache
+def _bounded_module() -> Any:
+    """The library's module class, able to stop between two layers."""
+    base = _library().BoundedModule
+
+    class Interruptible(base):  # type: ignore[misc, valid-type]
+        def compute_intermediate_bounds(self, *arguments: Any, **options: Any) -> Any:
+            if self.interrupted():
+                raise _OutOfTime
+            return super().compute_intermediate_bounds(*arguments, **options)
+
+        def _named_members(
+            self, get_members_fn: Any, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+        ) -> Any:
+            # Version 0.3 has not heard of remove_duplicate, and always removes them.
+            return super()._named_members(get_members_fn, prefix, recurse)
+
+    Interruptible.interrupted = staticmethod(lambda: False)
+    return Interruptible
+
+
+@contextmanager
+def _quiet(dtype: torch.dtype) -> Iterator[None]:
+    """Run the library: in ``dtype``, repaired, its prints dropped, and all global state put back afterwards."""
+    with ExitStack() as stack:
+        stack.callback(torch.set_default_dtype, torch.get_default_dtype())
+        torch.set_default_dtype(dtype)
+        # Its import installs a handler for everybody's messages; what it logs as an error it raises as one too.
+        stack.callback(setattr, logging.root, "handlers", list(logging.root.handlers))
+        stack.callback(logging.disable, logging.root.manager.disable)
+        logging.disable(logging.CRITICAL)
+        stack.enter_context(redirect_stdout(io.StringIO()))
+        stack.enter_context(warnings.catch_warnings(record=True))
+        warnings.simplefilter("ignore")
+        if version("auto_LiRPA") == "0.3":
+            stack.enter_context(_repaired())
+        yield
+
+
+@contextmanager
+def _repaired() -> Iterator[None]:
+    """What version 0.3 imports and calls, as torch and numpy had it then."""
+    import torch.onnx.symbolic_helper
+    from torch.onnx._internal.torchscript_exporter._globals import GLOBALS
+
+    def set_opset_version(number: int) -> None:
+        GLOBALS.export_onnx_opset_version = number
+
+    def attribute(node: Any, name: str) -> Any:
+        return getattr(node, node.kindOf(name))(name)
+
+    sets = ModuleType("numpy.lib.arraysetops")
+    sets.isin = np.isin  # type: ignore[attr-defined]
+    with ExitStack() as stack:
+        stack.callback(set_opset_version, GLOBALS.export_onnx_opset_version)
+        sys.modules[sets.__name__] = sets
+        stack.callback(sys.modules.pop, sets.__name__)
+        stack.enter_context(
+            patch.object(torch.onnx.symbolic_helper, "_set_opset_version", set_opset_version, create=True)
+        )
+        stack.enter_context(patch.object(torch._C.Node, "__getitem__", attribute, create=True))
+        yield
