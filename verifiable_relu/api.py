@@ -94,10 +94,9 @@ def _network(model: nn.Module | Network | Path | str | bytes, shape: tuple[int, 
             return model
         case nn.Module():
             traced = from_torch(model, shape, type(model).__name__)
-            # A copy: the module may be trained on while results still speak of what it was.
-            return Network(
-                tuple(node.map_tensors(lambda t: t.detach().cpu().clone()) for node in traced.nodes), name=traced.name
-            )
+            # Gradients are nobody's business here, and replay is on the CPU whatever the device.
+            nodes = tuple(node.map_tensors(lambda t: t.detach().cpu()) for node in traced.nodes)
+            return Network(nodes, name=traced.name)
         case Path() | str() | bytes():
             return read_onnx(model)
     raise InputError(f"a model is a torch module, a Network or an ONNX file, not {type(model).__name__}")
