@@ -1,0 +1,319 @@
+"""Interval and CROWN bounds of whole networks: against samples, exact values, each other and pencil and paper."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import mpmath
+import pytest
+import torch
+from torch import Tensor
+
+from verifiable_relu.bounds import Bounds, interval_bounds, linear_lower_bounds, preactivation_bounds
+from verifiable_relu.bounds.interval import intersect
+from verifiable_relu.bounds.linear import Relaxation, relaxed
+from verifiable_relu.network.build import Builder
+from verifiable_relu.network.graph import (
+    Activation,
+    Gelu,
+    LeakyRelu,
+    Linear,
+    Network,
+    Relu,
+    Sigmoid,
+    Tanh,
+)
+
+Act = Callable[[Builder, int], int]
+
+
+def _act(kind: type[Activation], **parameters: float) -> Act:
+    def add(build: Builder, x: int) -> int:
+        tensors = {name: torch.tensor(value, dtype=torch.float64) for name, value in parameters.items()}
+        return build.activation(x, kind, f"act{x}", **tensors)
+
+    return add
+
+
+ACTS: dict[str, Act] = {
+    "relu": _act(Relu),
+    "leaky": _act(LeakyRelu, slope=0.1),
+    "leaky1.5": _act(LeakyRelu, slope=1.5),
+    "sigmoid": _act(Sigmoid),
+    "tanh": _act(Tanh),
+    "gelu1": _act(Gelu, lam=1.0),
+    "gelu5": _act(Gelu, lam=5.0),
+    "gelu160": _act(Gelu, lam=160.0),
+    "gelu1e4": _act(Gelu, lam=1e4),
+}
+acts = pytest.mark.parametrize("act", ACTS.values(), ids=ACTS.keys())
+
+
+class Random:
+    """Random parameters, one after the other."""
+
+    def __init__(self, seed: int) -> None:
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def normal(self, *shape: int) -> Tensor:
+        return torch.randn(*shape, generator=self.generator, dtype=torch.float64)
+
+    def uniform(self, *shape: int) -> Tensor:
+        return torch.rand(*shape, generator=self.generator, dtype=torch.float64)
+
+
+def mlp(act: Act, seed: int = 0, sizes: tuple[int, ...] = (6, 9, 8, 3)) -> Network:
+    rng, build = Random(seed), Builder(sizes[:1])
+    x = 0
+    for i, (width, out) in enumerate(zip(sizes, sizes[1:], strict=False)):
+        x = build.linear(x, rng.normal(out, width) / width**0.5, rng.normal(out) / 2, f"fc{i}")
+        x = act(build, x) if i < len(sizes) - 2 else x
+    return build.network(x, name="mlp")
+
+
+def mixed(act: Act, seed: int = 0) -> Network:
+    """Every kind of node: grouped, strided, dilated, unevenly padded convolutions, scales, a branch, reordering."""
+    rng, build = Random(seed), Builder((2, 5, 6))
+    x = build.scale(0, "normalise", center=rng.normal(2, 1, 1), scale=0.5 + rng.uniform(2, 1, 1))
+    x = build.conv2d(
+        x, rng.normal(4, 1, 3, 3) / 3, rng.normal(4) / 2, "conv1", stride=(1, 1), padding=(1, 1, 1, 1), groups=2
+    )
+    before = x = act(build, x)
+    x = build.conv2d(x, rng.normal(4, 4, 3, 3) / 6, rng.normal(4) / 2, "conv2", padding=(1, 1, 1, 1))
+    x = build.add(act(build, x), before, "add")
+    x = build.conv2d(
+        x, rng.normal(3, 4, 2, 2) / 4, None, "conv3", stride=(2, 1), padding=(1, 0, 0, 2), dilation=(1, 2)
+    )
+    x = build.permute(act(build, x), (2, 0, 1), "permute")
+    x = build.reshape(x, (build.nodes[x].size,), "flatten")
+    x = build.linear(x, rng.normal(5, build.nodes[x].size) / 6, rng.normal(5), "fc1")
+    x = build.add(build.scale(act(build, x), "double", scale=rng.normal(5)), x, "shortcut")
+    return build.network(build.linear(x, rng.normal(3, 5), rng.normal(3), "fc2"), name="mixed")
+
+
+NETWORKS: dict[str, Callable[[Act], Network]] = {"mlp": mlp, "mixed": mixed}
+networks = pytest.mark.parametrize("make", NETWORKS.values(), ids=NETWORKS.keys())
+
+
+def boxes(network: Network, batch: int = 8, seed: int = 1, dtype: torch.dtype = torch.float64) -> Bounds:
+    """From almost points to wide, one side of every fifth input being no wider than a point."""
+    rng = Random(seed)
+    center = rng.normal(batch, *network.input_shape)
+    eps = torch.logspace(-3, 0, batch, dtype=torch.float64).reshape(-1, *[1] * len(network.input_shape))
+    radius = eps * (rng.uniform(*center.shape) > 0.2)
+    return Bounds((center - radius).to(dtype), (center + radius).to(dtype))
+
+
+def points(box: Bounds, count: int = 60, seed: int = 2) -> Tensor:
+    """(count, batch, *shape) within the boxes: corners, faces and the inside."""
+    mix = Random(seed).uniform(count, *box.lower.shape)
+    spread = torch.linspace(0.5, 8, count, dtype=torch.float64).reshape(-1, *[1] * box.lower.dim())
+    mix = (0.5 + (mix - 0.5) * spread).clamp(0, 1)
+    return (box.lower + mix * (box.upper - box.lower)).clamp(box.lower, box.upper)
+
+
+def rows(network: Network, batch: int) -> tuple[Tensor, Tensor]:
+    """Every output and its negative, for every sample."""
+    eye = torch.eye(network.output_size, dtype=torch.float64)
+    matrix = torch.cat([eye, -eye]).repeat(batch, 1)
+    return matrix, torch.arange(batch).repeat_interleave(2 * network.output_size)
+
+
+def output_bounds(network: Network, box: Bounds, **options: object) -> Tensor:
+    """(rows,) CROWN lower bounds of every output and its negative."""
+    matrix, sample = rows(network, len(box.lower))
+    pre = preactivation_bounds(network, box)
+    return linear_lower_bounds(network, box, pre, matrix, sample, **options)  # type: ignore[arg-type]
+
+
+def assert_inside(bounds: Bounds, values: Tensor) -> None:
+    assert bool((bounds.lower.double() <= values.amin(0)).all())
+    assert bool((bounds.upper.double() >= values.amax(0)).all())
+
+
+@networks
+@acts
+@pytest.mark.parametrize("dtype", (torch.float64, torch.float32), ids=str)
+def test_every_node_stays_within_its_bounds(
+    make: Callable[[Act], Network], act: Act, dtype: torch.dtype
+) -> None:
+    network = make(act).to(dtype)
+    exact, box = network.to(torch.float64), boxes(network, dtype=dtype)
+    x = points(Bounds(box.lower.double(), box.upper.double()))
+    values = [v.unflatten(0, x.shape[:2]) for v in exact.values(x.flatten(0, 1))]
+    for bounds, value in zip(interval_bounds(network, box), values, strict=True):
+        assert_inside(bounds, value)
+    relaxation = relaxed(network, box)
+    for bounds, value in zip(relaxation.values, values, strict=True):
+        assert_inside(bounds, value)
+    for index, bounds in relaxation.pre.items():
+        assert_inside(bounds, values[network.nodes[index].inputs[0]])
+    matrix, sample = rows(network, len(box.lower))
+    reached = torch.einsum("ro,pro->pr", matrix, values[-1][:, sample])
+    for intervals in (False, True):
+        lower = output_bounds(network, box, intervals=intervals)
+        assert bool((lower.double() <= reached.amin(0)).all())
+
+
+@networks
+@acts
+def test_samples_reach_close_to_the_bounds(make: Callable[[Act], Network], act: Act) -> None:
+    """On small boxes the linear bounds lose little; bounds that merely are wide would pass every other test."""
+    network = make(act)
+    box = boxes(network)
+    small = Bounds(box.lower[:2], box.upper[:2])
+    middle = (small.lower + small.upper) / 2
+    small = Bounds(middle - 1e-6, middle + 1e-6)
+    matrix, sample = rows(network, 2)
+    gradient = torch.autograd.functional.jacobian(lambda x: network(x).sum(0), middle)
+    reach = 1e-6 * gradient.abs().flatten(2).sum(2).T
+    at = network(middle)
+    best = torch.cat([at - reach, -at - reach], 1).flatten()
+    lower = output_bounds(network, small)
+    # A neuron of 1e4-GELU is curved on 1e-4 and bends within this box.
+    torch.testing.assert_close(lower, best, rtol=0, atol=3e-8)
+
+
+@networks
+@acts
+def test_crown_is_never_looser_than_intervals(make: Callable[[Act], Network], act: Act) -> None:
+    network = make(act)
+    box = boxes(network)
+    interval, pre = interval_bounds(network, box), preactivation_bounds(network, box)
+    tighter = 0
+    for index, bounds in pre.items():
+        wide = interval[network.nodes[index].inputs[0]]
+        assert bool((bounds.lower >= wide.lower - 1e-13).all() and (bounds.upper <= wide.upper + 1e-13).all())
+        tighter += int((bounds.upper - bounds.lower < 0.99 * (wide.upper - wide.lower)).sum())
+    assert tighter > 0
+
+
+@networks
+@pytest.mark.parametrize("act", [ACTS["relu"], ACTS["leaky"]], ids=["relu", "leaky"])
+def test_bounding_unstable_neurons_alone_loses_nothing(make: Callable[[Act], Network], act: Act) -> None:
+    network = make(act)
+    box = boxes(network, batch=4)
+    relaxation = Relaxation(network, box)
+
+    def tighten(index: int, interval: Bounds) -> Bounds:
+        source = network.nodes[index].inputs[0]
+        count, size = interval.lower.shape[0], network.nodes[source].size
+        eye = torch.cat([torch.eye(size), -torch.eye(size)]).double().repeat(count, 1)
+        all_rows = eye.reshape(-1, *network.nodes[source].shape)
+        lower, _ = relaxation.lower(source, all_rows, torch.arange(count).repeat_interleave(2 * size))
+        below, above = lower.reshape(count, 2, *network.nodes[source].shape).unbind(1)
+        return intersect(interval, Bounds(below, -above))
+
+    relaxation.advance(len(network.nodes) - 1, tighten)
+    matrix, sample = rows(network, 4)
+    full = linear_lower_bounds(network, box, relaxation.pre, matrix, sample)
+    torch.testing.assert_close(output_bounds(network, box), full, rtol=1e-11, atol=1e-11)
+
+
+@networks
+@acts
+def test_chunks_change_nothing(make: Callable[[Act], Network], act: Act) -> None:
+    network = make(act)
+    box = boxes(network, batch=2)
+    whole = preactivation_bounds(network, box)
+    for index, bounds in preactivation_bounds(network, box, memory=1 << 16).items():
+        torch.testing.assert_close(bounds.lower, whole[index].lower, rtol=1e-11, atol=1e-11)
+        torch.testing.assert_close(bounds.upper, whole[index].upper, rtol=1e-11, atol=1e-11)
+    torch.testing.assert_close(
+        output_bounds(network, box), output_bounds(network, box, memory=1), rtol=1e-11, atol=1e-11
+    )
+
+
+@networks
+@acts
+def test_a_batch_is_its_samples(make: Callable[[Act], Network], act: Act) -> None:
+    network = make(act)
+    box = boxes(network)
+    together = output_bounds(network, box)
+    alone = [output_bounds(network, Bounds(box.lower[i : i + 1], box.upper[i : i + 1])) for i in range(8)]
+    torch.testing.assert_close(together, torch.cat(alone), rtol=1e-11, atol=1e-11)
+
+
+def precise(network: Network, x: Tensor) -> list[mpmath.mpf]:
+    """A chain of linear maps and activations in mpmath's arithmetic."""
+    values = [mpmath.mpf(v) for v in x.tolist()]
+    for node in network.nodes[1:]:
+        match node:
+            case Linear():
+                weight, bias = node.weight.tolist(), node.bias.tolist()
+                values = [
+                    mpmath.fsum([mpmath.mpf(w) * v for w, v in zip(row, values, strict=True)]) + b
+                    for row, b in zip(weight, bias, strict=True)
+                ]
+            case Relu():
+                values = [max(v, mpmath.mpf(0)) for v in values]
+            case LeakyRelu():
+                slope = mpmath.mpf(node.slope.flatten()[0].item())
+                values = [v if v >= 0 else slope * v for v in values]
+            case Gelu():
+                lam = mpmath.mpf(node.lam.flatten()[0].item())
+                values = [v * mpmath.erfc(-lam * v / mpmath.sqrt(2)) / 2 for v in values]
+            case Tanh():
+                values = [mpmath.tanh(v) for v in values]
+            case _:
+                values = [1 / (1 + mpmath.exp(-v)) for v in values]
+    return values
+
+
+@acts
+def test_points_are_enclosed_by_a_hair(act: Act) -> None:
+    """The exact value in 40 digits: what lies between the bounds of a point is the rounding slack and nothing else."""
+    network = mlp(act)
+    x = Random(3).normal(6, 6)
+    box = Bounds(x, x)
+    interval = interval_bounds(network, box)[-1]
+    lower = output_bounds(network, box).reshape(6, 2, 3)
+    with mpmath.workdps(40):
+        for i in range(6):
+            for j, exact in enumerate(precise(network, x[i])):
+                assert mpmath.mpf(interval.lower[i, j].item()) < exact < mpmath.mpf(interval.upper[i, j].item())
+                assert mpmath.mpf(lower[i, 0, j].item()) < exact < -mpmath.mpf(lower[i, 1, j].item())
+    assert float((interval.upper - interval.lower).max()) < 1e-12
+    assert float((-lower[:, 1] - lower[:, 0]).max()) < 2e-11
+
+
+def test_by_hand() -> None:
+    """On [−1, 1]²: a = relu(x₁ + x₂ + 1), b = relu(x₁ − x₂ − ½), v = a + b − 2, y = relu(v).
+
+    a's input is in [−1, 3], so a ≥ x₁ + x₂ + 1 and a ≤ ¾·(x₁ + x₂ + 1) + ¾; b's in [−5/2, 3/2], so b ≥ 0 and
+    b ≤ ⅜·(x₁ − x₂ − ½) + 15/16. So x₁ + x₂ − 1 ≤ v ≤ 9/8·x₁ + 3/8·x₂ + ¼, that is −3 ≤ v ≤ 7/4; intervals have
+    −2 ≤ v ≤ 5/2. With both, v is in [−2, 7/4], and 0 ≤ y ≤ 7/15·(v + 2) ≤ 7/4.
+    """
+    build, relu = Builder((2,)), ACTS["relu"]
+    x = relu(build, build.linear(0, torch.tensor([[1.0, 1], [1, -1]]), torch.tensor([1.0, -0.5]), "hidden"))
+    v = build.linear(x, torch.tensor([[1.0, 1.0]]), torch.tensor([-2.0]), "v")
+    shallow = build.network(v, name="shallow").to(torch.float64)
+    deep = build.network(relu(build, v), name="deep").to(torch.float64)
+    box = Bounds(torch.full((1, 2), -1.0).double(), torch.ones(1, 2).double())
+
+    interval = interval_bounds(shallow, box)
+    assert interval[1].lower[0].tolist() == pytest.approx([-1, -2.5], abs=1e-13)
+    assert interval[1].upper[0].tolist() == pytest.approx([3, 1.5], abs=1e-13)
+    assert [float(interval[-1].lower), float(interval[-1].upper)] == pytest.approx([-2, 2.5], abs=1e-13)
+    assert output_bounds(shallow, box).tolist() == pytest.approx([-3, -1.75], abs=1e-13)
+    pre = preactivation_bounds(deep, box)[4]
+    assert [float(pre.lower), float(pre.upper)] == pytest.approx([-2, 1.75], abs=1e-13)
+    assert output_bounds(deep, box).tolist() == pytest.approx([0, -1.75], abs=1e-13)
+
+
+@networks
+@pytest.mark.parametrize("name", ["relu", "gelu160", "tanh"])
+def test_bounds_can_be_trained_on(make: Callable[[Act], Network], name: str) -> None:
+    network = make(ACTS[name])
+    weights = [node.weight.requires_grad_() for node in network.nodes if isinstance(node, Linear)]
+    for intervals in (False, True):
+        total = output_bounds(network, boxes(network, batch=3), intervals=intervals).sum()
+        for gradient in torch.autograd.grad(total, weights):
+            assert bool(torch.isfinite(gradient).all()) and bool((gradient != 0).any())
+
+
+def test_nan_proves_nothing() -> None:
+    network = mlp(ACTS["relu"])
+    lower, upper = torch.zeros(1, 6).double(), torch.ones(1, 6).double()
+    upper[0, 2] = float("nan")
+    assert bool(torch.isnan(output_bounds(network, Bounds(lower, upper))).all())
