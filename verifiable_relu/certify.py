@@ -62,7 +62,12 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         help=f"for each instance (default: what instances.csv says, else {_TIMEOUT:g})",
     )
     parser.add_argument("--device", default="cpu", help="a torch device (default: cpu)")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="where results.csv and the records go; resumes there")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="where results.csv (of this run) and the records (of all runs) go; what they answer is not asked again",
+    )
     parser.add_argument("--quiet", action="store_true", help="nothing on stderr but errors")
     parser.add_argument("--debug", action="store_true", help="show where a fault of the program comes from")
     options = parser.parse_args(arguments)
