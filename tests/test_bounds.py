@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 
 import mpmath
 import pytest
@@ -65,7 +66,7 @@ class Random:
 def mlp(act: Act, seed: int = 0, sizes: tuple[int, ...] = (6, 9, 8, 3)) -> Network:
     rng, build = Random(seed), Builder(sizes[:1])
     x = 0
-    for i, (width, out) in enumerate(zip(sizes, sizes[1:], strict=False)):
+    for i, (width, out) in enumerate(pairwise(sizes)):
         x = build.linear(x, rng.normal(out, width) / width**0.5, rng.normal(out) / 2, f"fc{i}")
         x = act(build, x) if i < len(sizes) - 2 else x
     return build.network(x, name="mlp")
@@ -164,7 +165,6 @@ def test_samples_reach_close_to_the_bounds(make: Callable[[Act], Network], act: 
     small = Bounds(box.lower[:2], box.upper[:2])
     middle = (small.lower + small.upper) / 2
     small = Bounds(middle - 1e-6, middle + 1e-6)
-    matrix, sample = rows(network, 2)
     gradient = torch.autograd.functional.jacobian(lambda x: network(x).sum(0), middle)
     reach = 1e-6 * gradient.abs().flatten(2).sum(2).T
     at = network(middle)
