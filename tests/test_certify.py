@@ -25,7 +25,7 @@ from verifiable_relu.certify import main
 from verifiable_relu.network import write_onnx
 from verifiable_relu.network.graph import Input, Linear, Network, Relu
 from verifiable_relu.spec import Query
-from verifiable_relu.verifiers.base import Budget, Outcome
+from verifiable_relu.verifiers.base import Budget, Outcome, Reason, Verdict
 from verifiable_relu.verifiers.incomplete import Ibp
 
 ROOT = Path(__file__).parents[1]
@@ -139,6 +139,39 @@ def test_inputs_are_printed_exactly(folder: Path, capsys: pytest.CaptureFixture[
     (folder / "point.vnnlib").write_text(spec("(<= Y_0 1.0)", low=point, high=point))
     assert main(["--spec", str(folder / "point.vnnlib"), "--method", "attack"]) == 0
     assert f"(X_0 {point})" in capsys.readouterr().out
+
+
+def test_what_is_no_decimal_is_printed_as_the_nearest_number(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def answer(query: Query) -> Outcome:
+        return Outcome(Verdict.SAT, Reason.REFUTED, "thirds", witness=(Fraction(1), Fraction(2, 3)))
+
+    monkeypatch.setattr("verifiable_relu.campaign.inputs.make", lambda name, device: Scripted(answer))
+    assert main(["--spec", str(folder / "violated.vnnlib")]) == 0
+    assert f"((X_0 1.0)\n (X_1 {2 / 3!r})\n" in capsys.readouterr().out
+
+
+def test_a_single_answer_is_kept_too(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = ["--spec", str(folder / "violated.vnnlib"), "--method", "attack", "--out", str(folder / "out")]
+    assert main(arguments) == 0
+    first = capsys.readouterr().out
+    monkeypatch.setattr("verifiable_relu.verifiers.attack.Attack.verify", None)
+    assert main(arguments) == 0
+    assert capsys.readouterr().out == first and first.startswith("sat\n((X_0")
+
+
+def test_whoever_reads_may_stop_reading() -> None:
+    code = "from verifiable_relu.certify import _print; _print(['sat', 'x' * 1000000])"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment()
+    ) as process:
+        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout.read(3) == b"sat"
+        process.stdout.close()
+        assert process.wait() == 0 and process.stderr.read() == b""
 
 
 def test_help_needs_no_torch() -> None:

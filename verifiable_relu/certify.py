@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import argparse
 import csv
+import io
 import math
+import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -116,6 +118,15 @@ def _say(message: object) -> None:
     print(f"certify: {' '.join(str(message).split())}", file=sys.stderr, flush=True)
 
 
+def _print(lines: Iterable[str]) -> None:
+    """Write lines to stdout, as far as they are wanted."""
+    try:
+        print("\n".join(lines), flush=True)
+    except BrokenPipeError:
+        # Such as ``head -1`` has read enough; what is left in the buffer must not complain at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def _one(options: argparse.Namespace) -> int:
     """Answer one property file."""
     start = time.perf_counter()
@@ -125,10 +136,7 @@ def _one(options: argparse.Namespace) -> int:
     method = verifier(options.method, options.device)
     case, spec = Loader(dict(options.network)).case(options.spec, options.timeout or _TIMEOUT, options.net)
     (result,) = run([case], method, Store(options.out) if options.out else None)
-    print(result.answer)
-    if result.answer == "sat":
-        print("\n".join(_assignment(result, spec)))
-    sys.stdout.flush()
+    _print([result.answer, *(_assignment(result, spec) if result.answer == "sat" else ())])
     if not options.quiet:
         print("\n".join(_summary(result, case, time.perf_counter() - start)), file=sys.stderr)
     return _status([result])
@@ -204,10 +212,9 @@ def _many(options: argparse.Namespace) -> int:
         kept = f"kept in {options.out}; the same command resumes" if store else "lost, for want of --out"
         _say(f"interrupted: {watcher.done} of {len(listed)} instances are answered and {kept}")
         return 130
-    csv.writer(sys.stdout, lineterminator="\n").writerows(
-        (r.onnx, r.vnnlib, r.answer, f"{r.seconds:.3f}") for r in results
-    )
-    sys.stdout.flush()
+    lines = io.StringIO()
+    csv.writer(lines, lineterminator="\n").writerows((r.onnx, r.vnnlib, r.answer, f"{r.seconds:.3f}") for r in results)
+    _print(lines.getvalue().splitlines())
     if not options.quiet:
         table(results)
     return _status(results)

@@ -61,7 +61,8 @@ class Watcher:
             self._progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def stage(self, name: str, done: int, total: int) -> None:
-        self._progress.update(self._task, note=f"{name} {done}/{total}")
+        self._progress.update(self._reading, visible=False)
+        self._progress.update(self._task, note=f"{name} {done}/{total}", visible=True)
 
     def result(self, result: Result) -> None:
         self.done += 1

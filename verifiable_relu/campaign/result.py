@@ -144,9 +144,7 @@ class Result:
         read["shape"] = tuple(record["shape"])
         for name, convert in (("witness", Fraction), ("outputs", float)):
             read[name] = None if record[name] is None else tuple(map(convert, record[name]))
-        result = cls(**read)
-        hash(result.key)
-        return result
+        return cls(**read)
 
 
 def join(outcomes: Sequence[Outcome]) -> Outcome:

@@ -45,12 +45,9 @@ class Store:
         self._known: dict[Key, Result] = {}
         for number, line in enumerate(data[:whole].splitlines(), 1):
             try:
-                result = Result.from_json(json.loads(line))
-                key = result.key
+                self._remember(Result.from_json(json.loads(line)))
             except (ValueError, KeyError, TypeError) as error:
                 raise InputError(f"not a record: {error}", path=self.records, place=f"line {number}") from None
-            if result.final:
-                self._known[key] = result
 
     def __len__(self) -> int:
         """Number of different final records."""
@@ -71,8 +68,7 @@ class Store:
                 file.write(json.dumps(result.to_json(), allow_nan=False).encode() + b"\n")
         except OSError as error:
             raise self._unusable(error) from None
-        if result.final:
-            self._known[result.key] = result
+        self._remember(result)
 
     def tabulate(self, results: Iterable[Result]) -> None:
         """Write ``results.csv`` anew; a reader sees the old one or the new one, whole.
@@ -90,6 +86,10 @@ class Store:
             os.replace(file.name, self.table)
         except OSError as error:
             raise self._unusable(error) from None
+
+    def _remember(self, result: Result) -> None:
+        if result.final:
+            self._known[result.key] = result
 
     def _unusable(self, error: OSError) -> InputError:
         return InputError(f"cannot keep results here: {error.strerror or error}", path=self.folder)
