@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from threading import Event, Thread
 from typing import TypeVar
 
@@ -26,6 +27,7 @@ from verifiable_relu.network.graph import (
     PIECEWISE_LINEAR,
     Activation,
     Add,
+    Affine,
     Conv2d,
     Input,
     LeakyRelu,
@@ -54,8 +56,11 @@ T = TypeVar("T")
 _BATCH = 64
 """Most queries bounded at once."""
 
-_ROWS = 1 << 24
-"""Most coefficients pulled back at once."""
+_COEFFICIENTS = 1 << 22
+"""Most float coefficients of one node pulled back at once."""
+
+_PRODUCTS = 1 << 21
+"""Most multiplications of integers in a row, so that the clock is looked at several times a second."""
 
 _GRACE = 0.6
 """Seconds that a solver told to stop is waited for."""
@@ -105,6 +110,14 @@ class Folding:
         self.network = network
         self.exact = exact
         self._read: dict[tuple[int, str], Dyadic] = {}
+
+    @cached_property
+    def _chunk(self) -> int:
+        """How many rows to pull back at once."""
+        nodes = self.network.nodes
+        if self.exact:
+            return _PRODUCTS // max(1, sum(node.size * node.terms for node in nodes if isinstance(node, Affine)))
+        return _COEFFICIENTS // max(node.size for node in nodes)
 
     def number(self, array: np.ndarray) -> Dyadic:
         """A float array in this folding's arithmetic."""
@@ -187,7 +200,7 @@ class Folding:
 
     def neurons(self, phases: Mapping[int, Phases]) -> Iterator[tuple[int, np.ndarray, Forms]]:
         """The pre-activations of all unstable neurons, in chunks: activation, neurons (R,), their forms."""
-        size = max(1, _ROWS // max(node.size for node in self.network.nodes))
+        size = max(1, self._chunk)
         for index, phase in phases.items():
             node = self.network.nodes[index]
             chosen = np.flatnonzero(phase.unstable)
@@ -390,6 +403,8 @@ class OutOfTime(Exception):
 def supervised(work: Callable[[], T], interrupt: Callable[[], None], seconds: float) -> T | None:
     """Run a solver call in a thread of its own, so that neither its clock nor its signals have to be trusted.
 
+    A call that does not stop when told is left behind; the interpreter waits for it before it exits.
+
     Args:
         work: the call.
         interrupt: asks it to stop; called again and again until it does.
@@ -413,19 +428,21 @@ def supervised(work: Callable[[], T], interrupt: Callable[[], None], seconds: fl
         finally:
             done.set()
 
-    def ask() -> None:
+    def stop() -> None:
         for _ in range(int(_GRACE / 0.02)):
             interrupt()
             if done.wait(0.02):
                 return
 
-    Thread(target=run, daemon=True).start()
+    Thread(target=run).start()
     try:
         if not done.wait(None if seconds == np.inf else max(0.0, seconds)):
-            ask()
+            stop()
+            # Being stopped is an error to some solvers.
+            return results[0] if results else None
     except BaseException:
-        ask()
+        stop()
         raise
     if errors:
         raise errors[0]
-    return results[0] if results else None
+    return results[0]

@@ -60,8 +60,7 @@ class Milp:
                 return outcome
             if outcome.verdict is Verdict.UNKNOWN:
                 undecided = undecided or outcome
-        margin = None if problem.margin == -np.inf else max(problem.margin, 0.0)
-        return undecided or Outcome(Verdict.UNSAT, Reason.PROVED, self.name, Trust.FLOAT, margin)
+        return undecided or Outcome(Verdict.UNSAT, Reason.PROVED, self.name, Trust.FLOAT, max(problem.margin, 0.0))
 
     def _reach(self, problem: Problem, model: _Model, polytope: Polytope, left: Callable[[], float]) -> Outcome:
         """Look for a point whose output lies in one polytope; unsat if there is none near it."""

@@ -60,8 +60,7 @@ class Smt:
                 undecided = undecided or outcome
         trusted = evaluable(problem.query.network)
         trust = (Trust.ROUNDED if self.bounds else Trust.EXACT) if trusted else Trust.FLOAT
-        margin = None if problem.margin == -math.inf else max(problem.margin, 0.0)
-        return undecided or Outcome(Verdict.UNSAT, Reason.PROVED, self.name, trust, margin)
+        return undecided or Outcome(Verdict.UNSAT, Reason.PROVED, self.name, trust, max(problem.margin, 0.0))
 
     def _reach(self, problem: Problem, formula: _Formula, text: str, left: Callable[[], float]) -> Outcome:
         """Look for a point whose output lies in one polytope; unsat only if z3 says that there is none."""
