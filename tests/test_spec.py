@@ -123,6 +123,16 @@ def test_an_unsafe_set_may_be_empty_or_everything() -> None:
     assert one(box).unsafe == ((),)
 
 
+def test_chains_and_distinct_speak_of_all_their_terms() -> None:
+    box = declared(1, 3) + "(assert (<= -1 X_0 1))"
+    chain = one(box + "(assert (< Y_0 Y_1 Y_2))")
+    assert chain.box.bounds(0) == (-1, 1)
+    different = one(box + "(assert (distinct Y_0 Y_1 Y_2))")
+    for y, rising, distinct in (((0, 1, 2), True, True), ((0, 2, 1), False, True), ((0, 1, 0), False, False)):
+        exact = [Fraction(v) for v in y]
+        assert chain.violated(exact) == rising and different.violated(exact) == distinct
+
+
 def test_2_0_is_read_as_1_0_is() -> None:
     body = "(assert (>= {0} -0.1))(assert (< {0} 1.0))(assert (== {1} 0.3))"
     body += "(assert (or (<= (+ (* 2.0 {2}) (- {3})) 1.0) (and (> {2} 0.7) (!= {3} {2}))))"
@@ -276,6 +286,15 @@ def test_what_is_well_formed_but_not_supported_is_said_so(text: str, tmp_path: P
     path.write_text(text)
     with pytest.raises(UnsupportedError):
         read_vnnlib(path)
+
+
+def test_a_box_that_only_rounding_keeps_from_being_empty_is_refused() -> None:
+    tenth = Fraction(1, 10)
+    with pytest.raises(InputError, match="the box is empty: X_0"):
+        Box.exact([tenth + Fraction(1, 10**30)], [tenth])
+    with pytest.raises(InputError, match="the box is empty: X_0"):
+        Box.exact([tenth], [tenth], open_lower=[0])
+    assert Box.exact([tenth], [tenth]).contains([tenth])
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
