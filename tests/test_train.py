@@ -2,16 +2,19 @@
 
 import json
 import math
+import os
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+import onnx
+import onnxruntime
 import pytest
 import torch
 import torch.nn.functional as F
 
-from verifiable_relu.data import Dataset
+from verifiable_relu.data import Dataset, load
 from verifiable_relu.errors import InputError
 from verifiable_relu.nn import LambdaGELU, Normalize, cnn, mlp, substitute_relu
 from verifiable_relu.train import checkpoint, losses, schedule
@@ -339,9 +342,6 @@ def test_bad_input_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 def test_the_command_writes_network_and_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("sklearn", reason="needs scikit-learn")
-    runtime = pytest.importorskip("onnxruntime")
-    from verifiable_relu.data import load
-
     out = tmp_path / "digits.onnx"
     command = [
         "--data",
@@ -362,9 +362,39 @@ def test_the_command_writes_network_and_record(tmp_path: Path, capsys: pytest.Ca
     assert record["options"]["seed"] == 0 and record["training_images"] == 1347 and len(record["epochs"]) == 2
     assert "torch" in record["versions"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["digits.json", "digits.onnx"]
-    session = runtime.InferenceSession(str(out))
+    session = onnxruntime.InferenceSession(str(out))
     test = load("digits", "test")
     (name,) = (entry.name for entry in session.get_inputs())
     logits = np.concatenate([session.run(None, {name: image[None]})[0] for image in test.images])
     assert (logits.argmax(1) == test.labels).mean() == pytest.approx(record["results"]["clean_after_substitution"])
     assert "clean_after_substitution" in capsys.readouterr().out
+
+
+# The networks that ship with the project
+
+SHIPPED = sorted((Path(__file__).parent.parent / "specs").glob("*.json"))
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_shipped_networks_are_hardened_relu_networks(path: Path) -> None:
+    record = json.loads(path.read_text())
+    options = Options(**{name: tuple(v) if isinstance(v, list) else v for name, v in record["options"].items()})
+    assert len(record["epochs"]) == options.epochs
+    assert record["epochs"][-1]["lam"] == pytest.approx([160] * len(record["epochs"][-1]["lam"]), rel=1e-5)
+    results = record["results"]
+    assert abs(results["clean_before_substitution"] - results["clean_after_substitution"]) <= 2e-3
+    assert path.with_suffix(".onnx").stat().st_size < 400_000
+    operators = [node.op_type for node in onnx.load(path.with_suffix(".onnx")).graph.node]
+    assert operators.count("Relu") == len(record["epochs"][-1]["lam"]) and "Gelu" not in operators
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_shipped_networks_are_as_accurate_as_recorded(path: Path) -> None:
+    record = json.loads(path.read_text())
+    root, name = os.environ.get("VERIFIABLE_RELU_DATA"), record["options"]["data"]
+    if root is None or not (Path(root) / name).is_dir():
+        pytest.skip(f"VERIFIABLE_RELU_DATA names no folder with {name}")
+    test = load(name, "test")
+    session = onnxruntime.InferenceSession(path.with_suffix(".onnx"))
+    (logits,) = session.run(None, {session.get_inputs()[0].name: test.images[:1000]})
+    assert (logits.argmax(1) == test.labels[:1000]).mean() == pytest.approx(record["results"]["clean_of_these"])
