@@ -231,9 +231,7 @@ ends = st.floats(-1e6, 1e6)
 @nodes
 @settings(max_examples=25, deadline=None)
 @given(first=ends, second=ends, centre=st.floats(-12, 12), width=st.floats(0, 12))
-def test_lines_hold_on_any_interval(
-    node: Activation, first: float, second: float, centre: float, width: float
-) -> None:
+def test_lines_hold_on_any_interval(node: Activation, first: float, second: float, centre: float, width: float) -> None:
     near = scale(node) * centre, scale(node) * (centre + width)
     pairs = torch.tensor([sorted((first, second)), near], dtype=torch.float64)
     bounds = Bounds(pairs[:, 0], pairs[:, 1])

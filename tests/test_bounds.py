@@ -82,9 +82,7 @@ def mixed(act: Act, seed: int = 0) -> Network:
     before = x = act(build, x)
     x = build.conv2d(x, rng.normal(4, 4, 3, 3) / 6, rng.normal(4) / 2, "conv2", padding=(1, 1, 1, 1))
     x = build.add(act(build, x), before, "add")
-    x = build.conv2d(
-        x, rng.normal(3, 4, 2, 2) / 4, None, "conv3", stride=(2, 1), padding=(1, 0, 0, 2), dilation=(1, 2)
-    )
+    x = build.conv2d(x, rng.normal(3, 4, 2, 2) / 4, None, "conv3", stride=(2, 1), padding=(1, 0, 0, 2), dilation=(1, 2))
     x = build.permute(act(build, x), (2, 0, 1), "permute")
     x = build.reshape(x, (build.nodes[x].size,), "flatten")
     x = build.linear(x, rng.normal(5, build.nodes[x].size) / 6, rng.normal(5), "fc1")
@@ -135,9 +133,7 @@ def assert_inside(bounds: Bounds, values: Tensor) -> None:
 @networks
 @acts
 @pytest.mark.parametrize("dtype", (torch.float64, torch.float32), ids=str)
-def test_every_node_stays_within_its_bounds(
-    make: Callable[[Act], Network], act: Act, dtype: torch.dtype
-) -> None:
+def test_every_node_stays_within_its_bounds(make: Callable[[Act], Network], act: Act, dtype: torch.dtype) -> None:
     network = make(act).to(dtype)
     exact, box = network.to(torch.float64), boxes(network, dtype=dtype)
     x = points(Bounds(box.lower.double(), box.upper.double()))
