@@ -99,6 +99,7 @@ class Budget:
     def __init__(self, purses: Sequence[float], owner: Sequence[int] | None = None) -> None:
         self._purses = list(purses)
         self._owner = list(range(len(purses))) if owner is None else list(owner)
+        self._whole: tuple[Budget, list[int]] | None = None
 
     @classmethod
     def each(cls, seconds: float, queries: int) -> Budget:
@@ -110,16 +111,24 @@ class Budget:
 
     def remaining(self, query: int) -> float:
         """Seconds left for one query, never negative."""
-        return max(0.0, self._purses[self._owner[query]])
+        own = max(0.0, self._purses[self._owner[query]])
+        if self._whole is None:
+            return own
+        whole, numbers = self._whole
+        return min(own, whole.remaining(numbers[query]))
 
     def total(self) -> float:
         """Seconds left for all queries together."""
-        return sum(max(0.0, self._purses[purse]) for purse in set(self._owner))
+        one_of_each = {purse: query for query, purse in enumerate(self._owner)}
+        return sum(self.remaining(query) for query in one_of_each.values())
 
     def charge(self, queries: Sequence[int], seconds: float) -> None:
         """Take ``seconds`` from the purses of ``queries``, in equal shares."""
         for query in queries:
             self._purses[self._owner[query]] -= seconds / len(queries)
+        if self._whole is not None:
+            whole, numbers = self._whole
+            whole.charge([numbers[query] for query in queries], seconds)
 
     @contextmanager
     def charging(self, queries: Sequence[int]) -> Iterator[Callable[[], float]]:
@@ -131,11 +140,10 @@ class Budget:
             if queries:
                 self.charge(queries, time.perf_counter() - start)
 
-    def subset(self, queries: Sequence[int]) -> Budget:
-        """A budget for some of the queries, drawing on the same purses."""
-        part = Budget([], [])
-        part._purses = self._purses
-        part._owner = [self._owner[i] for i in queries]
+    def subset(self, queries: Sequence[int], share: float = 1.0) -> Budget:
+        """A budget for some of the queries, drawing on the same purses, up to a share of what is left in each."""
+        part = Budget([max(0.0, purse) * share for purse in self._purses], [self._owner[i] for i in queries])
+        part._whole = (self, list(queries))
         return part
 
 

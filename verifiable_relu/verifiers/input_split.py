@@ -44,7 +44,7 @@ class InputSplit:
         memory: a limit in bytes on the coefficients held at once.
     """
 
-    batch: int = 512
+    batch: int = 64
     device: str = "cpu"
     memory: int = MEMORY
 

@@ -6,9 +6,9 @@ takes over, and only if none decides is the query unknown (unconfirmed).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import ClassVar
 
 import numpy as np
@@ -21,12 +21,15 @@ from verifiable_relu.verifiers.incomplete import Crown
 from verifiable_relu.verifiers.input_split import InputSplit
 
 _FEW_INPUTS = 20
-"""Up to here the input box is split; above, neurons are (the MILP)."""
+"""Up to here it can pay to split the input box."""
+
+_FEW_NEURONS = 40
+"""Up to so many unstable neurons the MILP takes a fraction of a second, and goes first."""
 
 
 @dataclass(frozen=True)
 class Auto:
-    """CROWN, then PGD, then input splitting (few inputs) or the MILP (piecewise-linear networks).
+    """CROWN, then PGD, then input splitting (few inputs) and the MILP (piecewise-linear networks).
 
     Attributes:
         device: where bounds and attack run.
@@ -39,14 +42,18 @@ class Auto:
 
     def verify(self, queries: Sequence[Query], budget: Budget, progress: Progress = SILENT) -> list[Outcome]:
         run = _Run(queries, budget, progress)
-        run.stage(Crown(device=self.device), run.open())
-        run.stage(Attack(device=self.device), run.open())
-        run.stage(InputSplit(device=self.device), run.open(lambda q: _free_inputs(q) <= _FEW_INPUTS))
-        run.stage(_milp(), run.open(lambda q: q.network.piecewise_linear and _free_inputs(q) > _FEW_INPUTS))
+        run.stage(lambda: Crown(device=self.device), run.open())
+        run.stage(lambda: Attack(device=self.device), run.open())
+        linear = run.open(lambda q: q.network.piecewise_linear)
+        narrow = run.open(lambda q: _free_inputs(q) <= _FEW_INPUTS)
+        # Where either may do, neither gets more than half of the time at first.
+        run.stage(_milp, [i for i in linear if run.unstable(i) <= _FEW_NEURONS], share=0.5)
+        run.stage(lambda: InputSplit(device=self.device), narrow, share=0.5)
+        run.stage(_milp, linear)
+        run.stage(lambda: InputSplit(device=self.device), narrow)
         return run.close()
 
 
-@cache
 def _milp() -> Verifier:
     # Its solver is imported only where a query gets this far.
     from verifiable_relu.verifiers.milp import Milp
@@ -78,12 +85,18 @@ class _Run:
             if i not in self.final and (i not in self.outcomes or self.budget.remaining(i) > 0) and accept(query)
         ]
 
-    def stage(self, verifier: Verifier, members: list[int]) -> None:
-        """Put ``members`` to one verifier."""
+    def unstable(self, index: int) -> float:
+        """The number of unstable neurons, as far as it is known."""
+        known = self.outcomes[index].unstable
+        return math.inf if known is None else known
+
+    def stage(self, make: Callable[[], Verifier], members: list[int], share: float = 1.0) -> None:
+        """Put those of ``members`` that are still open to a verifier, which is made only if there are any."""
+        left = set(self.open())
+        members = [i for i in members if i in left]
         if members:
-            verifier.verify(
-                [self.queries[i] for i in members], self.budget.subset(members), _Relay(self, members, self.progress)
-            )
+            budget = self.budget.subset(members, share)
+            make().verify([self.queries[i] for i in members], budget, _Relay(self, members, self.progress))
 
     def add(self, index: int, outcome: Outcome) -> None:
         """Take a member's outcome: decided ones are final, of the others the most telling is kept."""
@@ -113,7 +126,11 @@ class _Run:
         """Report what stayed unknown; returns all outcomes."""
         for index in range(len(self.queries)):
             if index not in self.final:
-                self.progress.finish(index, self.outcomes[index])
+                outcome = self.outcomes[index]
+                if outcome.reason is Reason.INCOMPLETE and self.budget.remaining(index) <= 0:
+                    outcome = replace(outcome, reason=Reason.TIMEOUT, detail="the budget ran out")
+                self.outcomes[index] = outcome
+                self.progress.finish(index, outcome)
         return [self.outcomes[i] for i in range(len(self.queries))]
 
 
