@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 
 import numpy as np
@@ -12,11 +11,15 @@ from torch import Tensor
 
 from verifiable_relu.bounds import Bounds, interval_bounds, linear_lower_bounds, preactivation_bounds
 from verifiable_relu.bounds.linear import Relaxation
+from verifiable_relu.errors import InputError
 from verifiable_relu.network.build import Builder
 from verifiable_relu.network.graph import Activation, Network, Relu, Sigmoid, Tanh
 from verifiable_relu.verifiers.adapters.auto_lirpa import _bounded_module, _Graph, _library, _quiet
 
-pytest.importorskip("auto_LiRPA.utils" if "auto_LiRPA" in sys.modules else "appdirs", reason="auto_LiRPA is missing")
+try:
+    _library()
+except InputError as missing:
+    pytest.skip(str(missing), allow_module_level=True)
 
 
 class Layers:
