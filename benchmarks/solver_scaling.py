@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import os
 import statistics
 import time
 from collections.abc import Iterator
@@ -152,7 +153,8 @@ def main() -> None:
     head = (
         f"A {'-'.join(map(str, SIZES))} ReLU network on scikit-learn's digits (seed {options.seed}), {options.images} "
         f"images, radii {', '.join(RADII)}; questions that bounds decide are left out. At most {options.limit:g} s per "
-        f"question, {options.allowance:g} s per method, one thread. {machine}."
+        f"question, {options.allowance:g} s per method, one thread; load average "
+        f"{os.getloadavg()[0]:.1f} at the end. {machine}."
     )
     (RESULTS / "solver_scaling.md").write_text(f"{head}\n\n{text}\n")
     print(text)

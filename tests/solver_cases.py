@@ -105,6 +105,35 @@ def residual(rng: np.random.Generator) -> Network:
     return chain(nodes)
 
 
+def union_in_order() -> Query:
+    """The polytope that bounds think the likelier is out of reach, which only a solver sees; the other is reached.
+
+    Outputs are relu(x) − relu(x), which is zero, and relu(x), over [−1, 1].
+    """
+    nodes: list[Node] = [
+        Input(name="x", inputs=(), shape=(1,)),
+        Linear(name="copy", inputs=(0,), shape=(2,), weight=torch.ones(2, 1), bias=torch.zeros(2)),
+        Relu(name="act", inputs=(1,), shape=(2,)),
+        Linear(name="fc", inputs=(2,), shape=(2,), weight=torch.tensor([[1.0, -1.0], [1.0, 0.0]]), bias=torch.zeros(2)),
+    ]
+    unreached, reached = (row({0: -1}, -0.5),), (row({1: -1}, -0.875),)
+    return Query(chain(nodes), Property(Box(np.array([-1.0]), np.array([1.0])), (unreached, reached)))
+
+
+def barely_unstable() -> Query:
+    """A counterexample that needs the inactive side of a neuron whose pre-activation is never below −1/64.
+
+    Outputs are relu(x + 63/64) and relu(x + 1) over [−1, 1]; at x = −1 both are zero.
+    """
+    nodes: list[Node] = [
+        Input(name="x", inputs=(), shape=(1,)),
+        Linear(name="copy", inputs=(0,), shape=(2,), weight=torch.ones(2, 1), bias=torch.tensor([63 / 64, 1.0])),
+        Relu(name="act", inputs=(1,), shape=(2,)),
+    ]
+    unsafe = ((row({0: -1}, 0), row({1: 1}, 1 / 128)),)
+    return Query(chain(nodes), Property(Box(np.array([-1.0]), np.array([1.0])), unsafe))
+
+
 def ball(center: np.ndarray, eps: float) -> Box:
     """An L∞ ball with exact float64 ends."""
     return Box(center - eps, center + eps)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.solver_cases import ball, chain, least, mlp, random_query, residual, row
+from tests.solver_cases import ball, barely_unstable, chain, least, mlp, random_query, residual, row, union_in_order
 from verifiable_relu.network.graph import Gelu, Input, Linear, Relu
 from verifiable_relu.spec.property import Box, Property, Query
 from verifiable_relu.trust.exact import evaluate_exact
@@ -39,6 +39,20 @@ def test_enumeration_agrees(leaky: bool) -> None:
     cases = [random_query(seed, leaky=leaky, dyadic=seed % 2 == 0) for seed in range(9)]
     for (query, margin), outcome in zip(cases, decide(*(q for q, _ in cases)), strict=True):
         check(query, outcome, margin)
+
+
+def test_every_box_of_a_batch_has_its_own_bounds() -> None:
+    network = mlp(np.random.default_rng(3), (2, 2, 3, 2))
+    boxes = [ball(np.array(center), 0.5) for center in ((-2.0, 1.0), (0.0, 0.0), (2.0, -1.0), (1.0, 2.0))]
+    polytope = (row({0: 1, 1: -1}, 0),)
+    margins = [least(network, box, polytope) for box in boxes]
+    for shift in (-1e-3, 1e-3):
+        queries = [
+            Query(network, Property(box, (replace_bound(polytope, margin + shift),)))
+            for box, margin in zip(boxes, margins, strict=True)
+        ]
+        for query, outcome in zip(queries, decide(*queries), strict=True):
+            check(query, outcome, -shift)
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -136,6 +150,11 @@ def test_union_is_excluded_only_as_a_whole() -> None:
     assert [o.verdict for o in out] == [Verdict.UNSAT, Verdict.SAT, Verdict.SAT, Verdict.UNSAT, Verdict.SAT]
 
 
+def test_union_goes_on_after_a_polytope_is_excluded() -> None:
+    (outcome,) = decide(union_in_order())
+    assert outcome.verdict is Verdict.SAT
+
+
 def test_coefficients_too_small_for_the_solver_are_not_forgotten() -> None:
     # y = x_0 + 1e-13·x_1 with x_1 up to 1e14: the second term is what decides.
     nodes = [
@@ -152,6 +171,11 @@ def test_coefficients_too_small_for_the_solver_are_not_forgotten() -> None:
     box = Box(np.array([-1.0, -1e14]), np.array([1.0, 1e14]))
     (outcome,) = decide(Query(chain(nodes), Property(box, ((row({0: -1}, -5),),))))
     assert outcome.verdict is not Verdict.UNSAT
+
+
+def test_a_barely_unstable_neuron_has_two_sides() -> None:
+    (outcome,) = decide(barely_unstable())
+    assert outcome.verdict is Verdict.SAT
 
 
 def test_time_runs_out() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 import z3
 
-from tests.solver_cases import ball, chain, mlp, random_query, residual, row
+from tests.solver_cases import ball, barely_unstable, chain, mlp, random_query, residual, row, union_in_order
 from verifiable_relu.network.graph import Input, Linear, Relu, Sigmoid
 from verifiable_relu.spec.property import Box, Property, Query
 from verifiable_relu.trust.exact import evaluate_exact
@@ -138,6 +138,17 @@ def test_union_is_excluded_only_as_a_whole() -> None:
     for bounds in (True, False):
         out = decide(*(Query(network, Property(box, unsafe)) for unsafe in unions), bounds=bounds)
         assert [o.verdict for o in out] == expected
+
+
+@pytest.mark.parametrize("bounds", [True, False])
+def test_union_goes_on_after_a_polytope_is_excluded(bounds: bool) -> None:
+    (outcome,) = decide(union_in_order(), bounds=bounds)
+    assert outcome.verdict is Verdict.SAT
+
+
+def test_a_barely_unstable_neuron_has_two_sides() -> None:
+    (outcome,) = decide(barely_unstable())
+    assert outcome.verdict is Verdict.SAT
 
 
 def test_time_runs_out() -> None:
