@@ -1,0 +1,144 @@
+"""Rational evaluation of networks from each operator's definition, sharing no code with the library's own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+
+import numpy as np
+from torch import Tensor
+
+from verifiable_relu.network.graph import (
+    Add,
+    Conv2d,
+    Gelu,
+    Input,
+    LeakyRelu,
+    Linear,
+    Network,
+    Permute,
+    Relu,
+    Reshape,
+    Scale,
+    Sigmoid,
+    Tanh,
+)
+from verifiable_relu.spec.property import Property
+
+ZERO = Fraction(0)
+
+
+def rational(tensor: Tensor, shape: Sequence[int]) -> np.ndarray:
+    """The exact numbers of a tensor, broadcast to ``shape``, as an object array."""
+    array = np.empty(tuple(shape), dtype=object)
+    array[...] = np.vectorize(lambda v: Fraction(float(v)), otypes=[object])(tensor.detach().cpu().numpy())
+    return array
+
+
+def _linear(node: Linear, x: np.ndarray) -> np.ndarray:
+    weight = rational(node.weight, node.weight.shape)
+    return x @ weight.T + rational(node.bias, node.bias.shape)
+
+
+def _convolution(node: Conv2d, x: np.ndarray) -> np.ndarray:
+    weight, bias = rational(node.weight, node.weight.shape), rational(node.bias, node.bias.shape)
+    top, left, bottom, right = node.padding
+    channels, height, width = x.shape
+    padded = np.full((channels, height + top + bottom, width + left + right), ZERO, dtype=object)
+    padded[:, top : top + height, left : left + width] = x
+    out_channels, per_group, rows, columns = weight.shape
+    value = np.full(node.shape, ZERO, dtype=object)
+    for o in range(out_channels):
+        first = o // (out_channels // node.groups) * per_group
+        value[o] = bias[o]
+        for c in range(per_group):
+            for u in range(rows):
+                for v in range(columns):
+                    start_row, start_column = u * node.dilation[0], v * node.dilation[1]
+                    window = padded[
+                        first + c,
+                        start_row : start_row + (node.shape[1] - 1) * node.stride[0] + 1 : node.stride[0],
+                        start_column : start_column + (node.shape[2] - 1) * node.stride[1] + 1 : node.stride[1],
+                    ]
+                    value[o] = value[o] + weight[o, c, u, v] * window
+    return value
+
+
+def _smooth(node: Sigmoid | Tanh | Gelu, x: np.ndarray) -> np.ndarray:
+    def at(value: Fraction) -> Fraction:
+        z = float(value)
+        match node:
+            case Sigmoid():
+                return Fraction(1 / (1 + math.exp(-z)))
+            case Tanh():
+                return Fraction(math.tanh(z))
+            case Gelu():
+                return Fraction(z / 2 * math.erfc(-float(node.lam) * z / math.sqrt(2)))
+
+    return np.vectorize(at, otypes=[object])(x)
+
+
+def exact_values(network: Network, x: Sequence[Fraction]) -> list[np.ndarray]:
+    """Every node's exact value at a rational point, as object arrays in node order.
+
+    Smooth activations have no rational value: theirs is taken from ``math`` in float64, some 1e-16 off.
+    """
+    values: list[np.ndarray] = []
+    for node in network.nodes:
+        inputs = [values[i] for i in node.inputs]
+        match node:
+            case Input():
+                value = np.array(list(x), dtype=object).reshape(node.shape)
+            case Linear():
+                value = _linear(node, inputs[0])
+            case Conv2d():
+                value = _convolution(node, inputs[0])
+            case Scale():
+                center, scale, shift = (rational(t, node.shape) for t in (node.center, node.scale, node.shift))
+                value = scale * (inputs[0] - center) + shift
+            case Add():
+                value = inputs[0] + inputs[1]
+            case Relu():
+                value = np.where(inputs[0] > 0, inputs[0], ZERO)
+            case LeakyRelu():
+                value = np.where(inputs[0] > 0, inputs[0], rational(node.slope, node.shape) * inputs[0])
+            case Sigmoid() | Tanh() | Gelu():
+                value = _smooth(node, inputs[0])
+            case Reshape():
+                value = inputs[0].reshape(node.shape)
+            case Permute():
+                value = inputs[0].transpose(node.axes)
+            case _:
+                raise TypeError(f"{node.op} has no rational value")
+        assert value.shape == tuple(node.shape), (node.op, value.shape, node.shape)
+        values.append(value)
+    return values
+
+
+def exact_outputs(network: Network, x: Sequence[Fraction]) -> list[Fraction]:
+    """The exact outputs at a rational point, in row-major order."""
+    return list(exact_values(network, x)[-1].reshape(-1))
+
+
+def margin(prop: Property, y: Sequence[Fraction]) -> Fraction | float:
+    """min over polytopes of max over rows of A·y − b."""
+    return min(
+        (
+            max((sum(c * y[i] for i, c in row.coefficients) - row.bound for row in polytope), default=-math.inf)
+            for polytope in prop.unsafe
+        ),
+        default=math.inf,
+    )
+
+
+def violated(prop: Property, y: Sequence[Fraction]) -> bool:
+    """Whether y is in the unsafe set: equality is in, unless a row is strict."""
+    for polytope in prop.unsafe:
+        inside = True
+        for row in polytope:
+            left = sum(c * y[i] for i, c in row.coefficients)
+            inside = inside and (left < row.bound if row.strict else left <= row.bound)
+        if inside:
+            return True
+    return False

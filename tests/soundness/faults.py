@@ -1,0 +1,292 @@
+"""Faults put into the library while it runs, each of which some kind of soundness test must catch."""
+
+from __future__ import annotations
+
+import inspect
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import import_module
+from types import FunctionType
+
+from .judge import Caught, Report
+from .kinds import agreement, corners, planted, points
+
+QUICK = {"ibp": 1.0, "crown": 1.0, "milp": 1.0, "smt": 1.0}
+"""Methods asked about every fault, with seconds for each case."""
+
+
+def _corners(report: Report) -> None:
+    corners(report=report)
+    corners(smooth=True, report=report)
+
+
+def _points(report: Report) -> None:
+    points({**QUICK, "auto": 1.0}, report=report)
+    points(QUICK, decimal=True, report=report)
+
+
+def _planted(report: Report) -> None:
+    planted({"milp": 0.03, "smt": 0.03}, sizes=(6,), report=report)
+    planted({**QUICK, "split": 1.0}, sizes=(3,), report=report)
+
+
+def _agreement(report: Report) -> None:
+    agreement({**QUICK, "split": 0.3}, offsets=(1e-3, 1e-9, -1e-9, -0.05, -0.4), report=report)
+
+
+KINDS: dict[str, Callable[[Report], None]] = {
+    "corners": _corners,
+    "points": _points,
+    "planted": _planted,
+    "agreement": _agreement,
+}
+"""The four kinds as they are held against a fault: the tests' own cases, fewer methods and less time."""
+
+
+def _function(path: str) -> FunctionType:
+    """``module:name`` or ``module:Class.name`` below the package."""
+    module, _, qualified = path.partition(":")
+    found: object = import_module(f"verifiable_relu.{module}")
+    for part in qualified.split("."):
+        found = inspect.getattr_static(found, part)
+    if isinstance(found, classmethod | staticmethod):
+        found = found.__func__
+    if isinstance(found, property):
+        found = found.fget
+    if isinstance(found, cached_property):
+        found = found.func
+    assert isinstance(found, FunctionType), path
+    return found
+
+
+@dataclass(frozen=True)
+class Change:
+    """One piece of a function's source text replaced by another."""
+
+    path: str
+    old: str
+    new: str
+
+
+@contextmanager
+def _changed(path: str, changes: Sequence[Change]) -> Iterator[None]:
+    """Exchange a function's code in place, so that every module that has imported it is faulty too."""
+    function = _function(path)
+    source = textwrap.dedent(inspect.getsource(function))
+    for change in changes:
+        if change.old not in source:
+            raise LookupError(f"the fault no longer fits {path}: {change.old!r} is gone")
+        source = source.replace(change.old, change.new)
+    text = "\n".join(line for line in source.splitlines() if not line.startswith("@"))
+    names: dict[str, FunctionType] = {}
+    code = compile("from __future__ import annotations\n" + text, f"<fault in {path}>", "exec")
+    exec(code, dict(function.__globals__), names)
+    before = function.__code__
+    function.__code__ = names[function.__name__].__code__
+    try:
+        yield
+    finally:
+        function.__code__ = before
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A named fault; ``best`` is the kind of test to ask first."""
+
+    name: str
+    best: str
+    changes: tuple[Change, ...]
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            for path in {change.path for change in self.changes}:
+                stack.enter_context(_changed(path, [change for change in self.changes if change.path == path]))
+            yield
+
+    def caught_by(self, kind: str) -> str | None:
+        """The first thing that a kind of test has to say against the faulty library."""
+        with self.applied():
+            try:
+                KINDS[kind](Report(stop_at_first=True))
+            except Caught as caught:
+                return str(caught)
+        return None
+
+
+_TIMEOUT = '_unknown(Reason.TIMEOUT, "the budget ran out")'
+_PROVED = "Outcome(Verdict.UNSAT, Reason.PROVED, self.name, Trust.FLOAT)"
+
+FAULTS: tuple[Fault, ...] = (
+    Fault(
+        "lower and upper swapped in an affine image",
+        "corners",
+        (
+            Change(
+                "bounds.interval:affine_image",
+                "Bounds(middle - spread - slack, middle + spread + slack)",
+                "Bounds(middle + spread + slack, middle - spread - slack)",
+            ),
+        ),
+    ),
+    Fault(
+        "lower and upper swapped in the image of ReLU",
+        "corners",
+        (
+            Change(
+                "bounds.activations:_relu_image",
+                "Bounds(bounds.lower.clamp(min=0), bounds.upper.clamp(min=0))",
+                "Bounds(bounds.upper.clamp(min=0), bounds.lower.clamp(min=0))",
+            ),
+        ),
+    ),
+    Fault(
+        "a bias dropped in linear bounds",
+        "corners",
+        (Change("network.graph:Linear.offset", "self.bias", "self.bias * 0"),),
+    ),
+    Fault(
+        "a bias dropped in interval bounds",
+        "corners",
+        (Change("bounds.interval:affine_image", "node.forward(center)", "node.linear(center)"),),
+    ),
+    Fault(
+        "a bias dropped in the encoding",
+        "points",
+        (Change("verifiers.encoding:Folding.pull_back", "constant = constant + _dot(shaped, bias)", "pass"),),
+    ),
+    Fault(
+        "chord for tangent",
+        "corners",
+        (
+            Change(
+                "bounds.activations:relax",
+                "return row(node).relax(node, bounds, slope)",
+                "lines = row(node).relax(node, bounds, slope)\n"
+                "    return Lines(*[lines.upper_slope, lines.upper_offset] * 2)",
+            ),
+        ),
+    ),
+    Fault(
+        "wrong corner when a linear bound meets the box",
+        "corners",
+        (
+            Change(
+                "bounds.linear:Relaxation.lower",
+                "_dots(*_halves(a), box.lower, box.upper, sample)",
+                "_dots(*_halves(a), box.upper, box.lower, sample)",
+            ),
+        ),
+    ),
+    Fault(
+        "wrong side of the padding cut off a convolution's adjoint",
+        "corners",
+        (
+            Change(
+                "network.graph:Conv2d.adjoint",
+                "full[:, :, top : top + height, left : left + width]",
+                "full[:, :, bottom : bottom + height, right : right + width]",
+            ),
+        ),
+    ),
+    Fault(
+        "stale intermediate bound in a relaxation: that of the batch's first box",
+        "agreement",
+        (
+            Change(
+                "bounds.linear:Relaxation.lines",
+                "relax(node, self.pre[index])",
+                "relax(node, Bounds(*(b[:1].expand_as(b) for b in (self.pre[index].lower, self.pre[index].upper))))",
+            ),
+        ),
+    ),
+    Fault(
+        "stale intermediate bound in the encoding: that of the batch's first box",
+        "agreement",
+        (
+            Change(
+                "verifiers.encoding:_bounded",
+                "Phases(b.lower[sample].flatten().numpy(), b.upper[sample].flatten()",
+                "Phases(b.lower[0].flatten().numpy(), b.upper[0].flatten()",
+            ),
+        ),
+    ),
+    Fault(
+        # The fault needs its occasion: here the solver is given no time at all.
+        "milp reads infeasible from a time-out",
+        "planted",
+        (
+            Change("verifiers.milp:Milp._reach", '"time_limit": left()', '"time_limit": 0.0'),
+            Change("verifiers.milp:Milp._reach", f"return {_TIMEOUT}", f"return {_PROVED}"),
+            Change("verifiers.milp:Milp._read", f"return {_TIMEOUT}", f"return {_PROVED}"),
+        ),
+    ),
+    Fault(
+        # The occasion: the solver may not branch.
+        "milp reads infeasible from an unknown status",
+        "planted",
+        (
+            Change("verifiers.milp:Milp._reach", '"mip_abs_gap": 0.0', '"mip_abs_gap": 0.0, "mip_max_nodes": 0'),
+            Change("verifiers.milp:Milp._read", "case status:\n", f"case status:\n            return {_PROVED}\n"),
+        ),
+    ),
+    Fault(
+        # The occasion: the solver gives up after so many steps.
+        "smt reads unsat from an unknown status",
+        "planted",
+        (
+            Change("verifiers.smt:Smt._reach", "answer == z3.unsat", "answer != z3.sat"),
+            Change("verifiers.smt:Smt._reach", '"ctrl_c", False', '"rlimit", 1000'),
+        ),
+    ),
+    Fault(
+        # The occasion: the solver does not return in time.
+        "smt reads unsat from a time-out",
+        "planted",
+        (
+            Change("verifiers.smt:Smt._reach", "answer == z3.unsat", "answer != z3.sat"),
+            Change(
+                "verifiers.smt:Smt._reach", "supervised(lambda: _start(solver, text), solver.interrupt, left())", "None"
+            ),
+        ),
+    ),
+    Fault(
+        "strict for non-strict in the SMT formula",
+        "points",
+        (Change("verifiers.smt:_Formula._row", "'<' if row.strict else '<='", "'<'"),),
+    ),
+    Fault(
+        "non-strict for strict where a counterexample is judged",
+        "points",
+        (Change("spec.property:Row.holds", "slack < 0 if self.strict else slack <= 0", "slack <= 0"),),
+    ),
+    Fault(
+        "outward rounding left out",
+        "corners",
+        (Change("bounds.rounding:unit_roundoff", "torch.finfo(dtype).eps / 2", "0.0"),),
+    ),
+    Fault(
+        "decimals of the box rounded inward",
+        "corners",
+        (Change("spec.property:round_down", "<= value.numerator * d", ">= value.numerator * d"),),
+    ),
+    Fault(
+        "a union of polytopes taken for their intersection",
+        "points",
+        (Change("spec.property:RowBatch.margins", 'kept, "amin"', 'kept, "amax", include_self=False'),),
+    ),
+    Fault(
+        "half of a split box forgotten",
+        "agreement",
+        (
+            Change(
+                "verifiers.input_split:_Search._halve",
+                "torch.cat([upper.scatter(1, dimension, middle), upper])",
+                "torch.cat([upper.scatter(1, dimension, middle)] * 2)",
+            ),
+        ),
+    ),
+)

@@ -1,0 +1,148 @@
+"""What a verifier may say about a case, given what exact arithmetic knows of it."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from functools import cached_property
+
+from verifiable_relu.spec.property import Query
+from verifiable_relu.verifiers.base import Budget, Outcome, Reason, Trust, Verdict
+from verifiable_relu.verifiers.registry import make
+
+from .exact import exact_outputs, margin, violated
+
+LIRPA = ("auto_lirpa-ibp", "auto_lirpa-crown", "auto_lirpa-alpha-crown")
+"""The methods of a library without outward rounding, whose verdicts are labelled ``float``."""
+
+FLOAT_SLACK = 1e-9
+"""How far, relative to the outputs, such a verdict may be off; all other methods must be right to the last bit."""
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """A query and a point of its box, at which exact arithmetic knows the margin."""
+
+    name: str
+    query: Query
+    point: tuple[Fraction, ...]
+
+    @property
+    def doubt(self) -> float:
+        """How far, relatively, the exact evaluation may be off: 0, but for smooth activations."""
+        return 0.0 if self.query.network.piecewise_linear else 1e-12
+
+    @cached_property
+    def outputs(self) -> list[Fraction]:
+        """The exact outputs at the point."""
+        return exact_outputs(self.query.network, self.point)
+
+    @cached_property
+    def margin(self) -> Fraction | float:
+        """The exact margin at the point: no lower bound of the margin may exceed it."""
+        return margin(self.query.property, self.outputs)
+
+    @cached_property
+    def truth(self) -> Verdict | None:
+        """sat if the point is a counterexample, unsat if it is none and the only point, else None."""
+        assert self.query.property.box.contains(self.point)
+        if self.doubt and abs(self.margin) <= self.doubt * scale(*self.outputs):
+            return None
+        if violated(self.query.property, self.outputs):
+            return Verdict.SAT
+        box = self.query.property.box
+        single = all(low == high for low, high in map(box.bounds, range(box.size)))
+        return Verdict.UNSAT if single else None
+
+
+class Caught(Exception):
+    """A report that stops at the first problem has its first problem."""
+
+
+@dataclass
+class Report:
+    """What a kind of test found: ``problems`` are unsound or impossible answers, ``decided`` counts verdicts."""
+
+    stop_at_first: bool = False
+    problems: list[str] = field(default_factory=list)
+    decided: Counter[tuple[str, Verdict]] = field(default_factory=Counter)
+
+    def note(self, where: str, what: str) -> None:
+        self.problems.append(f"{where}: {what}")
+        if self.stop_at_first:
+            raise Caught(self.problems[0])
+
+
+def scale(*values: Fraction | float) -> float:
+    """max(1, |values|): what floating-point errors are relative to."""
+    return max([1.0, *(abs(float(v)) for v in values if math.isfinite(v))])
+
+
+def judge(case: Case, method: str, outcome: Outcome, report: Report) -> Verdict | None:
+    """Hold one answer against exact arithmetic; returns the verdict if it may be held against other methods'."""
+    where = f"{method} on {case.name}"
+    unrounded = method in LIRPA
+    slack = (FLOAT_SLACK if unrounded else case.doubt) * scale(*case.outputs)
+    report.decided[method, outcome.verdict] += 1
+    # auto_LiRPA 0.3 breaks down on permuted axes, which is no verdict.
+    if outcome.reason is Reason.ERROR and not (method in LIRPA and "cnn" in case.name):
+        report.note(where, f"failed: {outcome.detail}")
+    if outcome.verdict is Verdict.UNKNOWN:
+        if outcome.trust is not None or outcome.reason in (Reason.PROVED, Reason.REFUTED):
+            report.note(where, f"unknown, and yet {outcome.reason} with trust {outcome.trust}")
+    elif outcome.trust is None:
+        report.note(where, f"{outcome.verdict} without saying how far it can be trusted")
+    if outcome.verdict is not Verdict.SAT and outcome.margin is not None and not outcome.margin <= case.margin + slack:
+        report.note(where, f"lower bound {outcome.margin!r} of the margin, which is {float(case.margin)!r} at a point")
+    match outcome.verdict:
+        case Verdict.UNSAT:
+            if outcome.margin is not None and not outcome.margin >= 0:
+                report.note(where, f"unsat with margin {outcome.margin!r}")
+            # What plain floating point says within its own error is no more than its label promises.
+            if case.truth is Verdict.SAT and not (unrounded and -slack < case.margin < 0):
+                report.note(where, f"unsat, but the margin is {float(case.margin)!r} at a point")
+            return None if unrounded else outcome.verdict
+        case Verdict.SAT:
+            return _judge_witness(case, method, outcome, where, report)
+    return None
+
+
+def _judge_witness(case: Case, method: str, outcome: Outcome, where: str, report: Report) -> Verdict | None:
+    prop = case.query.property
+    if outcome.witness is None or not prop.box.contains(outcome.witness):
+        report.note(where, "sat without a point of the box")
+        return None
+    y = exact_outputs(case.query.network, outcome.witness)
+    at_witness, reached = margin(prop, y), violated(prop, y)
+    # Only `auto` confirms its witnesses; the others claim, in float64, what the campaign confirms.
+    claimed = method != "auto" and outcome.trust is Trust.FLOAT
+    allowed = (1e-6 if claimed else case.doubt) * scale(*y)
+    if not reached and not (allowed and at_witness <= allowed):
+        report.note(where, f"sat with a witness of margin {float(at_witness)!r}, which is no counterexample")
+    return Verdict.SAT if reached and (not case.doubt or at_witness < -case.doubt * scale(*y)) else None
+
+
+def ask(cases: Sequence[Case], methods: Mapping[str, float], report: Report) -> Report:
+    """Put all cases to each method as one batch; judge every answer, and the methods against each other.
+
+    Args:
+        cases: of any networks.
+        methods: names, each with the seconds it has for each case.
+        report: where problems and decisions are noted; returned.
+    """
+    said: list[dict[Verdict, list[str]]] = [{} for _ in cases]
+    for method, seconds in methods.items():
+        outcomes = make(method).verify([case.query for case in cases], Budget.each(seconds, len(cases)))
+        if len(outcomes) != len(cases):
+            report.note(method, f"{len(outcomes)} outcomes for {len(cases)} queries")
+        for case, outcome, known in zip(cases, outcomes, said, strict=True):
+            verdict = judge(case, method, outcome, report)
+            if verdict is not None:
+                known.setdefault(verdict, []).append(method)
+    for case, known in zip(cases, said, strict=True):
+        if len(known) > 1:
+            report.note(case.name, f"methods contradict each other: {known}")
+    return report

@@ -1,0 +1,249 @@
+"""Small networks to be sound on: random ones of every architecture, and ones that hide a counterexample."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from verifiable_relu.network.graph import (
+    Activation,
+    Add,
+    Conv2d,
+    Gelu,
+    Input,
+    LeakyRelu,
+    Linear,
+    Network,
+    Node,
+    Permute,
+    Relu,
+    Reshape,
+    Scale,
+    Shape,
+    Sigmoid,
+    Tanh,
+)
+
+Weights = Callable[[Shape, int], Tensor]
+"""Draws a float32 tensor of a shape, for a given fan-in."""
+
+
+class Chain:
+    """A network under construction; methods append a node and return the index of the last."""
+
+    def __init__(self, shape: Shape) -> None:
+        self.nodes: list[Node] = [Input(name="x", inputs=(), shape=shape)]
+
+    @property
+    def last(self) -> int:
+        return len(self.nodes) - 1
+
+    def add(self, kind: type[Node], shape: Shape, *inputs: int, **fields: object) -> int:
+        sources = inputs or (self.last,)
+        self.nodes.append(kind(name=f"n{len(self.nodes)}", inputs=sources, shape=shape, **fields))
+        return self.last
+
+    def linear(self, weight: Tensor, bias: Tensor, *inputs: int) -> int:
+        return self.add(
+            Linear,
+            (*self.nodes[(inputs or (self.last,))[0]].shape[:-1], len(bias)),
+            *inputs,
+            weight=weight.float(),
+            bias=bias.float(),
+        )
+
+    def network(self, name: str) -> Network:
+        return Network(tuple(self.nodes), name=name)
+
+
+def gaussian(rng: np.random.Generator) -> Weights:
+    """Normal weights that keep the scale of activations."""
+    return lambda shape, fan: torch.from_numpy(rng.normal(size=shape) * 1.4 / fan**0.5).float()
+
+
+def eighths(rng: np.random.Generator) -> Weights:
+    """Dyadic weights k/8, |k| ≤ 12: everything computed from dyadic points stays exact in float64."""
+    return lambda shape, fan: torch.from_numpy(rng.integers(-12, 13, size=shape) / 8).float()
+
+
+def uneven(rng: np.random.Generator, spread: int = 10, positive: bool = False) -> Weights:
+    """Full 24-bit mantissas at magnitudes from 2^-spread to 2^spread, so that sums round at every step."""
+
+    def draw(shape: Shape, fan: int) -> Tensor:
+        value = rng.uniform(1, 2, size=shape) * 2.0 ** rng.integers(-spread, spread + 1, size=shape)
+        return torch.from_numpy(value if positive else value * rng.choice([-1, 1], size=shape)).float()
+
+    return draw
+
+
+def _activation(chain: Chain, kind: type[Activation], rng: np.random.Generator) -> int:
+    extra: dict[str, Tensor] = {}
+    if kind is LeakyRelu:
+        extra["slope"] = torch.tensor(float(rng.choice([0.125, 0.01, 0.3])))
+    if kind is Gelu:
+        extra["lam"] = torch.tensor(float(rng.choice([1.0, 3.0, 160.0])))
+    return chain.add(kind, chain.nodes[-1].shape, **extra)
+
+
+def mlp(
+    rng: np.random.Generator, draw: Weights, kind: type[Activation] = Relu, widths: Sequence[int] = (3, 6, 5, 3)
+) -> Network:
+    """Linear layers and activations."""
+    chain = Chain((widths[0],))
+    for i, (fan, out) in enumerate(itertools.pairwise(widths)):
+        if i:
+            _activation(chain, kind, rng)
+        chain.linear(draw((out, fan), fan), draw((out,), 4))
+    return chain.network(f"mlp-{kind.op}")
+
+
+def normalised(rng: np.random.Generator, draw: Weights, kind: type[Activation] = Relu) -> Network:
+    """A normalisation in front and another one, as of a folded batch norm, between the layers."""
+    chain = Chain((3,))
+    chain.add(Scale, (3,), center=draw((3,), 4), scale=draw((3,), 1), shift=torch.zeros(3))
+    chain.linear(draw((5, 3), 3), draw((5,), 4))
+    chain.add(Scale, (5,), center=draw((5,), 4), scale=draw((5,), 1), shift=draw((5,), 4))
+    _activation(chain, kind, rng)
+    chain.linear(draw((4, 5), 5), draw((4,), 4))
+    _activation(chain, kind, rng)
+    chain.linear(draw((2, 4), 4), draw((2,), 4))
+    return chain.network(f"normalised-{kind.op}")
+
+
+def cnn(rng: np.random.Generator, draw: Weights, kind: type[Activation] = Relu) -> Network:
+    """Grouped, strided, unevenly padded and dilated convolutions, an axis permutation, a flattening."""
+    chain = Chain((2, 3, 3))
+    chain.add(
+        Conv2d,
+        (2, 3, 2),
+        weight=draw((2, 1, 2, 2), 8),
+        bias=draw((2,), 4),
+        stride=(1, 2),
+        padding=(0, 1, 1, 0),
+        groups=2,
+    )
+    _activation(chain, kind, rng)
+    chain.add(Conv2d, (2, 1, 2), weight=draw((2, 2, 2, 1), 4), bias=draw((2,), 4), dilation=(2, 1))
+    chain.add(Permute, (1, 2, 2), axes=(1, 2, 0))
+    _activation(chain, kind, rng)
+    chain.add(Reshape, (4,))
+    chain.linear(draw((3, 4), 4), draw((3,), 4))
+    return chain.network(f"cnn-{kind.op}")
+
+
+def residual(rng: np.random.Generator, draw: Weights, kind: type[Activation] = Relu) -> Network:
+    """Two blocks x + f(x), the first around a wide affine node, the second around an activation."""
+    chain = Chain((4,))
+    stem = chain.linear(draw((4, 4), 4), draw((4,), 4))
+    _activation(chain, kind, rng)
+    inner = chain.linear(draw((4, 4), 4), draw((4,), 4))
+    chain.add(Add, (4,), stem, inner)
+    first = _activation(chain, kind, rng)
+    branch = chain.linear(draw((4, 4), 4), draw((4,), 4))
+    chain.add(Add, (4,), first, branch)
+    chain.linear(draw((2, 4), 4), draw((2,), 4))
+    return chain.network(f"residual-{kind.op}")
+
+
+def pieces(rng: np.random.Generator, draw: Weights) -> list[Network]:
+    """One piecewise-linear network of each architecture."""
+    return [
+        mlp(rng, draw),
+        mlp(rng, draw, LeakyRelu),
+        normalised(rng, draw),
+        cnn(rng, draw),
+        cnn(rng, draw, LeakyRelu),
+        residual(rng, draw),
+    ]
+
+
+def smooth(rng: np.random.Generator, draw: Weights) -> list[Network]:
+    """Networks with smooth activations."""
+    return [
+        mlp(rng, draw, Sigmoid),
+        mlp(rng, draw, Tanh),
+        mlp(rng, draw, Gelu),
+        cnn(rng, draw, Sigmoid),
+        residual(rng, draw, Gelu),
+        normalised(rng, draw, Tanh),
+    ]
+
+
+def needle(
+    rng: np.random.Generator,
+    point: np.ndarray,
+    radius: float,
+    height: float,
+    *,
+    decoys: int = 0,
+    front: str = "plain",
+) -> Network:
+    """A network whose one output is 1 − hills(x) − height·max(0, 1 − ‖x − point‖₁ / radius), the point being hidden.
+
+    The hills are 0 at the point and grow away from it, so that descent leads away from the needle; they stay below
+    decoys·n/64. All weights are dyadic, hence the output at the (dyadic) point is exactly 1 − height.
+
+    Args:
+        rng: shuffles and rescales the neurons, so that the structure is not visible in the weights.
+        point: (n,) dyadic.
+        radius: a power of two; the needle occupies (2·radius)^n / n! of the volume.
+        height: dyadic.
+        decoys: number of hills, each 0 on one side of a hyperplane through the point.
+        front: ``plain``, ``scale`` (a shift of the input in front), ``conv`` (the input as an image, through a
+            convolution that permutes and scales), ``residual`` (a skip connection around a zero-valued block).
+    """
+    n = len(point)
+    chain, order = Chain((n,)), np.arange(n)
+    if front == "conv":
+        chain = Chain((n, 1, 1))
+        order = rng.permutation(n)
+        kernel = np.zeros((n, n, 3, 3))
+        kernel[np.arange(n), order, 1, 1] = 2.0
+        chain.add(Conv2d, (n, 1, 1), weight=torch.tensor(kernel).float(), bias=torch.zeros(n), padding=(1, 1, 1, 1))
+        chain.add(Scale, (n, 1, 1), center=torch.zeros(()), scale=torch.tensor(0.5), shift=torch.zeros(()))
+        chain.add(Reshape, (n,))
+    elif front == "scale":
+        chain.add(
+            Scale, (n,), center=torch.tensor(point).float(), scale=torch.ones(n), shift=torch.tensor(point).float()
+        )
+    elif front == "residual":
+        block = chain.linear(torch.eye(n), torch.zeros(n))
+        chain.add(Relu, (n,), block)
+        negative = chain.linear(-torch.eye(n), torch.zeros(n), 0)
+        negative = chain.add(Relu, (n,), negative)
+        flipped = chain.linear(-torch.eye(n), torch.zeros(n), negative)
+        chain.add(Add, (n,), block + 1, flipped)
+    where = point[order]
+    # |x − p| = relu(x − p) + relu(p − x), the pieces scaled by powers of two and undone by the next layer.
+    scale = 2.0 ** rng.integers(-2, 3, size=2 * n)
+    first = np.concatenate([np.eye(n), -np.eye(n)]) * scale[:, None]
+    offset = np.concatenate([-where, where]) * scale
+    hills = rng.integers(-4, 5, size=(decoys, n)) / 8
+    weight, bias = np.concatenate([first, hills]), np.concatenate([offset, -(hills @ where)])
+    mix = np.zeros((1 + decoys, 2 * n + decoys))
+    mix[0, : 2 * n] = -1 / (radius * scale)
+    mix[1:, 2 * n :] = np.eye(decoys)
+    second = np.concatenate([[1.0], np.zeros(decoys)])
+    out = np.concatenate([[-height], -np.full(decoys, 1 / 64)])
+    shuffle, again = rng.permutation(len(bias)), rng.permutation(1 + decoys)
+    chain.linear(torch.tensor(weight[shuffle]), torch.tensor(bias[shuffle]))
+    chain.add(Relu, (len(bias),))
+    chain.linear(torch.tensor(mix[again][:, shuffle]), torch.tensor(second[again]))
+    chain.add(Relu, (1 + decoys,))
+    chain.linear(torch.tensor(out[again][None]), torch.tensor([1.0]))
+    return chain.network(f"needle-{front}")
+
+
+def dyadic(rng: np.random.Generator, n: int, bits: int) -> np.ndarray:
+    """A random point of [-1, 1]^n with coordinates k/2^bits."""
+    return rng.integers(-(2**bits), 2**bits + 1, size=n) / 2**bits
+
+
+def as_fractions(x: np.ndarray) -> tuple[Fraction, ...]:
+    """The exact values of a float array."""
+    return tuple(Fraction(float(v)) for v in np.asarray(x).reshape(-1))

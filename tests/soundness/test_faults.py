@@ -1,0 +1,20 @@
+"""Each seeded fault is caught; on the library as it is, the same checks are silent."""
+
+from __future__ import annotations
+
+import pytest
+
+from .faults import FAULTS, KINDS, Fault
+from .judge import Report
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_false_alarm(kind: str) -> None:
+    report = Report()
+    KINDS[kind](report)
+    assert report.problems == []
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_fault_is_caught(fault: Fault) -> None:
+    assert fault.caught_by(fault.best) is not None

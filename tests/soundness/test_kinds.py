@@ -1,0 +1,91 @@
+"""The four kinds of soundness test, over every method."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import pytest
+
+from verifiable_relu.verifiers.base import Verdict
+from verifiable_relu.verifiers.registry import make, methods
+
+from .judge import LIRPA, Report
+from .kinds import agreement, corners, planted, points
+
+OWN = {"attack": 1.0, "ibp": 1.0, "crown": 1.0, "split": 0.3, "milp": 2.0, "smt": 3.0, "auto": 1.0}
+"""Seconds for each case."""
+
+lirpa = pytest.mark.skipif(find_spec("auto_LiRPA") is None, reason="needs the package auto_LiRPA")
+
+
+def decided(report: Report, method: str) -> set[Verdict]:
+    return {verdict for name, verdict in report.decided if name == method} - {Verdict.UNKNOWN}
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_methods_agree_near_the_decision_boundary(seed: int) -> None:
+    report = agreement(OWN, seed=seed)
+    assert report.problems == []
+    for method in ("milp", "smt", "auto", "split"):
+        assert decided(report, method) == {Verdict.SAT, Verdict.UNSAT}, method
+    assert decided(report, "crown") == {Verdict.UNSAT}
+    assert decided(report, "attack") == {Verdict.SAT}
+
+
+def test_methods_agree_on_smooth_networks() -> None:
+    report = agreement({"attack": 1.0, "ibp": 1.0, "crown": 1.0, "split": 0.3, "auto": 1.0}, smooth=True)
+    assert report.problems == []
+    assert decided(report, "split") == decided(report, "auto") == {Verdict.SAT, Verdict.UNSAT}
+
+
+@pytest.mark.parametrize("method", ["milp", "smt"])
+def test_encodings_refuse_smooth_networks(method: str) -> None:
+    report = agreement({method: 1.0}, smooth=True, offsets=(0.2,))
+    assert report.problems == []
+    assert decided(report, method) == set()
+
+
+@pytest.mark.parametrize("decimal", [False, True], ids=["dyadic", "decimal"])
+def test_one_point_boxes(decimal: bool) -> None:
+    report = points(OWN, decimal=decimal)
+    assert report.problems == []
+    for method in ("milp", "smt", "auto", "split"):
+        assert decided(report, method) == {Verdict.SAT, Verdict.UNSAT}, method
+    if not decimal:
+        assert report.decided["smt", Verdict.UNKNOWN] == 0
+
+
+def test_planted_witnesses_are_never_denied() -> None:
+    report = planted({**OWN, "attack": 0.5, "smt": 2.0, "auto": 0.5})
+    assert report.problems == []
+    cases = sum(count for (name, _), count in report.decided.items() if name == "milp")
+    assert report.decided["milp", Verdict.SAT] == cases
+    assert report.decided["attack", Verdict.UNKNOWN] > cases / 2, "the witnesses are not hidden"
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.01, 0.05])
+def test_no_budget_is_so_small_that_a_planted_witness_is_denied(seconds: float) -> None:
+    assert planted(dict.fromkeys(OWN, seconds), sizes=(8,), seed=1).problems == []
+
+
+@pytest.mark.parametrize("smooth", [False, True], ids=["piecewise linear", "smooth"])
+@pytest.mark.parametrize("seed", range(2))
+def test_no_bound_excludes_an_exact_value_at_a_corner(seed: int, smooth: bool) -> None:
+    assert corners(seed=seed, smooth=smooth).problems == []
+
+
+@lirpa
+@pytest.mark.parametrize("method", LIRPA)
+def test_auto_lirpa(method: str) -> None:
+    asked = {method: 5.0}
+    report = agreement(asked, offsets=(1e-3, -0.4))
+    agreement(asked, offsets=(1e-3, -0.4), smooth=True, report=report)
+    points(asked, report=report)
+    planted(asked, sizes=(3,), report=report)
+    assert report.problems == []
+    assert decided(report, method) == {Verdict.UNSAT}
+
+
+def test_every_method_is_asked() -> None:
+    assert {*OWN, *LIRPA, "auto_lirpa"} == set(methods())
+    assert make("auto_lirpa") == make("auto_lirpa-alpha-crown")
