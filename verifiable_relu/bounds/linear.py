@@ -36,6 +36,7 @@ from verifiable_relu.network.graph import (
     Network,
     Node,
     Permute,
+    Relu,
     Reshape,
     Scale,
 )
@@ -50,13 +51,17 @@ _COPIES = 6
 """How many arrays of a chunk's coefficients are alive at once at the widest node."""
 
 
+Search = Callable[["Relaxation", int, Tensor, Tensor, Tensor | None], Tensor]
+"""Bounds rows·y + constant from below: of (relaxation, target, rows, sample, constant), as ``Relaxation.lower``."""
+
+
 class Relaxation:
     """A network over a batch of boxes: each node's bounds and each activation's lines, made as they are needed.
 
     Args:
         network: in the dtype and on the device of ``box``.
         box: the inputs, shaped (batch, *input_shape).
-        known: bounds of activation nodes' inputs, by activation node index, to be used as they are.
+        known: bounds of activation nodes' inputs, by activation node index, to be used as well.
     """
 
     def __init__(self, network: Network, box: Bounds, known: Mapping[int, Bounds] | None = None) -> None:
@@ -97,6 +102,40 @@ class Relaxation:
             self._lines[index] = relax(node, self.pre[index])
         return self._lines[index]
 
+    def free(self, index: int) -> Tensor:
+        """Where activation ``index`` leaves a choice between lines, as 0 or 1: (batch, *shape)."""
+        node = self.network.nodes[index]
+        return unstable(node, self.pre[index]).to(self.values[0].lower)
+
+    def chosen_lines(self, index: int, sample: Tensor, slope: Tensor) -> Lines:
+        """The lines of activation ``index`` for rows that choose their own, by the ``slope`` of ``relax``.
+
+        Args:
+            index: the activation.
+            sample: (rows,) the sample of each row.
+            slope: (rows, *shape).
+        """
+        node = self.network.nodes[index]
+        assert isinstance(node, Activation)
+        if not isinstance(node, Relu):
+            pre = self.pre[index]
+            return relax(node, Bounds(_of(pre.lower, sample), _of(pre.upper, sample)), slope)
+        # Of a ReLU's lines only the slope of the lower one is to be chosen, where it straddles zero.
+        common, free = self.lines(index), self.free(index)
+        fixed = common.lower_slope * (1 - free)
+        return Lines(
+            torch.addcmul(_of(fixed, sample), _of(free, sample), slope),
+            _of(common.lower_offset, sample),
+            _of(common.upper_slope, sample),
+            _of(common.upper_offset, sample),
+        )
+
+    def _own_error(self, index: int, sample: Tensor, lines: Lines) -> Tensor:
+        """Like ``error_unit``, (rows,), for rows with lines of their own."""
+        node, pre = self.network.nodes[index], self.pre[index]
+        assert isinstance(node, Activation)
+        return rounding.backward_activation(node, Bounds(_of(pre.lower, sample), _of(pre.upper, sample)), lines)
+
     def error_unit(self, index: int, concretise: bool) -> Tensor:
         """(batch,) rounding error per unit of ‖A‖₁ when rows are pulled back through node ``index``, or end there."""
         node = self.network.nodes[index]
@@ -119,6 +158,8 @@ class Relaxation:
         *,
         constant: Tensor | None = None,
         intervals: bool = False,
+        lines: Mapping[int, Lines] | None = None,
+        rounded: bool = True,
     ) -> tuple[Tensor, Tensor]:
         """Lower bounds of rows·y + constant over the box, y being the value of node ``target``.
 
@@ -129,9 +170,11 @@ class Relaxation:
             constant: (R,), by default 0.
             intervals: go back only to the last activations and take their intervals there, instead of relaxing
                 them: interval bound propagation with the rows merged into the last affine map.
+            lines: for some activations, by index, each row's own lines (``chosen_lines``), (R, *shape).
+            rounded: whether to account for rounding. Without, the values may steer a search and prove nothing.
 
         Returns:
-            (R,) lower bounds, rounding accounted for; NaN or −inf where arithmetic broke down, never too high.
+            (R,) lower bounds; if ``rounded``, NaN or −inf where arithmetic broke down and never too high.
             (R, input_size) the coefficients A of the inputs in the linear lower bound, zero with ``intervals``.
         """
         nodes = self.network.nodes
@@ -146,7 +189,8 @@ class Relaxation:
             nonlocal error
             if index in coefficients:
                 a = coefficients[index] + a
-                error = error + _norm(a) * rounding.accumulate(magnitude(self.values[index]))[sample]
+                if rounded:
+                    error = error + _norm(a) * rounding.accumulate(magnitude(self.values[index]))[sample]
             coefficients[index] = a
 
         for index in range(target, -1, -1):
@@ -154,8 +198,10 @@ class Relaxation:
                 continue
             a, node = coefficients.pop(index), nodes[index]
             ends = isinstance(node, Input) or (intervals and isinstance(node, Activation))
-            if ends or isinstance(node, Affine | Activation):
-                error = error + _norm(a) * self.error_unit(index, ends)[sample]
+            own = lines.get(index) if lines is not None and not ends else None
+            if rounded and (ends or isinstance(node, Affine | Activation)):
+                unit = self.error_unit(index, ends)[sample] if own is None else self._own_error(index, sample, own)
+                error = error + _norm(a) * unit
             match node:
                 case _ if ends:
                     if index == 0:
@@ -166,12 +212,12 @@ class Relaxation:
                     added = _dot(a, node.offset())
                     give(node.inputs[0], node.adjoint(a, nodes[node.inputs[0]].shape))
                 case Activation():
-                    lines = self.lines(index)
+                    used, at = (self.lines(index), sample) if own is None else (own, None)
                     positive, negative = _halves(a)
-                    added = _dots(positive, negative, lines.lower_offset, lines.upper_offset, sample)
+                    added = _dots(positive, negative, used.lower_offset, used.upper_offset, at)
                     # One of the two products is an exact zero.
-                    through = positive * lines.lower_slope.index_select(0, sample)
-                    give(node.inputs[0], through.addcmul_(negative, lines.upper_slope.index_select(0, sample)))
+                    through = positive * _of(used.lower_slope, at)
+                    give(node.inputs[0], through.addcmul_(negative, _of(used.upper_slope, at)))
                 case Add():
                     for source in node.inputs:
                         give(source, a)
@@ -187,7 +233,7 @@ class Relaxation:
             constant = constant + added
             scale = scale + added.abs()
             steps += 1
-        return rounding.total(constant, error, scale, steps), reached
+        return rounding.total(constant, error, scale, steps) if rounded else constant, reached
 
 
 def _norm(a: Tensor) -> Tensor:
@@ -203,9 +249,14 @@ def _halves(a: Tensor) -> tuple[Tensor, Tensor]:
     return a.clamp(min=0), a.clamp(max=0)
 
 
-def _dots(positive: Tensor, negative: Tensor, lower: Tensor, upper: Tensor, sample: Tensor) -> Tensor:
-    """positive·lower + negative·upper, the last two being those of each row's sample."""
-    return _dot(positive, lower.index_select(0, sample)) + _dot(negative, upper.index_select(0, sample))
+def _of(lines: Tensor, sample: Tensor | None) -> Tensor:
+    """What belongs to each row: that of its sample, or, without samples, what is the rows' own already."""
+    return lines if sample is None else lines.index_select(0, sample)
+
+
+def _dots(positive: Tensor, negative: Tensor, lower: Tensor, upper: Tensor, sample: Tensor | None) -> Tensor:
+    """positive·lower + negative·upper, the last two being those of each row."""
+    return _dot(positive, _of(lower, sample)) + _dot(negative, _of(upper, sample))
 
 
 def _both_signs(network: Network, index: int, neuron: Tensor, like: Tensor) -> tuple[int, Tensor, Tensor | None]:
@@ -262,15 +313,14 @@ def relaxed(
     *,
     memory: int = MEMORY,
     stop: Callable[[], bool] | None = None,
+    search: Search | None = None,
 ) -> Relaxation:
     """A relaxation whose unstable neurons' pre-activations have been bounded by CROWN (``preactivation_bounds``)."""
     relaxation = Relaxation(network, box)
 
-    def tighten(index: int, interval: Bounds) -> Bounds:
+    def bound(index: int, interval: Bounds, bounds: Search) -> Bounds:
+        """The interval, with every unstable neuron's two sides bounded anew."""
         activation = network.nodes[index]
-        source = activation.inputs[0]
-        if interval_is_exact(network, source):
-            return interval
         pairs = unstable(activation, interval).flatten(1).nonzero()
         lower, upper = interval.lower.flatten(1).clone(), interval.upper.flatten(1).clone()
         for part in _chunks(len(pairs), network, lower, memory, 2 * _COPIES):
@@ -278,14 +328,24 @@ def relaxed(
                 break
             sample, neuron = pairs[part].unbind(1)
             count = len(sample)
-            target, rows, constant = _both_signs(network, source, neuron, lower)
-            bound, _ = relaxation.lower(target, rows, sample.repeat(2), constant=constant)
-            lower[sample, neuron] = torch.maximum(lower[sample, neuron], bound[:count])
-            upper[sample, neuron] = torch.minimum(upper[sample, neuron], -bound[count:])
+            target, rows, constant = _both_signs(network, activation.inputs[0], neuron, lower)
+            found = bounds(relaxation, target, rows, sample.repeat(2), constant)
+            lower[sample, neuron] = torch.maximum(lower[sample, neuron], found[:count])
+            upper[sample, neuron] = torch.minimum(upper[sample, neuron], -found[count:])
         return Bounds(lower.reshape(interval.lower.shape), upper.reshape(interval.upper.shape))
+
+    def tighten(index: int, interval: Bounds) -> Bounds:
+        if interval_is_exact(network, network.nodes[index].inputs[0]):
+            return interval
+        tight = bound(index, interval, _crown)
+        return tight if search is None else bound(index, tight, search)
 
     relaxation.advance(len(network.nodes) - 1, tighten)
     return relaxation
+
+
+def _crown(relaxation: Relaxation, target: int, rows: Tensor, sample: Tensor, constant: Tensor | None) -> Tensor:
+    return relaxation.lower(target, rows, sample, constant=constant)[0]
 
 
 def preactivation_bounds(
@@ -294,6 +354,7 @@ def preactivation_bounds(
     *,
     memory: int = MEMORY,
     stop: Callable[[], bool] | None = None,
+    search: Search | None = None,
 ) -> dict[int, Bounds]:
     """CROWN bounds of every activation's input, by activation node index, each (batch, *shape).
 
@@ -305,8 +366,9 @@ def preactivation_bounds(
         memory: a limit in bytes on the coefficients held at once.
         stop: asked between chunks; once it returns True the rest keeps its interval bounds, which are looser
             and just as sound.
+        search: better bounds for the neurons that CROWN leaves unstable (``alpha.ascend``).
     """
-    return relaxed(network, box, memory=memory, stop=stop).pre
+    return relaxed(network, box, memory=memory, stop=stop, search=search).pre
 
 
 def linear_lower_bounds(

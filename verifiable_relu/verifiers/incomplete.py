@@ -1,4 +1,4 @@
-"""Verification by bounds alone: one batched pass, *unsat* where the margin's lower bound is positive."""
+"""Verification by bounds alone, in batches: IBP, CROWN, α-CROWN; *unsat* where the margin is positive for certain."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ import torch
 from torch import Tensor
 
 from verifiable_relu.bounds import (
+    Ascent,
     Bounds,
+    alpha_lower_bounds,
+    alpha_preactivation_bounds,
     input_box,
     interval_bounds,
     linear_lower_bounds,
@@ -138,3 +141,62 @@ class Crown(_Bounding):
         self, network: Network, box: Bounds, pre: dict[int, Bounds], rows: RowBatch, stop: Callable[[], bool]
     ) -> Tensor:
         return linear_lower_bounds(network, box, pre, rows.matrix, rows.sample, memory=self.memory, stop=stop)
+
+
+@dataclass(frozen=True)
+class AlphaCrown(Crown):
+    """α-CROWN: CROWN, then optimised slopes for what it does not decide.
+
+    Attributes:
+        ascent: the search for each row of the output's bounds.
+        intermediate: the search for bounds of the neurons that CROWN leaves unstable; None keeps CROWN's.
+    """
+
+    ascent: Ascent = Ascent()  # noqa: RUF009 -- frozen
+    intermediate: Ascent | None = None
+
+    name = "alpha-crown"
+
+    def preactivations(self, network: Network, box: Bounds, stop: Callable[[], bool]) -> dict[int, Bounds]:
+        if self.intermediate is None:
+            return super().preactivations(network, box, stop)
+        return alpha_preactivation_bounds(network, box, self.intermediate, memory=self.memory, stop=stop)
+
+    def rows(
+        self, network: Network, box: Bounds, pre: dict[int, Bounds], rows: RowBatch, stop: Callable[[], bool]
+    ) -> Tensor:
+        values = super().rows(network, box, pre, rows, stop)
+        bound, polytope = rows.bound.to(values), rows.polytope.to(values.device)
+        clear = 1e-6 * (1 + bound.abs())
+
+        def proven(better: Tensor) -> Tensor:
+            """Which rows belong to a polytope that one of its rows excludes."""
+            excluded = torch.zeros(len(rows.owner), dtype=torch.bool, device=values.device)
+            excluded[polytope[better]] = True
+            return excluded[polytope]
+
+        undecided = (~proven(values > bound)).nonzero().squeeze(1)
+        if not len(undecided):
+            return values
+        latest = values.clone()
+
+        def settled(number: Tensor, best: Tensor) -> Tensor:
+            row = undecided[number]
+            latest[row] = torch.maximum(latest[row], best.to(latest))
+            return proven(latest > bound + clear)[row]
+
+        values[undecided] = torch.maximum(
+            values[undecided],
+            alpha_lower_bounds(
+                network,
+                box,
+                pre,
+                rows.matrix.to(values)[undecided],
+                rows.sample.to(values.device)[undecided],
+                self.ascent,
+                settled=settled,
+                memory=self.memory,
+                stop=stop,
+            ),
+        )
+        return values

@@ -15,6 +15,7 @@ _METHODS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "attack": ("attack", "Attack", {}),
     "ibp": ("incomplete", "Ibp", {}),
     "crown": ("incomplete", "Crown", {}),
+    "alpha-crown": ("incomplete", "AlphaCrown", {}),
     "split": ("input_split", "InputSplit", {}),
     "milp": ("milp", "Milp", {}),
     "smt": ("smt", "Smt", {}),
@@ -24,7 +25,7 @@ _METHODS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "auto_lirpa-alpha-crown": ("adapters.auto_lirpa", "AutoLirpa", {"bound": "alpha-crown"}),
 }
 
-_ON_DEVICE = ("auto", "attack", "ibp", "crown", "split")
+_ON_DEVICE = ("auto", "attack", "ibp", "crown", "alpha-crown", "split")
 """Methods that run on any torch device; the others run on the CPU."""
 
 

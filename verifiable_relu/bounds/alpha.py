@@ -1,0 +1,278 @@
+"""α-CROWN: linear bounds whose lines are chosen by gradient ascent on the bound itself, row by row.
+
+Source: Xu et al., Fast and Complete: Enabling Complete Verification with Rapid and Massively Parallel Incomplete
+Verifiers, arXiv 2011.13824, section 3.2. Every choice of slopes is sound, so the search may run in float32 and
+without regard to rounding; what it found is then bounded once more, in the relaxation's dtype, rounding included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from verifiable_relu.bounds.linear import MEMORY, Relaxation, preactivation_bounds
+from verifiable_relu.bounds.types import Bounds, Lines
+from verifiable_relu.network.graph import Activation, Network, Relu
+
+_WORKING = 1 << 28
+"""Most bytes that the search holds at once: larger chunks gain nothing."""
+
+_COPIES = 8
+"""How many arrays of every activation's size are alive at once, for each row."""
+
+
+@dataclass(frozen=True)
+class Ascent:
+    """How slopes are searched for.
+
+    Attributes:
+        steps: of Adam.
+        rate: of the first step; slopes live in [0, 1].
+        decay: what the rate is multiplied with after every step.
+        patience: rows that need no better bound are dropped every so many steps.
+    """
+
+    steps: int = 20
+    rate: float = 0.2
+    decay: float = 0.95
+    patience: int = 4
+
+
+def ascend(
+    relaxation: Relaxation,
+    target: int,
+    rows: Tensor,
+    sample: Tensor,
+    ascent: Ascent,
+    *,
+    constant: Tensor | None = None,
+    settled: Callable[[Tensor, Tensor], Tensor] | None = None,
+    memory: int = MEMORY,
+    stop: Callable[[], bool] | None = None,
+) -> Tensor:
+    """Lower bounds of rows·y + constant with optimised slopes, y being the value of node ``target``.
+
+    Args:
+        relaxation: advanced to the target.
+        target: the node.
+        rows: (R, *shape of the target).
+        sample: (R,) the sample of each row.
+        ascent: the options of the search.
+        constant: (R,), by default 0.
+        settled: given row numbers (n,) and the best bounds found for them (n,), tells which of them need no
+            better one: (n,) bool. Rows that are asked about together are never split over several calls.
+        memory: a limit in bytes on what is held at once.
+        stop: asked before every step; once it returns True the best slopes so far are taken.
+
+    Returns:
+        (R,) lower bounds, rounding accounted for, never below those of the relaxation's own lines by more than
+        rounding.
+    """
+    constant = rows.new_zeros(len(rows)) if constant is None else constant
+    depth = sum(relaxation.network.nodes[i].size for i in _involved(relaxation, target))
+    widest = max(node.size for node in relaxation.network.nodes)
+    size = max(1, min(memory, _WORKING) // (rows.element_size() * _COPIES * (depth + widest)))
+    parts = []
+    for start in range(0, len(rows), size):
+        part = slice(start, min(len(rows), start + size))
+        number = torch.arange(part.start, part.stop, device=rows.device)
+        search = _Search(relaxation, target, rows[part], sample[part], constant[part], ascent)
+        mine = None if settled is None else (lambda at, best, number=number: settled(number[at], best))
+        search.run(mine, stop)
+        parts.append(search.proven())
+    return torch.cat(parts) if parts else rows.new_zeros(0)
+
+
+def alpha_lower_bounds(
+    network: Network,
+    box: Bounds,
+    preactivations: Mapping[int, Bounds],
+    matrix: Tensor,
+    sample: Tensor,
+    ascent: Ascent | None = None,
+    *,
+    settled: Callable[[Tensor, Tensor], Tensor] | None = None,
+    memory: int = MEMORY,
+    stop: Callable[[], bool] | None = None,
+) -> Tensor:
+    """α-CROWN lower bounds of matrix·y over the box, y being the network's flattened output.
+
+    Like ``linear_lower_bounds``, with slopes optimised for every row; the bounds of pre-activations are taken as
+    they are.
+
+    Args:
+        network: in the dtype and on the device of ``box``.
+        box: the inputs, shaped (batch, *input_shape).
+        preactivations: bounds of every activation's input.
+        matrix: (R, outputs).
+        sample: (R,) the sample of each row.
+        ascent: the options of the search.
+        settled: which rows need no better bound (``ascend``).
+        memory: a limit in bytes on what is held at once.
+        stop: asked before every step (``ascend``).
+
+    Returns:
+        (R,), rounding accounted for.
+    """
+    relaxation = Relaxation(network, box, preactivations)
+    last = len(network.nodes) - 1
+    relaxation.advance(last)
+    rows = matrix.to(box.lower).reshape(len(matrix), *network.output_shape)
+    return ascend(relaxation, last, rows, sample, ascent or Ascent(), settled=settled, memory=memory, stop=stop)
+
+
+def alpha_preactivation_bounds(
+    network: Network,
+    box: Bounds,
+    ascent: Ascent | None = None,
+    *,
+    memory: int = MEMORY,
+    stop: Callable[[], bool] | None = None,
+) -> dict[int, Bounds]:
+    """``preactivation_bounds`` with slopes optimised for either side of every neuron that CROWN leaves unstable."""
+    options = ascent or Ascent(steps=8)
+
+    def search(relaxation: Relaxation, target: int, rows: Tensor, sample: Tensor, constant: Tensor | None) -> Tensor:
+        return ascend(relaxation, target, rows, sample, options, constant=constant, memory=memory, stop=stop)
+
+    return preactivation_bounds(network, box, memory=memory, stop=stop, search=search)
+
+
+def _involved(relaxation: Relaxation, target: int) -> list[int]:
+    """The activations that a row of ``target`` passes on its way back."""
+    nodes = relaxation.network.nodes
+    reached = {target}
+    for index in range(target, -1, -1):
+        if index in reached:
+            reached.update(nodes[index].inputs)
+    return [i for i in sorted(reached) if isinstance(nodes[i], Activation)]
+
+
+class _Search:
+    """The slopes of one chunk of rows, in float32."""
+
+    def __init__(
+        self, relaxation: Relaxation, target: int, rows: Tensor, sample: Tensor, constant: Tensor, ascent: Ascent
+    ) -> None:
+        self.relaxation = relaxation
+        self.target = target
+        self.rows, self.sample, self.constant = rows, sample, constant
+        self.ascent = ascent
+        self.activations = _involved(relaxation, target)
+        box = relaxation.values[0]
+        single = relaxation.network.to(torch.float32, rows.device)
+        self.rough = Relaxation(single, Bounds(box.lower.float(), box.upper.float()))
+        self.best = rows.new_full((len(rows),), -torch.inf, dtype=torch.float32)
+        self.slopes: dict[int, Tensor] = {}
+        self.fixed: dict[int, Tensor] = {}
+        self.free: dict[int, Tensor] = {}
+        self.lines: dict[int, Lines] = {}
+        for index in self.activations:
+            node = relaxation.network.nodes[index]
+            self.free[index] = relaxation.free(index).float()
+            if isinstance(node, Relu):
+                common = relaxation.lines(index)
+                start = common.lower_slope.float() * self.free[index]
+                self.fixed[index] = common.lower_slope.float() - start
+            else:
+                start = 0.5 * torch.ones_like(self.free[index])
+            self.slopes[index] = start.index_select(0, sample)
+
+    def run(self, settled: Callable[[Tensor, Tensor], Tensor] | None, stop: Callable[[], bool] | None) -> None:
+        """Ascend; the best slopes of every row are kept."""
+        at = torch.arange(len(self.rows), device=self.rows.device)
+        slopes = {i: s.clone().requires_grad_() for i, s in self.slopes.items()}
+        if not slopes:
+            return
+        view = self._view(at)
+        optimizer = torch.optim.Adam(list(slopes.values()), lr=self.ascent.rate)
+        with torch.enable_grad():
+            for step in range(self.ascent.steps + 1):
+                if stop is not None and stop():
+                    return
+                values = view(slopes)
+                self._keep(at, values.detach(), slopes)
+                if step == self.ascent.steps:
+                    return
+                if settled is not None and step % self.ascent.patience == 0:
+                    going = ~settled(at, self.best[at])
+                    if not bool(going.any()):
+                        return
+                    if not bool(going.all()):
+                        at = at[going]
+                        slopes, optimizer = _narrowed(slopes, optimizer, going)
+                        view = self._view(at)
+                        values = view(slopes)
+                optimizer.zero_grad(set_to_none=True)
+                (-values.sum()).backward()
+                optimizer.step()
+                with torch.no_grad():
+                    for slope in slopes.values():
+                        slope.clamp_(0, 1)
+                for group in optimizer.param_groups:
+                    group["lr"] *= self.ascent.decay
+
+    def _view(self, at: Tensor) -> Callable[[dict[int, Tensor]], Tensor]:
+        """The bounds of the rows ``at`` as a function of their slopes, with all that is constant worked out."""
+        sample = self.sample[at]
+        rows, constant = self.rows[at].float(), self.constant[at].float()
+        kinds = {index: isinstance(self.relaxation.network.nodes[index], Relu) for index in self.activations}
+        parts: dict[int, tuple[Tensor, Tensor, Lines]] = {}
+        for index, relu in kinds.items():
+            if relu:
+                common = self.relaxation.lines(index)
+                lines = Lines(*(t.float().index_select(0, sample) for t in _tensors(common)))
+                parts[index] = (
+                    self.fixed[index].index_select(0, sample),
+                    self.free[index].index_select(0, sample),
+                    lines,
+                )
+
+        def bounds(slopes: dict[int, Tensor]) -> Tensor:
+            lines = {}
+            for index, relu in kinds.items():
+                if relu:
+                    fixed, free, common = parts[index]
+                    lines[index] = replace(common, lower_slope=torch.addcmul(fixed, free, slopes[index]))
+                else:
+                    chosen = self.relaxation.chosen_lines(index, sample, slopes[index].to(self.rows.dtype))
+                    lines[index] = Lines(*(t.float() for t in _tensors(chosen)))
+            return self.rough.lower(self.target, rows, sample, constant=constant, lines=lines, rounded=False)[0]
+
+        return bounds
+
+    def _keep(self, at: Tensor, values: Tensor, slopes: dict[int, Tensor]) -> None:
+        better = values > self.best[at]
+        chosen = at[better]
+        self.best[chosen] = values[better]
+        for index, slope in slopes.items():
+            self.slopes[index][chosen] = slope.detach()[better]
+
+    def proven(self) -> Tensor:
+        """The bounds of the best slopes, rounding accounted for."""
+        lines = {
+            index: self.relaxation.chosen_lines(index, self.sample, slope.to(self.rows.dtype))
+            for index, slope in self.slopes.items()
+        }
+        return self.relaxation.lower(self.target, self.rows, self.sample, constant=self.constant, lines=lines)[0]
+
+
+def _tensors(lines: Lines) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return lines.lower_slope, lines.lower_offset, lines.upper_slope, lines.upper_offset
+
+
+def _narrowed(
+    slopes: dict[int, Tensor], optimizer: torch.optim.Adam, keep: Tensor
+) -> tuple[dict[int, Tensor], torch.optim.Adam]:
+    """The slopes of some rows, and an optimizer that remembers what it knew of them."""
+    fewer = {index: slope.detach()[keep].requires_grad_() for index, slope in slopes.items()}
+    successor = torch.optim.Adam(list(fewer.values()), lr=optimizer.param_groups[0]["lr"])
+    for old, new in zip(slopes.values(), fewer.values(), strict=True):
+        if old in optimizer.state:
+            successor.state[new] = {
+                key: value[keep] if value.ndim else value for key, value in optimizer.state[old].items()
+            }
+    return fewer, successor
