@@ -1,13 +1,14 @@
-"""What a figure was measured on, for the head of every results file."""
+"""What a figure was measured on and by which command, for the head of every results file."""
 
 from __future__ import annotations
 
 import os
 import platform
-from importlib.metadata import version
+import shlex
+import sys
 from pathlib import Path
 
-PACKAGES = ("verifiable-relu", "torch", "highspy", "z3-solver", "onnxruntime", "numpy")
+from verifiable_relu.campaign.result import versions
 
 
 def processor() -> str:
@@ -21,5 +22,14 @@ def processor() -> str:
 
 def describe() -> str:
     """One line: processor, cores, Python and package versions."""
-    versions = ", ".join(f"{name} {version(name)}" for name in PACKAGES)
-    return f"{processor()}, {os.cpu_count()} cores, Python {platform.python_version()}, {versions}"
+    return f"{processor()}, {os.cpu_count()} cores, {', '.join(f'{name} {v}' for name, v in versions().items())}"
+
+
+def command() -> str:
+    """The command line that runs this again, from the root of the clone."""
+    return f"python benchmarks/{Path(sys.argv[0]).name} {shlex.join(sys.argv[1:])}".strip()
+
+
+def load_average() -> str:
+    """How busy the machine is with everything that runs on it, as a sentence."""
+    return f"Load average {os.getloadavg()[0]:.1f} at the end."

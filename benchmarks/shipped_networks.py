@@ -1,0 +1,189 @@
+"""The networks of specs/ over the first test images: clean, attacked and certified accuracy, and what each took.
+
+    python benchmarks/shipped_networks.py
+    python benchmarks/shipped_networks.py --network mnist_mlp --images 100 --budget 5
+
+An image counts as *attacked* if it is classified rightly and the project's own attack finds no counterexample, and as
+*certified* by a method if that proves that there is none. Images known to differ from the official ones are left out.
+Needs the data sets (see README.md). Writes results/shipped_networks.csv (a row per network, radius and method) and
+results/shipped_networks.md (a row per network and radius).
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, fields
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import torch
+from machine import command, describe, load_average
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from verifiable_relu.data import load
+from verifiable_relu.network import Network, read_onnx
+from verifiable_relu.spec import Query, linf_properties
+from verifiable_relu.trust.replay import confirm
+from verifiable_relu.verifiers.base import Budget, Outcome, Verdict
+from verifiable_relu.verifiers.registry import make
+
+RESULTS = Path(__file__).parent / "results"
+SPECS = Path(__file__).parent.parent / "specs"
+PLAN = {
+    "mnist_mlp": ("mnist", ("0.01", "0.02", "0.03")),
+    "mnist_cnn": ("mnist", ("0.05", "0.1")),
+    "cifar_cnn": ("cifar10", ("1/255", "2/255")),
+}
+METHODS = ("attack", "ibp", "crown", "auto")
+_BATCH = 256
+
+
+@dataclass(frozen=True)
+class Line:
+    """One method on one network and radius.
+
+    Attributes:
+        clean: images that are classified rightly; only these are put to the method.
+        certified, refuted, undecided: how many of the clean ones were.
+        unstable: mean number of unstable neurons per clean image by the method's bounds; NaN where it has none.
+        seconds: wall clock for all images together.
+        cpu: processor seconds, which other work on the machine disturbs less.
+    """
+
+    network: str
+    eps: str
+    method: str
+    images: int
+    clean: int
+    certified: int
+    refuted: int
+    undecided: int
+    unstable: float
+    seconds: float
+    cpu: float
+
+
+class Bar:
+    """A verifier's progress as a bar."""
+
+    def __init__(self, progress: Progress, label: str, total: int) -> None:
+        self.progress = progress
+        self.task: TaskID = progress.add_task(label, total=total)
+
+    def stage(self, name: str, done: int, total: int) -> None:
+        pass
+
+    def finish(self, query: int, outcome: Outcome) -> None:
+        self.progress.advance(self.task)
+
+
+def clean(network: Network, images: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Which images are classified rightly, in the arithmetic that users have: float32."""
+    classes = [
+        network(torch.from_numpy(images[start : start + _BATCH])).flatten(1).argmax(1).numpy()
+        for start in range(0, len(images), _BATCH)
+    ]
+    return np.concatenate(classes) == labels
+
+
+def checked(query: Query, outcome: Outcome) -> Verdict:
+    """The verdict; a counterexample that exact evaluation and replay do not confirm is none."""
+    if outcome.verdict is Verdict.SAT and not (outcome.witness and confirm(query, outcome.witness).confirmed):
+        return Verdict.UNKNOWN
+    return outcome.verdict
+
+
+def measure(name: str, eps: str, count: int, budget: float, progress: Progress) -> Iterator[Line]:
+    """One line per method.
+
+    Raises:
+        SystemExit: if one method certifies what another refutes: one of them is wrong.
+    """
+    data = load(PLAN[name][0], "test")
+    network = read_onnx(SPECS / f"{name}.onnx")
+    chosen = np.flatnonzero(data.exact)[:count]
+    images, labels = data.images[chosen], data.labels[chosen]
+    with torch.inference_mode():
+        right = clean(network, images, labels)
+    properties = linf_properties(images[right], labels[right], Fraction(eps), network.output_size)
+    queries = [Query(network, prop) for prop in properties]
+    verdicts: list[list[Verdict]] = []
+    for method in METHODS:
+        bar = Bar(progress, f"{name} ε={eps} {method}", len(queries))
+        wall, cpu = time.perf_counter(), time.process_time()
+        outcomes = make(method).verify(queries, Budget.each(budget, len(queries)), bar)
+        wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+        verdicts.append([checked(query, outcome) for query, outcome in zip(queries, outcomes, strict=True)])
+        sat, unsat = (verdicts[-1].count(verdict) for verdict in (Verdict.SAT, Verdict.UNSAT))
+        known = [outcome.unstable for outcome in outcomes if outcome.unstable is not None]
+        unstable = round(float(np.mean(known)), 1) if known else float("nan")
+        undecided = len(queries) - sat - unsat
+        sizes = (len(chosen), len(queries), unsat, sat, undecided)
+        yield Line(name, eps, method, *sizes, unstable, round(wall, 2), round(cpu, 2))
+    for index, answers in zip(chosen[right], zip(*verdicts, strict=True), strict=True):
+        if {Verdict.SAT, Verdict.UNSAT} <= set(answers):
+            claims = ", ".join(f"{method}: {answer}" for method, answer in zip(METHODS, answers, strict=True))
+            raise SystemExit(f"{name}, test image {index}, ε = {eps}: verdicts contradict each other ({claims})")
+
+
+def table(lines: Sequence[Line]) -> Iterator[str]:
+    """The Markdown table: one row per network and radius. Accuracies are parts of all images."""
+    columns = ("network", "ε", "images", "clean", "attacked", *(f"certified, {m}" for m in METHODS[1:]))
+    columns += ("undecided", "unstable, ibp", "unstable, crown", *(f"{m} s" for m in METHODS))
+    yield f"| {' | '.join(columns)} |"
+    yield "|---" * len(columns) + "|"
+    for name, eps in dict.fromkeys((line.network, line.eps) for line in lines):
+        by = {line.method: line for line in lines if (line.network, line.eps) == (name, eps)}
+        attack, ibp, crown, auto = (by[method] for method in METHODS)
+        survived = attack.clean - attack.refuted
+        accuracies = (attack.clean, survived, ibp.certified, crown.certified, auto.certified, auto.undecided)
+        parts = " | ".join(f"{100 * part / attack.images:.1f} %" for part in accuracies)
+        times = " | ".join(f"{by[method].seconds:.1f}" for method in METHODS)
+        yield f"| {name} | {eps} | {attack.images} | {parts} | {ibp.unstable:.1f} | {crown.unstable:.1f} | {times} |"
+
+
+def main() -> None:
+    """Parse, run, write."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--network", nargs="+", choices=PLAN, default=list(PLAN))
+    parser.add_argument("--images", type=int, default=1000, help="first exact images of the test split (default 1000)")
+    parser.add_argument("--budget", type=float, default=2.0, help="seconds per image and method (default 2)")
+    parser.add_argument("--threads", type=int, help="of torch (default: as many as it takes)")
+    options = parser.parse_args()
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        lines = [
+            line
+            for name in options.network
+            for eps in PLAN[name][1]
+            for line in measure(name, eps, options.images, options.budget, progress)
+        ]
+    RESULTS.mkdir(exist_ok=True)
+    with (RESULTS / "shipped_networks.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, [f.name for f in fields(Line)])
+        writer.writeheader()
+        writer.writerows(asdict(line) for line in lines)
+    text = "\n".join(table(lines))
+    head = (
+        f"`{command()}`: the first {options.images} exact test images, {options.budget:g} s per image and method, "
+        f"the attack's seed 0, {torch.get_num_threads()} threads. {load_average()} {describe()}."
+    )
+    notes = (
+        "*clean*: classified rightly. *attacked*: of these, not refuted by `attack`, each refutation confirmed. "
+        "*certified*: proven by the method. *undecided*: neither proven nor refuted by `auto`. *unstable*: mean number "
+        "of ReLUs per image whose input can have either sign. Every method starts from nothing; seconds are for all "
+        "images together."
+    )
+    (RESULTS / "shipped_networks.md").write_text(f"{head}\n\n{text}\n\n{notes}\n")
+    print(text)
+
+
+if __name__ == "__main__":
+    main()
