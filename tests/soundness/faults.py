@@ -14,7 +14,7 @@ from types import FunctionType
 from .judge import Caught, Report
 from .kinds import agreement, corners, planted, points
 
-QUICK = {"ibp": 1.0, "crown": 1.0, "milp": 1.0, "smt": 1.0}
+QUICK = {"ibp": 1.0, "crown": 1.0, "alpha-crown": 1.0, "milp": 1.0, "smt": 1.0}
 """Methods asked about every fault, with seconds for each case."""
 
 
