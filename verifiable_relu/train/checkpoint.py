@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pickle
 from dataclasses import asdict
@@ -29,8 +30,6 @@ def write_whole(path: Path, data: bytes) -> None:
 
 def save(path: Path, options: Options, state: dict[str, Any]) -> None:
     """Write ``state`` together with the options it belongs to."""
-    import io
-
     buffer = io.BytesIO()
     torch.save({"options": asdict(options), "state": state}, buffer)
     write_whole(path, buffer.getvalue())
