@@ -10,7 +10,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from verifiable_relu.bounds import Bounds, interval_bounds, linear_lower_bounds, preactivation_bounds
+from verifiable_relu.bounds import (
+    Ascent,
+    Bounds,
+    alpha_lower_bounds,
+    alpha_preactivation_bounds,
+    interval_bounds,
+    linear_lower_bounds,
+    preactivation_bounds,
+)
 from verifiable_relu.bounds.interval import intersect
 from verifiable_relu.bounds.linear import Relaxation, relaxed
 from verifiable_relu.network.build import Builder
@@ -313,3 +321,90 @@ def test_nan_proves_nothing() -> None:
     lower, upper = torch.zeros(1, 6).double(), torch.ones(1, 6).double()
     upper[0, 2] = float("nan")
     assert bool(torch.isnan(output_bounds(network, Bounds(lower, upper))).all())
+
+
+@networks
+@acts
+def test_every_choice_of_lines_is_sound(make: Callable[[Act], Network], act: Act) -> None:
+    network, box = make(act), boxes(make(act))
+    values = network(points(box).flatten(0, 1)).unflatten(0, (60, -1))
+    matrix, sample = rows(network, len(box.lower))
+    reached = torch.einsum("ro,pro->pr", matrix, values[:, sample]).amin(0)
+    relaxation = relaxed(network, box)
+    last, rng = len(network.nodes) - 1, Random(5)
+    for slope in (0.0, 1.0, None, None):
+        lines = {}
+        for index in network.activations:
+            shape = (len(sample), *network.nodes[index].shape)
+            chosen = rng.uniform(*shape) if slope is None else torch.full(shape, slope, dtype=torch.float64)
+            lines[index] = relaxation.chosen_lines(index, sample, chosen)
+        lower, _ = relaxation.lower(last, matrix, sample, lines=lines)
+        assert bool((lower <= reached).all())
+        rough, _ = relaxation.lower(last, matrix, sample, lines=lines, rounded=False)
+        assert bool((lower < rough).all())
+        torch.testing.assert_close(lower, rough, rtol=1e-9, atol=1e-9)
+
+
+@networks
+@acts
+def test_alpha_is_sound_and_never_looser_than_crown(make: Callable[[Act], Network], act: Act) -> None:
+    network, box = make(act), boxes(make(act))
+    x = points(box)
+    values = [v.unflatten(0, x.shape[:2]) for v in network.values(x.flatten(0, 1))]
+    matrix, sample = rows(network, len(box.lower))
+    reached = torch.einsum("ro,pro->pr", matrix, values[-1][:, sample]).amin(0)
+    pre, tight = preactivation_bounds(network, box), alpha_preactivation_bounds(network, box, Ascent(steps=4))
+    for index, bounds in tight.items():
+        assert_inside(bounds, values[network.nodes[index].inputs[0]])
+        # Not neuron by neuron: tighter bounds of one layer can change the lines of the next for the worse.
+        width, before = bounds.upper - bounds.lower, pre[index].upper - pre[index].lower
+        assert float(width.mean()) <= float(before.mean()) * (1 + 1e-12)
+    crown = linear_lower_bounds(network, box, pre, matrix, sample)
+    alpha = alpha_lower_bounds(network, box, pre, matrix, sample, Ascent(steps=10))
+    best = alpha_lower_bounds(network, box, tight, matrix, sample, Ascent(steps=10))
+    assert bool((alpha <= reached).all()) and bool((best <= reached).all())
+    # float32 can take one choice for the better one that is worse by its rounding.
+    slack = 1e-5 * (1 + crown.abs())
+    assert bool((alpha >= crown - slack).all())
+    if act not in (ACTS["gelu160"], ACTS["gelu1e4"]):
+        # The envelopes of hard gates have corners: there the slope does not change with the point of support.
+        assert float((alpha - crown).mean()) > 1e-3
+        assert float((best - crown).mean()) > 1e-3
+
+
+def test_alpha_reaches_the_exact_bound_where_slopes_can() -> None:
+    """min of relu(x) − relu(x) + x/2 over [−1, 1] is −½; adaptive slopes give up to 1 more."""
+    build = Builder((1,))
+    x = build.linear(0, torch.ones(2, 1, dtype=torch.float64), None, "copy")
+    x = ACTS["relu"](build, x)
+    out = build.linear(x, torch.tensor([[1.0, 1.0]], dtype=torch.float64), None, "sum")
+    out = build.add(out, build.scale(0, "shift", scale=torch.tensor(-1.0).double()), "out")
+    network = build.network(out, name="by hand")
+    box = Bounds(torch.tensor([[-1.0]]).double(), torch.tensor([[1.5]]).double())
+    matrix, sample = torch.ones(1, 1, dtype=torch.float64), torch.zeros(1, dtype=torch.long)
+    pre = preactivation_bounds(network, box)
+    crown = linear_lower_bounds(network, box, pre, matrix, sample)
+    alpha = alpha_lower_bounds(network, box, pre, matrix, sample, Ascent(steps=60))
+    # relu(x) + relu(x) − x = |x| ≥ 0: slopes (½, ½) or (0, 1) prove it; CROWN's (1, 1) leave x, which is −1 at worst.
+    assert float(crown) < -0.99
+    assert -1e-3 < float(alpha) <= 0
+
+
+def test_alpha_stops_where_it_is_told_to() -> None:
+    network, box = mlp(ACTS["relu"]), boxes(mlp(ACTS["relu"]))
+    matrix, sample = rows(network, len(box.lower))
+    pre = preactivation_bounds(network, box)
+    crown = linear_lower_bounds(network, box, pre, matrix, sample)
+    asked: list[Tensor] = []
+
+    def settled(number: Tensor, best: Tensor) -> Tensor:
+        asked.append(number)
+        return number % 2 == 0
+
+    some = alpha_lower_bounds(network, box, pre, matrix, sample, Ascent(steps=10), settled=settled)
+    every = alpha_lower_bounds(network, box, pre, matrix, sample, Ascent(steps=10))
+    torch.testing.assert_close(some[1::2], every[1::2], rtol=0, atol=1e-5)
+    torch.testing.assert_close(some[::2], crown[::2], rtol=0, atol=1e-5)
+    assert len(asked[0]) == len(matrix) and all(bool((n % 2 == 1).all()) for n in asked[1:])
+    stopped = alpha_lower_bounds(network, box, pre, matrix, sample, stop=lambda: True)
+    torch.testing.assert_close(stopped, crown, rtol=0, atol=1e-12)
