@@ -305,10 +305,23 @@ def test_the_command_adds_to_instances_and_replaces_its_own(problem: Path) -> No
     assert [(row.vnnlib.name.split("_")[2], row.timeout) for row in rows] == [("0", 60), ("1", 5), ("3", 5)]
 
 
+def test_the_command_gzips_without_a_date_and_names_as_asked(problem: Path) -> None:
+    arguments = ("--images", "2", "--eps", "1/255", "--gzip", "--name", "mine")
+    assert run(problem, *arguments) == 0
+    (row,) = read_instances(problem / "out" / "instances.csv")
+    assert row.vnnlib.name == "mine.vnnlib"
+    packed = problem / "out" / "mine.vnnlib.gz"
+    assert find_network(read_vnnlib(packed)).samefile(problem / "net.onnx")
+    assert packed.read_bytes()[4:8] == bytes(4)
+    assert run(problem, *arguments, "--version", "2.0") == 0
+    assert len(read_instances(problem / "out" / "instances.csv")) == 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--images", "4", "--eps", "1/255"], "images.npz: image 4 is not among the 4"),
+        (["--images", "0-1", "--eps", "1/255", "--name", "mine"], "--name names one property, but 2 are asked for"),
         (["--correct", "4", "--eps", "1/255"], "images.npz: only 3 of 4 images are classified correctly"),
         (["--images", "0", "--eps", "1", "--data", "no.npz"], "no.npz: no such file"),
         (["--images", "0", "--eps", "1", "--data", "imagenet"], "no data set 'imagenet'"),

@@ -62,6 +62,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--eps", type=_eps, nargs="+", required=True, metavar="1/255", help="radii of the balls")
     parser.add_argument("--timeout", type=_seconds, default=60.0, metavar="S", help="seconds per instance (60)")
     parser.add_argument("--version", choices=("1.0", "2.0"), default="1.0", help="of VNN-LIB (1.0)")
+    parser.add_argument("--gzip", action="store_true", help="write .vnnlib.gz")
+    parser.add_argument("--name", help="of the file, where there is but one property (default: says what it is)")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where to write; made if missing")
     return parser
 
@@ -129,6 +131,9 @@ def generate(options: argparse.Namespace) -> int:
         if not exact[index]:
             raise InputError(f"image {index} is known to differ from the official one", path=options.data)
 
+    if options.name and len(chosen) * len(options.eps) != 1:
+        raise InputError(f"--name names one property, but {len(chosen) * len(options.eps)} are asked for")
+
     try:
         options.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -138,12 +143,12 @@ def generate(options: argparse.Namespace) -> int:
     inputs, outputs = Variable("X", (1, *network.input_shape)), Variable("Y", (1, *network.output_shape))
     relative = Path(os.path.relpath(net, options.out)).as_posix().removesuffix(".gz")
     for eps in options.eps:
-        names = [f"{stem(net)}_{data_name}_{i}_eps{eps.numerator}_{eps.denominator}" for i in chosen]
+        names = [options.name or f"{stem(net)}_{data_name}_{i}_eps{eps.numerator}_{eps.denominator}" for i in chosen]
         balls = linf_properties(
             images[chosen], labels[chosen], eps, network.output_size, names=names, decimals=DECIMALS
         )
         for index, prop in zip(chosen, balls, strict=True):
-            path = options.out / f"{prop.name}.vnnlib"
+            path = options.out / f"{prop.name}.vnnlib{'.gz' if options.gzip else ''}"
             comments = (
                 f"L-infinity robustness: {data_name} {options.split} image {index}, label {labels[index]}, eps {eps}",
                 f"clipped to [0, 1]; bounds rounded outward to {DECIMALS} decimals",
@@ -151,7 +156,8 @@ def generate(options: argparse.Namespace) -> int:
             )
             spec = SpecFile(path, options.version, (prop,), inputs, outputs, network=relative)
             write_vnnlib(spec, path, options.version, comments)
-            written.append(Instance(options.out / relative, path, options.timeout))
+            listed = options.out / f"{prop.name}.vnnlib"
+            written.append(Instance(options.out / relative, listed, options.timeout))
     _list(options.out / "instances.csv", written)
     return len(written)
 
