@@ -51,6 +51,9 @@ _METHODS: dict[Bound, str] = {"ibp": "IBP", "crown": "CROWN", "alpha-crown": "al
 _BATCH = 64
 """Most queries bounded at once: the α of a batch are optimised together, and for all of them or none."""
 
+_RECURSION = 20_000
+"""Nested calls allowed to the library."""
+
 
 class _OutOfTime(Exception):
     """Raised between two layers of the library's work when the budget is spent."""
@@ -363,6 +366,9 @@ def _quiet(dtype: torch.dtype) -> Iterator[None]:
     with ExitStack() as stack:
         stack.callback(torch.set_default_dtype, torch.get_default_dtype())
         torch.set_default_dtype(dtype)
+        # It recurses from node to node, and its import raises the limit a thousandfold.
+        stack.callback(sys.setrecursionlimit, sys.getrecursionlimit())
+        sys.setrecursionlimit(max(sys.getrecursionlimit(), _RECURSION))
         # Its import installs a handler for everybody's messages; what it logs as an error it raises as one too.
         stack.callback(setattr, logging.root, "handlers", list(logging.root.handlers))
         stack.callback(logging.disable, logging.root.manager.disable)
