@@ -129,7 +129,8 @@ def leaky() -> Network:
 
 
 def permuted() -> Network:
-    build = Build(2, 3, 4).conv(3, 2, (0, 0, 0, 0)).add(Relu).add(Permute, (2, 3, 3), axes=(1, 2, 0)).flatten()
+    build = Build(5, 5, 2).add(Permute, (2, 5, 5), axes=(2, 0, 1)).conv(3, 2, (0, 0, 0, 0))
+    build.add(Permute, (4, 4, 3), axes=(1, 2, 0)).add(Relu).flatten()
     return build.linear(6).add(Relu).linear(3).done()
 
 

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stdout
 from dataclasses import dataclass
 from functools import cache
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
 from typing import Any, ClassVar, Literal
@@ -341,10 +342,19 @@ def _library() -> Any:
 
 @cache
 def _bounded_module() -> Any:
-    """The library's module class, able to stop between two layers."""
+    """The library's module class, able to stop between two layers and to permute axes."""
     base = _library().BoundedModule
+    transpose = import_module("auto_LiRPA.bound_ops").BoundTranspose
+
+    class Transpose(transpose):  # type: ignore[misc, valid-type]
+        def forward(self, x: Tensor) -> Tensor:
+            # Later steps take views of it.
+            return super().forward(x).contiguous()
 
     class Interruptible(base):  # type: ignore[misc, valid-type]
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, custom_ops={"onnx::Transpose": Transpose}, **options)
+
         def compute_intermediate_bounds(self, *arguments: Any, **options: Any) -> Any:
             if self.interrupted():
                 raise _OutOfTime
