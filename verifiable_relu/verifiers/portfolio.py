@@ -13,15 +13,19 @@ from typing import ClassVar
 
 import numpy as np
 
+from verifiable_relu.bounds import Ascent
 from verifiable_relu.spec.property import Query
 from verifiable_relu.trust.replay import confirm
 from verifiable_relu.verifiers.attack import Attack
 from verifiable_relu.verifiers.base import SILENT, Budget, Outcome, Progress, Reason, Verdict, Verifier
-from verifiable_relu.verifiers.incomplete import Crown
+from verifiable_relu.verifiers.incomplete import AlphaCrown, Crown
 from verifiable_relu.verifiers.input_split import InputSplit
 
 _FEW_INPUTS = 20
 """Up to here it can pay to split the input box."""
+
+_INTERMEDIATE = Ascent(steps=6)
+"""The search for bounds of unstable neurons: most of what more steps would gain is gained by now."""
 
 _FEW_NEURONS = 40
 """Up to so many unstable neurons the MILP takes a fraction of a second, and goes first."""
@@ -29,7 +33,7 @@ _FEW_NEURONS = 40
 
 @dataclass(frozen=True)
 class Auto:
-    """CROWN, then PGD, then input splitting (few inputs) and the MILP (piecewise-linear networks).
+    """CROWN, then PGD, then α-CROWN, then input splitting (few inputs) and the MILP (piecewise-linear networks).
 
     Attributes:
         device: where bounds and attack run.
@@ -44,6 +48,7 @@ class Auto:
         run = _Run(queries, budget, progress)
         run.stage(lambda: Crown(device=self.device), run.open())
         run.stage(lambda: Attack(device=self.device), run.open())
+        run.stage(lambda: AlphaCrown(device=self.device, intermediate=_INTERMEDIATE), run.open(), share=0.5)
         linear = run.open(lambda q: q.network.piecewise_linear)
         narrow = run.open(lambda q: _free_inputs(q) <= _FEW_INPUTS)
         # Where either may do, neither gets more than half of the time at first.
