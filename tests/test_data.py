@@ -27,7 +27,7 @@ def mnist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir()
     images = np.arange(2 * 28 * 28, dtype=np.uint32).astype(np.uint8).reshape(2, 28, 28)
     (folder / "t10k-images-idx3-ubyte").write_bytes(idx(images))
-    (folder / "t10k-labels-idx1-ubyte.gz").write_bytes(gzip.compress(idx(np.array([3, 9], np.uint8))))
+    (folder / "t10k-labels-idx1-ubyte.gz").write_bytes(gzip.compress(idx(np.array([3, 9], np.uint8)), mtime=0))
     return folder
 
 
@@ -49,9 +49,9 @@ def test_mnist(mnist: Path) -> None:
         ("t10k-images-idx3-ubyte", idx(np.zeros((2, 28, 28), np.uint8))[:-1], "1583 bytes where its shape"),
         ("t10k-images-idx3-ubyte", idx(np.zeros((2, 28, 28), np.uint8), kind=0x0D), "0x0d"),
         ("t10k-images-idx3-ubyte", idx(np.zeros((2, 28), np.uint8)), "dimension"),
-        ("t10k-labels-idx1-ubyte.gz", gzip.compress(idx(np.zeros(3, np.uint8))), "3 labels for 2 images"),
+        ("t10k-labels-idx1-ubyte.gz", gzip.compress(idx(np.zeros(3, np.uint8)), mtime=0), "3 labels for 2 images"),
         ("t10k-labels-idx1-ubyte.gz", b"not gzip", "cannot be read"),
-        ("t10k-labels-idx1-ubyte.gz", gzip.compress(b"\0" * 99)[:-9], "cannot be read"),
+        ("t10k-labels-idx1-ubyte.gz", gzip.compress(b"\0" * 99, mtime=0)[:-9], "cannot be read"),
     ],
 )
 def test_damaged_mnist(mnist: Path, file: str, content: bytes | None, words: str) -> None:
@@ -86,7 +86,7 @@ def test_cifar(cifar: Path) -> None:
 
 def test_compressed_cifar(cifar: Path) -> None:
     path = cifar / "data_batch_3.bin"
-    path.with_suffix(".bin.gz").write_bytes(gzip.compress(path.read_bytes()))
+    path.with_suffix(".bin.gz").write_bytes(gzip.compress(path.read_bytes(), mtime=0))
     path.unlink()
     assert load("cifar10", "train").labels.tolist() == [1, 1, 3, 3]
 
