@@ -401,7 +401,8 @@ def test_alpha_stops_where_it_is_told_to() -> None:
         asked.append(number)
         return number % 2 == 0
 
-    some = alpha_lower_bounds(network, box, pre, matrix, sample, Ascent(steps=10), settled=settled)
+    with torch.no_grad():
+        some = alpha_lower_bounds(network, box, pre, matrix, sample, Ascent(steps=10), settled=settled)
     every = alpha_lower_bounds(network, box, pre, matrix, sample, Ascent(steps=10))
     torch.testing.assert_close(some[1::2], every[1::2], rtol=0, atol=1e-5)
     torch.testing.assert_close(some[::2], crown[::2], rtol=0, atol=1e-5)

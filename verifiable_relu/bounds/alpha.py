@@ -184,36 +184,35 @@ class _Search:
     def run(self, settled: Callable[[Tensor, Tensor], Tensor] | None, stop: Callable[[], bool] | None) -> None:
         """Ascend; the best slopes of every row are kept."""
         at = torch.arange(len(self.rows), device=self.rows.device)
-        slopes = {i: s.clone().requires_grad_() for i, s in self.slopes.items()}
+        slopes = {i: _Adam(s.clone()) for i, s in self.slopes.items()}
         if not slopes:
             return
         view = self._view(at)
-        optimizer = torch.optim.Adam(list(slopes.values()), lr=self.ascent.rate)
-        with torch.enable_grad():
-            for step in range(self.ascent.steps + 1):
-                if stop is not None and stop():
+        rate = self.ascent.rate
+        for step in range(self.ascent.steps + 1):
+            if stop is not None and stop():
+                return
+            last = step == self.ascent.steps
+            with torch.set_grad_enabled(not last):
+                values = view({i: s.value for i, s in slopes.items()})
+            self._keep(at, values.detach(), slopes)
+            if last:
+                return
+            if settled is not None and step % self.ascent.patience == 0:
+                going = ~settled(at, self.best[at])
+                if not bool(going.any()):
                     return
-                values = view(slopes)
-                self._keep(at, values.detach(), slopes)
-                if step == self.ascent.steps:
-                    return
-                if settled is not None and step % self.ascent.patience == 0:
-                    going = ~settled(at, self.best[at])
-                    if not bool(going.any()):
-                        return
-                    if not bool(going.all()):
-                        at = at[going]
-                        slopes, optimizer = _narrowed(slopes, optimizer, going)
-                        view = self._view(at)
-                        values = view(slopes)
-                optimizer.zero_grad(set_to_none=True)
-                (-values.sum()).backward()
-                optimizer.step()
-                with torch.no_grad():
+                if not bool(going.all()):
+                    at = at[going]
                     for slope in slopes.values():
-                        slope.clamp_(0, 1)
-                for group in optimizer.param_groups:
-                    group["lr"] *= self.ascent.decay
+                        slope.narrow(going)
+                    view = self._view(at)
+                    with torch.enable_grad():
+                        values = view({i: s.value for i, s in slopes.items()})
+            values.backward(torch.ones_like(values))
+            for slope in slopes.values():
+                slope.step(rate)
+            rate *= self.ascent.decay
 
     def _view(self, at: Tensor) -> Callable[[dict[int, Tensor]], Tensor]:
         """The bounds of the rows ``at`` as a function of their slopes, with all that is constant worked out."""
@@ -244,12 +243,12 @@ class _Search:
 
         return bounds
 
-    def _keep(self, at: Tensor, values: Tensor, slopes: dict[int, Tensor]) -> None:
+    def _keep(self, at: Tensor, values: Tensor, slopes: dict[int, _Adam]) -> None:
         better = values > self.best[at]
         chosen = at[better]
         self.best[chosen] = values[better]
         for index, slope in slopes.items():
-            self.slopes[index][chosen] = slope.detach()[better]
+            self.slopes[index][chosen] = slope.value.detach()[better]
 
     def proven(self) -> Tensor:
         """The bounds of the best slopes, rounding accounted for."""
@@ -264,15 +263,32 @@ def _tensors(lines: Lines) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return lines.lower_slope, lines.lower_offset, lines.upper_slope, lines.upper_offset
 
 
-def _narrowed(
-    slopes: dict[int, Tensor], optimizer: torch.optim.Adam, keep: Tensor
-) -> tuple[dict[int, Tensor], torch.optim.Adam]:
-    """The slopes of some rows, and an optimizer that remembers what it knew of them."""
-    fewer = {index: slope.detach()[keep].requires_grad_() for index, slope in slopes.items()}
-    successor = torch.optim.Adam(list(fewer.values()), lr=optimizer.param_groups[0]["lr"])
-    for old, new in zip(slopes.values(), fewer.values(), strict=True):
-        if old in optimizer.state:
-            successor.state[new] = {
-                key: value[keep] if value.ndim else value for key, value in optimizer.state[old].items()
-            }
-    return fewer, successor
+class _Adam:
+    """Slopes that ascend by Adam (Kingma and Ba, arXiv 1412.6980, algorithm 1) within [0, 1].
+
+    torch's optimizers cannot drop rows, and importing them takes as long as importing the rest of torch.
+    """
+
+    def __init__(self, value: Tensor) -> None:
+        self.value = value.requires_grad_()
+        self._mean = torch.zeros_like(value)
+        self._square = torch.zeros_like(value)
+        self._steps = 0
+
+    def narrow(self, keep: Tensor) -> None:
+        """Go on with some of the rows."""
+        self.value = self.value.detach()[keep].requires_grad_()
+        self._mean, self._square = self._mean[keep], self._square[keep]
+
+    def step(self, rate: float) -> None:
+        """One step along the gradient that has arrived."""
+        gradient = self.value.grad
+        if gradient is None:
+            return
+        self._steps += 1
+        self._mean.lerp_(gradient, 0.1)
+        self._square.mul_(0.999).addcmul_(gradient, gradient, value=0.001)
+        spread = (self._square / (1 - 0.999**self._steps)).sqrt_().add_(1e-8)
+        with torch.no_grad():
+            self.value.addcdiv_(self._mean, spread, value=rate / (1 - 0.9**self._steps)).clamp_(0, 1)
+        self.value.grad = None
