@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from verifiable_relu.api import verify as verify
+
+# OpenMP's threads wait for one another by spinning. Where other processes (or other guests of a virtual machine) want
+# the cores too, that made everything up to fifty times slower here. It is read when torch is loaded, and not after.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 __version__ = "0.1.0"
 __all__ = ["__version__", "verify"]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from verifiable_relu.campaign import Case, Result, run
 from verifiable_relu.campaign.inputs import time_limit, verifier
 from verifiable_relu.errors import InputError
-from verifiable_relu.network import Network, from_torch, read_onnx
+from verifiable_relu.network import Network, from_torch, hardened, read_onnx
 from verifiable_relu.spec import Query, linf_properties
 
 
@@ -26,6 +26,7 @@ def verify(
     clip: tuple[Fraction | float, Fraction | float] = (0, 1),
     device: str = "cpu",
     progress: bool = False,
+    joint: float | Sequence[float] | bool = False,
 ) -> list[Result]:
     """For each image: has every x within ``eps`` of it (per pixel, and within ``clip``) the image's label?
 
@@ -39,6 +40,8 @@ def verify(
         clip: the valid range of pixels, which cuts the ball.
         device: where bounds and attack run.
         progress: show a bar on stderr.
+        joint: answer for the ReLU network and all networks with λ'-GELU, λ' ≥ this (one number, or one for each
+            layer), in its place at once; True takes the λ of the model's own λ-GELUs (``network.hardened``).
 
     Returns:
         A result per image, in their order. ``verdict`` is *unsat* where no x changes the class, *sat* where
@@ -51,6 +54,8 @@ def verify(
     chosen = verifier(method, device)
     pixels = _pixels(images)
     network = _network(model, pixels.shape[1:])
+    if joint is not False:
+        network = hardened(network, None if joint is True else joint)
     if pixels.shape[1:] != network.input_shape:
         raise InputError(f"images of shape {pixels.shape[1:]}, but the network takes {network.input_shape}")
     if network.output_size < 2:

@@ -26,6 +26,7 @@ from verifiable_relu.verifiers.registry import methods
 
 if TYPE_CHECKING:
     from verifiable_relu.campaign import Case, Result
+    from verifiable_relu.campaign.inputs import Loader
     from verifiable_relu.spec import SpecFile
 
 _TIMEOUT = 60.0
@@ -65,6 +66,15 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--device", default="cpu", help="a torch device (default: cpu)")
     parser.add_argument(
+        "--joint",
+        nargs="?",
+        type=_hardness,
+        const=(),
+        metavar="LAMBDA[,LAMBDA…]",
+        help="answer for the ReLU network and every network with λ-GELU, λ at least this (per layer), at once; "
+        "without a value, for a network with λ-GELU and all harder ones, ReLU's included",
+    )
+    parser.add_argument(
         "--out",
         type=Path,
         metavar="DIR",
@@ -86,6 +96,25 @@ def _seconds(text: str) -> float:
     if not (seconds > 0 and math.isfinite(seconds)):
         raise argparse.ArgumentTypeError(f"'{text}' is no positive number of seconds")
     return seconds
+
+
+def _hardness(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"'{text}' is no number, nor a list of them") from None
+
+
+def _loader(options: argparse.Namespace) -> Loader:
+    """What reads the networks, as the options want them."""
+    from verifiable_relu.campaign.inputs import Loader
+
+    lam = options.joint
+    if lam is None:
+        return Loader(dict(options.network))
+    from verifiable_relu.network import hardened
+
+    return Loader(dict(options.network), lambda network: hardened(network, lam[0] if len(lam) == 1 else lam or None))
 
 
 def _named_file(text: str) -> tuple[str, Path]:
@@ -131,10 +160,10 @@ def _one(options: argparse.Namespace) -> int:
     """Answer one property file."""
     start = time.perf_counter()
     from verifiable_relu.campaign import Store, run
-    from verifiable_relu.campaign.inputs import Loader, verifier
+    from verifiable_relu.campaign.inputs import verifier
 
     method = verifier(options.method, options.device)
-    case, spec = Loader(dict(options.network)).case(options.spec, options.timeout or _TIMEOUT, options.net)
+    case, spec = _loader(options).case(options.spec, options.timeout or _TIMEOUT, options.net)
     (result,) = run([case], method, Store(options.out) if options.out else None)
     _print([result.answer, *(_assignment(result, spec) if result.answer == "sat" else ())])
     if not options.quiet:
@@ -184,12 +213,12 @@ def _many(options: argparse.Namespace) -> int:
     """Answer the instances of a folder or a table, as one campaign."""
     from verifiable_relu.campaign import Store, run
     from verifiable_relu.campaign.console import Watcher, table
-    from verifiable_relu.campaign.inputs import Loader, instances, verifier
+    from verifiable_relu.campaign.inputs import instances, verifier
     from verifiable_relu.campaign.runner import bad_input
 
     method = verifier(options.method, options.device)
     listed = instances(options.spec)
-    loader = Loader(dict(options.network))
+    loader = _loader(options)
     cases: list[Case | Result] = []
     complaints: set[str] = set()
     store = Store(options.out) if options.out else None

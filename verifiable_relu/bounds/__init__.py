@@ -1,8 +1,9 @@
 """Interval and linear bound propagation over a network, with rounding accounted for."""
 
+from verifiable_relu.bounds.activations import unstable
 from verifiable_relu.bounds.alpha import Ascent, alpha_lower_bounds, alpha_preactivation_bounds
 from verifiable_relu.bounds.interval import input_box, interval_bounds
-from verifiable_relu.bounds.linear import linear_lower_bounds, preactivation_bounds, unstable
+from verifiable_relu.bounds.linear import linear_lower_bounds, preactivation_bounds
 from verifiable_relu.bounds.types import Bounds, Lines
 
 __all__ = [

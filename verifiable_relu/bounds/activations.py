@@ -28,7 +28,17 @@ from torch import Tensor
 from verifiable_relu.bounds import envelope
 from verifiable_relu.bounds.types import Bounds, Lines
 from verifiable_relu.errors import UnsupportedError
-from verifiable_relu.network.graph import Activation, Gelu, LeakyRelu, Relu, Sigmoid, Tanh
+from verifiable_relu.network.graph import (
+    PIECEWISE_LINEAR,
+    Activation,
+    Gelu,
+    Hardened,
+    LeakyRelu,
+    Node,
+    Relu,
+    Sigmoid,
+    Tanh,
+)
 
 
 @dataclass(frozen=True)
@@ -83,10 +93,9 @@ def relax(node: Activation, bounds: Bounds, slope: Tensor | None = None) -> Line
     Args:
         node: the activation.
         bounds: of its input, shaped (batch, *shape).
-        slope: values in [0, 1], broadcastable to the bounds: which of the supporting lines of the envelope to take
-            instead of the one at the midpoint, from the one that touches furthest left (0) to the one furthest
-            right (1). For ReLU this is α-CROWN's α, the slope of the lower line (Xu et al., arXiv 2011.13824);
-            for smooth activations α supports the envelopes at l + α·(u − l), so that ½ is the default.
+        slope: values α in [0, 1], broadcastable to the bounds: which of the supporting lines of the envelope to take
+            instead of the one at the midpoint. Its slope is (1 − α) times the envelope's at l plus α times that at
+            u. For ReLU this is α-CROWN's α, the slope of the lower line (Xu et al., arXiv 2011.13824).
 
     Raises:
         UnsupportedError: if the activation is not in the table.
@@ -139,7 +148,7 @@ def _kinked(left: Tensor, bounds: Bounds, alpha: Tensor | None) -> Lines:
     )
 
 
-def _relu_lines(node: Relu, bounds: Bounds, slope: Tensor | None) -> Lines:
+def _relu_lines(node: Relu | Hardened, bounds: Bounds, slope: Tensor | None) -> Lines:
     return _kinked(bounds.lower.new_zeros(()), bounds, slope)
 
 
@@ -147,11 +156,17 @@ def _leaky_lines(node: LeakyRelu, bounds: Bounds, slope: Tensor | None) -> Lines
     return _kinked(node.slope, bounds, slope)
 
 
-def _middle(bounds: Bounds, alpha: Tensor | None) -> Tensor:
-    """Where in [l, u] the envelopes are supported; halving first, since u − l may overflow."""
+Slopes = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+def _slopes(of: Slopes, bounds: Bounds, alpha: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The slopes of the lines: at the midpoint, or as α says between those at the ends."""
+    lb, ub = bounds.lower, bounds.upper
     if alpha is None:
-        return bounds.lower / 2 + bounds.upper / 2
-    return (bounds.lower * (1 - alpha) + bounds.upper * alpha).clamp(bounds.lower, bounds.upper)
+        # Halving first, since u − l may overflow.
+        return of(lb, ub, lb / 2 + ub / 2)
+    left, right = of(lb, ub, lb), of(lb, ub, ub)
+    return torch.lerp(left[0], right[0], alpha), torch.lerp(left[1], right[1], alpha)
 
 
 def _offset(
@@ -173,7 +188,7 @@ def _increasing_image(node: Sigmoid | Tanh, bounds: Bounds) -> Bounds:
 
 def _tanh_lines(node: Tanh, bounds: Bounds, alpha: Tensor | None) -> Lines:
     """tanh is convex left of 0, so that f(x) − s·x has its one minimum inside there, and its maximum mirrored."""
-    low, high = envelope.tanh_slopes(bounds.lower, bounds.upper, _middle(bounds, alpha))
+    low, high = _slopes(envelope.tanh_slopes, bounds, alpha)
     return Lines(
         low,
         _offset(torch.minimum, torch.tanh, bounds, low, -envelope.tanh_turn(low.detach())),
@@ -184,8 +199,7 @@ def _tanh_lines(node: Tanh, bounds: Bounds, alpha: Tensor | None) -> Lines:
 
 def _sigmoid_lines(node: Sigmoid, bounds: Bounds, alpha: Tensor | None) -> Lines:
     """As for tanh: σ(x) = ½ + ½·tanh(x/2), which has a quarter of its slope at x/2."""
-    slopes = envelope.tanh_slopes(bounds.lower / 2, bounds.upper / 2, _middle(bounds, alpha) / 2)
-    low, high = slopes[0] / 4, slopes[1] / 4
+    low, high = (s / 4 for s in _slopes(envelope.tanh_slopes, Bounds(bounds.lower / 2, bounds.upper / 2), alpha))
     return Lines(
         low,
         _offset(torch.minimum, torch.sigmoid, bounds, low, -2 * envelope.tanh_turn(4 * low.detach())),
@@ -199,17 +213,17 @@ def _gelu(t: Tensor) -> Tensor:
     return 0.5 * t * torch.special.erfc(t * -math.sqrt(0.5))
 
 
-def _gelu_image(node: Gelu, bounds: Bounds) -> Bounds:
+def _gelu_image(node: Gelu | Hardened, bounds: Bounds) -> Bounds:
     """x·Φ(λx) falls left of DIP/λ and rises right of it: smallest at the nearest point to it, largest at an end."""
     lb, ub = node.lam * bounds.lower, node.lam * bounds.upper
     lowest = torch.full_like(lb, envelope.DIP).clamp(lb, ub)
     return Bounds(_gelu(lowest) / node.lam, torch.maximum(_gelu(lb), _gelu(ub)) / node.lam)
 
 
-def _gelu_lines(node: Gelu, bounds: Bounds, alpha: Tensor | None) -> Lines:
+def _gelu_lines(node: Gelu | Hardened, bounds: Bounds, alpha: Tensor | None) -> Lines:
     """x·Φ(λx) = g(λx)/λ with g(t) = t·Φ(t): lines of g over λ·[l, u], their offsets divided by λ."""
     scaled = Bounds(node.lam * bounds.lower, node.lam * bounds.upper)
-    low, high = envelope.gelu_slopes(scaled.lower, scaled.upper, _middle(scaled, alpha))
+    low, high = _slopes(envelope.gelu_slopes, scaled, alpha)
     return Lines(
         low,
         _offset(torch.minimum, _gelu, scaled, low, envelope.gelu_valley(low.detach())) / node.lam,
@@ -218,6 +232,30 @@ def _gelu_lines(node: Gelu, bounds: Bounds, alpha: Tensor | None) -> Lines:
     )
 
 
+def _hardened_image(node: Hardened, bounds: Bounds) -> Bounds:
+    return Bounds(_gelu_image(node, bounds).lower, bounds.upper.clamp(min=0))
+
+
+def _hardened_lines(node: Hardened, bounds: Bounds, alpha: Tensor | None) -> Lines:
+    """Below every member lies λ-GELU at the least λ, above every member ReLU."""
+    low, high = _gelu_lines(node, bounds, alpha), _relu_lines(node, bounds, None)
+    return Lines(low.lower_slope, low.lower_offset, high.upper_slope, high.upper_offset)
+
+
+def unstable(node: Node, pre: Bounds) -> Tensor:
+    """Which neurons need a relaxation, and tight bounds for it: (batch, *shape) bool.
+
+    Those of piecewise-linear nodes straddle zero. λ-GELU is 0 or x up to |x|·Φ(−6) < 1e-9·|x| where |λx| ≥ 6.
+    """
+    if isinstance(node, PIECEWISE_LINEAR):
+        return ~((pre.lower >= 0) | (pre.upper <= 0))
+    straddles = ~(pre.lower >= pre.upper)
+    if isinstance(node, Gelu | Hardened):
+        return straddles & ~((node.lam * pre.lower >= _SATURATED) | (node.lam * pre.upper <= -_SATURATED))
+    return straddles
+
+
+_SATURATED = 6.0
 _SMOOTH_ULPS = 64
 """Granted to a library's exp, tanh, sigmoid and erfc and to the few operations around them; at most 2 were measured."""
 
@@ -228,4 +266,5 @@ TABLE: dict[type[Activation], Row] = {
     Tanh: Row(_increasing_image, _tanh_lines, ulps=_SMOOTH_ULPS),
     # An argument λx off by u moves f by u·|x·f'(x)| ≤ u·(|f(x)| + 0.294/λ), t²·φ(t) being at most 0.294.
     Gelu: Row(_gelu_image, _gelu_lines, ulps=_SMOOTH_ULPS, absolute=lambda node: _SMOOTH_ULPS / node.lam),
+    Hardened: Row(_hardened_image, _hardened_lines, ulps=_SMOOTH_ULPS, absolute=lambda node: _SMOOTH_ULPS / node.lam),
 }

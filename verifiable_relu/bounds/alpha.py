@@ -256,7 +256,13 @@ class _Search:
             index: self.relaxation.chosen_lines(index, self.sample, slope.to(self.rows.dtype))
             for index, slope in self.slopes.items()
         }
-        return self.relaxation.lower(self.target, self.rows, self.sample, constant=self.constant, lines=lines)[0]
+        found = self.relaxation.lower(self.target, self.rows, self.sample, constant=self.constant, lines=lines)[0]
+        if all(isinstance(self.relaxation.network.nodes[index], Relu) for index in self.activations):
+            return found
+        # The search starts from CROWN's own lines for ReLU alone.
+        return torch.maximum(
+            found, self.relaxation.lower(self.target, self.rows, self.sample, constant=self.constant)[0]
+        )
 
 
 def _tensors(lines: Lines) -> tuple[Tensor, Tensor, Tensor, Tensor]:

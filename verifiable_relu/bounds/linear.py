@@ -22,19 +22,17 @@ import torch
 from torch import Tensor
 
 from verifiable_relu.bounds import rounding
-from verifiable_relu.bounds.activations import relax
+from verifiable_relu.bounds.activations import relax, unstable
 from verifiable_relu.bounds.interval import intersect, magnitude, node_image
 from verifiable_relu.bounds.types import Bounds, Lines
 from verifiable_relu.errors import UnsupportedError
 from verifiable_relu.network.graph import (
-    PIECEWISE_LINEAR,
     Activation,
     Add,
     Affine,
     Input,
     Linear,
     Network,
-    Node,
     Permute,
     Relu,
     Reshape,
@@ -298,13 +296,6 @@ def interval_is_exact(network: Network, index: int) -> bool:
     if isinstance(node, Reshape | Permute | Scale):
         return interval_is_exact(network, node.inputs[0])
     return _box_shaped(network, index) or (isinstance(node, Affine) and _box_shaped(network, node.inputs[0]))
-
-
-def unstable(node: Node, pre: Bounds) -> Tensor:
-    """Which neurons need a relaxation: (batch, *shape) bool. Those of piecewise-linear nodes straddle zero."""
-    if isinstance(node, PIECEWISE_LINEAR):
-        return ~((pre.lower >= 0) | (pre.upper <= 0))
-    return ~(pre.lower >= pre.upper)
 
 
 def relaxed(

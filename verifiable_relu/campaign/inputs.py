@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -48,10 +48,16 @@ class Loader:
 
     Args:
         networks: files by the names that VNN-LIB 2.0 files declare.
+        prepare: what to make of every network that was read (``network.hardened``); raises InputError.
     """
 
-    def __init__(self, networks: Mapping[str, Path] | None = None) -> None:
+    def __init__(
+        self,
+        networks: Mapping[str, Path] | None = None,
+        prepare: Callable[[Network], Network] | None = None,
+    ) -> None:
         self.networks = dict(networks or {})
+        self.prepare = prepare
         self._read: dict[Path, Network | InputError] = {}
 
     def network(self, path: Path) -> Network:
@@ -63,7 +69,8 @@ class Loader:
         where = path.resolve()
         if where not in self._read:
             try:
-                self._read[where] = read_onnx(path)
+                network = read_onnx(path)
+                self._read[where] = network if self.prepare is None else self.prepare(network)
             except InputError as error:
                 self._read[where] = error.located(path)
         found = self._read[where]

@@ -310,6 +310,21 @@ class Gelu(Activation):
         return F.gelu(self.lam * xs[0]) / self.lam
 
 
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Hardened(Activation):
+    """ReLU and every λ'-GELU with λ' ≥ ``lam`` at once: a set of networks, of which ``forward`` runs ReLU's.
+
+    x·Φ(λx) never falls as λ grows, so all of them lie between λ-GELU at ``lam`` and ReLU (arXiv 2603.21991). Bounds
+    cover the whole set; a counterexample speaks of its limit, the ReLU network (``Network.limit``).
+    """
+
+    op = "Hardened"
+    lam: Tensor
+
+    def forward(self, *xs: Tensor) -> Tensor:
+        return F.relu(xs[0])
+
+
 PIECEWISE_LINEAR = (Relu, LeakyRelu)
 
 
@@ -373,6 +388,17 @@ class Network:
     def piecewise_linear(self) -> bool:
         """Whether every activation is piecewise linear, so that MILP and SMT are complete and evaluation exact."""
         return all(isinstance(self.nodes[i], PIECEWISE_LINEAR) for i in self.activations)
+
+    @cached_property
+    def limit(self) -> Network:
+        """The network in which every ``Hardened`` activation is ReLU; the network itself if it has none."""
+        if not any(isinstance(node, Hardened) for node in self.nodes):
+            return self
+        nodes = tuple(
+            Relu(name=node.name, inputs=node.inputs, shape=node.shape) if isinstance(node, Hardened) else node
+            for node in self.nodes
+        )
+        return replace(self, nodes=nodes, onnx=None, _converted={})
 
     @cached_property
     def weight_error(self) -> float:

@@ -145,7 +145,7 @@ def confirm(query: Query, witness: Sequence[Fraction]) -> Confirmation:
     The box is demanded of the exact point alone: replay rounds it to float32, which may leave a box whose
     decimals are no float32 numbers.
     """
-    network, prop = query.network, query.property
+    network, prop = query.network.limit, query.property
     if len(witness) != network.input_size:
         return Confirmation(False, f"the point has {len(witness)} coordinates, the network {network.input_size} inputs")
     if not prop.box.contains(witness):
