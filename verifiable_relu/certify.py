@@ -196,11 +196,14 @@ def _summary(result: Result, case: Case, seconds: float) -> Iterator[str]:
     boxes = f", {len(case.queries)} boxes" if len(case.queries) > 1 else ""
     size = f"{network.input_size} inputs, {neurons} neurons, {network.output_size} outputs{boxes}"
     yield f"  network   {result.onnx}: {size}"
-    if result.margin is not None:
-        meaning = {"sat": "at the counterexample", "unsat": "or more, proven"}.get(
-            result.answer, "the best lower bound"
-        )
-        yield f"  margin    {result.margin:.6g} ({meaning})"
+    match result.answer, result.margin:
+        case _, None:
+            pass
+        case "unsat", 0.0:
+            yield "  margin    positive; the method tells no more"
+        case answer, margin:
+            meaning = {"sat": "at the counterexample", "unsat": "or more, proven"}.get(answer, "the best lower bound")
+            yield f"  margin    {margin:.6g} ({meaning})"
     if result.unstable is not None:
         yield f"  unstable  {result.unstable} neurons"
     stages = ", ".join(f"{name} {spent:.2f} s" for name, spent in result.stages.items())

@@ -50,12 +50,41 @@ class Row:
         relax: the linear relaxation (see ``relax``).
         ulps: relative rounding error of an image's ends and of a line, in units of the unit roundoff.
         absolute: absolute rounding error of the same, in the same units, for a node.
+        curve: for smooth activations, how their lines are made; ``relax`` is its own.
     """
 
     image: Callable[[Any, Bounds], Bounds]
     relax: Callable[[Any, Bounds, Tensor | None], Lines]
     ulps: int
     absolute: Callable[[Any], Tensor | float] = lambda node: 0.0
+    curve: Curve | None = None
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The two steps in which lines of a smooth activation are made.
+
+    Args:
+        slopes: the slopes of the lower and of the upper line: at the midpoint, or (True) at l and at u.
+        lines: the lines of given slopes, whatever they are.
+    """
+
+    slopes: Callable[[Any, Bounds, bool], tuple[Tensor, ...]]
+    lines: Callable[[Any, Bounds, Tensor, Tensor], Lines]
+
+    def relax(self, node: Activation, bounds: Bounds, alpha: Tensor | None) -> Lines:
+        """``relax`` of the table."""
+        if alpha is None:
+            low, high = self.slopes(node, bounds, False)
+            return self.lines(node, bounds, low, high)
+        return self.between(node, bounds, self.slopes(node, bounds, True), alpha)
+
+    def between(self, node: Activation, bounds: Bounds, ends: tuple[Tensor, ...], alpha: Tensor) -> Lines:
+        """Lines with slopes between those at the ends."""
+        low_left, high_left, low_right, high_right = ends
+        return self.lines(
+            node, bounds, torch.lerp(low_left, low_right, alpha), torch.lerp(high_left, high_right, alpha)
+        )
 
 
 def row(node: Activation) -> Row:
@@ -159,14 +188,13 @@ def _leaky_lines(node: LeakyRelu, bounds: Bounds, slope: Tensor | None) -> Lines
 Slopes = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
-def _slopes(of: Slopes, bounds: Bounds, alpha: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The slopes of the lines: at the midpoint, or as α says between those at the ends."""
+def _at(of: Slopes, bounds: Bounds, ends: bool) -> tuple[Tensor, ...]:
+    """Slopes of both envelopes at the midpoint, or at l and at u."""
     lb, ub = bounds.lower, bounds.upper
-    if alpha is None:
-        # Halving first, since u − l may overflow.
-        return of(lb, ub, lb / 2 + ub / 2)
-    left, right = of(lb, ub, lb), of(lb, ub, ub)
-    return torch.lerp(left[0], right[0], alpha), torch.lerp(left[1], right[1], alpha)
+    if ends:
+        return *of(lb, ub, lb), *of(lb, ub, ub)
+    # Halving first, since u − l may overflow.
+    return of(lb, ub, lb / 2 + ub / 2)
 
 
 def _offset(
@@ -186,9 +214,12 @@ def _increasing_image(node: Sigmoid | Tanh, bounds: Bounds) -> Bounds:
     return Bounds(node.forward(bounds.lower), node.forward(bounds.upper))
 
 
-def _tanh_lines(node: Tanh, bounds: Bounds, alpha: Tensor | None) -> Lines:
+def _tanh_slopes(node: Tanh, bounds: Bounds, ends: bool) -> tuple[Tensor, ...]:
+    return _at(envelope.tanh_slopes, bounds, ends)
+
+
+def _tanh_lines(node: Tanh, bounds: Bounds, low: Tensor, high: Tensor) -> Lines:
     """tanh is convex left of 0, so that f(x) − s·x has its one minimum inside there, and its maximum mirrored."""
-    low, high = _slopes(envelope.tanh_slopes, bounds, alpha)
     return Lines(
         low,
         _offset(torch.minimum, torch.tanh, bounds, low, -envelope.tanh_turn(low.detach())),
@@ -197,9 +228,12 @@ def _tanh_lines(node: Tanh, bounds: Bounds, alpha: Tensor | None) -> Lines:
     )
 
 
-def _sigmoid_lines(node: Sigmoid, bounds: Bounds, alpha: Tensor | None) -> Lines:
+def _sigmoid_slopes(node: Sigmoid, bounds: Bounds, ends: bool) -> tuple[Tensor, ...]:
     """As for tanh: σ(x) = ½ + ½·tanh(x/2), which has a quarter of its slope at x/2."""
-    low, high = (s / 4 for s in _slopes(envelope.tanh_slopes, Bounds(bounds.lower / 2, bounds.upper / 2), alpha))
+    return tuple(s / 4 for s in _at(envelope.tanh_slopes, Bounds(bounds.lower / 2, bounds.upper / 2), ends))
+
+
+def _sigmoid_lines(node: Sigmoid, bounds: Bounds, low: Tensor, high: Tensor) -> Lines:
     return Lines(
         low,
         _offset(torch.minimum, torch.sigmoid, bounds, low, -2 * envelope.tanh_turn(4 * low.detach())),
@@ -220,26 +254,34 @@ def _gelu_image(node: Gelu | Hardened, bounds: Bounds) -> Bounds:
     return Bounds(_gelu(lowest) / node.lam, torch.maximum(_gelu(lb), _gelu(ub)) / node.lam)
 
 
-def _gelu_lines(node: Gelu | Hardened, bounds: Bounds, alpha: Tensor | None) -> Lines:
-    """x·Φ(λx) = g(λx)/λ with g(t) = t·Φ(t): lines of g over λ·[l, u], their offsets divided by λ."""
-    scaled = Bounds(node.lam * bounds.lower, node.lam * bounds.upper)
-    low, high = _slopes(envelope.gelu_slopes, scaled, alpha)
-    return Lines(
-        low,
-        _offset(torch.minimum, _gelu, scaled, low, envelope.gelu_valley(low.detach())) / node.lam,
-        high,
-        _offset(torch.maximum, _gelu, scaled, high, envelope.gelu_ridge(high.detach())) / node.lam,
-    )
+def _scaled(node: Gelu | Hardened, bounds: Bounds) -> Bounds:
+    return Bounds(node.lam * bounds.lower, node.lam * bounds.upper)
+
+
+def _gelu_slopes(node: Gelu | Hardened, bounds: Bounds, ends: bool) -> tuple[Tensor, ...]:
+    """x·Φ(λx) = g(λx)/λ with g(t) = t·Φ(t) has the slopes of g over λ·[l, u]."""
+    return _at(envelope.gelu_slopes, _scaled(node, bounds), ends)
+
+
+def _gelu_floor(node: Gelu | Hardened, bounds: Bounds, low: Tensor) -> Tensor:
+    """The offset of the lower line of a slope."""
+    return _offset(torch.minimum, _gelu, _scaled(node, bounds), low, envelope.gelu_valley(low.detach())) / node.lam
+
+
+def _gelu_lines(node: Gelu, bounds: Bounds, low: Tensor, high: Tensor) -> Lines:
+    ridge = envelope.gelu_ridge(high.detach())
+    above = _offset(torch.maximum, _gelu, _scaled(node, bounds), high, ridge) / node.lam
+    return Lines(low, _gelu_floor(node, bounds, low), high, above)
 
 
 def _hardened_image(node: Hardened, bounds: Bounds) -> Bounds:
     return Bounds(_gelu_image(node, bounds).lower, bounds.upper.clamp(min=0))
 
 
-def _hardened_lines(node: Hardened, bounds: Bounds, alpha: Tensor | None) -> Lines:
+def _hardened_lines(node: Hardened, bounds: Bounds, low: Tensor, high: Tensor) -> Lines:
     """Below every member lies λ-GELU at the least λ, above every member ReLU."""
-    low, high = _gelu_lines(node, bounds, alpha), _relu_lines(node, bounds, None)
-    return Lines(low.lower_slope, low.lower_offset, high.upper_slope, high.upper_offset)
+    relu = _relu_lines(node, bounds, None)
+    return Lines(low, _gelu_floor(node, bounds, low), relu.upper_slope, relu.upper_offset)
 
 
 def unstable(node: Node, pre: Bounds) -> Tensor:
@@ -259,12 +301,23 @@ _SATURATED = 6.0
 _SMOOTH_ULPS = 64
 """Granted to a library's exp, tanh, sigmoid and erfc and to the few operations around them; at most 2 were measured."""
 
+
+def _smooth(
+    image: Callable[[Any, Bounds], Bounds],
+    slopes: Callable[[Any, Bounds, bool], tuple[Tensor, ...]],
+    lines: Callable[[Any, Bounds, Tensor, Tensor], Lines],
+    absolute: Callable[[Any], Tensor | float] = lambda node: 0.0,
+) -> Row:
+    curve = Curve(slopes, lines)
+    return Row(image, curve.relax, _SMOOTH_ULPS, absolute, curve)
+
+
 TABLE: dict[type[Activation], Row] = {
     Relu: Row(_relu_image, _relu_lines, ulps=4),
     LeakyRelu: Row(_leaky_image, _leaky_lines, ulps=8),
-    Sigmoid: Row(_increasing_image, _sigmoid_lines, ulps=_SMOOTH_ULPS),
-    Tanh: Row(_increasing_image, _tanh_lines, ulps=_SMOOTH_ULPS),
+    Sigmoid: _smooth(_increasing_image, _sigmoid_slopes, _sigmoid_lines),
+    Tanh: _smooth(_increasing_image, _tanh_slopes, _tanh_lines),
     # An argument λx off by u moves f by u·|x·f'(x)| ≤ u·(|f(x)| + 0.294/λ), t²·φ(t) being at most 0.294.
-    Gelu: Row(_gelu_image, _gelu_lines, ulps=_SMOOTH_ULPS, absolute=lambda node: _SMOOTH_ULPS / node.lam),
-    Hardened: Row(_hardened_image, _hardened_lines, ulps=_SMOOTH_ULPS, absolute=lambda node: _SMOOTH_ULPS / node.lam),
+    Gelu: _smooth(_gelu_image, _gelu_slopes, _gelu_lines, absolute=lambda node: _SMOOTH_ULPS / node.lam),
+    Hardened: _smooth(_hardened_image, _gelu_slopes, _hardened_lines, absolute=lambda node: _SMOOTH_ULPS / node.lam),
 }

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from verifiable_relu.bounds import rounding
-from verifiable_relu.bounds.activations import relax, unstable
+from verifiable_relu.bounds.activations import relax, row, unstable
 from verifiable_relu.bounds.interval import intersect, magnitude, node_image
 from verifiable_relu.bounds.types import Bounds, Lines
 from verifiable_relu.errors import UnsupportedError
@@ -69,6 +69,7 @@ class Relaxation:
         self._known = known or {}
         self._lines: dict[int, Lines] = {}
         self._errors: dict[int, Tensor] = {}
+        self._ends: dict[int, tuple[Tensor, ...]] = {}
 
     @property
     def samples(self) -> int:
@@ -116,8 +117,13 @@ class Relaxation:
         node = self.network.nodes[index]
         assert isinstance(node, Activation)
         if not isinstance(node, Relu):
-            pre = self.pre[index]
-            return relax(node, Bounds(_of(pre.lower, sample), _of(pre.upper, sample)), slope)
+            pre, curve = self.pre[index], row(node).curve
+            mine = Bounds(_of(pre.lower, sample), _of(pre.upper, sample))
+            if curve is None:
+                return relax(node, mine, slope)
+            if index not in self._ends:
+                self._ends[index] = curve.slopes(node, pre, True)
+            return curve.between(node, mine, tuple(_of(end, sample) for end in self._ends[index]), slope)
         # Of a ReLU's lines only the slope of the lower one is to be chosen, where it straddles zero.
         common, free = self.lines(index), self.free(index)
         fixed = common.lower_slope * (1 - free)

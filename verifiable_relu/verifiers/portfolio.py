@@ -30,10 +30,13 @@ _INTERMEDIATE = Ascent(steps=6)
 _FEW_NEURONS = 40
 """Up to so many unstable neurons the MILP takes a fraction of a second, and goes first."""
 
+_EXACT_NEURONS = 10
+"""Up to so many unstable neurons exact arithmetic (SMT) has a chance."""
+
 
 @dataclass(frozen=True)
 class Auto:
-    """CROWN, then PGD, then α-CROWN, then input splitting (few inputs) and the MILP (piecewise-linear networks).
+    """CROWN, then PGD, then α-CROWN, then input splitting (few inputs), the MILP and SMT (piecewise-linear networks).
 
     Attributes:
         device: where bounds and attack run.
@@ -56,6 +59,8 @@ class Auto:
         run.stage(lambda: InputSplit(device=self.device), narrow, share=0.5)
         run.stage(_milp, linear)
         run.stage(lambda: InputSplit(device=self.device), narrow)
+        # What is left with time to spare lies within the others' tolerances of the boundary.
+        run.stage(_smt, [i for i in linear if run.unstable(i) <= _EXACT_NEURONS])
         return run.close()
 
 
@@ -64,6 +69,12 @@ def _milp() -> Verifier:
     from verifiable_relu.verifiers.milp import Milp
 
     return Milp()
+
+
+def _smt() -> Verifier:
+    from verifiable_relu.verifiers.smt import Smt
+
+    return Smt()
 
 
 def _free_inputs(query: Query) -> int:
