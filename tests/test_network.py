@@ -18,7 +18,7 @@ from torch import nn
 
 from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.network import Network, from_torch, read_onnx, write_onnx
-from verifiable_relu.network.graph import Affine, Conv2d, Gelu, Linear, Relu, Scale
+from verifiable_relu.network.graph import Affine, Conv2d, Gelu, Input, Linear, Relu, Scale
 from verifiable_relu.nn import LambdaGELU, Normalize
 
 RNG = np.random.default_rng(0)
@@ -633,3 +633,27 @@ def test_competition_networks_agree_on_their_boxes(family: str, data: Path) -> N
         box = read_vnnlib(vnnlib).properties[0].box
         x = box.lower + RNG.random((3, network.input_size)) * (box.upper - box.lower)
         assert_agrees(network, x.reshape(3, *network.input_shape))
+
+
+def test_narrowing_bounds_what_it_changes() -> None:
+    """1/3 in float64 is another number in float32, and the node says by how much."""
+    from fractions import Fraction
+
+    thirds = torch.tensor([1 / 3, -2 / 3, 0.5], dtype=torch.float64)
+    network = Network((Input(name="x", inputs=(), shape=(3,)), scale_by(thirds)))
+    (narrow,) = network.to(torch.float32).nodes[1:]
+    assert isinstance(narrow, Scale)
+    errors = [
+        abs(Fraction(w) - Fraction(s)) / abs(Fraction(s))
+        for w, s in zip(thirds.tolist(), narrow.scale.tolist(), strict=True)
+    ]
+    assert 0 < max(errors) <= Fraction(narrow.weight_error) <= 2 * max(errors)
+    (same,) = network.to(torch.float64).nodes[1:]
+    assert isinstance(same, Scale) and same.weight_error == 0.0
+    (exact,) = Network((network.nodes[0], scale_by(torch.tensor([0.5, 1.0, 2.0]).double()))).to(torch.float32).nodes[1:]
+    assert isinstance(exact, Scale) and exact.weight_error == 0.0
+
+
+def scale_by(factor: torch.Tensor) -> Scale:
+    zero = torch.zeros((), dtype=factor.dtype)
+    return Scale(name="s", inputs=(0,), shape=tuple(factor.shape), center=zero, scale=factor, shift=zero)

@@ -422,10 +422,13 @@ class Network:
         return state.hexdigest()
 
     def to(self, dtype: torch.dtype, device: torch.device | str = "cpu") -> Network:
-        """The same network with its tensors in ``dtype`` on ``device``; float32 weights widen exactly. Cached."""
+        """The same network with its tensors in ``dtype`` on ``device``. Cached.
+
+        float32 weights widen exactly; where narrowing changes a weight, ``weight_error`` grows by as much.
+        """
         key = (dtype, torch.device(device))
         if key not in self._converted:
-            nodes = tuple(node.map_tensors(lambda t: t.to(key[1], dtype)) for node in self.nodes)
+            nodes = tuple(_converted(node, dtype, key[1]) for node in self.nodes)
             self._converted[key] = replace(self, nodes=nodes, _converted={})
         return self._converted[key]
 
@@ -452,6 +455,23 @@ class Network:
     def _native(self, x: Tensor) -> bool:
         tensors = (getattr(node, f.name) for node in self.nodes for f in fields(node))
         return all(t.dtype == x.dtype and t.device == x.device for t in tensors if isinstance(t, Tensor))
+
+
+def _converted(node: Node, dtype: torch.dtype, device: torch.device) -> Node:
+    """A node with its tensors in another dtype on another device."""
+    made = node.map_tensors(lambda t: t.to(device, dtype))
+    if not isinstance(node, Affine):
+        return made
+    error = 0.0
+    for f in fields(node):
+        before = getattr(node, f.name)
+        if isinstance(before, Tensor) and before.is_floating_point() and before.dtype.itemsize > dtype.itemsize:
+            after = getattr(made, f.name).detach().to(before.device, before.dtype)
+            changed = (after - before.detach()).abs()
+            # A weight that vanishes has no relative error; the bounds are then infinite, and prove nothing.
+            relative = torch.where(changed > 0, changed / after.abs(), 0.0)
+            error = max(error, float(relative.amax()) if relative.numel() else 0.0)
+    return replace(made, weight_error=node.weight_error + 1.01 * error) if error else made  # type: ignore[call-arg]
 
 
 def consumers(nodes: Sequence[Node]) -> list[list[int]]:

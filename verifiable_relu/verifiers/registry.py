@@ -14,6 +14,7 @@ _METHODS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "auto": ("portfolio", "Auto", {}),
     "attack": ("attack", "Attack", {}),
     "ibp": ("incomplete", "Ibp", {}),
+    "crown-ibp": ("incomplete", "CrownIbp", {}),
     "crown": ("incomplete", "Crown", {}),
     "alpha-crown": ("incomplete", "AlphaCrown", {}),
     "split": ("input_split", "InputSplit", {}),
@@ -25,7 +26,7 @@ _METHODS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "auto_lirpa-alpha-crown": ("adapters.auto_lirpa", "AutoLirpa", {"bound": "alpha-crown"}),
 }
 
-_ON_DEVICE = ("auto", "attack", "ibp", "crown", "alpha-crown", "split")
+_ON_DEVICE = ("auto", "attack", "ibp", "crown-ibp", "crown", "alpha-crown", "split")
 """Methods that run on any torch device; the others run on the CPU."""
 
 

@@ -1,0 +1,166 @@
+"""How far the outputs move when a network's λ-GELUs are replaced by ReLU: proven, over a box of inputs.
+
+For z in the smooth network and z + d in the ReLU network at the same neuron and the same input,
+
+    ReLU(z + d) − f(z) = (ReLU(z + d) − ReLU(z)) + (ReLU(z) − f(z)) = s·d + e,   s ∈ [0, 1],   e ∈ [0, δ],
+
+because ReLU is monotone and 1-Lipschitz, and δ is the maximum of |z|·Φ(−λ|z|) over the neuron's interval (arXiv
+2603.21991). That interval is the one of all members of the family (``network.Hardened``), so it holds z and z + d
+both: where it is on one side of zero, s is 1 or 0. So the difference of the two networks is itself a network, without
+biases, whose input is zero and whose activations are d ↦ s·d + e, and is bounded like any other: by intervals, and
+backward by lines over and under max(0, d) and min(0, d).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from verifiable_relu.bounds import rounding
+from verifiable_relu.bounds.activations import image
+from verifiable_relu.bounds.interval import intersect, node_image
+from verifiable_relu.bounds.linear import (
+    MEMORY,
+    Relaxation,
+    _both_signs,
+    _chunks,
+    interval_is_exact,
+    preactivation_bounds,
+)
+from verifiable_relu.bounds.types import Bounds, Lines
+from verifiable_relu.errors import UnsupportedError
+from verifiable_relu.network.family import hardened
+from verifiable_relu.network.graph import Activation, Conv2d, Hardened, Linear, Network, Node, Scale
+
+
+def substitution_change(
+    network: Network, box: Bounds, *, memory: int = MEMORY, stop: Callable[[], bool] | None = None
+) -> Bounds:
+    """Bounds of (outputs of the ReLU network − outputs of the smooth one) for the same input in the box.
+
+    They hold for every smooth network with λ' ≥ λ in each layer, at all inputs of the box, rounding accounted for;
+    the box [0, 1]ⁿ gives the change over a whole domain of images.
+
+    Args:
+        network: with λ-GELU activations, or as ``hardened`` makes it, in the dtype and on the device of ``box``.
+        box: the inputs, shaped (batch, *input_shape).
+        memory: a limit in bytes on the coefficients held at once.
+        stop: asked between chunks; once it returns True what is left keeps its interval bounds.
+
+    Returns:
+        Shaped (batch, *output_shape).
+
+    Raises:
+        InputError: if no λ is known for a ReLU, or there is no activation.
+        UnsupportedError: for other activations beside them.
+    """
+    family = hardened(network)
+    pre = preactivation_bounds(family, box, memory=memory, stop=stop)
+    change = _Change(family, pre, torch.zeros_like(box.lower), memory, stop)
+    last = len(family.nodes) - 1
+    change.advance(last)
+    return change.backward(last, torch.ones_like(change.values[last].lower, dtype=torch.bool))
+
+
+def _without_bias(node: Node) -> Node:
+    match node:
+        case Linear() | Conv2d():
+            return replace(node, bias=torch.zeros_like(node.bias))
+        case Scale():
+            return replace(node, center=torch.zeros_like(node.center), shift=torch.zeros_like(node.shift))
+        case Activation() if not isinstance(node, Hardened):
+            raise UnsupportedError(
+                "the change is not bounded through this activation", place=f"node '{node.name}' ({node.op})"
+            )
+    return node
+
+
+def _gap(node: Hardened, pre: Bounds) -> Tensor:
+    """δ, rounded up: −|z|·Φ(−λ|z|) is λ-GELU at −|z|, so that δ is minus the least value there."""
+    near = torch.maximum(pre.lower, -pre.upper).clamp(min=0)
+    far = torch.maximum(-pre.lower, pre.upper)
+    return -rounding.interval_activation(node, image(node, Bounds(-far, -near))).lower
+
+
+class _Change(Relaxation):
+    """The difference network over a batch of boxes; ``values`` and ``pre`` are bounds of differences.
+
+    Args:
+        family: as ``hardened`` makes it.
+        joint: bounds of its activations' inputs.
+        zero: the difference of the inputs, (batch, *input_shape).
+        memory: as in ``substitution_change``.
+        stop: as in ``substitution_change``.
+    """
+
+    def __init__(
+        self,
+        family: Network,
+        joint: Mapping[int, Bounds],
+        zero: Tensor,
+        memory: int,
+        stop: Callable[[], bool] | None,
+    ) -> None:
+        nodes = tuple(_without_bias(node) for node in family.nodes)
+        super().__init__(replace(family, nodes=nodes, onnx=None, _converted={}), Bounds(zero, zero))
+        self._memory, self._stop = memory, stop
+        self._free: dict[int, Tensor] = {}
+        self._slopes: dict[int, Bounds] = {}
+        self._gaps: dict[int, Tensor] = {}
+        for index in family.activations:
+            node, bounds = nodes[index], joint[index]
+            assert isinstance(node, Hardened)
+            on, off = bounds.lower >= 0, bounds.upper <= 0
+            self._free[index] = ~(on | off)
+            self._slopes[index] = Bounds(on.to(zero), (~off).to(zero))
+            self._gaps[index] = _gap(node, bounds)
+
+    def advance(self, index: int, tighten: Callable[[int, Bounds], Bounds] | None = None) -> None:
+        for current in range(len(self.values), index + 1):
+            node = self.network.nodes[current]
+            if not isinstance(node, Activation):
+                self.values.append(node_image(node, [self.values[i] for i in node.inputs]))
+                continue
+            source = node.inputs[0]
+            if not interval_is_exact(self.network, source):
+                self.values[source] = self.backward(source, self._free[current])
+            self.pre[current] = d = self.values[source]
+            ends = Bounds(self._moved(current, d.lower).lower, self._moved(current, d.upper).upper)
+            self.values.append(rounding.widen(Bounds(ends.lower, ends.upper + self._gaps[current]), 2))
+
+    def _moved(self, index: int, d: Tensor) -> Bounds:
+        """The least and the greatest s·d."""
+        slopes = self._slopes[index]
+        ends = slopes.lower * d, slopes.upper * d
+        return Bounds(torch.minimum(*ends), torch.maximum(*ends))
+
+    def lines(self, index: int) -> Lines:
+        """The chord of the concave min(s·d), the chord of the convex max(s·d) and δ above it."""
+        if index not in self._lines:
+            d = self.pre[index]
+            left, right = self._moved(index, d.lower), self._moved(index, d.upper)
+            width = (d.upper - d.lower).clamp(min=torch.finfo(d.lower.dtype).tiny)
+            low, high = (right.lower - left.lower) / width, (right.upper - left.upper) / width
+            # Offsets last, from both ends: they are sound whatever the slopes became in floating point.
+            under = torch.minimum(left.lower - low * d.lower, right.lower - low * d.upper)
+            over = torch.maximum(left.upper - high * d.lower, right.upper - high * d.upper)
+            self._lines[index] = Lines(low, under, high, over + self._gaps[index])
+        return self._lines[index]
+
+    def backward(self, index: int, wanted: Tensor) -> Bounds:
+        """The bounds of node ``index``, those of the ``wanted`` neurons, (batch, *shape), bounded anew by lines."""
+        interval = self.values[index]
+        pairs = wanted.flatten(1).nonzero()
+        lower, upper = interval.lower.flatten(1).clone(), interval.upper.flatten(1).clone()
+        for part in _chunks(len(pairs), self.network, lower, self._memory, 12):
+            if self._stop is not None and self._stop():
+                break
+            sample, neuron = pairs[part].unbind(1)
+            target, rows, constant = _both_signs(self.network, index, neuron, lower)
+            found = self.lower(target, rows, sample.repeat(2), constant=constant)[0]
+            lower[sample, neuron], upper[sample, neuron] = found[: len(sample)], -found[len(sample) :]
+        shape = interval.lower.shape
+        return intersect(interval, Bounds(lower.reshape(shape), upper.reshape(shape)))
