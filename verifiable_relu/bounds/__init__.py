@@ -2,6 +2,7 @@
 
 from verifiable_relu.bounds.activations import unstable
 from verifiable_relu.bounds.alpha import Ascent, alpha_lower_bounds, alpha_preactivation_bounds
+from verifiable_relu.bounds.change import substitution_change
 from verifiable_relu.bounds.interval import input_box, interval_bounds
 from verifiable_relu.bounds.linear import linear_lower_bounds, preactivation_bounds
 from verifiable_relu.bounds.types import Bounds, Lines
@@ -16,5 +17,6 @@ __all__ = [
     "interval_bounds",
     "linear_lower_bounds",
     "preactivation_bounds",
+    "substitution_change",
     "unstable",
 ]

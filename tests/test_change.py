@@ -1,0 +1,244 @@
+"""How far the substitution of ReLU moves the outputs: proven against sampled, climbed to, and worked out by hand."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.families import NETWORKS, boxes, climb, least, member, members, mlp, points, residual, smooth
+from verifiable_relu.bounds import Bounds, change, substitution_change
+from verifiable_relu.bounds.activations import image
+from verifiable_relu.errors import InputError, UnsupportedError
+from verifiable_relu.network import hardened, read_onnx
+from verifiable_relu.network.build import Builder
+from verifiable_relu.network.graph import Gelu, Hardened, LeakyRelu, Network, Relu
+
+SPECS = Path(__file__).parents[1] / "specs"
+DEEPEST = 0.16997120747990369
+"""max t·Φ(−t), at t = 0.7517915…"""
+
+networks = pytest.mark.parametrize("make", NETWORKS.values(), ids=NETWORKS.keys())
+hardnesses = pytest.mark.parametrize("lam", (1.0, 5.0, 20.0, 160.0))
+
+
+def differences(family: Network, x: Tensor, others: list[Network]) -> Tensor:
+    """(len(others)·len(x), batch, outputs) of points x, (…, batch, *shape)."""
+    flat = x.flatten(0, 1)
+    return torch.cat([(family.limit(flat) - other(flat)).unflatten(0, x.shape[:2]) for other in others])
+
+
+def assert_within(found: Bounds, seen: Tensor) -> None:
+    """What was seen is the difference of two numbers that were rounded in float64."""
+    assert bool((found.lower <= seen.amin(0) + 1e-12).all()) and bool((seen.amax(0) - 1e-12 <= found.upper).all())
+
+
+def assert_holds(family: Network, box: Bounds) -> tuple[Tensor, Tensor]:
+    """Returns the proven and the largest sampled change, (batch, outputs)."""
+    found = substitution_change(family, box)
+    seen = differences(family, points(box), members(family))
+    exact = smooth(family)[0]
+    for sign in (1, -1):
+        towards = climb(box, lambda x, sign=sign: sign * (family.limit(x) - exact(x)).sum(1))
+        seen = torch.cat([seen, differences(family, towards, smooth(family, count=1))])
+    assert_within(found, seen)
+    return torch.maximum(-found.lower, found.upper), seen.abs().amax(0)
+
+
+@networks
+@hardnesses
+def test_no_sampled_change_is_larger(make: Callable[..., Network], lam: float) -> None:
+    for seed in range(2):
+        family = hardened(make(seed), lam)
+        proven, sampled = assert_holds(family, boxes(family))
+        assert bool((proven >= 0).all()) and bool(torch.isfinite(proven).all())
+        # A test of soundness alone would be content with infinity. The first boxes are almost points.
+        assert float((sampled / proven)[:3].max()) > 0.2
+
+
+@networks
+def test_every_layer_has_its_own_lambda(make: Callable[..., Network]) -> None:
+    network = make(3)
+    count = len(network.activations)
+    soft_first = hardened(network, [2.0, *[50.0] * (count - 1)])
+    soft_last = hardened(network, [*[50.0] * (count - 1), 2.0])
+    for family in (soft_first, soft_last):
+        assert_holds(family, boxes(family))
+
+
+def test_float32_is_a_little_wider() -> None:
+    family = hardened(residual(1), 20.0)
+    box = boxes(family)
+    narrow = Bounds(box.lower.float(), box.upper.float())
+    box = Bounds(narrow.lower.double(), narrow.upper.double())
+    single = family.to(torch.float32)
+    exact, rough = substitution_change(single.to(torch.float64), box), substitution_change(single, narrow)
+    assert rough.lower.dtype == torch.float32
+    assert bool((rough.lower.double() <= exact.lower + 1e-9).all())
+    assert bool((rough.upper.double() >= exact.upper - 1e-9).all())
+    torch.testing.assert_close(rough.upper.double(), exact.upper, rtol=0.02, atol=1e-4)
+
+
+def neuron(weight: float, bias: float, lam: float, out: float = 1.0) -> Network:
+    """y = out·f(weight·x + bias)."""
+    build = Builder((1,))
+    number = lambda value: torch.tensor([[value]], dtype=torch.float64)  # noqa: E731
+    x = build.activation(build.linear(0, number(weight), number(bias)[0], "in"), Relu, "act")
+    return hardened(build.network(build.linear(x, number(out), torch.ones(1).double(), "out"), name="one"), lam)
+
+
+def interval(lower: float, upper: float) -> Bounds:
+    return Bounds(torch.tensor([[lower]], dtype=torch.float64), torch.tensor([[upper]], dtype=torch.float64))
+
+
+@pytest.mark.parametrize(
+    ("bias", "low", "high", "gap"),
+    [
+        (0.0, -1.0, 1.0, DEEPEST / 5),
+        # 5·0.2 = 1 is past the largest gap, which is at 5·|z| = 0.75, and 5·0.1 = 0.5 before it.
+        (0.0, 0.2, 1.0, 0.2 * 0.5 * math.erfc(1 / math.sqrt(2))),
+        (0.0, -1.0, -0.2, 0.2 * 0.5 * math.erfc(1 / math.sqrt(2))),
+        (0.0, -0.05, 0.1, 0.1 * 0.5 * math.erfc(0.5 / math.sqrt(2))),
+        (1.5, -1.5, -1.5, 0.0),
+    ],
+)
+def test_one_neuron_by_hand(bias: float, low: float, high: float, gap: float) -> None:
+    for out in (1.0, -2.0):
+        found = substitution_change(neuron(1.0, bias, 5.0, out), interval(low, high))
+        ends = sorted((0.0, out * gap))
+        assert float(found.lower) == pytest.approx(ends[0], abs=1e-12)
+        assert float(found.upper) == pytest.approx(ends[1], abs=1e-12)
+        assert float(found.lower) <= ends[0] and ends[1] <= float(found.upper)
+
+
+def test_two_neurons_by_hand() -> None:
+    """Both positive: the difference passes the second untouched; both negative: it ends there."""
+    number = lambda value: torch.tensor([[value]], dtype=torch.float64)  # noqa: E731
+    for bias, upper in ((10.0, DEEPEST / 2), (-10.0, 0.0)):
+        build = Builder((1,))
+        x = build.activation(build.linear(0, number(1.0), None, "in"), Relu, "first")
+        x = build.activation(build.linear(x, number(1.0), torch.tensor([bias]).double(), "mid"), Relu, "second")
+        found = substitution_change(hardened(build.network(x, name="two"), [2.0, 1e3]), interval(-1, 1))
+        assert float(found.lower) == pytest.approx(0.0, abs=1e-12)
+        assert float(found.upper) == pytest.approx(upper, abs=1e-12)
+
+
+def test_the_change_falls_with_lambda() -> None:
+    box = boxes(mlp())
+    widths = []
+    for lam in (1.0, 10.0, 100.0, 1e4):
+        found = substitution_change(hardened(mlp(), lam), box)
+        widths.append(float((found.upper - found.lower).max()))
+    assert widths == sorted(widths, reverse=True) and widths[-1] < 2e-3
+    # Where no interval changes, the change is proportional to 1/λ; here they hardly do.
+    assert widths[-2] == pytest.approx(100 * widths[-1], rel=0.2)
+
+
+def test_lines_are_never_worse_than_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
+    family = hardened(residual(), 5.0)
+    tight = substitution_change(family, boxes(family))
+    monkeypatch.setattr(change._Change, "backward", lambda self, index, wanted: self.values[index])
+    loose = substitution_change(family, boxes(family))
+    assert bool((tight.lower >= loose.lower).all()) and bool((tight.upper <= loose.upper).all())
+    assert float((tight.upper - tight.lower).sum()) < 0.7 * float((loose.upper - loose.lower).sum())
+    seen = differences(family, points(boxes(family)), smooth(family))
+    assert_within(loose, seen)
+
+
+def test_stopped_early_it_is_looser_and_sound() -> None:
+    family = hardened(mlp(), 3.0)
+    box = boxes(family)
+    early, late = substitution_change(family, box, stop=lambda: True), substitution_change(family, box)
+    assert bool((early.lower <= late.lower).all()) and bool((late.upper <= early.upper).all())
+    assert not torch.equal(early.upper, late.upper)
+
+
+def test_chunks_change_nothing() -> None:
+    family = hardened(residual(), 3.0)
+    box = boxes(family)
+    whole, parts = substitution_change(family, box), substitution_change(family, box, memory=1 << 14)
+    torch.testing.assert_close(whole.lower, parts.lower, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(whole.upper, parts.upper, rtol=1e-12, atol=1e-12)
+
+
+def test_smooth_networks_are_taken_as_they_are() -> None:
+    family = hardened(mlp(), [2.0, 3.0, 4.0])
+    gelu = member(family, least(family))
+    assert all(isinstance(gelu.nodes[i], Gelu) for i in gelu.activations)
+    first, second = substitution_change(family, boxes(family)), substitution_change(gelu, boxes(family))
+    assert torch.equal(first.lower, second.lower) and torch.equal(first.upper, second.upper)
+
+
+def test_bad_networks_are_refused() -> None:
+    with pytest.raises(InputError, match="which λ they come from"):
+        substitution_change(mlp(), boxes(mlp()))
+    build = Builder((1,))
+    x = build.activation(0, Relu, "act")
+    x = build.activation(x, LeakyRelu, "leaky", slope=torch.tensor(0.1, dtype=torch.float64))
+    with pytest.raises(UnsupportedError, match=r"node 'leaky' \(LeakyRelu\)"):
+        substitution_change(hardened(build.network(x, name="mixed"), 2.0), interval(-1, 1))
+
+
+def test_nan_proves_nothing() -> None:
+    family = hardened(mlp(), 2.0)
+    box = boxes(family)
+    box.upper[0, 2] = float("nan")
+    found = substitution_change(family, box)
+    assert bool(torch.isnan(found.lower[0]).all()) and bool(torch.isnan(found.upper[0]).all())
+    assert bool(torch.isfinite(found.upper[1:]).all())
+
+
+@pytest.mark.parametrize("name", ("mnist_mlp", "mnist_cnn", "cifar_cnn"))
+def test_the_shipped_networks(name: str) -> None:
+    """At the λ that they were substituted at: around a point and over the whole domain."""
+    lams = json.loads((SPECS / f"{name}.json").read_text())["epochs"][-1]["lam"]
+    family = hardened(read_onnx(SPECS / f"{name}.onnx"), lams).to(torch.float64)
+    assert least(family) == lams
+    zero, one = torch.zeros(1, *family.input_shape).double(), torch.ones(1, *family.input_shape).double()
+    center = torch.rand(zero.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    for box in (Bounds(zero, one), Bounds((center - 0.01).clamp(min=0), (center + 0.01).clamp(max=1))):
+        found = substitution_change(family, box)
+        seen = differences(family, points(box, count=12), smooth(family, count=1))
+        assert_within(found, seen)
+        assert float((found.upper - found.lower).max()) < 10
+
+
+Patch = Callable[[pytest.MonkeyPatch], None]
+
+
+def _first_gap_alone(patch: pytest.MonkeyPatch) -> None:
+    gap = change._gap
+    patch.setattr(change, "_gap", lambda node, pre: gap(node, pre) if node.name in ("act0", "act1") else 0 * pre.lower)
+
+
+def _intervals_of_relu(patch: pytest.MonkeyPatch) -> None:
+    bounds = change.preactivation_bounds
+    patch.setattr(change, "preactivation_bounds", lambda family, box, **options: bounds(family.limit, box, **options))
+
+
+def _gap_at_the_ends(patch: pytest.MonkeyPatch) -> None:
+    def gap(node: Hardened, pre: Bounds) -> Tensor:
+        ends = (-image(node, Bounds(-end.abs(), -end.abs())).lower for end in (pre.lower, pre.upper))
+        return torch.maximum(*ends)
+
+    patch.setattr(change, "_gap", gap)
+
+
+def _no_difference_comes_in(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(change._Change, "_moved", lambda self, index, d: Bounds(0 * d, 0 * d))
+
+
+@pytest.mark.parametrize("fault", (_first_gap_alone, _intervals_of_relu, _gap_at_the_ends, _no_difference_comes_in))
+def test_faults_are_seen(fault: Patch, monkeypatch: pytest.MonkeyPatch) -> None:
+    fault(monkeypatch)
+    with pytest.raises(AssertionError):
+        assert_holds(neuron(1.0, 0.0, 5.0), interval(-1, 1))
+        for seed in range(6):
+            for make in (mlp, residual):
+                family = hardened(make(seed), 1.0)
+                assert_holds(family, boxes(family))
