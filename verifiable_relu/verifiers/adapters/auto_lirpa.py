@@ -32,7 +32,18 @@ from torch import Tensor, nn
 from verifiable_relu.bounds import Bounds, input_box
 from verifiable_relu.bounds.linear import MEMORY
 from verifiable_relu.errors import InputError, UnsupportedError
-from verifiable_relu.network.graph import Add, Conv2d, LeakyRelu, Linear, Network, Node, Permute, Reshape, Scale
+from verifiable_relu.network.graph import (
+    Add,
+    Conv2d,
+    Hardened,
+    LeakyRelu,
+    Linear,
+    Network,
+    Node,
+    Permute,
+    Reshape,
+    Scale,
+)
 from verifiable_relu.spec.property import Query, RowBatch
 from verifiable_relu.verifiers.base import (
     SILENT,
@@ -258,6 +269,9 @@ def _parameters(node: Node) -> dict[str, Tensor]:
             # slope·x + (1 − slope)·relu(x): for slopes in [0, 1] no bound loses by it, and α can be optimised; the
             # library's own LeakyReLU knows scalar slopes below 1 alone.
             return {"slope": _full(node, node.slope), "rest": _full(node, 1 - node.slope)}
+        case Hardened():
+            # Its forward pass is ReLU's alone, of which a proof would say nothing of the smooth members.
+            raise UnsupportedError("auto_LiRPA takes one network, not many", place=f"node '{node.name}' ({node.op})")
     return {}
 
 

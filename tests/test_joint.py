@@ -1,0 +1,483 @@
+"""One certificate for the ReLU network and all smooth networks with λ' ≥ λ: bounds, verifiers, ``--joint``."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from fractions import Fraction
+from importlib.metadata import distributions
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from tests.families import NETWORKS, Random, boxes, climb, cnn, least, member, members, mlp, points, residual, smooth
+from verifiable_relu import verify
+from verifiable_relu.bounds import (
+    Ascent,
+    Bounds,
+    activations,
+    alpha_lower_bounds,
+    alpha_preactivation_bounds,
+    interval_bounds,
+    linear_lower_bounds,
+    preactivation_bounds,
+)
+from verifiable_relu.bounds.interval import node_image
+from verifiable_relu.certify import main
+from verifiable_relu.errors import InputError
+from verifiable_relu.network import hardened, write_onnx
+from verifiable_relu.network.build import Builder
+from verifiable_relu.network.graph import Gelu, Hardened, Input, Linear, Network, Relu
+from verifiable_relu.spec import Query, linf_properties
+from verifiable_relu.trust.replay import confirm
+from verifiable_relu.verifiers.base import Budget, Reason, Trust, Verdict
+from verifiable_relu.verifiers.registry import make as method
+
+networks = pytest.mark.parametrize("make", NETWORKS.values(), ids=NETWORKS.keys())
+hardnesses = pytest.mark.parametrize("lam", (1.0, 5.0, 20.0, 160.0))
+Make = Callable[[int], Network]
+
+
+def rows(network: Network, batch: int) -> tuple[Tensor, Tensor]:
+    """Every output, its negative and every difference of two neighbours, for every sample."""
+    eye = torch.eye(network.output_size, dtype=torch.float64)
+    matrix = torch.cat([eye, -eye, eye - eye.roll(1, 0)])
+    return matrix.repeat(batch, 1), torch.arange(batch).repeat_interleave(len(matrix))
+
+
+@dataclasses.dataclass
+class Proven:
+    """What bounds say of a family over a batch of boxes."""
+
+    nodes: list[Bounds]
+    crown: dict[int, Bounds]
+    lower: dict[str, Tensor]
+
+
+def proven(family: Network, box: Bounds, alpha: bool = True) -> Proven:
+    """IBP's bounds of all nodes, CROWN's of pre-activations, and each method's of ``rows``."""
+    matrix, sample = rows(family, len(box.lower))
+    matrix = matrix.to(box.lower)
+    nodes = interval_bounds(family, box)
+    pre = {i: nodes[family.nodes[i].inputs[0]] for i in family.activations}
+    crown = preactivation_bounds(family, box)
+    lower = {
+        "ibp": linear_lower_bounds(family, box, pre, matrix, sample, intervals=True),
+        "crown-ibp": linear_lower_bounds(family, box, pre, matrix, sample),
+        "crown": linear_lower_bounds(family, box, crown, matrix, sample),
+    }
+    if alpha:
+        lower["alpha"] = alpha_lower_bounds(family, box, crown, matrix, sample, Ascent(steps=6))
+        tight = alpha_preactivation_bounds(family, box, Ascent(steps=3))
+        lower["alpha, tight"] = alpha_lower_bounds(family, box, tight, matrix, sample, Ascent(steps=3))
+    return Proven(nodes, crown, lower)
+
+
+def reached(network: Network, x: Tensor) -> Tensor:
+    """The least value of every row at points x, (count, batch, *shape)."""
+    matrix, sample = rows(network, x.shape[1])
+    outputs = network(x.flatten(0, 1)).unflatten(0, x.shape[:2])
+    return torch.einsum("ro,pro->pr", matrix, outputs[:, sample]).amin(0)
+
+
+def assert_holds(family: Network, box: Bounds, found: Proven, x: Tensor, each: list[Network]) -> None:
+    """Of every network in ``each``, at points x: every node, every row."""
+    for network in each:
+        values = [v.unflatten(0, x.shape[:2]) for v in network.values(x.flatten(0, 1))]
+        for bounds, value in zip(found.nodes, values, strict=True):
+            assert bool((bounds.lower <= value.amin(0)).all()) and bool((value.amax(0) <= bounds.upper).all())
+        for index, bounds in found.crown.items():
+            value = values[family.nodes[index].inputs[0]]
+            assert bool((bounds.lower <= value.amin(0)).all()) and bool((value.amax(0) <= bounds.upper).all())
+        least_values = reached(network, x)
+        for bound in found.lower.values():
+            assert bool((bound <= least_values).all())
+
+
+@networks
+@hardnesses
+def test_every_member_is_within_the_bounds(make: Make, lam: float) -> None:
+    family = hardened(make(0), lam)
+    box = boxes(family)
+    found = proven(family, box)
+    assert_holds(family, box, found, points(box), members(family))
+    for bound in found.lower.values():
+        assert bool(torch.isfinite(bound).all())
+
+
+@networks
+def test_every_layer_has_its_own_lambda(make: Make) -> None:
+    network, rng = make(1), Random(7)
+    family = hardened(network, [1 + 30 * float(rng.uniform(1)) for _ in network.activations])
+    box = boxes(family)
+    assert_holds(family, box, proven(family, box), points(box), members(family))
+
+
+@networks
+@pytest.mark.parametrize("lam", (1.0, 20.0))
+def test_no_attack_gets_below_the_margin(make: Make, lam: float) -> None:
+    """Points and λ' ≥ λ are both searched for: the first by gradient, the second along with them, layer by layer."""
+    family = hardened(make(2), lam)
+    box = boxes(family, batch=4)
+    found = proven(family, box)
+    matrix, sample = rows(family, len(box.lower))
+    wide = Bounds(box.lower[sample], box.upper[sample])
+    harder = torch.zeros(len(family.activations), dtype=torch.float64, requires_grad=True)
+
+    def descent(x: Tensor) -> Tensor:
+        lams = [low * torch.exp(h.clamp(min=0)) for low, h in zip(least(family), harder, strict=True)]
+        value = x
+        values: list[Tensor] = []
+        for node in family.nodes:
+            inputs = [values[i] for i in node.inputs]
+            if isinstance(node, Hardened):
+                factor = lams[family.activations.index(len(values))]
+                value = inputs[0] * 0.5 * torch.special.erfc(-factor * inputs[0] / math.sqrt(2))
+            else:
+                value = node.forward(*inputs) if inputs else x
+            values.append(value)
+        falling = -(matrix * value).sum(1)
+        (gradient,) = torch.autograd.grad(falling.sum(), harder, retain_graph=True)
+        with torch.no_grad():
+            harder.add_(0.3 * gradient.sign()).clamp_(min=0)
+        return falling
+
+    way = climb(wide, descent, steps=25, starts=2)
+    last = [low * math.exp(h) for low, h in zip(least(family), harder.tolist(), strict=True)]
+    for network in (*members(family), member(family, last)):
+        outputs = network(way.flatten(0, 1)).unflatten(0, way.shape[:2])
+        values = (outputs * matrix).sum(-1).amin(0)
+        for bound in found.lower.values():
+            assert bool((bound <= values).all())
+        # It comes close where boxes are nearly points and members nearly one: it would see a bound that is too high.
+        near = (values - found.lower["crown"])[sample == 0]
+        assert lam == 1 or float(near.min()) < 0.05
+
+
+@networks
+@hardnesses
+def test_intervals_contain_those_of_every_member(make: Make, lam: float) -> None:
+    """Inclusion isotony makes this certain for intervals alone: CROWN's lines are another choice for each network."""
+    family = hardened(make(0), lam)
+    box = boxes(family)
+    joint = interval_bounds(family, box)
+    matrix, sample = rows(family, len(box.lower))
+    pre = {i: joint[family.nodes[i].inputs[0]] for i in family.activations}
+    bound = linear_lower_bounds(family, box, pre, matrix, sample, intervals=True)
+    for network in members(family):
+        own = interval_bounds(network, box)
+        for wide, narrow in zip(joint, own, strict=True):
+            hair = 1e-10 * (1 + wide.upper.abs() + wide.lower.abs())
+            assert bool((wide.lower <= narrow.lower + hair).all()) and bool((narrow.upper - hair <= wide.upper).all())
+        mine = {i: own[network.nodes[i].inputs[0]] for i in network.activations}
+        margin = linear_lower_bounds(network, box, mine, matrix, sample, intervals=True)
+        assert bool((bound <= margin + 1e-9 * (1 + margin.abs())).all())
+
+
+@networks
+def test_crown_costs_a_little_against_each_member(make: Make) -> None:
+    """On average over rows the joint bound is below that of ReLU and of every member, and near them for large λ."""
+    family = hardened(make(0), 20.0)
+    box = boxes(family, batch=3)
+    joint = proven(family, box, alpha=False).lower["crown"]
+    for network in (family.limit, *smooth(family)):
+        own = proven(network, box, alpha=False).lower["crown"]
+        assert float((own - joint).mean()) > -1e-9
+        assert float((own - joint).mean()) < 0.5 * float(1 + own.abs().mean())
+
+
+@networks
+def test_the_joint_bound_tends_to_that_of_relu(make: Make) -> None:
+    box = boxes(make(0))
+    relu = proven(make(0), box)
+    for name in ("ibp", "crown-ibp", "crown"):
+        gaps = []
+        for lam in (1e2, 1e4, 1e6, 1e8):
+            joint = proven(hardened(make(0), lam), box, alpha=False).lower[name]
+            gaps.append(float((joint - relu.lower[name]).abs().max()))
+        assert gaps[-1] < 1e-5 and gaps[-1] < 0.1 * gaps[0]
+    far = proven(hardened(make(0), 1e8), box)
+    assert float((far.lower["alpha"] - relu.lower["alpha"]).abs().mean()) < 0.1
+
+
+def test_one_neuron_by_hand() -> None:
+    """Over [−1, 1] the family of λ = 1 goes from the dip of GELU, −0.16997, to 1."""
+    build = Builder((1,))
+    family = hardened(build.network(build.activation(0, Relu, "act"), name="one"), 1.0)
+    box = Bounds(torch.tensor([[-1.0]]).double(), torch.tensor([[1.0]]).double())
+    out = interval_bounds(family, box)[-1]
+    assert float(out.lower) == pytest.approx(-0.16997120747990369, abs=1e-12) and float(out.upper) == pytest.approx(1.0)
+    lines = activations.relax(family.nodes[1], box)  # type: ignore[arg-type]
+    # Above lies ReLU's chord; below the tangent of GELU at 0, whose slope is ½.
+    assert float(lines.upper_slope) == pytest.approx(0.5) and float(lines.upper_offset) == pytest.approx(0.5)
+    assert float(lines.lower_slope) == pytest.approx(0.5) and float(lines.lower_offset) == pytest.approx(0.0, abs=1e-9)
+
+
+def test_lambda_rounded_up_is_still_covered() -> None:
+    """1.1 in float32 is more than 1.1; the network with exactly λ = 1.1 is a member all the same."""
+    single = hardened(mlp(), 1.1).to(torch.float32)
+    assert least(single)[0] > 1.1
+    box = boxes(single)
+    wide, narrow = single.to(torch.float64), Bounds(box.lower.float(), box.upper.float())
+    x = points(Bounds(narrow.lower.double(), narrow.upper.double()))
+    found = proven(single, narrow)
+    assert_holds(single, narrow, found, x, [member(wide, [1.1] * 3), *members(wide)])
+
+
+def classified(seed: int = 0, count: int = 12) -> tuple[Network, np.ndarray, np.ndarray]:
+    """A small ReLU network, points in [0, 1] and their classes."""
+    network = mlp(seed, (3, 6, 5, 3)).to(torch.float32)
+    images = Random(seed + 20).uniform(count, 3).float().double()
+    return network, images.numpy(), network(images).argmax(1).numpy()
+
+
+@pytest.mark.parametrize("name", ("ibp", "crown-ibp", "crown", "alpha-crown", "split", "auto"))
+@pytest.mark.parametrize("lam", (5.0, 160.0))
+def test_what_a_verifier_proves_holds_for_every_member(name: str, lam: float) -> None:
+    network, images, labels = classified()
+    family = hardened(network, lam)
+    properties = linf_properties(images, labels, 0.03, 3)
+    queries = [Query(family, p) for p in properties]
+    outcomes = method(name).verify(queries, Budget.each(1.0, len(queries)))
+    assert any(o.verdict is Verdict.UNSAT for o in outcomes)
+    for outcome, p, label in zip(outcomes, properties, labels, strict=True):
+        if outcome.verdict is Verdict.SAT:
+            assert outcome.witness is not None and confirm(Query(family.limit, p), outcome.witness).confirmed
+        if outcome.verdict is not Verdict.UNSAT:
+            continue
+        assert outcome.margin is not None and outcome.trust is Trust.ROUNDED
+        box = Bounds(*(torch.from_numpy(np.asarray(end)).reshape(1, 3) for end in (p.box.lower, p.box.upper)))
+        for other in members(family):
+            y = other(points(box, count=200).flatten(0, 1))
+            others = torch.cat([y[:, :label], y[:, label + 1 :]], 1).amax(1)
+            assert float((y[:, label] - others).min()) >= outcome.margin
+
+
+@pytest.mark.parametrize("name", ("milp", "smt", "auto_lirpa-crown"))
+def test_who_knows_one_network_alone_refuses(name: str) -> None:
+    if name == "auto_lirpa-crown" and not list(distributions(name="auto_LiRPA")):
+        pytest.skip("auto_LiRPA is not installed")
+    network, images, labels = classified(count=2)
+    queries = [Query(hardened(network, 5.0), p) for p in linf_properties(images, labels, 0.03, 3)]
+    for outcome in method(name).verify(queries, Budget.each(5.0, len(queries))):
+        assert outcome.verdict is Verdict.UNKNOWN and outcome.reason is Reason.UNSUPPORTED
+        assert "Hardened" in outcome.detail
+
+
+def switch(lam: float | None = None) -> Network:
+    """y_0 = f(x_0) + f(x_1), y_1 = 0; ReLU's y_0 is never negative, that of λ-GELU is at least −0.34/λ."""
+    act = (
+        Relu(name="r", inputs=(1,), shape=(2,))
+        if lam is None
+        else Gelu(name="r", inputs=(1,), shape=(2,), lam=torch.tensor(lam))
+    )
+    weight = torch.tensor([[1.0, 1.0], [0.0, 0.0]])
+    return Network(
+        (
+            Input(name="x", inputs=(), shape=(2,)),
+            Linear(name="l", inputs=(0,), shape=(2,), weight=torch.eye(2), bias=torch.zeros(2)),
+            act,
+            Linear(name="m", inputs=(2,), shape=(2,), weight=weight, bias=torch.zeros(2)),
+        )
+    )
+
+
+def spec(unsafe: str) -> str:
+    lines = [f"(declare-const {v}_{i} Real)" for v in "XY" for i in range(2)]
+    lines += [f"(assert (>= X_{i} -1.0)) (assert (<= X_{i} 1.0))" for i in range(2)]
+    return "\n".join([*lines, f"(assert {unsafe})\n"])
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_onnx(switch(), tmp_path / "relu.onnx")
+    write_onnx(switch(2.0), tmp_path / "gelu.onnx")
+    empty = Builder((2,))
+    write_onnx(
+        empty.network(empty.linear(0, torch.eye(2), torch.zeros(2), "l"), name="affine"), tmp_path / "affine.onnx"
+    )
+    (tmp_path / "dip.vnnlib").write_text(spec("(<= Y_0 -0.1)"))
+    (tmp_path / "top.vnnlib").write_text(spec("(>= Y_0 1.5)"))
+    return tmp_path
+
+
+def ask(folder: Path, *options: object, net: str = "relu", prop: str = "dip") -> int:
+    files = ["--spec", folder / f"{prop}.vnnlib", "--net", folder / f"{net}.onnx"]
+    return main([*map(str, [*files, "--method", "ibp", "--quiet", *options])])
+
+
+@pytest.mark.parametrize(
+    ("net", "options", "answer"),
+    [
+        ("relu", (), "unsat"),
+        ("relu", ("--joint", "1"), "unknown"),
+        ("relu", ("--joint", "5"), "unsat"),
+        ("relu", ("--joint", "1e6"), "unsat"),
+        # 0.34/2 is beyond 0.1; a λ given takes the place of the file's.
+        ("gelu", ("--joint",), "unknown"),
+        ("gelu", ("--joint", "5"), "unsat"),
+        ("gelu", ("--joint", "5", "--method", "split"), "unsat"),
+    ],
+)
+def test_the_command(
+    folder: Path, net: str, options: tuple[str, ...], answer: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ask(folder, *options, net=net) == 0
+    assert capsys.readouterr() == (answer + "\n", "")
+
+
+@pytest.mark.parametrize(
+    ("net", "options", "message"),
+    [
+        ("relu", ("--joint",), "do not tell which λ they come from"),
+        ("relu", ("--joint", "5,5"), "2 values of λ for 1 layers of activations"),
+        ("relu", ("--joint", "0.5"), "λ must be a finite number of at least 1, got [0.5]"),
+        ("relu", ("--joint", "nan"), "λ must be a finite number of at least 1, got [nan]"),
+        ("relu", ("--joint", "inf"), "λ must be a finite number of at least 1, got [inf]"),
+        ("affine", ("--joint", "5"), "has neither ReLU nor λ-GELU activations"),
+        ("affine", ("--joint",), "has neither ReLU nor λ-GELU activations"),
+    ],
+)
+def test_the_command_refuses_in_one_line(
+    folder: Path, net: str, options: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ask(folder, *options, net=net) == 2
+    shown = capsys.readouterr()
+    assert shown.out == "" and shown.err.count("\n") == 1 and f"{net}.onnx" in shown.err and message in shown.err
+
+
+def test_what_is_no_number_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for text in ("soft", "1,,2", ""):
+        with pytest.raises(SystemExit) as stopped:
+            ask(folder, "--joint", text)
+        assert stopped.value.code == 2 and "is no number, nor a list of them" in capsys.readouterr().err
+
+
+def test_a_counterexample_is_one_of_the_relu_network(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for net, options in (("relu", ("--joint", "5")), ("gelu", ("--joint",))):
+        assert ask(folder, *options, "--method", "attack", net=net, prop="top") == 0
+        answer, *lines = capsys.readouterr().out.replace("(", "").replace(")", "").splitlines()
+        assert answer == "sat"
+        value = {name: Fraction(number) for name, number in map(str.split, lines)}
+        relu = max(value["X_0"], Fraction(0)) + max(value["X_1"], Fraction(0))
+        assert relu >= Fraction(3, 2) and float(value["Y_0"]) == pytest.approx(float(relu), abs=1e-6)
+
+
+def test_answers_of_one_network_are_not_those_of_many(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The records are kept apart by λ, and apart from those of the ReLU network."""
+    answers = []
+    for options in ((), ("--joint", "1"), ("--joint", "5"), ("--joint", "1"), ()):
+        assert ask(folder, "--out", folder / "results", *options) == 0
+        answers.append(capsys.readouterr().out.strip())
+    assert answers == ["unsat", "unknown", "unsat", "unknown", "unsat"]
+
+
+def verdicts(model: Network, images: np.ndarray, labels: np.ndarray, **options: object) -> list[Verdict]:
+    return [r.verdict for r in verify(model, images, labels, 0.02, "crown", **options)]  # type: ignore[arg-type]
+
+
+def test_verify_in_python() -> None:
+    network, images, labels = classified()
+    alone = verdicts(network, images, labels)
+    assert alone == verdicts(network, images, labels, joint=1e7)
+    soft = verdicts(network, images, labels, joint=1.0)
+    assert soft.count(Verdict.UNSAT) < alone.count(Verdict.UNSAT)
+    assert verdicts(network, images, labels, joint=[1e7, 1.0]) != alone
+    # A whole number, and those of the network itself.
+    assert soft == verdicts(network, images, labels, joint=1)
+    gelu = member(hardened(network, 1.0), [1.0, 1.0])
+    assert soft == verdicts(gelu, images, labels, joint=True)
+
+
+def test_verify_refuses() -> None:
+    network, images, labels = classified(count=1)
+    for joint, message in (
+        (True, "which λ they come from"),
+        ([5.0], "1 values of λ for 2 layers"),
+        (0.99, "at least 1"),
+        ([5.0, math.nan], "at least 1"),
+        (math.inf, "at least 1"),
+    ):
+        with pytest.raises(InputError, match=message):
+            verdicts(network, images, labels, joint=joint)
+
+
+def test_the_family_keeps_to_itself() -> None:
+    network = mlp()
+    soft, hard = hardened(network, 2.0), hardened(network, 3.0)
+    assert len({network.digest, soft.digest, hard.digest}) == 3
+    assert soft.limit.digest == network.digest and network.limit is network
+    assert not soft.piecewise_linear and hardened(soft).digest == soft.digest
+    assert hardened(soft, 3.0).digest == hard.digest
+    x = points(boxes(network))[:, 0]
+    assert torch.equal(soft(x), network(x))
+
+
+Patch = Callable[[pytest.MonkeyPatch], None]
+
+
+def _row(patch: pytest.MonkeyPatch, **changes: object) -> None:
+    patch.setitem(activations.TABLE, Hardened, dataclasses.replace(activations.TABLE[Hardened], **changes))  # type: ignore[arg-type]
+
+
+def _intervals_of_relu(patch: pytest.MonkeyPatch) -> None:
+    """Bounds of pre-activations are those of the ReLU network, as if nothing soft came before."""
+    crown, ibp = preactivation_bounds, interval_bounds
+    patch.setitem(globals(), "preactivation_bounds", lambda family, box: crown(family.limit, box))
+    patch.setitem(globals(), "interval_bounds", lambda family, box: ibp(family.limit, box))
+
+
+def _lower_line_of_relu(patch: pytest.MonkeyPatch) -> None:
+    relu = activations.TABLE[Relu].relax
+    _row(patch, relax=relu, curve=None)
+
+
+def _no_dip(patch: pytest.MonkeyPatch) -> None:
+    def image(node: Hardened, bounds: Bounds) -> Bounds:
+        ends = [
+            node_image(dataclasses.replace(GELU, lam=node.lam), [Bounds(e, e)]).lower for e in vars(bounds).values()
+        ]
+        return Bounds(torch.minimum(*ends), bounds.upper.clamp(min=0))
+
+    _row(patch, image=image)
+
+
+def _upper_line_of_gelu(patch: pytest.MonkeyPatch) -> None:
+    _row(patch, relax=activations.TABLE[Gelu].relax, curve=activations.TABLE[Gelu].curve)
+
+
+def _first_layer_alone(patch: pytest.MonkeyPatch) -> None:
+    def one(network: Network, lam: float) -> Network:
+        return hardened(network, [lam, *[1e12] * (len(network.activations) - 1)])
+
+    patch.setitem(globals(), "taken", one)
+
+
+GELU = Gelu(name="", inputs=(0,), shape=(), lam=torch.tensor(1.0))
+taken = hardened
+
+
+def hunt() -> None:
+    """All that is tested above in small: what a fault must not get past."""
+    for seed in range(3):
+        for make in (mlp, cnn, residual):
+            family = hardened(make(seed), 1.0)
+            box = boxes(family)
+            assert_holds(family, box, proven(taken(make(seed), 1.0), box, alpha=False), points(box), members(family))
+
+
+def test_nothing_is_found_without_a_fault() -> None:
+    hunt()
+
+
+@pytest.mark.parametrize(
+    "fault", (_intervals_of_relu, _lower_line_of_relu, _no_dip, _upper_line_of_gelu, _first_layer_alone)
+)
+def test_faults_are_seen(fault: Patch, monkeypatch: pytest.MonkeyPatch) -> None:
+    fault(monkeypatch)
+    with pytest.raises(AssertionError):
+        hunt()
