@@ -1,21 +1,31 @@
 """λ-GELU against its closed forms, the builders, and the substitution by ReLU."""
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import nn
 
-from verifiable_relu.nn import LambdaGELU, Normalize, cnn, mlp, substitute_relu
-from verifiable_relu.nn.activation import softplus_inverse
+from verifiable_relu.nn import HardnessGate, LambdaGELU, LambdaSwish, Normalize, cnn, mlp, substitute_relu
+from verifiable_relu.nn.activation import SUPREMUM
+from verifiable_relu.nn.hardness import EXACT_FROM, softplus_inverse
+from verifiable_relu.nn.swish import MATCHED
+
+GATES: dict[str, Callable[[float], HardnessGate]] = {
+    "exact": LambdaGELU,
+    "tanh": lambda lam: LambdaGELU(lam, approximate="tanh"),
+    "swish": LambdaSwish,
+}
+each_gate = pytest.mark.parametrize("make", GATES.values(), ids=GATES)
 
 
-@pytest.mark.parametrize("lam", [1.01, 1.5, 7.0])
-@pytest.mark.parametrize("approximate", ["none", "tanh"])
-def test_gradients_of_x_and_s(lam: float, approximate: str) -> None:
-    layer = LambdaGELU(lam, approximate=approximate).double()
+@pytest.mark.parametrize("lam", [1.01, 1.5, 7.0, EXACT_FROM - 0.5, EXACT_FROM + 0.5, 200.0])
+@each_gate
+def test_gradients_of_x_and_s(lam: float, make: Callable[[float], HardnessGate]) -> None:
+    layer = make(lam).double()
     layer.set_lam(lam)
-    x = torch.linspace(-3, 3, 13, dtype=torch.float64, requires_grad=True)
+    x = (torch.linspace(-9, 9, 37, dtype=torch.float64) / lam).requires_grad_(True)
 
     def value(x: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
         return torch.func.functional_call(layer, {"s": s}, (x,))
@@ -31,16 +41,41 @@ def test_value_is_x_times_phi() -> None:
     torch.testing.assert_close(layer(x), expected, rtol=1e-12, atol=1e-14)
 
 
-@pytest.mark.parametrize("approximate", ["none", "tanh"])
+def test_swish_is_x_times_logistic_and_as_far_from_relu_as_lambda_gelu() -> None:
+    layer = LambdaSwish(3.0).double()
+    layer.set_lam(3.0)
+    x = torch.linspace(-4, 4, 100_001, dtype=torch.float64)
+    torch.testing.assert_close(layer(x), x * torch.sigmoid(MATCHED * 3 * x), rtol=1e-12, atol=1e-14)
+    assert pytest.approx(1.638, abs=5e-4) == MATCHED
+    assert (torch.relu(x) - layer(x)).max().item() == pytest.approx(SUPREMUM / 3, rel=1e-6)
+
+
+@each_gate
+def test_the_cheap_gradient_of_lambda_is_the_exact_one(
+    make: Callable[[float], HardnessGate], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    x, gradient = torch.randn(200, 50), torch.rand(200, 50)
+    for lam in (1.5, EXACT_FROM - 0.1):
+        grads = []
+        for threshold in (EXACT_FROM, 1.0):
+            monkeypatch.setattr("verifiable_relu.nn.hardness.EXACT_FROM", threshold)
+            layer = make(lam)
+            layer(x).backward(gradient)
+            grads.append(layer.s.grad)
+        torch.testing.assert_close(grads[0], grads[1], rtol=1e-4, atol=0)
+
+
+@each_gate
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_nothing_overflows(approximate: str, dtype: torch.dtype) -> None:
-    layer = LambdaGELU(1e4, approximate=approximate).to(dtype)
-    x = torch.tensor([-1e4, -1.0, 0.0, 1.0, 1e4], dtype=dtype, requires_grad=True)
+def test_nothing_overflows(make: Callable[[float], HardnessGate], dtype: torch.dtype) -> None:
+    layer = make(1e4).to(dtype)
+    x = torch.tensor([-1e4, -7.7, -1.0, 0.0, 1.0, 7.7, 1e4], dtype=dtype, requires_grad=True)
     y = layer(x)
     y.sum().backward()
     torch.testing.assert_close(y, torch.relu(x))
     assert x.grad is not None and layer.s.grad is not None
-    torch.testing.assert_close(x.grad, torch.tensor([0.0, 0.0, 0.5, 1.0, 1.0], dtype=dtype))
+    torch.testing.assert_close(x.grad, torch.tensor([0.0, 0.0, 0.0, 0.5, 1.0, 1.0, 1.0], dtype=dtype))
     assert layer.s.grad == 0
 
 
@@ -118,7 +153,8 @@ def test_substitution_keeps_all_but_the_activations() -> None:
     assert isinstance(net[1], LambdaGELU) and not hard.training and not hard[1].training
     for old, new in zip((net[0], net[2], net[5]), (hard[0], hard[2], hard[5]), strict=True):
         assert torch.equal(old.weight, new.weight) and old.weight is not new.weight
-    assert isinstance(substitute_relu(LambdaGELU()), nn.ReLU)
+    assert isinstance(substitute_relu(LambdaGELU()), nn.ReLU) and isinstance(substitute_relu(LambdaSwish()), nn.ReLU)
+    assert isinstance(substitute_relu(nn.PReLU()), nn.PReLU)
 
 
 def test_substitution_error_is_bounded_per_neuron() -> None:

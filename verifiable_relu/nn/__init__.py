@@ -1,7 +1,9 @@
-"""λ-GELU, model builders, and the substitution of smooth activations by ReLU."""
+"""λ-GELU and its rivals, model builders, and the substitution of smooth activations by ReLU."""
 
 from verifiable_relu.nn.activation import LambdaGELU
+from verifiable_relu.nn.hardness import HardnessGate
 from verifiable_relu.nn.models import Normalize, cnn, mlp
 from verifiable_relu.nn.substitute import substitute_relu
+from verifiable_relu.nn.swish import LambdaSwish
 
-__all__ = ["LambdaGELU", "Normalize", "cnn", "mlp", "substitute_relu"]
+__all__ = ["HardnessGate", "LambdaGELU", "LambdaSwish", "Normalize", "cnn", "mlp", "substitute_relu"]

@@ -3,7 +3,7 @@
 Source: Pérez-Corral et al., λ-GELU: Learning Gating Hardness for Controlled ReLU-ization in Deep Networks,
 arXiv 2603.21991. Φ and φ are the standard normal distribution function and density.
 
-With u = λx the identity f = GELU(u)/λ gives
+With u = λx,
 
     ∂f/∂x = Φ(u) + u·φ(u) = GELU'(u)                    in [−0.12890, 1.12890] for every λ,
     ∂f/∂λ = x²·φ(λx)                                    in [0, 0.29353/λ²], since t²·φ(t) ≤ φ(√2)·2,
@@ -15,22 +15,19 @@ With u = λx the identity f = GELU(u)/λ gives
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from functools import partial
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
+from torch import Tensor
+
+from verifiable_relu.nn.hardness import HardnessGate, Kernel
 
 Approximate = Literal["none", "tanh"]
 
-LEAST_GAP = 0.01
-"""λ − 1 of a layer that starts at GELU: on the boundary itself the softplus has no slope left to learn with."""
-
-
-def softplus_inverse(value: float) -> float:
-    """The z with softplus(z) = ln(1 + eᶻ) = value ≥ 0, accurate for tiny and huge values; −∞ for 0."""
-    return -math.inf if value == 0 else value + math.log(-math.expm1(-value))
+SUPREMUM = 0.16997120747990369
+"""max t·Φ(−t): the largest distance between λ-GELU and ReLU is this over λ."""
 
 
 def gate_slope(u: Tensor, approximate: Approximate = "none") -> Tensor:
@@ -42,91 +39,35 @@ def gate_slope(u: Tensor, approximate: Approximate = "none") -> Tensor:
     return sech * sech * (k / 2) * (1 + 3 * 0.044715 * u * u)
 
 
-class _LambdaGelu(torch.autograd.Function):
-    """The closed forms of both derivatives.
-
-    Left to itself, autograd would form ∂f/∂λ as the difference GELU'(u)·x/λ − GELU(u)/λ² of two terms that agree
-    to all digits once the gate is hard, so that noise of size ε·x/λ would stand where x²·φ(λx) is zero.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, lam: Tensor, approximate: Approximate) -> Tensor:
-        ctx.save_for_backward(x, lam)
-        ctx.approximate = approximate
-        return F.gelu(lam * x, approximate=approximate) / lam
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
-        x, lam = ctx.saved_tensors
-        u = lam * x
-        of_x = of_lam = None
-        if ctx.needs_input_grad[0]:
-            of_x = torch.ops.aten.gelu_backward(gradient, u, approximate=ctx.approximate)
-        if ctx.needs_input_grad[1]:
-            # x² and u² overflow for large x; beyond |u| = 40 the slope is an exact zero, so nothing is cut off.
-            u = u.clamp(-40, 40)
-            of_lam = (gradient * (u * u * gate_slope(u, ctx.approximate))).sum().reshape(lam.shape) / (lam * lam)
-        return of_x, of_lam, None
+def _kernel(approximate: Approximate) -> Kernel:
+    return Kernel(
+        value=partial(F.gelu, approximate=approximate),
+        backward=partial(torch.ops.aten.gelu_backward, approximate=approximate),
+        slope=partial(gate_slope, approximate=approximate),
+        saturated=40.0,
+    )
 
 
-class LambdaGELU(nn.Module):
+KERNELS = {"none": _kernel("none"), "tanh": _kernel("tanh")}
+
+
+class LambdaGELU(HardnessGate):
     """x·Φ(λx) with one learned λ = 1 + softplus(s/t) ≥ 1 for all elements of the layer.
 
     Args:
-        init: the initial λ ≥ 1. Below 1 + ``LEAST_GAP``, λ starts at 1 + ``LEAST_GAP``: λ = 1 is s = −∞.
-        temperature: t > 0; the smaller, the faster λ follows s.
+        init: the initial λ ≥ 1; see ``HardnessGate``, which also says what is learned.
+        temperature: t > 0.
         approximate: ``"none"`` for the exact Φ, ``"tanh"`` for GELU's usual approximation.
-
-    Attributes:
-        s: the parameter that is learned (0-dim). It must not be decayed, and it needs a learning rate of its own
-            (``verifiable_relu.train.optimizer``).
 
     Raises:
         ValueError: if ``init`` < 1, ``temperature`` ≤ 0 or ``approximate`` is unknown.
     """
 
     def __init__(self, init: float = 1.0, temperature: float = 0.1, approximate: Approximate = "none") -> None:
-        super().__init__()
-        if not temperature > 0:
-            raise ValueError(f"the temperature must be positive, got {temperature}")
-        if approximate not in ("none", "tanh"):
+        if approximate not in KERNELS:
             raise ValueError(f"approximate must be 'none' or 'tanh', got {approximate!r}")
-        if not 1 <= init < math.inf:
-            raise ValueError(f"λ must be a finite number of at least 1, got {init}")
-        self.temperature = temperature
+        super().__init__(KERNELS[approximate], init, temperature)
         self.approximate: Approximate = approximate
-        self.s = nn.Parameter(torch.empty(()))
-        self.set_lam(max(init, 1 + LEAST_GAP))
-
-    @property
-    def lam(self) -> Tensor:
-        """λ = 1 + softplus(s/t), a 0-dim tensor that is differentiable with respect to ``s``."""
-        # torch's own softplus turns linear above a threshold; logaddexp is exact for every s.
-        return 1 + torch.logaddexp(self.s / self.temperature, torch.zeros_like(self.s))
-
-    @torch.no_grad()
-    def set_lam(self, value: float) -> None:
-        """Move λ to ``value``, a finite number of at least 1 (at 1 itself, s is −∞ and learns no more).
-
-        Raises:
-            ValueError: if ``value`` is no such number.
-        """
-        if not 1 <= value < math.inf:
-            raise ValueError(f"λ must be a finite number of at least 1, got {value}")
-        self.s.fill_(self.temperature * softplus_inverse(value - 1))
-
-    def freeze(self) -> None:
-        """Stop learning λ: ``s`` needs no gradient from here on, and keeps its value until ``set_lam``."""
-        self.s.requires_grad_(False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Apply λ-GELU to each element of x, whatever its shape."""
-        lam = self.lam
-        if lam.requires_grad:
-            y: Tensor = _LambdaGelu.apply(x, lam, self.approximate)  # type: ignore[no-untyped-call]
-            return y
-        return F.gelu(lam * x, approximate=self.approximate) / lam
 
     def extra_repr(self) -> str:
-        return f"lam={self.lam.item():.6g}, temperature={self.temperature}, approximate={self.approximate!r}"
+        return f"{super().extra_repr()}, approximate={self.approximate!r}"

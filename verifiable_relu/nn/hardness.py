@@ -1,0 +1,152 @@
+"""What smooth activations of learned hardness share: f(x; λ) = G(κλx)/(κλ) with one λ = 1 + softplus(s/t) per layer.
+
+G(u) = u·P(u) is an activation with a gate P that rises from 0 to 1, and κ is a fixed factor. With u = κλx,
+
+    ∂f/∂x = G'(u),        ∂f/∂λ = (u·G'(u) − G(u))/(κλ²) = u²·P'(u)/(κλ²).
+
+The gradient of λ is summed over a whole layer. Where λ is small it is taken as the difference of two inner products
+that are nearly free, Σ g·u·G'(u) − Σ g·G(u); the second form costs an exponential for each element. But the two sums
+agree to more and more digits as the gate hardens, until noise of size ε·|g·x|/λ stands where u²·P'(u) is zero: past
+``EXACT_FROM`` the second form is used.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+LEAST_GAP = 0.01
+"""λ − 1 of a layer that starts at λ = 1: on the boundary itself the softplus has no slope left to learn with."""
+
+EXACT_FROM = 8.0
+"""The λ from which the gradient of λ is formed without cancellation."""
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """An activation G(u) = u·P(u), each function elementwise.
+
+    Attributes:
+        value: G.
+        backward: (gradient, u) → gradient·G'(u).
+        slope: P'; exactly 0 for |u| ≥ ``saturated``.
+        saturated: a finite number whose square is far from overflow in float32.
+        scale: κ.
+    """
+
+    value: Callable[[Tensor], Tensor]
+    backward: Callable[[Tensor, Tensor], Tensor]
+    slope: Callable[[Tensor], Tensor]
+    saturated: float
+    scale: float = 1.0
+
+
+def softplus_inverse(value: float) -> float:
+    """The z with softplus(z) = ln(1 + eᶻ) = value ≥ 0, accurate for tiny and huge values; −∞ for 0."""
+    return -math.inf if value == 0 else value + math.log(-math.expm1(-value))
+
+
+def _hardness(s: Tensor, temperature: float) -> Tensor:
+    # Beyond the threshold torch takes ln(1 + eᶻ) as z; at its default of 20 that would still be seen in float64.
+    return F.softplus(s / temperature, threshold=40) + 1
+
+
+def _logistic(z: float) -> float:
+    small = math.exp(-abs(z))
+    return (1 if z >= 0 else small) / (1 + small)
+
+
+class _Hardened(torch.autograd.Function):
+    """f(x; λ(s)), with few tensor operations: on small layers each costs as much as the activation itself."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, s: Tensor, temperature: float, kernel: Kernel) -> Tensor:
+        lam = _hardness(s, temperature)
+        factor = lam if kernel.scale == 1 else kernel.scale * lam
+        u = x * factor
+        y = kernel.value(u).div_(factor)
+        ctx.save_for_backward(u, y, s, lam)
+        ctx.temperature, ctx.kernel = temperature, kernel
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+        u, y, s, lam_ = ctx.saved_tensors
+        kernel = ctx.kernel
+        of_x = kernel.backward(gradient, u)
+        if not ctx.needs_input_grad[1]:
+            return of_x, None, None, None
+        lam = lam_.item()
+        factor = kernel.scale * lam
+        gradient = gradient.flatten()
+        if lam < EXACT_FROM:
+            total = torch.sub(torch.dot(u.flatten(), of_x.flatten()), torch.dot(gradient, y.flatten()), alpha=factor)
+        else:
+            u = u.flatten().clamp(-kernel.saturated, kernel.saturated)
+            total = torch.dot(kernel.slope(u).mul_(u).mul_(u), gradient)
+        by_s = _logistic(s.item() / ctx.temperature) / ctx.temperature
+        return of_x, total.mul_(by_s / (factor * lam)), None, None
+
+
+class HardnessGate(nn.Module):
+    """f(x; λ) with one learned λ = 1 + softplus(s/t) ≥ 1 for all elements of the layer.
+
+    Args:
+        kernel: the activation that is hardened.
+        init: the initial λ ≥ 1. Below 1 + ``LEAST_GAP``, λ starts at 1 + ``LEAST_GAP``: λ = 1 is s = −∞.
+        temperature: t > 0; the smaller, the faster λ follows s.
+
+    Attributes:
+        s: the parameter that is learned (0-dim). It must not be decayed, and it needs a learning rate of its own
+            (``verifiable_relu.train.optimizer``).
+
+    Raises:
+        ValueError: if ``init`` < 1 or ``temperature`` ≤ 0.
+    """
+
+    def __init__(self, kernel: Kernel, init: float = 1.0, temperature: float = 0.1) -> None:
+        super().__init__()
+        if not temperature > 0:
+            raise ValueError(f"the temperature must be positive, got {temperature}")
+        if not 1 <= init < math.inf:
+            raise ValueError(f"λ must be a finite number of at least 1, got {init}")
+        self.kernel = kernel
+        self.temperature = temperature
+        self.s = nn.Parameter(torch.empty(()))
+        self.set_lam(max(init, 1 + LEAST_GAP))
+
+    @property
+    def lam(self) -> Tensor:
+        """λ = 1 + softplus(s/t), a 0-dim tensor that is differentiable with respect to ``s``."""
+        return _hardness(self.s, self.temperature)
+
+    @torch.no_grad()
+    def set_lam(self, value: float) -> None:
+        """Move λ to ``value``, a finite number of at least 1 (at 1 itself, s is −∞ and learns no more).
+
+        Raises:
+            ValueError: if ``value`` is no such number.
+        """
+        if not 1 <= value < math.inf:
+            raise ValueError(f"λ must be a finite number of at least 1, got {value}")
+        self.s.fill_(self.temperature * softplus_inverse(value - 1))
+
+    def freeze(self) -> None:
+        """Stop learning λ: ``s`` needs no gradient from here on, and keeps its value until ``set_lam``."""
+        self.s.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply f to each element of x, whatever its shape."""
+        y: Tensor = _Hardened.apply(x, self.s, self.temperature, self.kernel)  # type: ignore[no-untyped-call]
+        return y
+
+    def extra_repr(self) -> str:
+        return f"lam={self.lam.item():.6g}, temperature={self.temperature}"

@@ -1,0 +1,41 @@
+"""Swish, x·σ(βx), hardened by the same λ as λ-GELU: β = κλ with κ chosen so that both are equally far from ReLU.
+
+ReLU(x) − x·σ(βx) = |x|·σ(−β|x|) is at most 0.2784645428/β (the largest t/(1 + eᵗ), which is W(1/e) with Lambert's W,
+at t = 1.2784645), and λ-GELU's distance is at most 0.1699712075/λ: they agree for β = 1.6383·λ.
+Source of Swish: Ramachandran, Zoph, Le, Searching for Activation Functions, arXiv 1710.05941.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from verifiable_relu.nn.activation import SUPREMUM
+from verifiable_relu.nn.hardness import HardnessGate, Kernel
+
+MATCHED = 0.27846454276107380 / SUPREMUM
+"""κ = β/λ."""
+
+
+def _logistic_slope(u: Tensor) -> Tensor:
+    return torch.sigmoid(u) * torch.sigmoid(-u)
+
+
+# exp(−800) is zero in float64 too.
+KERNEL = Kernel(F.silu, torch.ops.aten.silu_backward, _logistic_slope, saturated=800.0, scale=MATCHED)
+
+
+class LambdaSwish(HardnessGate):
+    """x·σ(βx) with β = ``MATCHED``·λ and one learned λ = 1 + softplus(s/t) ≥ 1 for all elements of the layer.
+
+    Args:
+        init: the initial λ ≥ 1; see ``HardnessGate``, which also says what is learned.
+        temperature: t > 0.
+
+    Raises:
+        ValueError: if ``init`` < 1 or ``temperature`` ≤ 0.
+    """
+
+    def __init__(self, init: float = 1.0, temperature: float = 0.1) -> None:
+        super().__init__(KERNEL, init, temperature)
