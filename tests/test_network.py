@@ -657,3 +657,23 @@ def test_narrowing_bounds_what_it_changes() -> None:
 def scale_by(factor: torch.Tensor) -> Scale:
     zero = torch.zeros((), dtype=factor.dtype)
     return Scale(name="s", inputs=(0,), shape=tuple(factor.shape), center=zero, scale=factor, shift=zero)
+
+
+def test_mostly_zero_weights_are_multiplied_as_sparse_matrices() -> None:
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(160, 200, generator=generator) * (torch.rand(160, 200, generator=generator) < 0.01)
+    bias = torch.randn(160, generator=generator)
+    node = Linear(name="fc", inputs=(0,), shape=(160,), weight=weight, bias=bias)
+    assert node._sparse is not None
+    x = torch.randn(3, 200, generator=generator, requires_grad=True)
+    a = torch.randn(3, 160, generator=generator, requires_grad=True)
+    torch.testing.assert_close(node.forward(x), x @ weight.T + bias)
+    torch.testing.assert_close(node.linear(x), x @ weight.T)
+    torch.testing.assert_close(node.absolute(x), x @ weight.abs().T)
+    torch.testing.assert_close(node.adjoint(a, (200,)), a @ weight)
+    torch.testing.assert_close(node.adjoint(a[:, None], (200,)), (a @ weight)[:, None])
+    (node.adjoint(a, (200,)).square().sum() + node.linear(x).square().sum()).backward()
+    torch.testing.assert_close(a.grad, 2 * (a @ weight @ weight.T).detach())
+    torch.testing.assert_close(x.grad, 2 * (x @ weight.T @ weight).detach())
+    assert replace(node, weight=weight.clone().requires_grad_())._sparse is None
+    assert replace(node, weight=torch.ones(160, 200))._sparse is None

@@ -12,7 +12,17 @@ from verifiable_relu.verifiers.registry import make, methods
 from .judge import LIRPA, Report
 from .kinds import agreement, corners, planted, points
 
-OWN = {"attack": 1.0, "ibp": 1.0, "crown-ibp": 1.0, "crown": 1.0, "alpha-crown": 1.0, "split": 0.3, "milp": 2.0, "smt": 3.0, "auto": 1.0}
+OWN = {
+    "attack": 1.0,
+    "ibp": 1.0,
+    "crown-ibp": 1.0,
+    "crown": 1.0,
+    "alpha-crown": 1.0,
+    "split": 0.3,
+    "milp": 2.0,
+    "smt": 3.0,
+    "auto": 1.0,
+}
 """Seconds for each case."""
 
 lirpa = pytest.mark.skipif(find_spec("auto_LiRPA") is None, reason="needs the package auto_LiRPA")
@@ -34,7 +44,8 @@ def test_methods_agree_near_the_decision_boundary(seed: int) -> None:
 
 def test_methods_agree_on_smooth_networks() -> None:
     report = agreement(
-        {"attack": 1.0, "ibp": 1.0, "crown-ibp": 1.0, "crown": 1.0, "alpha-crown": 1.0, "split": 0.3, "auto": 1.0}, smooth=True
+        {"attack": 1.0, "ibp": 1.0, "crown-ibp": 1.0, "crown": 1.0, "alpha-crown": 1.0, "split": 0.3, "auto": 1.0},
+        smooth=True,
     )
     assert report.problems == []
     assert decided(report, "split") == decided(report, "auto") == {Verdict.SAT, Verdict.UNSAT}

@@ -25,8 +25,8 @@ from verifiable_relu.bounds.interval import intersect, node_image
 from verifiable_relu.bounds.linear import (
     MEMORY,
     Relaxation,
-    _both_signs,
-    _chunks,
+    both_signs,
+    chunks,
     interval_is_exact,
     preactivation_bounds,
 )
@@ -155,11 +155,11 @@ class _Change(Relaxation):
         interval = self.values[index]
         pairs = wanted.flatten(1).nonzero()
         lower, upper = interval.lower.flatten(1).clone(), interval.upper.flatten(1).clone()
-        for part in _chunks(len(pairs), self.network, lower, self._memory, 12):
+        for part in chunks(len(pairs), self.network, lower, self._memory, 12):
             if self._stop is not None and self._stop():
                 break
             sample, neuron = pairs[part].unbind(1)
-            target, rows, constant = _both_signs(self.network, index, neuron, lower)
+            target, rows, constant = both_signs(self.network, index, neuron, lower)
             found = self.lower(target, rows, sample.repeat(2), constant=constant)[0]
             lower[sample, neuron], upper[sample, neuron] = found[: len(sample)], -found[len(sample) :]
         shape = interval.lower.shape

@@ -263,7 +263,7 @@ def _dots(positive: Tensor, negative: Tensor, lower: Tensor, upper: Tensor, samp
     return _dot(positive, _of(lower, sample)) + _dot(negative, _of(upper, sample))
 
 
-def _both_signs(network: Network, index: int, neuron: Tensor, like: Tensor) -> tuple[int, Tensor, Tensor | None]:
+def both_signs(network: Network, index: int, neuron: Tensor, like: Tensor) -> tuple[int, Tensor, Tensor | None]:
     """The neurons of node ``index``, then their negatives, as rows of a target node, and constants; typed ``like``.
 
     A neuron of a linear layer is its row of the weights, so that one product is saved.
@@ -279,7 +279,7 @@ def _both_signs(network: Network, index: int, neuron: Tensor, like: Tensor) -> t
     return index, rows.reshape(2 * count, *node.shape), None
 
 
-def _chunks(count: int, network: Network, like: Tensor, memory: int, copies: int = _COPIES) -> Iterator[slice]:
+def chunks(count: int, network: Network, like: Tensor, memory: int, copies: int = _COPIES) -> Iterator[slice]:
     """Slices of ``count`` rows, so small that a chunk's coefficients stay within ``memory``."""
     widest = max(node.size for node in network.nodes)
     limit = min(memory, _CACHED) if like.device.type == "cpu" else memory
@@ -311,21 +311,29 @@ def relaxed(
     memory: int = MEMORY,
     stop: Callable[[], bool] | None = None,
     search: Search | None = None,
+    most: int | None = None,
 ) -> Relaxation:
-    """A relaxation whose unstable neurons' pre-activations have been bounded by CROWN (``preactivation_bounds``)."""
+    """A relaxation whose unstable neurons' pre-activations have been bounded by CROWN (``preactivation_bounds``).
+
+    With ``most``, a layer of which more neurons are unstable keeps its intervals, sample by sample: a box in which
+    nearly everything is unstable is bounded badly whatever it costs.
+    """
     relaxation = Relaxation(network, box)
 
     def bound(index: int, interval: Bounds, bounds: Search) -> Bounds:
         """The interval, with every unstable neuron's two sides bounded anew."""
         activation = network.nodes[index]
-        pairs = unstable(activation, interval).flatten(1).nonzero()
+        chosen = unstable(activation, interval).flatten(1)
+        if most is not None:
+            chosen = chosen & (chosen.sum(1, keepdim=True) <= most)
+        pairs = chosen.nonzero()
         lower, upper = interval.lower.flatten(1).clone(), interval.upper.flatten(1).clone()
-        for part in _chunks(len(pairs), network, lower, memory, 2 * _COPIES):
+        for part in chunks(len(pairs), network, lower, memory, 2 * _COPIES):
             if stop is not None and stop():
                 break
             sample, neuron = pairs[part].unbind(1)
             count = len(sample)
-            target, rows, constant = _both_signs(network, activation.inputs[0], neuron, lower)
+            target, rows, constant = both_signs(network, activation.inputs[0], neuron, lower)
             found = bounds(relaxation, target, rows, sample.repeat(2), constant)
             lower[sample, neuron] = torch.maximum(lower[sample, neuron], found[:count])
             upper[sample, neuron] = torch.minimum(upper[sample, neuron], -found[count:])
@@ -399,7 +407,7 @@ def linear_lower_bounds(
     relaxation.advance(last)
     rows = matrix.to(box.lower).reshape(len(matrix), *network.output_shape)
     parts = []
-    for part in _chunks(len(rows), network, rows, memory):
+    for part in chunks(len(rows), network, rows, memory):
         if stop is not None and stop():
             parts.append(rows.new_full((part.stop - part.start,), -math.inf))
         else:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
@@ -97,6 +98,29 @@ class Affine(Node):
         raise NotImplementedError
 
 
+_SPARSE = 1 / 32
+"""Up to this share of weights that are not zero, products with sparse matrices are faster by far."""
+
+_SMALL = 1 << 14
+"""Below this number of weights nothing is gained."""
+
+
+@dataclass(frozen=True)
+class _Sparse:
+    """A weight W, Wᵀ and |W|ᵀ in compressed rows: what dense rows are multiplied with."""
+
+    weight: Tensor
+    transposed: Tensor
+    absolute: Tensor
+
+    @staticmethod
+    def of(weight: Tensor) -> _Sparse:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Sparse CSR tensor support", category=UserWarning)
+            transposed = weight.T.contiguous()
+            return _Sparse(weight.to_sparse_csr(), transposed.to_sparse_csr(), transposed.abs().to_sparse_csr())
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Linear(Affine):
     """y = x·weightᵀ + bias over the last axis. ``weight`` (out, in), ``bias`` (out,)."""
@@ -107,16 +131,33 @@ class Linear(Affine):
     weight_error: float = 0.0
 
     def forward(self, *xs: Tensor) -> Tensor:
-        return F.linear(xs[0], self.weight, self.bias)
+        if self._sparse is None:
+            return F.linear(xs[0], self.weight, self.bias)
+        return self.linear(xs[0]) + self.bias
 
     def linear(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight)
+        if self._sparse is None:
+            return F.linear(x, self.weight)
+        return (x.reshape(-1, x.shape[-1]) @ self._sparse.transposed).reshape(*x.shape[:-1], -1)
 
     def absolute(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight.abs())
+        if self._sparse is None:
+            return F.linear(x, self.weight.abs())
+        return (x.reshape(-1, x.shape[-1]) @ self._sparse.absolute).reshape(*x.shape[:-1], -1)
 
     def adjoint(self, a: Tensor, input_shape: Shape) -> Tensor:
-        return a @ self.weight
+        if self._sparse is None:
+            return a @ self.weight
+        return (a.reshape(-1, a.shape[-1]) @ self._sparse.weight).reshape(*a.shape[:-1], -1)
+
+    @cached_property
+    def _sparse(self) -> _Sparse | None:
+        """The weight as a sparse matrix, where most of it is zeros and nobody asks for its gradient."""
+        if self.weight.numel() < _SMALL or self.weight.requires_grad:
+            return None
+        if int(self.weight.count_nonzero()) > _SPARSE * self.weight.numel():
+            return None
+        return _Sparse.of(self.weight)
 
     def offset(self) -> Tensor:
         return self.bias

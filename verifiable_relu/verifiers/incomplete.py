@@ -143,7 +143,9 @@ class Crown(_Bounding):
     def rows(
         self, network: Network, box: Bounds, pre: dict[int, Bounds], rows: RowBatch, stop: Callable[[], bool]
     ) -> Tensor:
-        return linear_lower_bounds(network, box, pre, rows.matrix, rows.sample, memory=self.memory, stop=stop)
+        values = linear_lower_bounds(network, box, pre, rows.matrix, rows.sample, memory=self.memory, stop=stop)
+        # Lines can lose to the intervals that the same pre-activations give, and these cost next to nothing.
+        return torch.maximum(values, linear_lower_bounds(network, box, pre, rows.matrix, rows.sample, intervals=True))
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ along the input with the largest influence |A_i|·width_i, A being the coefficie
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -40,11 +40,13 @@ class InputSplit:
 
     Attributes:
         batch: sub-boxes bounded at once.
+        most: layers with more unstable neurons in a box are bounded by intervals there.
         device: where to run.
         memory: a limit in bytes on the coefficients held at once.
     """
 
     batch: int = 64
+    most: int = 512
     device: str = "cpu"
     memory: int = MEMORY
 
@@ -110,7 +112,9 @@ class _Search:
         rows = self.rows.take(owner)
         shape = (len(owner), *self.network.input_shape)
         box = Bounds(lower.reshape(shape), upper.reshape(shape))
-        relaxation = relaxed(self.network, box, memory=self.options.memory)
+        allowance = self.budget.subset(owner.unique().tolist()).total()
+        stop: Callable[[], bool] = lambda: time.perf_counter() - start > allowance  # noqa: E731
+        relaxation = relaxed(self.network, box, memory=self.options.memory, stop=stop, most=self.options.most)
         last = len(self.network.nodes) - 1
         matrix = rows.matrix.to(lower).reshape(-1, *self.network.output_shape)
         values, coefficients = relaxation.lower(last, matrix, rows.sample)

@@ -49,7 +49,7 @@ class Auto:
 
     def verify(self, queries: Sequence[Query], budget: Budget, progress: Progress = SILENT) -> list[Outcome]:
         run = _Run(queries, budget, progress)
-        run.stage(lambda: Crown(device=self.device), run.open())
+        run.stage(lambda: Crown(device=self.device), run.open(), share=0.25)
         run.stage(lambda: Attack(device=self.device), run.open())
         run.stage(lambda: AlphaCrown(device=self.device, intermediate=_INTERMEDIATE), run.open(), share=0.5)
         linear = run.open(lambda q: q.network.piecewise_linear)
