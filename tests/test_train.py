@@ -52,7 +52,7 @@ def trained() -> Trained:
 
 @pytest.mark.parametrize(("epochs", "start"), [(1, 0), (2, 1), (4, 1), (5, 2), (40, 10), (41, 11)])
 def test_annealing_begins_after_a_quarter(epochs: int, start: int) -> None:
-    assert schedule.annealing_start(epochs) == start
+    assert Options("blobs", epochs=epochs).first_annealed == start
 
 
 def test_annealing_progress_is_the_papers_at_the_end_of_each_epoch() -> None:
@@ -61,8 +61,8 @@ def test_annealing_progress_is_the_papers_at_the_end_of_each_epoch() -> None:
     for epoch in range(epochs):
         last = (epoch + 1) * per_epoch - 1
         expected = max(0, (epoch - start + 1) / (epochs - start))
-        assert schedule.annealing_progress(last, per_epoch, epochs) == pytest.approx(expected)
-    progress = [schedule.annealing_progress(step, per_epoch, epochs) for step in range(70)]
+        assert schedule.annealing_progress(last, per_epoch, start, epochs) == pytest.approx(expected)
+    progress = [schedule.annealing_progress(step, per_epoch, start, epochs) for step in range(70)]
     assert progress[start * per_epoch - 1] == 0 and progress[-1] == 1
     assert all(b > a for a, b in pairwise(progress[start * per_epoch - 1 :]))
 

@@ -10,14 +10,22 @@ from pathlib import Path
 from typing import Any, get_args
 
 from verifiable_relu.errors import InputError
-from verifiable_relu.train.options import Model, Options, Rate, Schedule, flag, number, sizes
+from verifiable_relu.train.options import CHOICES, Options, flag, number, sizes
 
 HELP: dict[str, tuple[Callable[[str], Any], str]] = {
-    "data": (str, "mnist, fashion_mnist, cifar10 or digits"),
-    "model": (str, " or ".join(get_args(Model))),
+    "data": (str, "mnist, fashion_mnist, cifar10, adult or digits"),
+    "model": (str, "the architecture"),
+    "arm": (str, "which activation is trained, and when ReLU takes its place"),
+    "switch": (float, "part of the training after which λ is annealed, or GELU replaced"),
+    "finetune_extra": (int, "epochs of fine-tuning beyond --epochs (gelu-swap-finetune)"),
+    "finetune_rate": (float, "the rate that these begin with, as part of --rate"),
+    "optimizer": (str, "of the weights and λ"),
+    "momentum": (float, "of sgd"),
+    "beta1": (float, "decay of adamw's mean of gradients"),
+    "beta2": (float, "decay of adamw's mean of squared gradients"),
     "hidden": (sizes, "sizes of the fully connected hidden layers, as 100,100"),
     "channels": (sizes, "channels of the convolutions, as 16,32 (cnn)"),
-    "epochs": (int, "epochs in all; the last three quarters anneal λ"),
+    "epochs": (int, "epochs in all, with those that anneal λ"),
     "batch": (int, "images per step"),
     "rate": (float, "highest learning rate of the weights"),
     "rise": (float, "part of the training over which the rate rises"),
@@ -31,8 +39,12 @@ HELP: dict[str, tuple[Callable[[str], Any], str]] = {
     "crop": (int, "zero padding of random crops, in pixels; 0: none"),
     "lam_init": (float, "λ of every layer at the start"),
     "lam_target": (float, "λ of every layer at the end"),
-    "schedule": (str, "the annealing is linear in λ, log λ or 1/λ: " + ", ".join(get_args(Schedule))),
-    "lam_rate": (str, "learning rate of λ's parameter: " + ", ".join(get_args(Rate))),
+    "lam_temperature": (float, "t in λ = 1 + softplus(s/t)"),
+    "tolerance": (float, "distance to ReLU that λ's target follows from, instead of --lam-target; 0: unused"),
+    "tolerance_on": (str, "the distance meant: integral over the gate or the function, or its supremum"),
+    "ramp": (str, "whether λ still learns while it is annealed"),
+    "schedule": (str, "the annealing is linear in λ, log λ or 1/λ"),
+    "lam_rate": (str, "learning rate of λ's parameter"),
     "lam_factor": (float, "step of λ over step of a weight"),
     "seed": (int, "of weights, order, augmentation and attacks"),
 }
@@ -46,6 +58,8 @@ def parser() -> argparse.ArgumentParser:
             made.add_argument("--flip", action="store_true", help="mirror images at random")
             continue
         kind, text = HELP[field.name]
+        if field.name in CHOICES:
+            text += ": " + ", ".join(get_args(CHOICES[field.name]))
         if field.default is MISSING:
             made.add_argument(flag(field.name), type=kind, required=True, help=text)
         else:
@@ -102,11 +116,11 @@ def run(options: Options, out: Path) -> int:
         console.print(training.note, highlight=False)
     columns = (MofNCompleteColumn(), BarColumn(), TextColumn("{task.description}"))
     with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console) as bar:
-        steps = options.epochs * -(-len(training) // options.batch)
+        steps = options.total_epochs * -(-len(training) // options.batch)
         task = bar.add_task("", total=steps)
         try:
             trained = train(
-                options, training, saved, lambda step, text: bar.update(task, completed=step, description=text)
+                options, training, saved, lambda step, text: bar.update(task, completed=step, description=text), test
             )
         except KeyboardInterrupt:
             bar.stop()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import platform
+import statistics
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,25 +20,42 @@ from verifiable_relu.nn import substitute_relu
 from verifiable_relu.train.checkpoint import write_whole
 from verifiable_relu.train.loop import Trained, accuracy, attacked_accuracy, unstable_neurons
 from verifiable_relu.train.options import Options
+from verifiable_relu.train.swap import measure
 
 ATTACKED = 1000
 """Test images that the attacked accuracy and the unstable neurons are taken over."""
 
 
-def export(trained: Trained, options: Options, training: Dataset, test: Dataset, out: Path) -> dict[str, Any]:
-    """Substitute ReLU, write the network to ``out`` and the record to ``out`` with the suffix ``.json``.
+def finish(
+    trained: Trained, options: Options, training: Dataset, test: Dataset
+) -> tuple[torch.nn.Module, dict[str, Any]]:
+    """Substitute ReLU where that is still to be done, and measure.
 
     Returns:
-        The record's ``results``: accuracies as parts of 1 over the test set, before and after the substitution.
+        The network in the form in which it is used, and the record. Its ``results`` are: ``clean`` (the network's
+        accuracy over the test set, as parts of 1), the measures of the replacement by ReLU (``train.swap``; not for
+        ReLU and PReLU), ``lam_learned`` (λ of each layer where the annealing began), ``seconds_per_step`` (median of
+        the epochs' means), and where ε > 0 the attacked accuracy and unstable neurons over the first test images.
     """
-    smooth = trained.model.eval()
-    hard = substitute_relu(smooth)
-    assert isinstance(hard, torch.nn.Sequential)
+    model = trained.model.eval()
     images, labels = torch.from_numpy(test.images), torch.from_numpy(test.labels)
-    results: dict[str, Any] = {
-        "clean_before_substitution": accuracy(smooth, images, labels),
-        "clean_after_substitution": accuracy(hard, images, labels),
-    }
+    hard, swap = substitute_relu(model), trained.swap
+    assert isinstance(hard, torch.nn.Sequential)
+    if swap is None and options.arm not in ("relu", "prelu"):
+        swap = measure(model, hard, images, labels, options.total_epochs)
+    results: dict[str, Any] = {"clean": accuracy(hard, images, labels)}
+    if swap is not None:
+        results |= {
+            "clean_before_substitution": swap.clean_before,
+            "clean_after_substitution": swap.clean_after,
+            "substituted_after_epochs": swap.epoch,
+            "mean_logit_change": swap.mean_change,
+            "worst_logit_change": swap.worst_change,
+            "proven_logit_change": None if math.isnan(swap.proven_change) else swap.proven_change,
+            "flipped_predictions": swap.flipped,
+        }
+    results["lam_learned"] = trained.learned
+    results["seconds_per_step"] = statistics.median(epoch["seconds"] / epoch["steps"] for epoch in trained.history)
     if options.eps:
         few, theirs = images[:ATTACKED], labels[:ATTACKED]
         results["images_attacked"] = len(few)
@@ -57,6 +76,21 @@ def export(trained: Trained, options: Options, training: Dataset, test: Dataset,
             "numpy": np.__version__,
         },
     }
+    return hard, record
+
+
+def write_record(path: Path, record: dict[str, Any]) -> None:
+    """Write ``record`` as JSON, whole or not at all."""
+    write_whole(path, (json.dumps(record, indent=1, ensure_ascii=False) + "\n").encode())
+
+
+def export(trained: Trained, options: Options, training: Dataset, test: Dataset, out: Path) -> dict[str, Any]:
+    """``finish``, then write the network to ``out`` and the record to ``out`` with the suffix ``.json``.
+
+    Returns:
+        The record's ``results``.
+    """
+    hard, record = finish(trained, options, training, test)
     write_whole(out, write_onnx(from_torch(hard, training.images.shape[1:])))
-    write_whole(out.with_suffix(".json"), (json.dumps(record, indent=1, ensure_ascii=False) + "\n").encode())
-    return results
+    write_record(out.with_suffix(".json"), record)
+    return dict(record["results"])

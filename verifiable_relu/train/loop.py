@@ -1,11 +1,10 @@
-"""The training loop: learn the weights and λ, then anneal λ to its target, then substitute ReLU."""
+"""The training loop of every arm: learn the weights and λ, then anneal λ to its target, or go on with ReLU."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import asdict, dataclass, field
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -16,14 +15,19 @@ from torch import Tensor, nn
 
 from verifiable_relu.data import Dataset
 from verifiable_relu.errors import InputError
-from verifiable_relu.nn import LambdaGELU, Normalize, cnn, mlp
+from verifiable_relu.nn import HardnessGate, LambdaGELU, LambdaSwish, Normalize, cnn, mlp, substitute_relu
 from verifiable_relu.train import checkpoint, losses, schedule
 from verifiable_relu.train.augment import augment
 from verifiable_relu.train.optimizer import make_optimizer, set_rates
 from verifiable_relu.train.options import Options
+from verifiable_relu.train.swap import Swap, measure
 
 Progress = Callable[[int, str], None]
 """Called after every step with the number of steps taken in all, and a word on how it goes."""
+
+
+PROBED = 200
+"""Training images, the first, over which unstable neurons are counted after each epoch."""
 
 
 @dataclass(frozen=True)
@@ -31,67 +35,115 @@ class Trained:
     """What a training leaves.
 
     Attributes:
-        model: with its λ-GELUs, every λ at its target.
+        model: as it was after the last step: λ-GELUs with every λ at its target, or what else the arm trains.
         history: for each epoch ``lam`` (each layer's λ at its end), ``loss`` and ``accuracy`` (means over its steps;
-            the accuracy is that at the points trained on) and ``seconds``.
+            the accuracy is that at the points trained on), ``unstable`` (mean number per image of unstable neurons at
+            ε by interval bounds; only where ε > 0), ``steps`` and ``seconds``.
+        learned: each layer's λ when the annealing began.
+        swap: what the replacement by ReLU within the training did, if there was one.
     """
 
     model: nn.Sequential
     history: list[dict[str, Any]]
+    learned: list[float] = field(default_factory=list)
+    swap: Swap | None = None
+
+
+def activation(options: Options) -> nn.Module:
+    """A new activation of the arm."""
+    match options.arm:
+        case "lambda-gelu":
+            return LambdaGELU(options.lam_init, options.lam_temperature)
+        case "lambda-gelu-frozen":
+            gate = LambdaGELU(options.lam_init, options.lam_temperature)
+            gate.freeze()
+            return gate
+        case "swish":
+            return LambdaSwish(options.lam_init, options.lam_temperature)
+        case "gelu-swap" | "gelu-swap-finetune":
+            return nn.GELU()
+        case "relu":
+            return nn.ReLU()
+        case "prelu":
+            return nn.PReLU()
 
 
 def build(options: Options, data: Dataset) -> nn.Sequential:
-    """The untrained network for the images of ``data``, the same for the same seed, normalisation included."""
+    """The untrained network for the images of ``data``, normalisation included: of equal weights for equal seeds,
+    whatever the arm."""
     normalize = Normalize(data.mean, data.std)
-    channels, height, width = data.images.shape[1:]
+    shape = channels, height, width = data.images.shape[1:]
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(options.seed)
-        gate = partial(LambdaGELU, options.lam_init)
         if options.model == "mlp":
-            return mlp([channels * height * width, *options.hidden, data.classes], gate, normalize)
-        shape = (channels, height, width)
-        return cnn(shape, options.channels, options.hidden, data.classes, gate, normalize)
+            sizes = [channels * height * width, *options.hidden, data.classes]
+            return mlp(sizes, lambda: activation(options), normalize)
+        return cnn(shape, options.channels, options.hidden, data.classes, lambda: activation(options), normalize)
 
 
-def train(options: Options, data: Dataset, saved: Path | None = None, progress: Progress | None = None) -> Trained:
+def train(
+    options: Options,
+    data: Dataset,
+    saved: Path | None = None,
+    progress: Progress | None = None,
+    test: Dataset | None = None,
+) -> Trained:
     """Train on ``data``, going on from the checkpoint ``saved`` if it exists and writing it after each epoch.
 
     A training that was interrupted and resumed gives, bit for bit, the network of one that was not: every epoch's
     order, augmentation and attacks come from the seed and its number alone.
+
+    Args:
+        options: what to train.
+        data: the images to train on.
+        saved: the checkpoint's path; None keeps none.
+        progress: called after every step.
+        test: the images over which a replacement within the training is measured; None takes those of ``data``.
 
     Raises:
         InputError: if the checkpoint is damaged or another training's, or if the loss is no longer finite.
     """
     images, labels = torch.from_numpy(data.images), torch.from_numpy(data.labels)
     model = build(options, data)
-    gates = [module for module in model if isinstance(module, LambdaGELU)]
+    gates = [module for module in model if isinstance(module, HardnessGate)]
     optimizer = make_optimizer(model, options)
     history: list[dict[str, Any]] = []
     learned: list[float] = []
+    swap: Swap | None = None
     state = checkpoint.restore(saved, options) if saved is not None else None
     if state is not None:
+        history, learned = state["history"], state["learned"]
+        if state["swap"] is not None:
+            swap = Swap(**state["swap"])
+            substitute_relu(model, inplace=True)
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
-        history, learned = state["history"], state["learned"]
 
     per_epoch = ceil(len(images) / options.batch)
-    steps = per_epoch * options.epochs
-    for epoch in range(len(history), options.epochs):
+    annealed = per_epoch * options.epochs
+    for epoch in range(len(history), options.total_epochs):
         began = time.monotonic()
         generator = torch.Generator().manual_seed(1_000_003 * options.seed + epoch)
-        if epoch >= schedule.annealing_start(options.epochs) and not learned:
+        if epoch >= options.first_annealed and not learned:
             learned = [gate.lam.item() for gate in gates]
-        for gate in gates if learned else ():
+        for gate in gates if learned and options.ramp == "frozen" else ():
             gate.freeze()
+        if epoch >= options.swapped_from and swap is None:
+            over = data if test is None else test
+            hard = substitute_relu(model)
+            swap = measure(model, hard, torch.from_numpy(over.images), torch.from_numpy(over.labels), epoch)
+            substitute_relu(model, inplace=True)
         order = torch.randperm(len(images), generator=generator)
         total, right = 0.0, 0
         for position, chosen in enumerate(order.split(options.batch)):
             step = epoch * per_epoch + position
-            done = schedule.annealing_progress(step, per_epoch, options.epochs)
             for gate, start in zip(gates, learned, strict=False):
-                gate.set_lam(schedule.hardness(options.schedule, start, options.lam_target, done))
-            rate = schedule.learning_rate(options.rate, options.rise, step, steps)
-            set_rates(optimizer, model, rate, options)
+                done = schedule.annealing_progress(step, per_epoch, options.first_annealed, options.epochs)
+                if options.ramp == "learning":
+                    # From where learning has taken λ, an equal part of the way in each step that is left.
+                    start, done = gate.lam.item(), 1 / (annealed - step)
+                gate.set_lam(schedule.hardness(options.schedule, start, options.target, done))
+            set_rates(optimizer, model, schedule.rate_at(options, step, per_epoch), options)
             x, y = augment(images[chosen], options.crop, options.flip, generator), labels[chosen]
             growth = schedule.warmup(step, options.warmup * per_epoch)
             loss, logits = objective(model, x, y, options, growth, generator)
@@ -103,19 +155,29 @@ def train(options: Options, data: Dataset, saved: Path | None = None, progress: 
             total += loss.item() * len(y)
             right += int((logits.argmax(1) == y).sum())
             if progress is not None:
-                progress(step + 1, f"loss {loss.item():.3f}, λ {min(gate.lam.item() for gate in gates):.1f}")
-        history.append(
-            {
-                "lam": [gate.lam.item() for gate in gates],
-                "loss": total / len(images),
-                "accuracy": right / len(images),
-                "seconds": round(time.monotonic() - began, 2),
-            }
-        )
+                progress(step + 1, f"loss {loss.item():.3f}" + _least(gates))
+        if epoch + 1 == options.epochs:
+            for gate in gates:
+                gate.set_lam(options.target)
+        entry = {
+            "lam": [gate.lam.item() for gate in gates],
+            "loss": total / len(images),
+            "accuracy": right / len(images),
+            "steps": per_epoch,
+            "seconds": round(time.monotonic() - began, 3),
+        }
+        if options.eps:
+            entry["unstable"] = unstable_neurons(model, images[:PROBED], options.eps)
+        history.append(entry)
         if saved is not None:
             weights = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-            checkpoint.save(saved, options, {**weights, "history": history, "learned": learned})
-    return Trained(model, history)
+            now = None if swap is None else asdict(swap)
+            checkpoint.save(saved, options, {**weights, "history": history, "learned": learned, "swap": now})
+    return Trained(model, history, learned, swap)
+
+
+def _least(gates: list[HardnessGate]) -> str:
+    return f", λ {min(gate.lam.item() for gate in gates):.1f}" if gates else ""
 
 
 def objective(

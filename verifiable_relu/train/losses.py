@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from verifiable_relu.errors import UnsupportedError
-from verifiable_relu.nn import LambdaGELU, Normalize
+from verifiable_relu.nn import HardnessGate, Normalize
 
 
 def attacked(model: nn.Module, x: Tensor, y: Tensor, eps: float, steps: int, generator: torch.Generator) -> Tensor:
@@ -26,7 +26,7 @@ def attacked(model: nn.Module, x: Tensor, y: Tensor, eps: float, steps: int, gen
 
 
 def intervals(model: nn.Sequential, lb: Tensor, ub: Tensor) -> tuple[list[tuple[Tensor, Tensor]], Tensor, Tensor]:
-    """Interval bounds of the network that ``model`` becomes: its activations are taken as ReLU.
+    """Interval bounds of the network that ``model`` becomes: smooth activations are taken as ReLU.
 
     These are plain float bounds for a loss; nothing is proven by them.
 
@@ -35,7 +35,7 @@ def intervals(model: nn.Sequential, lb: Tensor, ub: Tensor) -> tuple[list[tuple[
         module, which is linear (so that differences of outputs can be bounded without loss).
 
     Raises:
-        UnsupportedError: for a module other than Normalize, Linear, Conv2d, Flatten, LambdaGELU and ReLU.
+        UnsupportedError: for a module other than Normalize, Linear, Conv2d, Flatten, λ-GELU and its rivals.
     """
     layers = []
     for module in list(model)[:-1]:
@@ -46,9 +46,14 @@ def intervals(model: nn.Sequential, lb: Tensor, ub: Tensor) -> tuple[list[tuple[
             else:
                 radius = F.conv2d(radius, module.weight.abs(), None, module.stride, module.padding)
             lb, ub = middle - radius, middle + radius
-        elif isinstance(module, LambdaGELU | nn.ReLU):
+        elif isinstance(module, HardnessGate | nn.GELU | nn.ReLU):
             layers.append((lb, ub))
             lb, ub = lb.relu(), ub.relu()
+        elif isinstance(module, nn.PReLU):
+            layers.append((lb, ub))
+            # Of a function with one kink, at 0, the extremes lie at the ends or at 0, whatever the sign of the slope.
+            corners = torch.stack([module(lb), module(ub), module(torch.zeros_like(lb).clamp(lb, ub))])
+            lb, ub = corners.amin(0), corners.amax(0)
         elif isinstance(module, Normalize | nn.Flatten):
             lb, ub = module(lb), module(ub)
         else:

@@ -12,6 +12,20 @@ from verifiable_relu.errors import InputError
 Model = Literal["mlp", "cnn"]
 Schedule = Literal["linear", "log", "inverse"]
 Rate = Literal["raw", "matched", "natural"]
+Arm = Literal["lambda-gelu", "lambda-gelu-frozen", "gelu-swap", "gelu-swap-finetune", "relu", "prelu", "swish"]
+Ramp = Literal["frozen", "learning"]
+Distance = Literal["gate", "function", "supremum"]
+Optimizer = Literal["adamw", "sgd"]
+
+CHOICES = {
+    "model": Model,
+    "arm": Arm,
+    "schedule": Schedule,
+    "ramp": Ramp,
+    "tolerance_on": Distance,
+    "lam_rate": Rate,
+    "optimizer": Optimizer,
+}
 
 
 @dataclass(frozen=True)
@@ -23,8 +37,21 @@ class Options:
         model: ``mlp`` or ``cnn``.
         hidden: sizes of the fully connected hidden layers.
         channels: of the convolutions (``cnn`` only).
-        epochs: E, in all.
+        arm: which activation is trained, and when ReLU takes its place: ``lambda-gelu`` (λ is learned until the
+            switch, then annealed; ReLU at the end), ``lambda-gelu-frozen`` (the same annealing of a λ that was never
+            learned), ``gelu-swap`` (GELU, ReLU at the end), ``gelu-swap-finetune`` (GELU until the switch, ReLU from
+            there on; but see ``finetune_extra``), ``relu``, ``prelu`` (never replaced) and ``swish`` (as
+            ``lambda-gelu``, with Swish of equal distance to ReLU). Arms of equal seeds share the initial weights and
+            the order of the data.
+        switch: part of the training after which λ-GELU and Swish are annealed, or GELU is replaced for fine-tuning.
+        finetune_extra: epochs of fine-tuning beyond ``epochs``; 0: the arm ``gelu-swap-finetune`` replaces GELU at
+            the switch instead, within ``epochs``.
+        finetune_rate: the rate that these extra epochs begin with, as part of ``rate``; it falls as a cosine.
+        epochs: E, in all (but for ``finetune_extra``).
         batch: images per step.
+        optimizer: ``adamw`` or ``sgd``.
+        momentum: of ``sgd``.
+        beta1, beta2: of ``adamw``: the decay of its means of the gradient and of its square.
         rate: the highest learning rate η of the weights; it rises over ``rise``·E epochs, then falls as a cosine.
         rise: part of the training over which η rises.
         decay: decoupled weight decay of the weights (never of λ's parameter).
@@ -37,7 +64,12 @@ class Options:
         crop: pixels of zero padding for random crops; 0 for none.
         flip: whether images are mirrored at random.
         lam_init: λ of every layer at the start; 1 + ln 2 is where the parameter s behind it is 0.
-        lam_target: λ of every layer at the end.
+        lam_temperature: t in λ = 1 + softplus(s/t).
+        lam_target: λ of every layer at the end, unless ``tolerance`` says it.
+        tolerance: how far the hardened activation may be from ReLU; λ's target follows (``target``). 0: unused.
+        tolerance_on: the distance meant: ∫|gate − step| (``gate``), ∫|activation − ReLU| (``function``) or
+            max |activation − ReLU| (``supremum``).
+        ramp: whether λ is ``frozen`` but for the schedule while it is annealed, or goes on ``learning``.
         schedule: what the annealing is linear in: λ (``linear``), log λ (``log``) or 1/λ (``inverse``).
         lam_rate: how the learning rate of λ's parameter follows from η (``train.optimizer``).
         lam_factor: c, the factor between a step of λ and a step of a weight.
@@ -48,8 +80,16 @@ class Options:
     model: Model = "mlp"
     hidden: tuple[int, ...] = (100,)
     channels: tuple[int, ...] = (16, 32)
+    arm: Arm = "lambda-gelu"
+    switch: float = 0.25
+    finetune_extra: int = 0
+    finetune_rate: float = 0.1
     epochs: int = 20
     batch: int = 128
+    optimizer: Optimizer = "adamw"
+    momentum: float = 0.9
+    beta1: float = 0.9
+    beta2: float = 0.999
     rate: float = 2e-3
     rise: float = 0.2
     decay: float = 1e-4
@@ -62,7 +102,11 @@ class Options:
     crop: int = 0
     flip: bool = False
     lam_init: float = 1 + math.log(2)
+    lam_temperature: float = 0.1
     lam_target: float = 160.0
+    tolerance: float = 0.0
+    tolerance_on: Distance = "gate"
+    ramp: Ramp = "frozen"
     schedule: Schedule = "log"
     lam_rate: Rate = "matched"
     lam_factor: float = 9.0
@@ -74,22 +118,77 @@ class Options:
         Raises:
             InputError: names the option and its value.
         """
-        for name, kind in (("model", Model), ("schedule", Schedule), ("lam_rate", Rate)):
+        for name, kind in CHOICES.items():
             if getattr(self, name) not in get_args(kind):
                 raise InputError(f"'{getattr(self, name)}' is none of {', '.join(get_args(kind))}", place=flag(name))
         least = {"epochs": 1, "batch": 1}
-        for name in ("epochs", "batch", "decay", "l1", "eps", "warmup", "attack_steps", "certified", "stability"):
+        for name in (
+            "epochs",
+            "batch",
+            "decay",
+            "l1",
+            "eps",
+            "warmup",
+            "attack_steps",
+            "certified",
+            "stability",
+            "finetune_extra",
+            "tolerance",
+        ):
             self._require(name, getattr(self, name) >= least.get(name, 0), f"must be at least {least.get(name, 0)}")
-        for name in ("rate", "lam_factor"):
+        for name in ("rate", "lam_factor", "lam_temperature", "finetune_rate"):
             self._require(name, 0 < getattr(self, name) < math.inf, "must be a positive number")
         for name in ("lam_init", "lam_target"):
             self._require(name, 1 <= getattr(self, name) < math.inf, "must be a finite number of at least 1")
         self._require("certified", self.certified <= 1, "must be at most 1")
         self._require("eps", self.eps < 1, "must be below 1: images lie in [0, 1]")
-        self._require("rise", 0 <= self.rise < 1, "must lie in [0, 1)")
+        for name in ("rise", "switch", "momentum", "beta1", "beta2"):
+            self._require(name, 0 <= getattr(self, name) < 1, "must lie in [0, 1)")
+        self._require("tolerance", self.tolerance == 0 or self.target >= 1, "asks for a λ below 1")
+        if self.finetune_extra:
+            self._require("arm", self.arm == "gelu-swap-finetune", "must be gelu-swap-finetune for --finetune-extra")
         self._require("crop", self.crop >= 0, "must be at least 0")
         for name in ("hidden", "channels"):
             self._require(name, all(size > 0 for size in getattr(self, name)), "must be positive sizes")
+
+    @property
+    def target(self) -> float:
+        """λ at the end: ``lam_target``, or the least λ that keeps within ``tolerance``.
+
+        ∫|Φ(λx) − H(x)|dx = 2/(λ√(2π)), with the step H; ∫|f − ReLU|dx = 1/(2λ²); max |f − ReLU| = 0.1699712075/λ.
+        """
+        if self.tolerance == 0:
+            return self.lam_target
+        if self.tolerance_on == "gate":
+            return math.sqrt(2 / math.pi) / self.tolerance
+        if self.tolerance_on == "function":
+            return math.sqrt(0.5 / self.tolerance)
+        return 0.16997120747990369 / self.tolerance
+
+    @property
+    def anneals(self) -> bool:
+        """Whether the arm's activations have a λ."""
+        return self.arm in ("lambda-gelu", "lambda-gelu-frozen", "swish")
+
+    @property
+    def total_epochs(self) -> int:
+        """Epochs with those of fine-tuning."""
+        return self.epochs + self.finetune_extra
+
+    @property
+    def first_annealed(self) -> int:
+        """e₀ = ⌈switch·E⌉, the epoch (counted from 0) from which λ is moved to its target.
+
+        Source: arXiv 2603.21991, with ¼. A training of one epoch anneals in it.
+        """
+        return min(math.ceil(self.switch * self.epochs), self.epochs - 1)
+
+    @property
+    def swapped_from(self) -> int:
+        """The epoch before which ReLU takes the place of smooth activations: ``total_epochs`` for after the last."""
+        if self.arm != "gelu-swap-finetune":
+            return self.total_epochs
+        return self.epochs if self.finetune_extra else self.first_annealed
 
     def _require(self, name: str, holds: bool, what: str) -> None:
         if not holds:

@@ -4,24 +4,16 @@ from __future__ import annotations
 
 import math
 
-from verifiable_relu.train.options import Schedule
+from verifiable_relu.train.options import Options, Schedule
 
 
-def annealing_start(epochs: int) -> int:
-    """e₀ = ⌈E/4⌉, the epoch (counted from 0) from which λ is no longer learned but moved to its target.
+def annealing_progress(step: int, steps_per_epoch: int, first: int, epochs: int) -> float:
+    """How much of the annealing's way is made after ``step`` + 1 steps: 0 until epoch ``first`` begins, 1 at the end.
 
-    Source: arXiv 2603.21991. A training of one epoch anneals in it.
+    At the end of epoch e it is (e − first + 1)/(E − first), the paper's value for that epoch; it grows within the
+    epoch too, so that no single step has to bear a whole epoch's change.
     """
-    return min(math.ceil(epochs / 4), epochs - 1)
-
-
-def annealing_progress(step: int, steps_per_epoch: int, epochs: int) -> float:
-    """How much of the annealing's way is made after ``step`` + 1 steps: 0 until e₀ begins, 1 after the last step.
-
-    At the end of epoch e it is (e − e₀ + 1)/(E − e₀), the paper's value for that epoch; it grows within the epoch
-    too, so that no single step has to bear a whole epoch's change.
-    """
-    start = annealing_start(epochs) * steps_per_epoch
+    start = first * steps_per_epoch
     return max(0.0, (step + 1 - start) / (epochs * steps_per_epoch - start))
 
 
@@ -44,6 +36,15 @@ def learning_rate(highest: float, rise: float, step: int, steps: int) -> float:
     if step < peak:
         return highest * (1 / 25 + (1 - 1 / 25) * step / peak)
     return highest * (1 + math.cos(math.pi * (step - peak + 1) / (steps - peak + 1))) / 2
+
+
+def rate_at(options: Options, step: int, steps_per_epoch: int) -> float:
+    """η at ``step``: one cycle over the training, and a cosine over the epochs of fine-tuning beyond it."""
+    steps = options.epochs * steps_per_epoch
+    if step < steps:
+        return learning_rate(options.rate, options.rise, step, steps)
+    extra = options.finetune_extra * steps_per_epoch
+    return learning_rate(options.finetune_rate * options.rate, 0, step - steps, extra)
 
 
 def warmup(step: int, steps: int) -> float:

@@ -1,0 +1,299 @@
+"""The arms of the comparison: what they share, when ReLU takes over, what is measured, and λ's steps."""
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from verifiable_relu.data import Dataset
+from verifiable_relu.errors import InputError
+from verifiable_relu.nn import HardnessGate, LambdaGELU, substitute_relu
+from verifiable_relu.nn.activation import SUPREMUM
+from verifiable_relu.train import loop, losses, schedule
+from verifiable_relu.train.export import export, finish
+from verifiable_relu.train.loop import build, train
+from verifiable_relu.train.optimizer import make_optimizer, set_rates
+from verifiable_relu.train.options import Arm, Options
+from verifiable_relu.train.swap import measure
+
+ARMS = get_args(Arm)
+PER_EPOCH = 4
+
+
+def blobs() -> Dataset:
+    """Two hundred noisy images of three classes."""
+    random = np.random.default_rng(1)
+    centres = random.random((3, 1, 4, 4))
+    labels = random.integers(0, 3, 200)
+    images = np.clip(centres[labels] + random.normal(0, 0.15, (200, 1, 4, 4)), 0, 1).astype(np.float32)
+    return Dataset("blobs", images, labels, (0.5,), (0.3,), np.ones(200, bool))
+
+
+BASE = Options("blobs", hidden=(12, 12), epochs=4, batch=50, rate=2e-2, eps=0.02, seed=5)
+FINETUNED = replace(BASE, arm="gelu-swap-finetune")
+EXTRA = replace(FINETUNED, finetune_extra=3)
+
+
+def types(model: nn.Sequential) -> list[str]:
+    return [type(module).__name__ for module in model]
+
+
+@pytest.mark.parametrize("arm", ARMS)
+def test_arms_share_weights_order_and_points(arm: Arm, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[torch.Tensor] = []
+    weights = {}
+    real = loop.objective
+
+    def record(model: nn.Sequential, x: torch.Tensor, *rest: object) -> object:
+        seen.append(x)
+        return real(model, x, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(loop, "objective", record)
+    for each in (arm, "relu"):
+        options = replace(BASE, arm=each, crop=1, flip=True)
+        initial = build(options, blobs())
+        weights[each] = [initial[index].weight for index in (2, 4, 6)]
+        train(options, blobs())
+    assert all(torch.equal(a, b) for a, b in zip(weights[arm], weights["relu"], strict=True))
+    half = len(seen) // 2
+    assert half == 4 * PER_EPOCH and all(torch.equal(a, b) for a, b in zip(seen[:half], seen[half:], strict=True))
+
+
+@pytest.mark.parametrize("arm", ARMS)
+def test_every_arm_learns_and_becomes_its_network(arm: Arm, tmp_path: Path) -> None:
+    data = blobs()
+    options = replace(BASE, arm=arm, epochs=8)
+    trained = train(options, data)
+    results = export(trained, options, data, data, tmp_path / "net.onnx")
+    assert results["clean"] > 0.9
+    assert ("clean_after_substitution" in results) == (arm not in ("relu", "prelu"))
+    hard, record = finish(trained, options, data, data)
+    assert types(hard)[3] == ("PReLU" if arm == "prelu" else "ReLU")
+    lam = np.array([epoch["lam"] for epoch in record["epochs"]])
+    if options.anneals:
+        assert lam.shape == (8, 2) and lam[-1] == pytest.approx([160, 160], rel=1e-5)
+        assert len(results["lam_learned"]) == 2
+    else:
+        assert lam.shape == (8, 0) and results["lam_learned"] == []
+    assert all(0 <= epoch["unstable"] <= 24 for epoch in record["epochs"])
+    assert json.loads((tmp_path / "net.json").read_text())["results"]["clean"] == results["clean"]
+
+
+def test_a_frozen_lambda_moves_only_by_the_schedule() -> None:
+    learned, frozen = (train(replace(BASE, arm=arm), blobs()) for arm in ("lambda-gelu", "lambda-gelu-frozen"))
+    assert frozen.history[0]["lam"] == pytest.approx([BASE.lam_init] * 2) and frozen.learned == frozen.history[0]["lam"]
+    assert learned.history[0]["lam"] != frozen.history[0]["lam"]
+    expected = schedule.hardness("log", BASE.lam_init, 160, 1 / 3)
+    assert frozen.history[1]["lam"] == pytest.approx([expected] * 2, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["linear", "log", "inverse"])
+def test_a_ramp_that_learns_ends_at_the_target(name: schedule.Schedule) -> None:
+    options = replace(BASE, schedule=name, ramp="learning", lam_target=30.0)
+    learning, frozen = train(options, blobs()), train(replace(options, ramp="frozen"), blobs())
+    assert learning.history[-1]["lam"] == pytest.approx([30, 30], rel=1e-5)
+    assert learning.history[0] | {"seconds": 0} == frozen.history[0] | {"seconds": 0}
+    middle = learning.history[2]["lam"]
+    assert middle != frozen.history[2]["lam"] and middle == pytest.approx(frozen.history[2]["lam"], rel=0.2)
+    gates = [module for module in learning.model if isinstance(module, HardnessGate)]
+    assert all(gate.s.requires_grad for gate in gates)
+
+
+@pytest.mark.parametrize(("switch", "first"), [(0.0, 0), (0.1, 1), (0.5, 2), (0.75, 3), (0.99, 3)])
+def test_the_switch_point(switch: float, first: int) -> None:
+    options = replace(BASE, switch=switch, arm="lambda-gelu-frozen", schedule="linear")
+    assert options.first_annealed == first
+    lam = [epoch["lam"][0] for epoch in train(options, blobs()).history]
+    assert [value > BASE.lam_init + 1e-3 for value in lam] == [epoch >= first for epoch in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("on", "tolerance", "expected"),
+    [("gate", 0.005, 159.577), ("function", 2e-5, 158.114), ("supremum", 1e-3, 169.971)],
+)
+def test_targets_from_a_tolerance_are_the_distances_meant(on: str, tolerance: float, expected: float) -> None:
+    lam = replace(BASE, tolerance=tolerance, tolerance_on=on).target
+    assert lam == pytest.approx(expected, rel=1e-5)
+    x = torch.linspace(-8 / lam, 8 / lam, 200_001, dtype=torch.float64)
+    step = (x[1] - x[0]).item()
+    gate = torch.special.ndtr(lam * x)
+    distance = {
+        "gate": (gate - (x > 0).double()).abs().sum().item() * step,
+        "function": (torch.relu(x) - x * gate).sum().item() * step,
+        "supremum": (torch.relu(x) - x * gate).max().item(),
+    }[on]
+    assert distance == pytest.approx(tolerance, rel=1e-4)
+    with pytest.raises(InputError, match="--tolerance: asks for a λ below 1"):
+        replace(BASE, tolerance=2.0)
+
+
+def test_fine_tuning_at_equal_total_epochs_swaps_at_the_switch() -> None:
+    trained = train(FINETUNED, blobs())
+    assert len(trained.history) == 4 and trained.swap is not None and trained.swap.epoch == 1
+    assert types(trained.model)[3] == "ReLU"
+
+
+def test_extra_fine_tuning_begins_where_direct_swap_ends() -> None:
+    data = blobs()
+    plain, extra = train(replace(BASE, arm="gelu-swap"), data), train(EXTRA, data, test=data)
+    assert len(extra.history) == 7 and extra.swap is not None and extra.swap.epoch == 4
+    direct = measure(plain.model, substitute_relu(plain.model), *map(torch.from_numpy, (data.images, data.labels)), 4)
+    assert direct == extra.swap
+    rates = [schedule.rate_at(EXTRA, step, PER_EPOCH) for step in range(7 * PER_EPOCH)]
+    assert rates[: 4 * PER_EPOCH] == [schedule.rate_at(BASE, step, PER_EPOCH) for step in range(4 * PER_EPOCH)]
+    again = rates[4 * PER_EPOCH :]
+    assert again == sorted(again, reverse=True) and 0.9 * 2e-3 < again[0] <= 2e-3 and 0 < again[-1] < 2e-4
+    with pytest.raises(InputError, match="--arm: must be gelu-swap-finetune"):
+        replace(BASE, finetune_extra=1)
+
+
+@pytest.mark.parametrize("options", [FINETUNED, EXTRA, replace(BASE, ramp="learning"), replace(BASE, optimizer="sgd")])
+@pytest.mark.parametrize("at", [2, 4 * PER_EPOCH - 1])
+def test_resumed_arms_are_the_uninterrupted_ones(options: Options, at: int, tmp_path: Path) -> None:
+    saved = tmp_path / "net.checkpoint"
+    whole = train(options, blobs())
+
+    def interrupt(step: int, _: str) -> None:
+        if step == PER_EPOCH + at:
+            raise KeyboardInterrupt
+
+    stopped = options.total_epochs * PER_EPOCH >= PER_EPOCH + at
+    if stopped:
+        with pytest.raises(KeyboardInterrupt):
+            train(options, blobs(), saved, interrupt)
+    resumed = train(options, blobs(), saved)
+    assert whole.swap == resumed.swap and whole.learned == resumed.learned
+    assert types(whole.model) == types(resumed.model)
+    for name, value in whole.model.state_dict().items():
+        assert torch.equal(value, resumed.model.state_dict()[name]), name
+
+
+# What the replacement does
+
+
+def test_the_measured_disruption_is_exact_on_two_images() -> None:
+    """One neuron z = x, logits (2a + 0.05, 0) for its activation a: GELU(±1) = ±Φ(±1)."""
+    last = nn.Linear(1, 2)
+    first = nn.Linear(1, 1)
+    with torch.no_grad():
+        first.weight.fill_(1)
+        first.bias.zero_()
+        last.weight.copy_(torch.tensor([[2.0], [0.0]]))
+        last.bias.copy_(torch.tensor([0.05, 0.0]))
+    smooth = nn.Sequential(nn.Flatten(), first, nn.GELU(), last)
+    swap = measure(smooth, substitute_relu(smooth), torch.tensor([[1.0], [-1.0]]), torch.tensor([0, 0]), 7)
+    gap = 0.15865525393145707  # Φ(−1), by which GELU lies below ReLU at both
+    assert swap.mean_change == pytest.approx(2 * gap / 2, rel=1e-6) and swap.worst_change == pytest.approx(2 * gap)
+    assert (swap.clean_before, swap.clean_after, swap.flipped, swap.images, swap.epoch) == (0.5, 1.0, 1, 2, 7)
+    # On [0, 1] the largest gap is the supremum, at 0.75.
+    assert 2 * SUPREMUM <= swap.proven_change <= 2 * SUPREMUM * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("arm", ["lambda-gelu", "gelu-swap"])
+def test_the_measured_disruption_is_within_the_proven_one(arm: Arm) -> None:
+    data = blobs()
+    options = replace(BASE, arm=arm, epochs=2)
+    _, record = finish(train(options, data), options, data, data)
+    results = record["results"]
+    assert 0 < results["mean_logit_change"] < results["worst_logit_change"] <= results["proven_logit_change"]
+    assert results["worst_logit_change"] > 0.01 * results["proven_logit_change"]
+
+
+def test_nothing_is_proven_of_swish() -> None:
+    data = blobs()
+    options = replace(BASE, arm="swish", epochs=1)
+    _, record = finish(train(options, data), options, data, data)
+    assert record["results"]["proven_logit_change"] is None and record["results"]["worst_logit_change"] > 0
+
+
+@pytest.mark.parametrize("slope", [0.25, -0.5])
+def test_intervals_through_prelu(slope: float) -> None:
+    model = nn.Sequential(nn.PReLU(1, slope), nn.Linear(3, 1))
+    lb, ub = torch.tensor([[-2.0, -1.0, 0.5]]), torch.tensor([[-1.0, 2.0, 1.0]])
+    layers, low, high = losses.intervals(model, lb, ub)
+    assert len(layers) == 1
+    values = model[0](lb + (ub - lb) * torch.linspace(0, 1, 301)[:, None])
+    torch.testing.assert_close(low[0], values.amin(0))
+    torch.testing.assert_close(high[0], values.amax(0))
+
+
+# λ's steps
+
+
+def steps_of_lambda(rule: str, optimizer: str, lam: float, n: int, rate: float = 1e-3, slope: float = -1.0) -> float:
+    """By how much λ moves in ``n`` steps where the loss is ``slope``·λ."""
+    options = replace(BASE, lam_rate=rule, optimizer=optimizer, momentum=0.0, lam_factor=1.0)
+    gate = LambdaGELU(lam).double()
+    model = nn.Sequential(gate)
+    make = make_optimizer(model, options)
+    for _ in range(n):
+        set_rates(make, model, rate, options)
+        make.zero_grad()
+        (slope * gate.lam).backward()
+        make.step()
+    return gate.lam.item() - lam
+
+
+@pytest.mark.parametrize(("optimizer", "factor"), [("adamw", 10), ("sgd", 100)])
+def test_the_naive_rate_explodes_where_lambda_is_large(optimizer: str, factor: float) -> None:
+    """A weight would move by the rate; with t = 0.1 a raw λ moves 10 (Adam) or 100 (SGD) times as far."""
+    assert steps_of_lambda("raw", optimizer, 4.0, 1) == pytest.approx(factor * 1e-3, rel=0.12)
+    assert steps_of_lambda("matched", optimizer, 4.0, 1) == pytest.approx(1e-3, rel=0.12)
+    assert steps_of_lambda("natural", optimizer, 4.0, 1) == pytest.approx(1e-3, rel=1e-2)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_the_naive_rate_attenuates_near_one(optimizer: str) -> None:
+    """A raw λ far from 1 moves over ten times as far as one near 1; a natural λ does not care."""
+    near, far = (steps_of_lambda("raw", optimizer, lam, 1, rate=1e-5) for lam in (1.06, 4.0))
+    assert far > 10 * near
+    near, far = (steps_of_lambda("natural", optimizer, lam, 1, rate=1e-5) for lam in (1.06, 4.0))
+    assert near == pytest.approx(far, rel=1e-2) and far == pytest.approx(1e-5, rel=1e-2)
+
+
+def test_the_naive_rate_of_sgd_diverges_on_a_quadratic_and_the_matched_one_settles() -> None:
+    """Towards λ = 3 by ½·(λ − 3)² with the rate 0.05, which is stable for a weight."""
+    final = {}
+    for rule in ("raw", "matched", "natural"):
+        options = replace(BASE, lam_rate=rule, optimizer="sgd", momentum=0.0, lam_factor=1.0)
+        gate = LambdaGELU(2.5).double()
+        model = nn.Sequential(gate)
+        optimizer = make_optimizer(model, options)
+        seen = []
+        for _ in range(300):
+            set_rates(optimizer, model, 0.05, options)
+            optimizer.zero_grad()
+            (0.5 * (gate.lam - 3) ** 2).backward()
+            optimizer.step()
+            seen.append(gate.lam.item())
+        final[rule] = max(abs(lam - 3) for lam in seen[-20:])
+    assert final["matched"] < 1e-3 and final["natural"] < 1e-3
+    assert final["raw"] > 0.3
+
+
+@pytest.mark.parametrize(("betas", "order"), [((0.95, 0.95), 2), ((0.9, 0.95), 1), ((0.95, 0.9), 1)])
+def test_adam_with_equal_betas_hardly_sees_a_drift_of_the_gradients_scale(
+    betas: tuple[float, float], order: int
+) -> None:
+    """For gradients e^(αn) the step m/√v is 1 + α·(β2/(1 − β2) − β1/(1 − β1)) + O(α²) of the rate."""
+    options = replace(BASE, arm="relu", beta1=betas[0], beta2=betas[1], decay=0.0, rate=1e-3)
+
+    def change(drift: float) -> float:
+        model = nn.Sequential(nn.Linear(1, 1, bias=False)).double()
+        optimizer = make_optimizer(model, options)
+        for n in range(600):
+            model[0].weight.grad = torch.full((1, 1), math.exp(drift * n), dtype=torch.float64)
+            before = model[0].weight.item()
+            optimizer.step()
+        return (before - model[0].weight.item()) / 1e-3 - 1
+
+    coarse, fine = change(4e-3), change(2e-3)
+    assert coarse / fine == pytest.approx(2**order, rel=0.15)
+    first = betas[1] / (1 - betas[1]) - betas[0] / (1 - betas[0])
+    assert fine == pytest.approx(2e-3 * first, abs=2e-3)
