@@ -112,6 +112,68 @@ def test_inexact_images_are_marked(cifar: Path) -> None:
         load("cifar10", "train")
 
 
+ROWS = """39, State-gov, 10, Bachelors, 13, Never-married, Adm-clerical, Husband, White, Male, 0, 0, 40, Peru, <=50K
+19, ?, 30, Bachelors, 9, Never-married, Sales, Husband, White, Female, 500, 0, 20, Peru, >50K
+
+"""
+
+
+@pytest.fixture
+def adult(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with two training rows, and two test rows: one like the second, one unlike any."""
+    monkeypatch.setenv("VERIFIABLE_RELU_DATA", str(tmp_path))
+    folder = tmp_path / "adult"
+    folder.mkdir()
+    (folder / "adult.data").write_text(ROWS)
+    second = ROWS.splitlines()[1]
+    unlike = second.replace("19", "99").replace("Sales", "Armed-Forces").replace(">50K", "<=50K")
+    (folder / "adult.test").write_text(f"|1x3 Cross validator\n{second}.\n{unlike}.\n\n")
+    return folder
+
+
+def test_adult(adult: Path) -> None:
+    train, test = load("adult", "train"), load("adult", "test")
+    # age | 2 workclasses, "?" first | fnlwgt | 1 | education-num | 1 | 2 | 1 | 1 | 2 | gain | loss | hours | 1
+    assert train.images[:, :, 0, 0].tolist() == [
+        [1, 0, 1, 0, 1, 1, 1, 1, 0, 1, 1, 0, 1, 0, 0, 1, 1],
+        [0, 1, 0, 1, 1, 0, 1, 0, 1, 1, 1, 1, 0, 1, 0, 0, 1],
+    ]
+    assert train.labels.tolist() == [0, 1] and train.classes == 2 and train.images.dtype == np.float32
+    assert np.array_equal(test.images[0], train.images[1]) and test.labels.tolist() == [1, 0]
+    assert test.images[1, 0] == 1 and test.images[1, 7:9].sum() == 0
+    assert train.mean == test.mean and train.mean[:3] == (0.5, 0.0, 0.0) and train.std[:3] == (0.5, 1.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("Peru, >50K", "Peru, >60K", "line 2.*'>60K' is neither"),
+        ("19, ?", "19", "line 2.*14 entries where 15"),
+        ("19, ?", "young, ?", "column age.*young"),
+        (ROWS, "", "no rows"),
+    ],
+)
+def test_damaged_adult(adult: Path, old: str, new: str, words: str) -> None:
+    (adult / "adult.data").write_text(ROWS.replace(old, new))
+    with pytest.raises(InputError, match=words):
+        load("adult", "train")
+
+
+def test_official_adult() -> None:
+    if ROOT is None or not (Path(ROOT) / "adult").is_dir():
+        pytest.skip("VERIFIABLE_RELU_DATA names no folder with adult")
+    train, test = load("adult", "train"), load("adult", "test")
+    assert train.images.shape == (32_561, 108, 1, 1) and test.images.shape == (16_281, 108, 1, 1)
+    assert int(train.labels.sum()) == 7_841 and int(test.labels.sum()) == 3_846
+    assert train.images.min() == test.images.min() == 0 and train.images.max() == test.images.max() == 1
+    ones = train.images[:, np.array(train.std) == 1].sum(1)
+    assert (ones == 8).all(), "one of each of the eight categories"
+    scaled = (train.images[:, :, 0, 0] - np.array(train.mean)) / np.array(train.std)
+    numbers = np.array(train.std) != 1
+    np.testing.assert_allclose(scaled[:, numbers].mean(0), 0, atol=1e-4)
+    np.testing.assert_allclose(scaled[:, numbers].std(0), 1, atol=1e-4)
+
+
 def test_unknown_names(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no data set 'imagenet'; there are mnist"):
         load("imagenet", "test")

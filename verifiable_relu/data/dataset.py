@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from verifiable_relu.data import cifar
+from verifiable_relu.data import adult, cifar
 from verifiable_relu.data.idx import read_idx
 from verifiable_relu.data.sources import either, locate
 from verifiable_relu.errors import InputError, UnsupportedError
@@ -22,7 +22,7 @@ MOMENTS = {
     "cifar10": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
     "digits": ((0.3053,), (0.3760,)),
 }
-NAMES = tuple(MOMENTS)
+NAMES = (*MOMENTS, "adult")
 DIGITS_TRAIN = 1_347
 
 
@@ -32,9 +32,9 @@ class Dataset:
 
     Attributes:
         name: as given to ``load``.
-        images: float32 (n, channels, height, width) in [0, 1].
+        images: float32 (n, channels, height, width) in [0, 1]; (n, features, 1, 1) for a table.
         labels: int64 (n,).
-        mean, std: one number per channel, of the training images in [0, 1].
+        mean, std: one number per channel, of the training images in [0, 1]; 0 and 1 for what needs no scaling.
         exact: bool (n,); False where the pixels are known to differ from the official ones, so that an
             experiment about single images should leave them out.
         note: what is unusual about it (a part of the images only), in one sentence, or empty.
@@ -58,7 +58,7 @@ class Dataset:
 
 
 def load(name: str, split: Split) -> Dataset:
-    """Read one split of ``mnist``, ``fashion_mnist``, ``cifar10`` or ``digits`` in its official order.
+    """Read one split of ``mnist``, ``fashion_mnist``, ``cifar10``, ``adult`` or ``digits`` in its official order.
 
     ``digits`` (scikit-learn's 1,797 8×8 images, needs that package) is split into the first 1,347 and the rest.
 
@@ -66,13 +66,16 @@ def load(name: str, split: Split) -> Dataset:
         InputError: if a file is missing or damaged, or the name or split is unknown; it names the file.
         UnsupportedError: for ``digits`` without scikit-learn, or where a download needs the package pooch.
     """
-    if name not in MOMENTS:
+    if name not in NAMES:
         raise InputError(f"no data set '{name}'; there are {', '.join(NAMES)}")
     if split not in ("train", "test"):
         raise InputError(f"no split '{split}'; there are train and test")
     if name == "digits":
         return _digits(split)
     folder = locate(name)
+    if name == "adult":
+        inputs, labels, mean, std = adult.read(folder, split)
+        return Dataset(name, inputs[:, :, None, None], labels.astype(np.int64), mean, std, np.ones(len(labels), bool))
     return _cifar(folder, split) if name == "cifar10" else _mnist(name, folder, split)
 
 

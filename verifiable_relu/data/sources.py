@@ -1,6 +1,7 @@
 """Where data sets come from: the user's folder, or their official homes, checked and kept.
 
-``VERIFIABLE_RELU_DATA`` names a folder that holds ``mnist/``, ``fashion_mnist/`` or ``cifar10/``; without it (or
+``VERIFIABLE_RELU_DATA`` names a folder that holds ``mnist/``, ``fashion_mnist/``, ``cifar10/`` or
+``adult/``; without it (or
 where it lacks the data set) files are downloaded once into the user's cache folder and verified by checksum.
 """
 
@@ -57,6 +58,13 @@ SOURCES = {
         "https://www.cs.toronto.edu/~kriz/",
         {"cifar-10-binary.tar.gz": "md5:c32a1d4ab5d03f1284b67883e8d87530"},
         archive=True,
+    ),
+    "adult": Source(
+        "https://archive.ics.uci.edu/ml/machine-learning-databases/adult/",
+        {
+            "adult.data": "md5:5d7c39d7b8804f071cdd1f2a7c460872",
+            "adult.test": "md5:35238206dfdf7f1fe215bbb874adecdc",
+        },
     ),
 }
 
