@@ -21,6 +21,7 @@ from verifiable_relu.bounds import (
 )
 from verifiable_relu.bounds.interval import intersect
 from verifiable_relu.bounds.linear import Relaxation, relaxed
+from verifiable_relu.bounds.window import windows
 from verifiable_relu.network.build import Builder
 from verifiable_relu.network.graph import (
     Activation,
@@ -407,3 +408,55 @@ def test_alpha_stops_where_it_is_told_to() -> None:
     assert len(asked[0]) == len(matrix) and all(bool((n % 2 == 1).all()) for n in asked[1:])
     stopped = alpha_lower_bounds(network, box, pre, matrix, sample, stop=lambda: True)
     torch.testing.assert_close(stopped, crown, rtol=0, atol=1e-12)
+
+
+def images(act: Act, seed: int = 0) -> Network:
+    """Convolutions of images that are large enough for windows, which reach beyond every edge."""
+    rng, build = Random(seed), Builder((2, 13, 12))
+    x = build.scale(
+        0, "normalise", center=rng.normal(2, 1, 1), scale=0.5 + rng.uniform(2, 1, 12), shift=rng.normal(2, 1, 1)
+    )
+    x = build.conv2d(x, rng.normal(3, 2, 2, 3) / 3, rng.normal(3) / 2, "conv1", padding=(1, 2, 0, 1))
+    x = act(build, x)
+    x = build.conv2d(x, rng.normal(4, 3, 3, 2) / 4, rng.normal(4) / 2, "conv2", stride=(2, 1), padding=(0, 1, 2, 1))
+    x = build.conv2d(x, rng.normal(3, 4, 2, 2) / 4, rng.normal(3) / 2, "conv3", stride=(1, 2), padding=(1, 1, 1, 1))
+    x = build.scale(x, "scale", scale=rng.normal(3, 1, 1), shift=rng.normal(3, 1, 1))
+    before = x = act(build, x)
+    x = build.conv2d(x, rng.normal(3, 3, 1, 1), rng.normal(3) / 2, "conv4")
+    x = act(build, build.add(x, before, "shortcut"))
+    x = build.reshape(x, (build.nodes[x].size,), "flatten")
+    x = act(build, build.linear(x, rng.normal(4, build.nodes[x].size) / 9, rng.normal(4), "fc1"))
+    return build.network(build.linear(x, rng.normal(3, 4), rng.normal(3), "fc2"), name="images")
+
+
+@pytest.mark.parametrize("name", ["relu", "leaky1.5", "sigmoid", "gelu5"])
+def test_windows_change_nothing_but_the_work(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    network = images(ACTS[name])
+    box = boxes(network, batch=4)
+    used: list[int] = []
+    through = Relaxation._windowed
+
+    def watched(self: Relaxation, a: object, index: int, sample: Tensor) -> object:
+        step = through(self, a, index, sample)  # type: ignore[arg-type]
+        used.append(index if step is not None else -1)
+        return step
+
+    monkeypatch.setattr(Relaxation, "_windowed", watched)
+    matrix, sample = rows(network, len(box.lower))
+    found, lower = preactivation_bounds(network, box), output_bounds(network, box)
+    kinds = {type(network.nodes[i]).__name__ for i in used if i >= 0}
+    assert {"Conv2d", "Scale", "Input"} <= kinds and len(kinds) == 4, kinds
+    monkeypatch.setattr("verifiable_relu.bounds.linear.windows", lambda *a: windows(*a).dense(a[0]))
+    used.clear()
+    whole = preactivation_bounds(network, box)
+    assert not used
+    for index, bounds in whole.items():
+        torch.testing.assert_close(found[index].lower, bounds.lower, rtol=1e-11, atol=1e-11)
+        torch.testing.assert_close(found[index].upper, bounds.upper, rtol=1e-11, atol=1e-11)
+    torch.testing.assert_close(lower, output_bounds(network, box), rtol=1e-11, atol=1e-11)
+
+    x = points(box)
+    values = [v.unflatten(0, x.shape[:2]) for v in network.values(x.flatten(0, 1))]
+    for index, bounds in found.items():
+        assert_inside(bounds, values[network.nodes[index].inputs[0]])
+    assert bool((lower <= torch.einsum("ro,pro->pr", matrix, values[-1][:, sample]).amin(0)).all())

@@ -25,11 +25,13 @@ from verifiable_relu.bounds import rounding
 from verifiable_relu.bounds.activations import relax, row, unstable
 from verifiable_relu.bounds.interval import intersect, magnitude, node_image
 from verifiable_relu.bounds.types import Bounds, Lines
+from verifiable_relu.bounds.window import Grid, Window, windows
 from verifiable_relu.errors import UnsupportedError
 from verifiable_relu.network.graph import (
     Activation,
     Add,
     Affine,
+    Conv2d,
     Input,
     Linear,
     Network,
@@ -70,6 +72,7 @@ class Relaxation:
         self._lines: dict[int, Lines] = {}
         self._errors: dict[int, Tensor] = {}
         self._ends: dict[int, tuple[Tensor, ...]] = {}
+        self._tables: dict[tuple[Grid, int, str], Tensor] = {}
 
     @property
     def samples(self) -> int:
@@ -100,6 +103,61 @@ class Relaxation:
             assert isinstance(node, Activation)
             self._lines[index] = relax(node, self.pre[index])
         return self._lines[index]
+
+    def _whole(self, a: Tensor | Window, index: int) -> Tensor:
+        return a.dense(self.network.nodes[index].shape) if isinstance(a, Window) else a
+
+    def _table(self, grid: Grid, index: int, name: str, values: Tensor) -> Tensor:
+        """A grid's windows of some values of node ``index``, kept for the next chunk of rows."""
+        key = (grid, index, name)
+        if key not in self._tables:
+            self._tables[key] = grid.table(values)
+        return self._tables[key]
+
+    def _windowed(self, a: Window, index: int, sample: Tensor) -> tuple[Tensor, Window | None] | None:
+        """One step of ``lower`` within windows: what is added to the constants, and the rows before the node.
+
+        None where the node does not act on windows.
+        """
+        node, grid = self.network.nodes[index], a.grid
+        if len(node.shape) != 3 or math.prod(grid.size) > math.prod(node.shape[1:]):
+            return None
+
+        def at(name: str, values: Tensor, of: Tensor | None = sample) -> Tensor:
+            return a.of(self._table(grid, index, name, values), of)
+
+        def cleaned() -> Tensor:
+            """The coefficients, zero beyond the edges."""
+            if a.clean:
+                return a.values
+            return a.values * at("inside", a.values.new_ones(1, *node.shape), None)
+
+        match node:
+            case Input():
+                box = self.values[index]
+                positive, negative = _halves(a.values)
+                return _dot(positive, at("lower", box.lower)) + _dot(negative, at("upper", box.upper)), None
+            case Activation():
+                lines = self.lines(index)
+                positive, negative = _halves(a.values)
+                added = _dot(negative, at("above", lines.upper_offset))
+                if self._lifted(index):
+                    added = added + _dot(positive, at("below", lines.lower_offset))
+                values = (positive * at("low", lines.lower_slope)).addcmul_(negative, at("high", lines.upper_slope))
+                return added, Window(values, a.point, grid, clean=True)
+            case Conv2d() if node.groups == 1 and node.dilation == (1, 1):
+                whole = Window(cleaned(), a.point, grid, clean=True)
+                return whole.values.sum((2, 3)) @ node.bias, whole.before(node)
+            case Scale():
+                values = cleaned()
+                added = _dot(values, at("offset", node.offset().expand(1, *node.shape), None))
+                values = values * at("scale", node.scale.expand(1, *node.shape), None)
+                return added, Window(values, a.point, grid, clean=True)
+        return None
+
+    def _lifted(self, index: int) -> bool:
+        """Whether lower lines have offsets at all; ReLU's have none."""
+        return not isinstance(self.network.nodes[index], Relu) or bool(self.lines(index).lower_offset.any())
 
     def free(self, index: int) -> Tensor:
         """Where activation ``index`` leaves a choice between lines, as 0 or 1: (batch, *shape)."""
@@ -157,7 +215,7 @@ class Relaxation:
     def lower(
         self,
         target: int,
-        rows: Tensor,
+        rows: Tensor | Window,
         sample: Tensor,
         *,
         constant: Tensor | None = None,
@@ -179,20 +237,21 @@ class Relaxation:
 
         Returns:
             (R,) lower bounds; if ``rounded``, NaN or −inf where arithmetic broke down and never too high.
-            (R, input_size) the coefficients A of the inputs in the linear lower bound, zero with ``intervals``.
+            (R, input_size) the coefficients A of the inputs in the linear lower bound, zero where rows ended before.
         """
         nodes = self.network.nodes
-        coefficients: dict[int, Tensor] = {target: rows}
-        constant = rows.new_zeros(len(rows)) if constant is None else constant
+        coefficients: dict[int, Tensor | Window] = {target: rows}
+        like = rows.values if isinstance(rows, Window) else rows
+        constant = like.new_zeros(len(rows)) if constant is None else constant
         scale = constant.abs()
         error = torch.zeros_like(constant)
         steps = 0
-        reached = rows.new_zeros(len(rows), nodes[0].size)
+        reached = like.new_zeros(len(rows), nodes[0].size)
 
-        def give(index: int, a: Tensor) -> None:
+        def give(index: int, a: Tensor | Window) -> None:
             nonlocal error
             if index in coefficients:
-                a = coefficients[index] + a
+                a = self._whole(coefficients[index], index) + self._whole(a, index)
                 if rounded:
                     error = error + _norm(a) * rounding.accumulate(magnitude(self.values[index]))[sample]
             coefficients[index] = a
@@ -206,6 +265,19 @@ class Relaxation:
             if rounded and (ends or isinstance(node, Affine | Activation)):
                 unit = self.error_unit(index, ends)[sample] if own is None else self._own_error(index, sample, own)
                 error = error + _norm(a) * unit
+            if isinstance(a, Window):
+                if isinstance(node, Add):
+                    for source in node.inputs:
+                        give(source, a)
+                    continue
+                stepped = self._windowed(a, index, sample) if own is None else None
+                if stepped is not None:
+                    added, before = stepped
+                    if before is not None:
+                        give(node.inputs[0], before)
+                    constant, scale, steps = constant + added, scale + added.abs(), steps + 1
+                    continue
+                a = a.dense(node.shape)
             match node:
                 case _ if ends:
                     if index == 0:
@@ -240,7 +312,9 @@ class Relaxation:
         return rounding.total(constant, error, scale, steps) if rounded else constant, reached
 
 
-def _norm(a: Tensor) -> Tensor:
+def _norm(a: Tensor | Window) -> Tensor:
+    if isinstance(a, Window):
+        a = a.values
     return a.abs().flatten(1).sum(1)
 
 
@@ -263,20 +337,23 @@ def _dots(positive: Tensor, negative: Tensor, lower: Tensor, upper: Tensor, samp
     return _dot(positive, _of(lower, sample)) + _dot(negative, _of(upper, sample))
 
 
-def both_signs(network: Network, index: int, neuron: Tensor, like: Tensor) -> tuple[int, Tensor, Tensor | None]:
+def both_signs(
+    network: Network, index: int, neuron: Tensor, like: Tensor
+) -> tuple[int, Tensor | Window, Tensor | None]:
     """The neurons of node ``index``, then their negatives, as rows of a target node, and constants; typed ``like``.
 
-    A neuron of a linear layer is its row of the weights, so that one product is saved.
+    A neuron of a linear layer is its row of the weights, one of an image a window of one point.
     """
     node = network.nodes[index]
     if isinstance(node, Linear) and len(node.shape) == 1 and not node.weight_error:
         weight, bias = node.weight.index_select(0, neuron), node.bias.index_select(0, neuron)
         return node.inputs[0], torch.cat([weight, -weight]), torch.cat([bias, -bias])
-    count = len(neuron)
-    rows = like.new_zeros(2 * count, node.size)
-    rows[torch.arange(count), neuron] = 1
-    rows[torch.arange(count, 2 * count), neuron] = -1
-    return index, rows.reshape(2 * count, *node.shape), None
+    sign = torch.cat([like.new_ones(len(neuron)), -like.new_ones(len(neuron))])
+    if isinstance(node, Conv2d | Scale | Add) and len(node.shape) == 3:
+        return index, windows(node.shape, neuron.repeat(2), sign), None
+    ones = like.new_zeros(2 * len(neuron), node.size)
+    ones[torch.arange(len(sign)), neuron.repeat(2)] = sign
+    return index, ones.reshape(-1, *node.shape), None
 
 
 def chunks(count: int, network: Network, like: Tensor, memory: int, copies: int = _COPIES) -> Iterator[slice]:
@@ -320,7 +397,7 @@ def relaxed(
     """
     relaxation = Relaxation(network, box)
 
-    def bound(index: int, interval: Bounds, bounds: Search) -> Bounds:
+    def bound(index: int, interval: Bounds, search: Search | None) -> Bounds:
         """The interval, with every unstable neuron's two sides bounded anew."""
         activation = network.nodes[index]
         chosen = unstable(activation, interval).flatten(1)
@@ -328,13 +405,19 @@ def relaxed(
             chosen = chosen & (chosen.sum(1, keepdim=True) <= most)
         pairs = chosen.nonzero()
         lower, upper = interval.lower.flatten(1).clone(), interval.upper.flatten(1).clone()
-        for part in chunks(len(pairs), network, lower, memory, 2 * _COPIES):
+        # Windows take a fraction of the memory of whole rows.
+        copies = 2 * _COPIES if search is not None or len(interval.lower.shape) != 4 else max(1, _COPIES // 2)
+        for part in chunks(len(pairs), network, lower, memory, copies):
             if stop is not None and stop():
                 break
             sample, neuron = pairs[part].unbind(1)
             count = len(sample)
             target, rows, constant = both_signs(network, activation.inputs[0], neuron, lower)
-            found = bounds(relaxation, target, rows, sample.repeat(2), constant)
+            if search is None:
+                found = relaxation.lower(target, rows, sample.repeat(2), constant=constant)[0]
+            else:
+                whole = rows.dense(network.nodes[target].shape) if isinstance(rows, Window) else rows
+                found = search(relaxation, target, whole, sample.repeat(2), constant)
             lower[sample, neuron] = torch.maximum(lower[sample, neuron], found[:count])
             upper[sample, neuron] = torch.minimum(upper[sample, neuron], -found[count:])
         return Bounds(lower.reshape(interval.lower.shape), upper.reshape(interval.upper.shape))
@@ -342,15 +425,11 @@ def relaxed(
     def tighten(index: int, interval: Bounds) -> Bounds:
         if interval_is_exact(network, network.nodes[index].inputs[0]):
             return interval
-        tight = bound(index, interval, _crown)
+        tight = bound(index, interval, None)
         return tight if search is None else bound(index, tight, search)
 
     relaxation.advance(len(network.nodes) - 1, tighten)
     return relaxation
-
-
-def _crown(relaxation: Relaxation, target: int, rows: Tensor, sample: Tensor, constant: Tensor | None) -> Tensor:
-    return relaxation.lower(target, rows, sample, constant=constant)[0]
 
 
 def preactivation_bounds(

@@ -1,0 +1,109 @@
+"""Rows of coefficients that are zero outside a small window: what a neuron of a convolution sees.
+
+A neuron of a convolution depends on a patch of its input, that on a larger patch before, and so on. Pulling back whole
+images of coefficients, nearly all zeros, is most of CROWN's work in a convolutional network; windows are all of the
+same size, and only their position differs from row to row. (The idea is that of the patches mode in Xu et al., arXiv
+2002.12920; the windows here lie on the grid of the neurons that they started from.)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from verifiable_relu.network.graph import Conv2d, Shape
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Where windows lie in a node of shape (channels, height, width).
+
+    The window of grid point (i, j) begins at row i·stride[0] − offset[0] and has size[0] rows; columns likewise.
+    Windows may reach beyond the edges; entries there belong to padding and stand for nothing.
+    """
+
+    points: tuple[int, int]
+    size: tuple[int, int]
+    stride: tuple[int, int]
+    offset: tuple[int, int]
+
+    def before(self, node: Conv2d) -> Grid:
+        """The grid in the input of a convolution whose output this one lies in."""
+        size = tuple((n - 1) * s + k for n, s, k in zip(self.size, node.stride, node.weight.shape[2:], strict=True))
+        stride = tuple(n * s for n, s in zip(self.stride, node.stride, strict=True))
+        offset = tuple(n * s + p for n, s, p in zip(self.offset, node.stride, node.padding[:2], strict=True))
+        return Grid(self.points, size, stride, offset)  # type: ignore[arg-type]
+
+    def table(self, values: Tensor) -> Tensor:
+        """The windows of values (batch, channels, height, width): (batch·points, channels, *size), 0 beyond edges."""
+        margins = []
+        for axis in (1, 0):
+            reach = (self.points[axis] - 1) * self.stride[axis] + self.size[axis] - self.offset[axis]
+            margins += [self.offset[axis], reach - values.shape[2 + axis]]
+        columns = F.unfold(F.pad(values, margins), self.size, stride=self.stride)
+        return columns.transpose(1, 2).reshape(-1, values.shape[1], *self.size)
+
+
+@dataclass(frozen=True)
+class Window:
+    """Rows of coefficients of a node, given in their windows.
+
+    Attributes:
+        values: (rows, channels, *grid.size).
+        point: (rows,) the number of each row's grid point, in row-major order.
+        grid: where the windows lie.
+        clean: whether the values beyond the edges are known to be zero.
+    """
+
+    values: Tensor
+    point: Tensor
+    grid: Grid
+    clean: bool = False
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def of(self, table: Tensor, sample: Tensor | None) -> Tensor:
+        """What lies in each row's window, from a ``Grid.table`` of one or of every sample."""
+        count = self.grid.points[0] * self.grid.points[1]
+        return table.index_select(0, self.point if sample is None else sample * count + self.point)
+
+    def before(self, node: Conv2d) -> Window:
+        """Pulled back through a convolution."""
+        if self.grid.size == (1, 1):
+            values = (self.values.flatten(1) @ node.weight.flatten(1)).unflatten(1, node.weight.shape[1:])
+        else:
+            values = F.conv_transpose2d(self.values, node.weight, None, node.stride)
+        return Window(values, self.point, self.grid.before(node))
+
+    def dense(self, shape: Shape) -> Tensor:
+        """The rows as whole coefficients (rows, *shape)."""
+        channels, height, width = shape
+        (rows, columns), (down, right) = self.grid.size, self.grid.stride
+        top = self.point.div(self.grid.points[1], rounding_mode="floor") * down - self.grid.offset[0]
+        left = self.point % self.grid.points[1] * right - self.grid.offset[1]
+        # A margin as wide as a window takes what lies beyond the edges.
+        canvas = self.values.new_zeros(len(self.values), channels, height + 2 * rows, width + 2 * columns)
+        y = (top[:, None] + torch.arange(rows, 2 * rows, device=top.device))[:, :, None]
+        x = (left[:, None] + torch.arange(columns, 2 * columns, device=top.device))[:, None, :]
+        at = (y * canvas.shape[3] + x).flatten(1)[:, None].expand(-1, channels, -1)
+        whole = canvas.flatten(2).scatter(2, at, self.values.flatten(2)).reshape(canvas.shape)
+        return whole[:, :, rows : rows + height, columns : columns + width]
+
+
+def windows(shape: Shape, neuron: Tensor, sign: Tensor) -> Window:
+    """sign·(neurons of a node) as rows of that node, each in a window of one point.
+
+    Args:
+        shape: of the node, (channels, height, width).
+        neuron: (rows,) the neurons' numbers, in row-major order.
+        sign: (rows,) ±1.
+    """
+    channels, height, width = shape
+    channel = neuron.div(height * width, rounding_mode="floor")
+    values = sign.new_zeros(len(neuron), channels, 1, 1)
+    values[torch.arange(len(neuron), device=neuron.device), channel] = sign[:, None, None]
+    return Window(values, neuron % (height * width), Grid((height, width), (1, 1), (1, 1), (0, 0)), clean=True)
