@@ -49,7 +49,7 @@ def affine_image(node: Affine, box: Bounds) -> Bounds:
     radius = torch.maximum(box.upper - center, center - box.lower)
     middle = node.forward(center)
     spread = node.absolute(radius)
-    slack = rounding.interval_affine(node, node.absolute(center.abs()) + spread + node.offset_magnitude())
+    slack = rounding.interval_affine(node, rounding.reach(node, center.abs() + radius))
     return Bounds(middle - spread - slack, middle + spread + slack)
 
 

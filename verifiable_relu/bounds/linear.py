@@ -156,8 +156,8 @@ class Relaxation:
         return None
 
     def _lifted(self, index: int) -> bool:
-        """Whether lower lines have offsets at all; ReLU's have none."""
-        return not isinstance(self.network.nodes[index], Relu) or bool(self.lines(index).lower_offset.any())
+        """Whether lower lines have offsets at all; ReLU's go through the origin."""
+        return not isinstance(self.network.nodes[index], Relu)
 
     def free(self, index: int) -> Tensor:
         """Where activation ``index`` leaves a choice between lines, as 0 or 1: (batch, *shape)."""
@@ -205,7 +205,7 @@ class Relaxation:
             return rounding.concretise(node.size, magnitude(self.values[index]))
         if index not in self._errors:
             if isinstance(node, Affine):
-                reach = node.absolute(magnitude(self.values[node.inputs[0]])) + node.offset_magnitude()
+                reach = rounding.reach(node, magnitude(self.values[node.inputs[0]]))
                 self._errors[index] = rounding.backward_affine(node, reach)
             else:
                 assert isinstance(node, Activation)
@@ -241,6 +241,7 @@ class Relaxation:
         """
         nodes = self.network.nodes
         coefficients: dict[int, Tensor | Window] = {target: rows}
+        norms: dict[int, Tensor] = {}
         like = rows.values if isinstance(rows, Window) else rows
         constant = like.new_zeros(len(rows)) if constant is None else constant
         scale = constant.abs()
@@ -248,13 +249,16 @@ class Relaxation:
         steps = 0
         reached = like.new_zeros(len(rows), nodes[0].size)
 
-        def give(index: int, a: Tensor | Window) -> None:
+        def give(index: int, a: Tensor | Window, norm: Tensor | None = None) -> None:
             nonlocal error
             if index in coefficients:
-                a = self._whole(coefficients[index], index) + self._whole(a, index)
+                a, norm = self._whole(coefficients[index], index) + self._whole(a, index), None
+                norms.pop(index, None)
                 if rounded:
                     error = error + _norm(a) * rounding.accumulate(magnitude(self.values[index]))[sample]
             coefficients[index] = a
+            if norm is not None:
+                norms[index] = norm
 
         for index in range(target, -1, -1):
             if index not in coefficients:
@@ -264,7 +268,11 @@ class Relaxation:
             own = lines.get(index) if lines is not None and not ends else None
             if rounded and (ends or isinstance(node, Affine | Activation)):
                 unit = self.error_unit(index, ends)[sample] if own is None else self._own_error(index, sample, own)
-                error = error + _norm(a) * unit
+                norm = norms[index] if index in norms else _norm(a)
+                error = error + norm * unit
+            # Slopes of at most 1 let no coefficient grow.
+            shrinks = isinstance(node, Relu) or (isinstance(node, Reshape | Permute) and index in norms)
+            passed = norms.get(index, norm) if rounded and shrinks else None
             if isinstance(a, Window):
                 if isinstance(node, Add):
                     for source in node.inputs:
@@ -274,7 +282,7 @@ class Relaxation:
                 if stepped is not None:
                     added, before = stepped
                     if before is not None:
-                        give(node.inputs[0], before)
+                        give(node.inputs[0], before, passed)
                     constant, scale, steps = constant + added, scale + added.abs(), steps + 1
                     continue
                 a = a.dense(node.shape)
@@ -290,19 +298,21 @@ class Relaxation:
                 case Activation():
                     used, at = (self.lines(index), sample) if own is None else (own, None)
                     positive, negative = _halves(a)
-                    added = _dots(positive, negative, used.lower_offset, used.upper_offset, at)
+                    added = _dot(negative, _of(used.upper_offset, at))
+                    if own is not None or self._lifted(index):
+                        added = added + _dot(positive, _of(used.lower_offset, at))
                     # One of the two products is an exact zero.
                     through = positive * _of(used.lower_slope, at)
-                    give(node.inputs[0], through.addcmul_(negative, _of(used.upper_slope, at)))
+                    give(node.inputs[0], through.addcmul_(negative, _of(used.upper_slope, at)), passed)
                 case Add():
                     for source in node.inputs:
                         give(source, a)
                     continue
                 case Reshape():
-                    give(node.inputs[0], a.reshape(len(a), *nodes[node.inputs[0]].shape))
+                    give(node.inputs[0], a.reshape(len(a), *nodes[node.inputs[0]].shape), passed)
                     continue
                 case Permute():
-                    give(node.inputs[0], node.adjoint(a))
+                    give(node.inputs[0], node.adjoint(a), passed)
                     continue
                 case _:
                     raise UnsupportedError("no linear bound is known", place=f"node '{node.name}' ({node.op})")

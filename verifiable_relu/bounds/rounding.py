@@ -43,8 +43,20 @@ def _tiny(dtype: torch.dtype) -> float:
     return torch.finfo(dtype).tiny
 
 
+def reach(node: Affine, magnitude: Tensor) -> Tensor:
+    """An upper bound of |W|·magnitude + |b|, broadcastable to (batch, *shape), for the functions below.
+
+    In float64 the sums of |W|'s rows times the largest input will do: what γ makes of the difference is invisible. In
+    float32 it is not, and worth a product.
+    """
+    if magnitude.dtype == torch.float64:
+        largest = magnitude.flatten(1).amax(1).reshape(-1, *[1] * len(node.shape))
+        return largest * node.row_sums + node.offset_magnitude()
+    return node.absolute(magnitude) + node.offset_magnitude()
+
+
 def interval_affine(node: Affine, magnitude: Tensor) -> Tensor:
-    """Error of one end of W·c + b ∓ |W|·r, given ``magnitude`` ≥ |W|·(|c| + r) + |b|, element by element."""
+    """Error of one end of W·c + b ∓ |W|·r, given ``magnitude`` ≥ |W|·(|c| + r) + |b| (``reach``)."""
     dtype = magnitude.dtype
     relative = gamma(2 * node.terms + 16, dtype) + 2 * node.weight_error
     return relative * magnitude + 4 * node.terms * _tiny(dtype)

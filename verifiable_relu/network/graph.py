@@ -97,6 +97,11 @@ class Affine(Node):
         """The largest number of products that one output (forward) or one input (adjoint) sums."""
         raise NotImplementedError
 
+    @property
+    def row_sums(self) -> Tensor:
+        """Upper bounds, up to rounding, of the sums of |W|'s rows; broadcastable to ``shape``."""
+        raise NotImplementedError
+
 
 _SPARSE = 1 / 32
 """Up to this share of weights that are not zero, products with sparse matrices are faster by far."""
@@ -121,6 +126,21 @@ class _Sparse:
             return _Sparse(weight.to_sparse_csr(), transposed.to_sparse_csr(), transposed.abs().to_sparse_csr())
 
 
+def _kept(node: Linear | Conv2d, name: str, make: Callable[[], Tensor]) -> Tensor:
+    """What ``make`` makes of a node's weight, made once where the weight is constant."""
+    if node.weight.requires_grad:
+        return make()
+    if name not in node.__dict__:
+        node.__dict__[name] = make()
+    kept: Tensor = node.__dict__[name]
+    return kept
+
+
+def _magnitude(node: Linear | Conv2d) -> Tensor:
+    """|weight|."""
+    return _kept(node, "_absolute", node.weight.abs)
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Linear(Affine):
     """y = x·weightᵀ + bias over the last axis. ``weight`` (out, in), ``bias`` (out,)."""
@@ -142,13 +162,17 @@ class Linear(Affine):
 
     def absolute(self, x: Tensor) -> Tensor:
         if self._sparse is None:
-            return F.linear(x, self.weight.abs())
+            return F.linear(x, _magnitude(self))
         return (x.reshape(-1, x.shape[-1]) @ self._sparse.absolute).reshape(*x.shape[:-1], -1)
 
     def adjoint(self, a: Tensor, input_shape: Shape) -> Tensor:
         if self._sparse is None:
             return a @ self.weight
         return (a.reshape(-1, a.shape[-1]) @ self._sparse.weight).reshape(*a.shape[:-1], -1)
+
+    @property
+    def row_sums(self) -> Tensor:
+        return _kept(self, "_row_sums", lambda: _magnitude(self).sum(1))
 
     @cached_property
     def _sparse(self) -> _Sparse | None:
@@ -196,7 +220,7 @@ class Conv2d(Affine):
         return self._convolve(x, self.weight, None)
 
     def absolute(self, x: Tensor) -> Tensor:
-        return self._convolve(x, self.weight.abs(), None)
+        return self._convolve(x, _magnitude(self), None)
 
     def adjoint(self, a: Tensor, input_shape: Shape) -> Tensor:
         top, left, bottom, right = self.padding
@@ -219,6 +243,10 @@ class Conv2d(Affine):
             self.dilation,
         )
         return full[:, :, top : top + height, left : left + width]
+
+    @property
+    def row_sums(self) -> Tensor:
+        return _kept(self, "_row_sums", lambda: _magnitude(self).sum((1, 2, 3))[:, None, None])
 
     def offset(self) -> Tensor:
         return self.bias[:, None, None]
@@ -253,6 +281,10 @@ class Scale(Affine):
 
     def adjoint(self, a: Tensor, input_shape: Shape) -> Tensor:
         return a * self.scale
+
+    @property
+    def row_sums(self) -> Tensor:
+        return self.scale.abs()
 
     def offset(self) -> Tensor:
         return self.shift - self.scale * self.center
