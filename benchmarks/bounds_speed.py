@@ -1,0 +1,565 @@
+"""IBP, CROWN and α-CROWN beside auto_LiRPA: time, width of the bounds, and what our CROWN makes of the machine.
+
+    python benchmarks/bounds_speed.py
+    python benchmarks/bounds_speed.py --net cifar_cnn --batch 1 16 --method crown --runs 9
+    python benchmarks/bounds_speed.py --library FOLDER --name bounds_speed_newest
+
+The question is the same for both: lower bounds of label minus every other class over L∞ balls around the first test
+images that the network classifies rightly. auto_LiRPA is used as it is installed, or from FOLDER, a folder that holds
+another version of the package; of its settings those are taken that are fastest for the network, method and batch.
+Networks and data that are missing are named and left out. Writes results/NAME.csv (a row per network, method and
+batch) and results/NAME.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import inspect
+import itertools
+import os
+import resource
+import signal
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields, replace
+from fractions import Fraction
+from functools import cache, cached_property
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+from machine import command, describe, load_average
+from rich.progress import track
+
+# Before torch is loaded: importing the package sets how its threads wait.
+import verifiable_relu  # noqa: F401  # isort: skip
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from verifiable_relu.bounds import Bounds, alpha_lower_bounds, linear_lower_bounds, preactivation_bounds
+from verifiable_relu.bounds.activations import unstable
+from verifiable_relu.bounds.alpha import Ascent
+from verifiable_relu.bounds.linear import Relaxation
+from verifiable_relu.data import load
+from verifiable_relu.errors import InputError
+from verifiable_relu.network import Network, graph, read_onnx
+from verifiable_relu.network.graph import Conv2d, Gelu, Linear, Relu
+from verifiable_relu.verifiers.adapters import auto_lirpa
+
+HERE = Path(__file__).parent
+RESULTS = HERE / "results"
+METHODS = {"ibp": "IBP", "crown": "CROWN", "alpha-crown": "alpha-CROWN"}
+ITERATIONS = 20
+LAMBDAS = (1, 5, 20, 160)
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A network, where it lies ("data:" stands for the folder VERIFIABLE_RELU_DATA), and the balls put to it.
+
+    Attributes:
+        mean, std: of the normalisation that the network leaves to its user.
+    """
+
+    name: str
+    path: str
+    data: str
+    eps: str
+    mean: tuple[float, ...] = (0.0,)
+    std: tuple[float, ...] = (1.0,)
+
+
+_OVAL = ((0.485, 0.456, 0.406), (0.225, 0.225, 0.225))
+CASES = (
+    Case("mnist_256x2", "data:vnncomp/mnist_fc/onnx/mnist-net_256x2.onnx.gz", "mnist", "0.02"),
+    Case("mnist_6x100", "nets/mnist_6x100.onnx.gz", "mnist", "0.01"),
+    Case("cifar_cnn", "../specs/cifar_cnn.onnx", "cifar10", "2/255"),
+    Case("cifar_base_kw", "data:vnncomp/oval21/onnx/cifar_base_kw.onnx.gz", "cifar10", "4/255", *_OVAL),
+    Case("cifar_wide_kw", "data:vnncomp/oval21/onnx/cifar_wide_kw.onnx.gz", "cifar10", "4/255", *_OVAL),
+    Case("cifar_residual", "nets/cifar_residual.onnx.gz", "cifar10", "1/255"),
+)
+GELU_CASE = Case("mnist_mlp", "../specs/mnist_mlp.onnx", "mnist", "0.03")
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """A batch of balls and the rows to bound: the objective (batch, rows, outputs), as auto_LiRPA takes it."""
+
+    network: Network
+    box: Bounds
+    objective: Tensor
+
+    @cached_property
+    def pre(self) -> dict[int, Bounds]:
+        """CROWN's bounds of every activation's input."""
+        with torch.no_grad():
+            return preactivation_bounds(self.network, self.box)
+
+    def both_signs(self) -> Problem:
+        """With the rows' negatives behind them, so that widths can be worked out."""
+        return replace(self, objective=torch.cat([self.objective, -self.objective], 1))
+
+
+@dataclass(frozen=True)
+class Line:
+    """One method on one network and batch.
+
+    Attributes:
+        unstable: share of the neurons that our bounds of the method leave unstable.
+        ours, theirs: median seconds.
+        ratio: median of theirs/ours over the pairs of runs.
+        width: mean width of our bounds over that of theirs.
+        worst: the largest amount by which one of our lower bounds lies below theirs, in widths of theirs; negative
+            where all of ours are higher.
+        settings: auto_LiRPA's, as they were chosen.
+        peak: share of the matrix-multiply peak that the products of our backward passes alone amount to.
+    """
+
+    network: str
+    eps: str
+    dtype: str
+    method: str
+    batch: int
+    unstable: float
+    runs: int
+    ours: float
+    theirs: float
+    ratio: float
+    width: float
+    worst: float
+    settings: str
+    peak: float
+
+
+class Late(BaseException):
+    """The limit of one measurement is over. Not an Exception, which the library might catch."""
+
+
+@contextmanager
+def limited(seconds: float) -> Iterator[None]:
+    """Raise ``Late`` after so many seconds."""
+
+    def ring(number: int, frame: Any) -> None:
+        raise Late
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def network_of(case: Case) -> Network:
+    """The case's network.
+
+    Raises:
+        FileNotFoundError: naming what is missing.
+    """
+    if not case.path.startswith("data:"):
+        return read_onnx(HERE / case.path)
+    folder = os.environ.get("VERIFIABLE_RELU_DATA")
+    path = Path(folder or "") / case.path.removeprefix("data:")
+    if not folder or not path.is_file():
+        raise FileNotFoundError(f"{path.name} (VERIFIABLE_RELU_DATA)")
+    return read_onnx(path)
+
+
+def problem_of(case: Case, network: Network, batch: int, dtype: torch.dtype) -> Problem:
+    """The first ``batch`` exact test images that are classified rightly, each in its ball."""
+    data = load(case.data, "test")
+    chosen = np.flatnonzero(data.exact)[: 4 * batch + 50]
+    images, labels = torch.from_numpy(data.images[chosen]).double(), torch.from_numpy(data.labels[chosen])
+    mean, std = (torch.tensor(c, dtype=torch.float64).reshape(-1, 1, 1) for c in (case.mean, case.std))
+
+    def seen(x: Tensor) -> Tensor:
+        return ((x - mean) / std).reshape(len(x), *network.input_shape).to(dtype)
+
+    with torch.no_grad():
+        right = network(seen(images)).flatten(1).argmax(1) == labels
+    images, labels = images[right][:batch], labels[right][:batch]
+    eps = float(Fraction(case.eps))
+    box = Bounds(seen((images - eps).clamp(0, 1)), seen((images + eps).clamp(0, 1)))
+    every = torch.eye(network.output_size, dtype=dtype)
+    margins = every[labels][:, None] - every
+    others = torch.stack([rows[torch.arange(len(every)) != y] for rows, y in zip(margins, labels, strict=True)])
+    return Problem(network.to(dtype), box, others)
+
+
+def ours(problem: Problem, method: str) -> Tensor:
+    """Our lower bounds, (batch, rows)."""
+    network, box = problem.network, problem.box
+    samples, rows, outputs = problem.objective.shape
+    matrix = problem.objective.reshape(-1, outputs)
+    sample = torch.arange(samples).repeat_interleave(rows)
+    with torch.no_grad():
+        if method == "ibp":
+            lower = linear_lower_bounds(network, box, {}, matrix, sample, intervals=True)
+        elif method == "crown":
+            lower = linear_lower_bounds(network, box, preactivation_bounds(network, box), matrix, sample)
+        else:
+            lower = alpha_lower_bounds(network, box, problem.pre, matrix, sample, Ascent(steps=ITERATIONS))
+    return lower.reshape(samples, rows)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Those of auto_LiRPA's settings on which its speed depends."""
+
+    conv: str
+    sparse: bool
+
+    def __str__(self) -> str:
+        return f"{self.conv}, {'sparse' if self.sparse else 'dense'} α"
+
+
+class Theirs:
+    """auto_LiRPA, prepared once for a network, dtype and settings."""
+
+    def __init__(
+        self, network: Network, method: str, dtype: torch.dtype, settings: Settings, *, given: bool = True
+    ) -> None:
+        self.method = METHODS[method]
+        self.given = given and method == "alpha-crown"
+        self.dtype = dtype
+        options = {
+            "conv_mode": settings.conv,
+            "sparse_features_alpha": settings.sparse,
+            "sparse_spec_alpha": settings.sparse,
+            # No early stop.
+            "optimize_bound_args": {"iteration": ITERATIONS, "early_stop_patience": ITERATIONS + 1},
+        }
+        dummy = torch.zeros(1, *network.input_shape, dtype=dtype)
+        module = auto_lirpa._bounded_module()
+        with auto_lirpa._quiet(dtype):
+            self.module = module(auto_lirpa._Graph(network.to(dtype)), dummy, options, device="cpu")
+
+    def __call__(self, problem: Problem) -> Tensor:
+        """Its lower bounds, (batch, rows)."""
+        library = auto_lirpa._library()
+        box = problem.box
+        with auto_lirpa._quiet(self.dtype), torch.set_grad_enabled(self.method == "alpha-CROWN"):
+            ball = library.PerturbationLpNorm(norm=np.inf, x_L=box.lower, x_U=box.upper)
+            x = library.BoundedTensor((box.lower + box.upper) / 2, ball)
+            lower, _ = self.module.compute_bounds(
+                x=(x,), C=problem.objective, method=self.method, bound_upper=False, **self._given(problem)
+            )
+        return lower.detach()
+
+    def _given(self, problem: Problem) -> dict[str, Any]:
+        """For α-CROWN the same intermediate bounds as ours; without, it optimises its own at every step."""
+        if not self.given:
+            return {}
+        known = inspect.signature(self.module.compute_bounds).parameters
+        option = "interm_bounds" if "interm_bounds" in known else "intermediate_layer_bounds"
+        nodes = [node.inputs[0].name for node in self.module._modules.values() if type(node).__name__ == "BoundRelu"]
+        # Copies, since it writes into them.
+        bounds = [[box.lower.clone(), box.upper.clone()] for box in problem.pre.values()]
+        return {option: dict(zip(nodes, bounds, strict=True))}
+
+
+def seconds(work: Callable[[], Any]) -> float:
+    """Wall clock of one run."""
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def fastest(problem: Problem, method: str, dtype: torch.dtype, limit: float) -> tuple[Theirs, str]:
+    """auto_LiRPA with the settings that take least time on this problem, and their names.
+
+    Raises:
+        Late, or what the library raised: if no settings work within the limit.
+    """
+    convolutions = any(isinstance(node, Conv2d) for node in problem.network.nodes)
+    sparse = (True, False) if method == "alpha-crown" else (True,)
+    best: tuple[float, Theirs, str] | None = None
+    failure: BaseException | None = None
+    for conv, alpha in itertools.product(("patches", "matrix") if convolutions else ("patches",), sparse):
+        settings = Settings(conv, alpha)
+        try:
+            with limited(limit if best is None else 3 * best[0] + 1):
+                theirs = Theirs(problem.network, method, dtype, settings)
+                theirs(problem)
+                taken = seconds(lambda: theirs(problem))  # noqa: B023
+        except (Exception, Late) as error:
+            failure = failure or error
+            continue
+        if best is None or taken < best[0]:
+            best = (taken, theirs, str(settings) if method == "alpha-crown" else conv)
+    if best is None:
+        assert failure is not None
+        raise failure
+    return best[1:]
+
+
+@cache
+def peak(dtype: torch.dtype) -> float:
+    """Multiply-adds per second of a large matrix product: the best of several."""
+    size = 1536
+    a, b = torch.randn(2, size, size, dtype=dtype)
+    return size**3 / min(seconds(lambda: a @ b) for _ in range(8))
+
+
+def multiply_adds(work: Callable[[], Any]) -> int:
+    """Those of the adjoints of linear maps and convolutions that ``work`` calls, counted by shape."""
+    count = 0
+    linear, convolution = Linear.adjoint, Conv2d.adjoint
+
+    def of_linear(node: Linear, a: Tensor, shape: Any) -> Tensor:
+        nonlocal count
+        count += a.numel() * node.weight.shape[1]
+        return linear(node, a, shape)
+
+    def of_convolution(node: Conv2d, a: Tensor, shape: Any) -> Tensor:
+        nonlocal count
+        count += a.numel() * node.weight[0].numel()
+        return convolution(node, a, shape)
+
+    with patch.object(Linear, "adjoint", of_linear), patch.object(Conv2d, "adjoint", of_convolution):
+        work()
+    return count
+
+
+def unstable_share(problem: Problem, method: str) -> float:
+    """The share of all neurons that are unstable, by intervals or by CROWN."""
+    with torch.no_grad():
+        relaxation = Relaxation(problem.network, problem.box)
+        known = preactivation_bounds(problem.network, problem.box) if method != "ibp" else {}
+        relaxation = Relaxation(problem.network, problem.box, known)
+        relaxation.advance(len(problem.network.nodes) - 1)
+        parts = [unstable(problem.network.nodes[i], box) for i, box in relaxation.pre.items()]
+    return sum(int(p.sum()) for p in parts) / sum(p.numel() for p in parts)
+
+
+def compare(case: Case, problem: Problem, method: str, dtype: str, runs: int, limit: float) -> Line:
+    """Measure one line.
+
+    Raises:
+        Late, or what the library raised.
+    """
+    doubled = problem.both_signs()
+    with limited(limit):
+        mine = ours(doubled, method)
+    theirs, settings = fastest(problem, method, DTYPES[dtype], limit)
+    with limited(3 * limit):
+        other = theirs(doubled)
+    rows = problem.objective.shape[1]
+    widths, others = (-(bounds[:, rows:] + bounds[:, :rows]) for bounds in (mine, other))
+    worst = float(((other - mine) / torch.cat([others, others], 1)).max())
+    pairs = []
+    with limited(3 * limit):
+        try:
+            while len(pairs) < runs:
+                # Whoever comes second may find the caches warm.
+                work = [lambda: ours(problem, method), lambda: theirs(problem)]
+                turn = 1 if len(pairs) % 2 else -1
+                taken = [seconds(w) for w in work[::turn]][::turn]
+                pairs.append(taken)
+        except Late:
+            if not pairs:
+                raise
+    mine_s, theirs_s = (statistics.median(column) for column in zip(*pairs, strict=True))
+    ratio = statistics.median(b / a for a, b in pairs)
+    share = multiply_adds(lambda: ours(problem, "crown")) / mine_s / peak(DTYPES[dtype]) if method == "crown" else 0.0
+    where = (case.name, case.eps, dtype, method, len(problem.box.lower), unstable_share(problem, method))
+    return Line(*where, len(pairs), mine_s, theirs_s, ratio, float((widths / others).mean()), worst, settings, share)
+
+
+def measure(options: argparse.Namespace, missing: list[str]) -> Iterator[Line]:
+    """All lines; what is left out is named in ``missing``."""
+    for case in CASES:
+        if case.name not in options.net:
+            continue
+        try:
+            network = network_of(case)
+        except FileNotFoundError as error:
+            missing.append(f"{case.name}: {error} is missing")
+            continue
+        plan = list(itertools.product(options.dtype, options.method))
+        for dtype, method in track(plan, case.name):
+            for batch in options.batch:
+                try:
+                    problem = problem_of(case, network, batch, DTYPES[dtype])
+                    yield compare(case, problem, method, dtype, options.runs, options.limit)
+                except (Exception, Late) as error:
+                    late = isinstance(error, Late)
+                    why = f"more than {options.limit:g} s" if late else f"{type(error).__name__}: {str(error)[:80]}"
+                    missing.append(f"{case.name} {dtype} {method}, batch {batch}: {why}")
+                    if late:
+                        break
+
+
+def rounding_table(options: argparse.Namespace) -> Iterator[str]:
+    """What accounting for rounding costs in the pass of the output's rows."""
+    yield "| network | dtype | s without | s with | time | slack / width |"
+    yield "|---|---|---|---|---|---|"
+    for case, dtype in itertools.product(CASES, options.dtype):
+        if case.name not in options.net:
+            continue
+        try:
+            problem = problem_of(case, network_of(case), 16, DTYPES[dtype]).both_signs()
+        except FileNotFoundError:
+            continue
+        last = len(problem.network.nodes) - 1
+        samples, rows, _ = problem.objective.shape
+        matrix, sample = problem.objective.flatten(0, 1), torch.arange(samples).repeat_interleave(rows)
+        with torch.no_grad():
+            relaxation = Relaxation(problem.network, problem.box, preactivation_bounds(problem.network, problem.box))
+            relaxation.advance(last)
+            found = [relaxation.lower(last, matrix, sample, rounded=r)[0] for r in (False, True)]
+            times: list[list[float]] = [[], []]
+            for _ in range(3 * options.runs):
+                for r in (False, True):
+                    times[r].append(seconds(lambda: relaxation.lower(last, matrix, sample, rounded=r)))  # noqa: B023
+        plain, accounted = (bounds.reshape(samples, rows) for bounds in found)
+        half = rows // 2
+        width = -(plain[:, half:] + plain[:, :half])
+        slack = float(((plain - accounted)[:, :half] / width).mean())
+        a, b = (statistics.median(t) for t in times)
+        yield f"| {case.name} | {dtype} | {a:.4f} | {b:.4f} | +{100 * (b / a - 1):.0f} % | {slack:.1e} |"
+
+
+@contextmanager
+def smooth_operator() -> Iterator[None]:
+    """Let networks compute GELU by the operator that newer versions of the library trace."""
+    try:
+        operator = import_module("auto_LiRPA.operators.gelu").GELUOp
+    except (ImportError, AttributeError):
+        yield
+        return
+    with patch.object(graph, "F", SimpleNamespace(**{**vars(graph.F), "gelu": operator.apply})):
+        yield
+
+
+def gelu_table(missing: list[str]) -> Iterator[str]:
+    """Mean widths of the margins of one network with λ-GELU in place of ReLU, ours and auto_LiRPA's."""
+    network = network_of(GELU_CASE)
+    problem = problem_of(GELU_CASE, network, 64, torch.float64).both_signs()
+    half = problem.objective.shape[1] // 2
+
+    def width(bounds: Tensor) -> float:
+        return float(-(bounds[:, half:] + bounds[:, :half]).mean())
+
+    yield "| activation | our IBP | our CROWN | our α-CROWN | CROWN / ReLU's | auto_LiRPA CROWN | α-CROWN |"
+    yield "|---|---|---|---|---|---|---|"
+    base = width(ours(problem, "crown"))
+    for lam in (*LAMBDAS, None):
+        name = "ReLU" if lam is None else f"λ = {lam}"
+        nodes = tuple(
+            Gelu(name=n.name, inputs=n.inputs, shape=n.shape, lam=torch.tensor(float(lam)))
+            if lam is not None and isinstance(n, Relu)
+            else n
+            for n in network.nodes
+        )
+        changed = replace(problem, network=Network(nodes).to(torch.float64))
+        mine = [width(ours(changed, method)) for method in METHODS]
+        others = []
+        for method in ("crown", "alpha-crown"):
+            try:
+                with smooth_operator():
+                    theirs = Theirs(changed.network, method, torch.float64, Settings("patches", False), given=False)
+                    others.append(f"{width(theirs(changed)):.4f}")
+            except Exception as error:
+                reason = str(error).strip().split("\n")[0][:80]
+                missing.append(f"auto_LiRPA {library_version()}, {method}, {name}: {type(error).__name__}: {reason}")
+                others.append("–")
+        cells = [f"{w:.4f}" for w in mine] + [f"{mine[1] / base:.3f}", *others]
+        yield f"| {name} | {' | '.join(cells)} |"
+
+
+def library_version() -> str:
+    """auto_LiRPA's version, or that there is none."""
+    try:
+        return str(auto_lirpa._library().__version__)
+    except InputError:
+        return "none"
+
+
+def table(lines: Sequence[Line]) -> Iterator[str]:
+    """The Markdown table: one row per line."""
+    yield "| network | ε | dtype | method | batch | unstable | ours s | auto_LiRPA s | ratio | width | worst | peak |"
+    yield "|---|---|---|---|---|---|---|---|---|---|---|---|"
+    for x in lines:
+        share = f"{100 * x.peak:.0f} %" if x.method == "crown" else ""
+        yield (
+            f"| {x.network} | {x.eps} | {x.dtype} | {x.method} | {x.batch} | {100 * x.unstable:.1f} % | {x.ours:.4f} "
+            f"| {x.theirs:.4f} | {x.ratio:.1f} | {x.width:.6f} | {x.worst:.1e} | {share} |"
+        )
+
+
+def write(options: argparse.Namespace, lines: Sequence[Line], parts: Sequence[str], missing: Sequence[str]) -> str:
+    """Write both results files; returns the Markdown."""
+    RESULTS.mkdir(exist_ok=True)
+    with (RESULTS / f"{options.name}.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, [f.name for f in fields(Line)])
+        writer.writeheader()
+        for line in lines:
+            writer.writerow({k: f"{v:.6g}" if isinstance(v, float) else v for k, v in asdict(line).items()})
+    peaks = ", ".join(f"{2e-9 * peak(DTYPES[d]):.0f} GFLOP/s in {d}" for d in options.dtype)
+    head = (
+        f"`{command()}`: auto_LiRPA {library_version()}, {torch.get_num_threads()} threads for both, up to "
+        f"{options.runs} pairs of runs in turn, medians. Peak: {peaks}. {load_average()} {describe()}."
+    )
+    notes = (
+        "Lower bounds of nine margins per image. IBP and CROWN start from the boxes, intermediate bounds included. "
+        f"α-CROWN is the search alone: {ITERATIONS} iterations, both given our CROWN's intermediate bounds, no early "
+        "stop, each library's own learning rate. Our bounds account for rounding (float64 throughout, but "
+        "α-CROWN's search, which proves nothing, runs in float32); auto_LiRPA's do not. *ratio*: median of the pairs' "
+        "auto_LiRPA s / ours s. *width*: our bounds' width over theirs, mean. *worst*: by how much one of our lower "
+        "bounds lies below theirs at most, in widths of theirs; negative: all of ours are higher. *unstable*: share of "
+        "the neurons. *peak*: the products of our backward passes, at the rate of a large matrix product, as a part of "
+        "our time."
+    )
+    left_out = "".join(f"\n- {line}" for line in missing) or " nothing"
+    text = "\n\n".join([head, *parts, notes, f"Left out:{left_out}"])
+    (RESULTS / f"{options.name}.md").write_text(f"{text}\n")
+    return text
+
+
+def main() -> None:
+    """Parse, run, write."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    names = [case.name for case in CASES]
+    parser.add_argument("--net", nargs="*", choices=names, default=names)
+    parser.add_argument("--method", nargs="+", choices=METHODS, default=list(METHODS))
+    parser.add_argument("--batch", nargs="+", type=int, default=[1, 16, 64])
+    parser.add_argument("--dtype", nargs="+", choices=DTYPES, default=["float64"])
+    parser.add_argument("--runs", type=int, default=7, help="pairs of runs (default 7)")
+    parser.add_argument("--limit", type=float, default=60, help="seconds that one run may take (default 60)")
+    parser.add_argument("--memory", type=float, default=16, help="GiB of address space (default 16)")
+    parser.add_argument("--threads", type=int, default=1, help="of torch (default 1)")
+    parser.add_argument("--library", help="a folder with another version of the package auto_LiRPA")
+    parser.add_argument("--name", default="bounds_speed", help="of the results files")
+    options = parser.parse_args()
+    if options.library:
+        sys.path.insert(0, options.library)
+    torch.set_num_threads(options.threads)
+    size = int(options.memory * 2**30)
+    resource.setrlimit(resource.RLIMIT_AS, (size, size))
+    missing: list[str] = []
+    lines = []
+    for line in measure(options, missing):
+        lines.append(line)
+        print(list(table([line]))[-1], file=sys.stderr)
+    parts = ["\n".join(table(lines))] if lines else []
+    if options.net:
+        title = "Accounting for rounding, rows of the output only, batch 16:"
+        parts.append(f"{title}\n\n" + "\n".join(rounding_table(options)))
+    title = f"Mean widths of margins with λ-GELU in place of ReLU ({GELU_CASE.name}, ε = {GELU_CASE.eps}, 64 images):"
+    parts.append(f"{title}\n\n" + "\n".join(gelu_table(missing)))
+    print(write(options, lines, parts, missing))
+
+
+if __name__ == "__main__":
+    main()

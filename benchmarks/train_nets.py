@@ -1,0 +1,90 @@
+"""Train the two networks of benchmarks/nets/, which exist for measurements of speed alone.
+
+    python benchmarks/train_nets.py
+
+Plain training, seed 0, one thread: an MNIST network of six hidden layers of 100, and a CIFAR-10 network with two
+residual blocks. The weights are rounded to bfloat16, so that the files are small; figures are of the rounded networks.
+Needs the data sets (see README.md).
+"""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from rich.progress import track
+from torch import Tensor, nn
+
+from verifiable_relu.data import load
+from verifiable_relu.network import from_torch, write_onnx
+from verifiable_relu.nn.models import Normalize, mlp
+
+NETS = Path(__file__).parent / "nets"
+
+
+class Block(nn.Module):
+    """x + conv(relu(conv(x))), then ReLU."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(channels, channels, 3, padding=1)
+        self.second = nn.Conv2d(channels, channels, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(x + self.second(F.relu(self.first(x))))
+
+
+def residual(normalize: Normalize) -> nn.Sequential:
+    """Two residual blocks between strided convolutions: 16×16×8 and 8×8×16."""
+    return nn.Sequential(
+        normalize,
+        nn.Conv2d(3, 8, 3, stride=2, padding=1),
+        nn.ReLU(),
+        Block(8),
+        nn.Conv2d(8, 16, 3, stride=2, padding=1),
+        nn.ReLU(),
+        Block(16),
+        nn.Flatten(),
+        nn.Linear(1024, 64),
+        nn.ReLU(),
+        nn.Linear(64, 10),
+    )
+
+
+def train(name: str, data: str, model: nn.Sequential, epochs: int) -> float:
+    """Train, write ``nets/<name>.onnx.gz``; returns the accuracy over the test split."""
+    train_split, test = load(data, "train"), load(data, "test")
+    images, labels = torch.from_numpy(train_split.images), torch.from_numpy(train_split.labels)
+    optimizer = torch.optim.Adam(model.parameters(), 2e-3, weight_decay=1e-4)
+    steps = [order for _ in range(epochs) for order in torch.randperm(len(images)).split(256)]
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.05, len(steps))
+    for order in track(steps, name):
+        optimizer.zero_grad()
+        F.cross_entropy(model(images[order]), labels[order]).backward()
+        optimizer.step()
+        schedule.step()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(parameter.bfloat16())
+        right = model(torch.from_numpy(test.images)).argmax(1) == torch.from_numpy(test.labels)
+    network = from_torch(model, tuple(images.shape[1:]))
+    NETS.mkdir(exist_ok=True)
+    # Without a time stamp the same network gives the same bytes.
+    (NETS / f"{name}.onnx.gz").write_bytes(gzip.compress(write_onnx(network), mtime=0))
+    return float(right.float().mean())
+
+
+def main() -> None:
+    """Train both."""
+    torch.set_num_threads(1)
+    for name, data, epochs in (("mnist_6x100", "mnist", 4), ("cifar_residual", "cifar10", 5)):
+        torch.manual_seed(0)
+        normalize = Normalize(load(data, "test").mean, load(data, "test").std)
+        model = mlp((784, *6 * (100,), 10), nn.ReLU, normalize) if data == "mnist" else residual(normalize)
+        print(f"{name}: {train(name, data, model, epochs):.2%} of the test images")
+
+
+if __name__ == "__main__":
+    main()
