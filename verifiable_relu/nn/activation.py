@@ -19,7 +19,6 @@ from functools import partial
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from verifiable_relu.nn.hardness import HardnessGate, Kernel
@@ -40,9 +39,12 @@ def gate_slope(u: Tensor, approximate: Approximate = "none") -> Tensor:
 
 
 def _kernel(approximate: Approximate) -> Kernel:
+    def backward_(gradient: Tensor, u: Tensor) -> Tensor:
+        return torch.ops.aten.gelu_backward.grad_input(gradient, u, approximate=approximate, grad_input=u)
+
     return Kernel(
-        value=partial(F.gelu, approximate=approximate),
-        backward=partial(torch.ops.aten.gelu_backward, approximate=approximate),
+        value_=partial(torch.ops.aten.gelu_, approximate=approximate),
+        backward_=backward_,
         slope=partial(gate_slope, approximate=approximate),
         saturated=40.0,
     )

@@ -5,7 +5,7 @@ G(u) = u·P(u) is an activation with a gate P that rises from 0 to 1, and κ is 
     ∂f/∂x = G'(u),        ∂f/∂λ = (u·G'(u) − G(u))/(κλ²) = u²·P'(u)/(κλ²).
 
 The gradient of λ is summed over a whole layer. Where λ is small it is taken as the difference of two inner products
-that are nearly free, Σ g·u·G'(u) − Σ g·G(u); the second form costs an exponential for each element. But the two sums
+that are nearly free, (Σ g·x·∂f/∂x − Σ g·f)/λ; the second form costs an exponential for each element. But the two sums
 agree to more and more digits as the gate hardens, until noise of size ε·|g·x|/λ stands where u²·P'(u) is zero: past
 ``EXACT_FROM`` the second form is used.
 """
@@ -34,15 +34,15 @@ class Kernel:
     """An activation G(u) = u·P(u), each function elementwise.
 
     Attributes:
-        value: G.
-        backward: (gradient, u) → gradient·G'(u).
+        value_: replaces u by G(u), in place.
+        backward_: replaces u by gradient·G'(u), in place, from (gradient, u).
         slope: P'; exactly 0 for |u| ≥ ``saturated``.
         saturated: a finite number whose square is far from overflow in float32.
         scale: κ.
     """
 
-    value: Callable[[Tensor], Tensor]
-    backward: Callable[[Tensor, Tensor], Tensor]
+    value_: Callable[[Tensor], Tensor]
+    backward_: Callable[[Tensor, Tensor], Tensor]
     slope: Callable[[Tensor], Tensor]
     saturated: float
     scale: float = 1.0
@@ -64,36 +64,35 @@ def _logistic(z: float) -> float:
 
 
 class _Hardened(torch.autograd.Function):
-    """f(x; λ(s)), with few tensor operations: on small layers each costs as much as the activation itself."""
+    """f(x; λ(s)) with few operations, which count on small layers, and in the memory of the result, which counts on
+    large ones: there the first touch of new memory costs as much as the arithmetic."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, s: Tensor, temperature: float, kernel: Kernel) -> Tensor:
         lam = _hardness(s, temperature)
         factor = lam if kernel.scale == 1 else kernel.scale * lam
-        u = x * factor
-        y = kernel.value(u).div_(factor)
-        ctx.save_for_backward(u, y, s, lam)
-        ctx.temperature, ctx.kernel = temperature, kernel
+        y = kernel.value_(x * factor).div_(factor)
+        ctx.save_for_backward(x, y, s)
+        ctx.lam, ctx.factor, ctx.temperature, ctx.kernel = lam, factor, temperature, kernel
         return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
-        u, y, s, lam_ = ctx.saved_tensors
+        x, y, s = ctx.saved_tensors
         kernel = ctx.kernel
-        of_x = kernel.backward(gradient, u)
+        of_x = kernel.backward_(gradient, x * ctx.factor)
         if not ctx.needs_input_grad[1]:
             return of_x, None, None, None
-        lam = lam_.item()
-        factor = kernel.scale * lam
+        lam = ctx.lam.item()
+        by_s = _logistic(s.item() / ctx.temperature) / ctx.temperature
         gradient = gradient.flatten()
         if lam < EXACT_FROM:
-            total = torch.sub(torch.dot(u.flatten(), of_x.flatten()), torch.dot(gradient, y.flatten()), alpha=factor)
-        else:
-            u = u.flatten().clamp(-kernel.saturated, kernel.saturated)
-            total = torch.dot(kernel.slope(u).mul_(u).mul_(u), gradient)
-        by_s = _logistic(s.item() / ctx.temperature) / ctx.temperature
-        return of_x, total.mul_(by_s / (factor * lam)), None, None
+            total = torch.dot(x.flatten(), of_x.flatten()).sub_(torch.dot(gradient, y.flatten()))
+            return of_x, total.mul_(by_s / lam), None, None
+        u = (x.flatten() * ctx.factor).clamp_(-kernel.saturated, kernel.saturated)
+        total = torch.dot(kernel.slope(u).mul_(u).mul_(u), gradient)
+        return of_x, total.mul_(by_s / (kernel.scale * lam * lam)), None, None
 
 
 class HardnessGate(nn.Module):

@@ -15,6 +15,7 @@ s is never decayed: decay would pull λ to 1 + ln 2, which means nothing.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import Any
 
 import torch
@@ -27,14 +28,18 @@ LEAST_SLOPE = 0.05
 
 
 def make_optimizer(model: nn.Module, options: Options) -> torch.optim.Optimizer:
-    """AdamW or SGD with three kinds of groups: matrices and kernels (decayed), biases, and one group for each λ."""
+    """AdamW or SGD with three kinds of groups: matrices and kernels (decayed), biases, and λs of equal rates."""
     gates = [module for module in model.modules() if isinstance(module, HardnessGate)]
     own = {id(gate.s) for gate in gates}
     rest = [parameter for parameter in model.parameters() if id(parameter) not in own]
+    # Each group costs a call in every step, so that λs of equal rates share one.
+    together: dict[Any, list[int]] = defaultdict(list)
+    for index, gate in enumerate(gates):
+        together[index if options.lam_rate == "natural" else gate.temperature].append(index)
     groups: list[dict[str, Any]] = [
         {"params": [p for p in rest if p.ndim > 1], "weight_decay": options.decay, "gate": None},
         {"params": [p for p in rest if p.ndim <= 1], "weight_decay": 0.0, "gate": None},
-        *({"params": [gate.s], "weight_decay": 0.0, "gate": index} for index, gate in enumerate(gates)),
+        *({"params": [gates[i].s for i in same], "weight_decay": 0.0, "gate": same[0]} for same in together.values()),
     ]
     if options.optimizer == "sgd":
         return torch.optim.SGD(groups, lr=options.rate, momentum=options.momentum)

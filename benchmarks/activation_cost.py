@@ -1,0 +1,139 @@
+"""What λ-GELU and λ-Swish cost in training: whole steps and the bare activation, against nn.GELU on the same net.
+
+    python benchmarks/activation_cost.py
+    python benchmarks/activation_cost.py --pairs 1000 --threads 2
+
+A step is forward, backward and the optimiser's update as the trainer makes them, on a batch of 128 random images of
+28×28. The networks take turns step by step, so that whatever else the machine does falls on all of them alike; the
+ratio is the median over the pairs of neighbouring steps, in processor time of the process (wall clock beside it).
+"learned" trains λ; "annealed" has it frozen, as it is in the ramp. Writes results/activation_cost.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from machine import command, describe, load_average
+from torch import Tensor, nn
+
+from verifiable_relu.nn import LambdaGELU, LambdaSwish, cnn, mlp
+from verifiable_relu.train.optimizer import make_optimizer, set_rates
+from verifiable_relu.train.options import Options
+
+RESULTS = Path(__file__).parent / "results"
+LAM = 1.7
+
+
+def frozen() -> nn.Module:
+    """λ-GELU as it is while it is annealed."""
+    gate = LambdaGELU(LAM)
+    gate.freeze()
+    return gate
+
+
+ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
+    "nn.GELU": nn.GELU,
+    "λ-GELU, learned": lambda: LambdaGELU(LAM),
+    "λ-GELU, annealed": frozen,
+    "λ-GELU, tanh form": lambda: LambdaGELU(LAM, approximate="tanh"),
+    "nn.GELU, tanh form": lambda: nn.GELU("tanh"),
+    "λ-Swish, learned": lambda: LambdaSwish(LAM),
+    "nn.SiLU": nn.SiLU,
+    "nn.ReLU": nn.ReLU,
+}
+NETWORKS: dict[str, Callable[[Callable[[], nn.Module]], nn.Module]] = {
+    "MLP 784-128-128-10": lambda make: mlp([784, 128, 128, 10], make),
+    "MLP 784-512-512-10": lambda make: mlp([784, 512, 512, 10], make),
+    "CNN 16,32 + 100": lambda make: cnn((1, 28, 28), (16, 32), (100,), 10, make),
+}
+
+
+def training_step(make: Callable[[Callable[[], nn.Module]], nn.Module], activation: str) -> Callable[[], None]:
+    """One step of training on a fixed batch, as a function without arguments."""
+    torch.manual_seed(0)
+    model = make(ACTIVATIONS[activation])
+    options = Options("random")
+    optimizer = make_optimizer(model, options)
+    x, y = torch.rand(128, 1, 28, 28), torch.randint(0, 10, (128,))
+
+    def step() -> None:
+        # A small rate: the pre-activations must not wander off during the measurement.
+        set_rates(optimizer, model, 1e-6, options)
+        loss = F.cross_entropy(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    return step
+
+
+def bare(activation: str, shape: tuple[int, ...]) -> Callable[[], None]:
+    """Forward and backward through the activation alone."""
+    torch.manual_seed(0)
+    module = ACTIVATIONS[activation]()
+    x, gradient = torch.randn(shape, requires_grad=True), torch.randn(shape)
+
+    def step() -> None:
+        x.grad = None
+        y: Tensor = module(x)
+        y.backward(gradient)
+
+    return step
+
+
+def measure(steps: Sequence[Callable[[], None]], pairs: int) -> list[tuple[float, float, float]]:
+    """For each step its median milliseconds of processor time, and the median ratios to the first, wall clock last."""
+    cpu: list[list[float]] = [[] for _ in steps]
+    wall: list[list[float]] = [[] for _ in steps]
+    for turn in range(-max(5, pairs // 10), pairs):
+        for place, step in enumerate(steps):
+            began = time.process_time(), time.perf_counter()
+            step()
+            if turn >= 0:
+                cpu[place].append(time.process_time() - began[0])
+                wall[place].append(time.perf_counter() - began[1])
+
+    def ratio(times: list[list[float]], place: int) -> float:
+        return statistics.median(a / b for a, b in zip(times[place], times[0], strict=True))
+
+    return [(1e3 * statistics.median(cpu[i]), ratio(cpu, i), ratio(wall, i)) for i in range(len(steps))]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, print and write the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pairs", type=int, default=300)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    asked = parser.parse_args(arguments)
+    torch.set_num_threads(asked.threads)
+    rows = []
+    cases = {
+        **{name: [training_step(make, each) for each in ACTIVATIONS] for name, make in NETWORKS.items()},
+        "bare, 128 × 128": [bare(each, (128, 128)) for each in ACTIVATIONS],
+        "bare, 128 × 16 × 14 × 14": [bare(each, (128, 16, 14, 14)) for each in ACTIVATIONS],
+    }
+    for name, steps in cases.items():
+        for activation, (milliseconds, cpu, wall) in zip(ACTIVATIONS, measure(steps, asked.pairs), strict=True):
+            rows.append(f"| {name} | {activation} | {milliseconds:.3f} | {cpu:.3f} | {wall:.3f} |")
+            print(rows[-1], flush=True)
+    text = (
+        "# The cost of a learned hardness\n\n"
+        f"By `{command()}`; {describe()}, {asked.threads} thread(s). {load_average()}\n\n"
+        f"Median of {asked.pairs} interleaved steps in milliseconds of processor time, and the median ratio to nn.GELU "
+        "of neighbouring steps. Target: a training step with λ-GELU at most 1.15.\n\n"
+        "| network | activation | ms | ratio | ratio, wall clock |\n|---|---|---|---|---|\n"
+    )
+    (asked.results / "activation_cost.md").write_text(text + "\n".join(rows) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
