@@ -8,7 +8,7 @@ The question is the same for both: lower bounds of label minus every other class
 images that the network classifies rightly. auto_LiRPA is used as it is installed, or from FOLDER, a folder that holds
 another version of the package; of its settings those are taken that are fastest for the network, method and batch.
 Networks and data that are missing are named and left out. Writes results/NAME.csv (a row per network, method and
-batch) and results/NAME.md.
+batch) and results/NAME.md. ``--net`` without names measures λ-GELU's widths alone.
 """
 
 from __future__ import annotations
@@ -357,7 +357,7 @@ def compare(case: Case, problem: Problem, method: str, dtype: str, runs: int, li
     rows = problem.objective.shape[1]
     widths, others = (-(bounds[:, rows:] + bounds[:, :rows]) for bounds in (mine, other))
     worst = float(((other - mine) / torch.cat([others, others], 1)).max())
-    pairs = []
+    pairs: list[list[float]] = []
     with limited(3 * limit):
         try:
             while len(pairs) < runs:
@@ -438,11 +438,12 @@ def smooth_operator() -> Iterator[None]:
     except (ImportError, AttributeError):
         yield
         return
-    with patch.object(graph, "F", SimpleNamespace(**{**vars(graph.F), "gelu": operator.apply})):
+    functions = SimpleNamespace(**{**vars(torch.nn.functional), "gelu": operator.apply})
+    with patch.object(graph, "F", functions):
         yield
 
 
-def gelu_table(missing: list[str]) -> Iterator[str]:
+def gelu_table(limit: float, missing: list[str]) -> Iterator[str]:
     """Mean widths of the margins of one network with λ-GELU in place of ReLU, ours and auto_LiRPA's."""
     network = network_of(GELU_CASE)
     problem = problem_of(GELU_CASE, network, 64, torch.float64).both_signs()
@@ -467,11 +468,11 @@ def gelu_table(missing: list[str]) -> Iterator[str]:
         others = []
         for method in ("crown", "alpha-crown"):
             try:
-                with smooth_operator():
+                with limited(limit), smooth_operator():
                     theirs = Theirs(changed.network, method, torch.float64, Settings("patches", False), given=False)
                     others.append(f"{width(theirs(changed)):.4f}")
-            except Exception as error:
-                reason = str(error).strip().split("\n")[0][:80]
+            except (Exception, Late) as error:
+                reason = str(error).strip().split("\n")[0][:80] or f"more than {limit:g} s"
                 missing.append(f"auto_LiRPA {library_version()}, {method}, {name}: {type(error).__name__}: {reason}")
                 others.append("–")
         cells = [f"{w:.4f}" for w in mine] + [f"{mine[1] / base:.3f}", *others]
@@ -501,14 +502,16 @@ def table(lines: Sequence[Line]) -> Iterator[str]:
 def write(options: argparse.Namespace, lines: Sequence[Line], parts: Sequence[str], missing: Sequence[str]) -> str:
     """Write both results files; returns the Markdown."""
     RESULTS.mkdir(exist_ok=True)
-    with (RESULTS / f"{options.name}.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, [f.name for f in fields(Line)])
-        writer.writeheader()
-        for line in lines:
-            writer.writerow({k: f"{v:.6g}" if isinstance(v, float) else v for k, v in asdict(line).items()})
+    if lines:
+        with (RESULTS / f"{options.name}.csv").open("w", newline="") as file:
+            writer = csv.DictWriter(file, [f.name for f in fields(Line)])
+            writer.writeheader()
+            for line in lines:
+                writer.writerow({k: f"{v:.6g}" if isinstance(v, float) else v for k, v in asdict(line).items()})
     peaks = ", ".join(f"{2e-9 * peak(DTYPES[d]):.0f} GFLOP/s in {d}" for d in options.dtype)
+    ran = command().replace(options.library, "FOLDER") if options.library else command()
     head = (
-        f"`{command()}`: auto_LiRPA {library_version()}, {torch.get_num_threads()} threads for both, up to "
+        f"`{ran}`: auto_LiRPA {library_version()}, {torch.get_num_threads()} threads for both, up to "
         f"{options.runs} pairs of runs in turn, medians. Peak: {peaks}. {load_average()} {describe()}."
     )
     notes = (
@@ -557,7 +560,7 @@ def main() -> None:
         title = "Accounting for rounding, rows of the output only, batch 16:"
         parts.append(f"{title}\n\n" + "\n".join(rounding_table(options)))
     title = f"Mean widths of margins with λ-GELU in place of ReLU ({GELU_CASE.name}, ε = {GELU_CASE.eps}, 64 images):"
-    parts.append(f"{title}\n\n" + "\n".join(gelu_table(missing)))
+    parts.append(f"{title}\n\n" + "\n".join(gelu_table(options.limit, missing)))
     print(write(options, lines, parts, missing))
 
 
