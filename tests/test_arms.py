@@ -16,7 +16,7 @@ from verifiable_relu.data import Dataset
 from verifiable_relu.errors import InputError
 from verifiable_relu.nn import HardnessGate, LambdaGELU, substitute_relu
 from verifiable_relu.nn.activation import SUPREMUM
-from verifiable_relu.train import loop, losses, schedule
+from verifiable_relu.train import loop, losses, patterns, schedule
 from verifiable_relu.train.export import export, finish
 from verifiable_relu.train.loop import build, train
 from verifiable_relu.train.optimizer import make_optimizer, set_rates
@@ -235,6 +235,35 @@ def test_intervals_through_prelu(slope: float) -> None:
     values = model[0](lb + (ub - lb) * torch.linspace(0, 1, 301)[:, None])
     torch.testing.assert_close(low[0], values.amin(0))
     torch.testing.assert_close(high[0], values.amax(0))
+
+
+# Patterns
+
+
+def test_the_overlap_index_on_small_patterns() -> None:
+    first = torch.tensor([[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [0, 1, 1, 1, 1]], dtype=torch.bool)
+    # Distances 1, 5 and 4 of 5 neurons, ⌊5/2⌋ = 2: ½, 1 and 1. The second layer never changes.
+    second = torch.ones(3, 4, dtype=torch.bool)
+    assert patterns.overlap_index([first]) == pytest.approx(2.5 / 3)
+    assert patterns.overlap_index([first, second]) == pytest.approx(2.5 / 6)
+    other = first.clone()
+    other[0, 0] = False
+    assert patterns.changed([first, second], [other, second]) == pytest.approx(1 / 27)
+    assert patterns.relative_change(torch.tensor([3.0, 4.0]), torch.tensor([3.0, 3.0])) == pytest.approx(0.2)
+
+
+def test_patterns_are_the_signs_of_the_pre_activations() -> None:
+    model = build(BASE, blobs())
+    x = torch.from_numpy(blobs().images)
+    first, second = patterns.patterns(model, x)
+    assert torch.equal(first, model[:3](x) > 0) and torch.equal(second, model[:5](x) > 0)
+
+
+def test_patterns_settle_with_the_weights() -> None:
+    history = train(replace(BASE, epochs=8), blobs()).history
+    assert all(0 < epoch["oui"] <= 1 for epoch in history)
+    for name in ("patterns_changed", "weights_changed"):
+        assert history[0][name] > 3 * history[-1][name] > 0 or history[-1][name] == 0
 
 
 # λ's steps

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from verifiable_relu.data import Dataset
 from verifiable_relu.errors import InputError
 from verifiable_relu.nn import HardnessGate, LambdaGELU, LambdaSwish, Normalize, cnn, mlp, substitute_relu
-from verifiable_relu.train import checkpoint, losses, schedule
+from verifiable_relu.train import checkpoint, losses, patterns, schedule
 from verifiable_relu.train.augment import augment
 from verifiable_relu.train.optimizer import make_optimizer, set_rates
 from verifiable_relu.train.options import Options
@@ -27,7 +27,7 @@ Progress = Callable[[int, str], None]
 
 
 PROBED = 200
-"""Training images, the first, over which unstable neurons are counted after each epoch."""
+"""Training images, the first, that are looked at after each epoch."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,9 @@ class Trained:
         model: as it was after the last step: λ-GELUs with every λ at its target, or what else the arm trains.
         history: for each epoch ``lam`` (each layer's λ at its end), ``loss`` and ``accuracy`` (means over its steps;
             the accuracy is that at the points trained on), ``unstable`` (mean number per image of unstable neurons at
-            ε by interval bounds; only where ε > 0), ``steps`` and ``seconds``.
+            ε by interval bounds; only where ε > 0), ``oui`` (``train.patterns``), ``patterns_changed`` and
+            ``weights_changed`` (in this epoch: the part of the neurons' states, and relative to the weights' norm),
+            ``steps`` and ``seconds``.
         learned: each layer's λ when the annealing began.
         swap: what the replacement by ReLU within the training did, if there was one.
     """
@@ -133,6 +135,7 @@ def train(
             hard = substitute_relu(model)
             swap = measure(model, hard, torch.from_numpy(over.images), torch.from_numpy(over.labels), epoch)
             substitute_relu(model, inplace=True)
+        probed, weights = patterns.patterns(model, images[:PROBED]), patterns.weights(model)
         order = torch.randperm(len(images), generator=generator)
         total, right = 0.0, 0
         for position, chosen in enumerate(order.split(options.batch)):
@@ -159,10 +162,14 @@ def train(
         if epoch + 1 == options.epochs:
             for gate in gates:
                 gate.set_lam(options.target)
+        now = patterns.patterns(model, images[:PROBED])
         entry = {
             "lam": [gate.lam.item() for gate in gates],
             "loss": total / len(images),
             "accuracy": right / len(images),
+            "oui": patterns.overlap_index(now),
+            "patterns_changed": patterns.changed(probed, now),
+            "weights_changed": patterns.relative_change(weights, patterns.weights(model)),
             "steps": per_epoch,
             "seconds": round(time.monotonic() - began, 3),
         }
@@ -170,9 +177,14 @@ def train(
             entry["unstable"] = unstable_neurons(model, images[:PROBED], options.eps)
         history.append(entry)
         if saved is not None:
-            weights = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-            now = None if swap is None else asdict(swap)
-            checkpoint.save(saved, options, {**weights, "history": history, "learned": learned, "swap": now})
+            state = {
+                "model": model.state_dict(),
+                "optimizer": optimizer.state_dict(),
+                "history": history,
+                "learned": learned,
+                "swap": None if swap is None else asdict(swap),
+            }
+            checkpoint.save(saved, options, state)
     return Trained(model, history, learned, swap)
 
 
