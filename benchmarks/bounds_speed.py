@@ -427,7 +427,7 @@ def rounding_table(options: argparse.Namespace) -> Iterator[str]:
         width = -(plain[:, half:] + plain[:, :half])
         slack = float(((plain - accounted)[:, :half] / width).mean())
         a, b = (statistics.median(t) for t in times)
-        yield f"| {case.name} | {dtype} | {a:.4f} | {b:.4f} | +{100 * (b / a - 1):.0f} % | {slack:.1e} |"
+        yield f"| {case.name} | {dtype} | {a:.4f} | {b:.4f} | {100 * (b / a - 1):+.0f} % | {slack:.1e} |"
 
 
 @contextmanager
