@@ -422,7 +422,7 @@ def images(act: Act, seed: int = 0) -> Network:
     x = build.conv2d(x, rng.normal(3, 4, 2, 2) / 4, rng.normal(3) / 2, "conv3", stride=(1, 2), padding=(1, 1, 1, 1))
     x = build.scale(x, "scale", scale=rng.normal(3, 1, 1), shift=rng.normal(3, 1, 1))
     before = x = act(build, x)
-    x = build.conv2d(x, rng.normal(3, 3, 1, 1), rng.normal(3) / 2, "conv4")
+    x = build.conv2d(x, rng.normal(3, 3, 2, 3) / 3, rng.normal(3) / 2, "conv4", padding=(1, 1, 0, 1))
     x = act(build, build.add(x, before, "shortcut"))
     x = build.reshape(x, (build.nodes[x].size,), "flatten")
     x = act(build, build.linear(x, rng.normal(4, build.nodes[x].size) / 9, rng.normal(4), "fc1"))

@@ -104,8 +104,13 @@ class Relaxation:
             self._lines[index] = relax(node, self.pre[index])
         return self._lines[index]
 
-    def _whole(self, a: Tensor | Window, index: int) -> Tensor:
-        return a.dense(self.network.nodes[index].shape) if isinstance(a, Window) else a
+    def _sum(self, a: Tensor | Window, b: Tensor | Window, index: int) -> Tensor | Window:
+        """The sum of two rows' coefficients of node ``index``."""
+        if isinstance(a, Window) and isinstance(b, Window) and (both := a.plus(b)) is not None:
+            return both
+        shape = self.network.nodes[index].shape
+        whole = [c.dense(shape) if isinstance(c, Window) else c for c in (a, b)]
+        return whole[0] + whole[1]
 
     def _table(self, grid: Grid, index: int, name: str, values: Tensor) -> Tensor:
         """A grid's windows of some values of node ``index``, kept for the next chunk of rows."""
@@ -252,7 +257,7 @@ class Relaxation:
         def give(index: int, a: Tensor | Window, norm: Tensor | None = None) -> None:
             nonlocal error
             if index in coefficients:
-                a, norm = self._whole(coefficients[index], index) + self._whole(a, index), None
+                a, norm = self._sum(coefficients[index], a, index), None
                 norms.pop(index, None)
                 if rounded:
                     error = error + _norm(a) * rounding.accumulate(magnitude(self.values[index]))[sample]

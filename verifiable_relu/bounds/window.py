@@ -79,6 +79,26 @@ class Window:
             values = F.conv_transpose2d(self.values, node.weight, None, node.stride)
         return Window(values, self.point, self.grid.before(node))
 
+    def plus(self, other: Window) -> Window | None:
+        """The sum, in windows that cover both; None where the grids do not go together."""
+        ours, theirs = self.grid, other.grid
+        if (ours.points, ours.stride) != (theirs.points, theirs.stride):
+            return None
+        pairs = [*zip(ours.offset, ours.size, theirs.offset, theirs.size, strict=True)]
+        offset = tuple(max(a, b) for a, _, b, _ in pairs)
+        size = tuple(most + max(n - a, m - b) for most, (a, n, b, m) in zip(offset, pairs, strict=True))
+        grid = Grid(ours.points, size, ours.stride, offset)  # type: ignore[arg-type]
+        values = self._within(grid) + other._within(grid)
+        return Window(values, self.point, grid, self.clean and other.clean)
+
+    def _within(self, grid: Grid) -> Tensor:
+        """The values in larger windows, zero where they had none."""
+        margins = []
+        for axis in (1, 0):
+            before = grid.offset[axis] - self.grid.offset[axis]
+            margins += [before, grid.size[axis] - self.grid.size[axis] - before]
+        return F.pad(self.values, margins)
+
     def dense(self, shape: Shape) -> Tensor:
         """The rows as whole coefficients (rows, *shape)."""
         channels, height, width = shape
