@@ -92,7 +92,9 @@ def test_no_image_is_no_result() -> None:
 
 
 def test_time_is_limited_for_each_image() -> None:
-    assert {r.reason for r in verify(MODEL, IMAGES, LABELS, 0.125, timeout=1e-9)} == {Reason.TIMEOUT}
+    reasons = {r.reason for r in verify(MODEL, IMAGES, LABELS, 0.125, timeout=1e-9)}
+    # What intervals prove, they prove before anybody looks at the clock.
+    assert Reason.TIMEOUT in reasons and reasons <= {Reason.TIMEOUT, Reason.PROVED}
 
 
 def test_progress_goes_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:

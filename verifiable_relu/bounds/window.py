@@ -8,13 +8,17 @@ same size, and only their position differs from row to row. (The idea is that of
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from verifiable_relu.network.graph import Conv2d, Shape
+from verifiable_relu.network.graph import Conv2d, Shape, kept
+
+_EMPTIER = 8
+_LARGEST = 1 << 22
 
 
 @dataclass(frozen=True)
@@ -75,6 +79,8 @@ class Window:
         """Pulled back through a convolution."""
         if self.grid.size == (1, 1):
             values = (self.values.flatten(1) @ node.weight.flatten(1)).unflatten(1, node.weight.shape[1:])
+        elif (matrix := _matrix(node, self.grid)) is not None:
+            values = (self.values.flatten(1) @ matrix).unflatten(1, (-1, *self.grid.before(node).size))
         else:
             values = F.conv_transpose2d(self.values, node.weight, None, node.stride)
         return Window(values, self.point, self.grid.before(node))
@@ -112,6 +118,23 @@ class Window:
         at = (y * canvas.shape[3] + x).flatten(1)[:, None].expand(-1, channels, -1)
         whole = canvas.flatten(2).scatter(2, at, self.values.flatten(2)).reshape(canvas.shape)
         return whole[:, :, rows : rows + height, columns : columns + width]
+
+
+def _matrix(node: Conv2d, grid: Grid) -> Tensor | None:
+    """A convolution's adjoint on windows as one matrix, where that is small and not much emptier than the kernel.
+
+    torch's transposed convolution goes row by row in float64; a matrix product does not.
+    """
+    inside, outside = math.prod(grid.size), math.prod(grid.before(node).size)
+    out, channels, *kernel = node.weight.shape
+    if outside > _EMPTIER * math.prod(kernel) or out * inside * channels * outside > _LARGEST:
+        return None
+
+    def make() -> Tensor:
+        one = torch.eye(out * inside, dtype=node.weight.dtype, device=node.weight.device)
+        return F.conv_transpose2d(one.unflatten(1, (out, *grid.size)), node.weight, None, node.stride).flatten(1)
+
+    return kept(node, f"_adjoint{grid.size}", make)
 
 
 def windows(shape: Shape, neuron: Tensor, sign: Tensor) -> Window:

@@ -126,7 +126,7 @@ class _Sparse:
             return _Sparse(weight.to_sparse_csr(), transposed.to_sparse_csr(), transposed.abs().to_sparse_csr())
 
 
-def _kept(node: Linear | Conv2d, name: str, make: Callable[[], Tensor]) -> Tensor:
+def kept(node: Linear | Conv2d, name: str, make: Callable[[], Tensor]) -> Tensor:
     """What ``make`` makes of a node's weight, made once where the weight is constant."""
     if node.weight.requires_grad:
         return make()
@@ -138,7 +138,7 @@ def _kept(node: Linear | Conv2d, name: str, make: Callable[[], Tensor]) -> Tenso
 
 def _magnitude(node: Linear | Conv2d) -> Tensor:
     """|weight|."""
-    return _kept(node, "_absolute", node.weight.abs)
+    return kept(node, "_absolute", node.weight.abs)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -172,7 +172,7 @@ class Linear(Affine):
 
     @property
     def row_sums(self) -> Tensor:
-        return _kept(self, "_row_sums", lambda: _magnitude(self).sum(1))
+        return kept(self, "_row_sums", lambda: _magnitude(self).sum(1))
 
     @cached_property
     def _sparse(self) -> _Sparse | None:
@@ -246,7 +246,7 @@ class Conv2d(Affine):
 
     @property
     def row_sums(self) -> Tensor:
-        return _kept(self, "_row_sums", lambda: _magnitude(self).sum((1, 2, 3))[:, None, None])
+        return kept(self, "_row_sums", lambda: _magnitude(self).sum((1, 2, 3))[:, None, None])
 
     def offset(self) -> Tensor:
         return self.bias[:, None, None]
