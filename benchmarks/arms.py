@@ -182,8 +182,8 @@ class Estimate:
     n: int
 
     def __str__(self) -> str:
-        digits = 4 if abs(self.mean) < 1 else 2
-        return f"{self.mean:.{digits}f}" + ("" if math.isnan(self.half) else f" ± {self.half:.{digits}f}")
+        form = ".1e" if 0 < abs(self.mean) < 1e-3 else ".4f" if abs(self.mean) < 1 else ".2f"
+        return f"{self.mean:{form}}" + ("" if math.isnan(self.half) else f" ± {self.half:{form}}")
 
 
 def estimate(values: Sequence[float]) -> Estimate:

@@ -94,6 +94,7 @@ def test_an_interval_is_students(arms: ModuleType) -> None:
     found = arms.estimate([1.0, 2.0, 3.0])
     assert found.mean == 2 and found.half == pytest.approx(4.302652729911275 / math.sqrt(3)) and found.n == 3
     assert str(found) == "2.00 ± 2.48" and str(arms.estimate([0.5])) == "0.5000"
+    assert str(arms.estimate([4e-5])) == "4.0e-05"
 
 
 def test_profiles(arms: ModuleType) -> None:
