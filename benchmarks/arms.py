@@ -38,6 +38,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from scipy import stats
 
 from verifiable_relu.errors import InputError
+from verifiable_relu.report import Estimate, estimate
 from verifiable_relu.train.options import Options, number, sizes
 
 RESULTS = Path(__file__).parent / "results"
@@ -171,26 +172,6 @@ def train_all(grid: Sequence[Options], records: Path, networks: Path, workers: i
 
 
 # Tables
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """The mean over ``n`` runs and half the width of its 95 % interval by Student's t (NaN for one run)."""
-
-    mean: float
-    half: float
-    n: int
-
-    def __str__(self) -> str:
-        form = ".1e" if 0 < abs(self.mean) < 1e-3 else ".4f" if abs(self.mean) < 1 else ".2f"
-        return f"{self.mean:{form}}" + ("" if math.isnan(self.half) else f" ± {self.half:{form}}")
-
-
-def estimate(values: Sequence[float]) -> Estimate:
-    """Of one or more numbers."""
-    n = len(values)
-    half = stats.t.ppf(0.975, n - 1) * statistics.stdev(values) / math.sqrt(n) if n > 1 else math.nan
-    return Estimate(statistics.fmean(values), float(half), n)
 
 
 def profile_correlation(profiles: Sequence[Sequence[float]]) -> float:
@@ -379,9 +360,9 @@ def _entries(name: str, value: Any) -> list[object]:
     return ["", ""] if value is None else [f"{value.mean:.6g}", f"{value.half:.3g}"]
 
 
-def parser() -> argparse.ArgumentParser:
-    """The command line."""
-    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def grid_parser(description: str) -> argparse.ArgumentParser:
+    """The options that choose a grid of runs and the folders in which they lie."""
+    made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--data", type=lambda text: text.split(","), default=["mnist", "fashion_mnist"])
     made.add_argument("--arms", type=lambda text: text.split(","), default=list(ARMS))
     made.add_argument("--seeds", type=int, default=3, help="how many, from 0 on")
@@ -395,10 +376,16 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--flip", action="store_true")
     for name, kind in (("switch", float), ("schedule", str), ("ramp", str), ("lam-rate", str)):
         made.add_argument(f"--{name}", type=kind, default=getattr(Options, name.replace("-", "_")))
-    made.add_argument("--workers", type=int, default=os.cpu_count())
-    made.add_argument("--table", action="store_true", help="train nothing, only make the tables")
     made.add_argument("--records", type=Path, default=RESULTS / "arms")
     made.add_argument("--networks", type=Path, default=RUNS)
+    return made
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    made = grid_parser(__doc__)
+    made.add_argument("--workers", type=int, default=os.cpu_count())
+    made.add_argument("--table", action="store_true", help="train nothing, only make the tables")
     made.add_argument("--results", type=Path, default=RESULTS)
     return made
 

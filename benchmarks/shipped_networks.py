@@ -22,14 +22,13 @@ from pathlib import Path
 import numpy as np
 import torch
 from machine import command, describe, load_average
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from questions import Bar, bars, checked, clean
+from rich.progress import Progress
 
 from verifiable_relu.data import load
-from verifiable_relu.network import Network, hardened, read_onnx
+from verifiable_relu.network import hardened, read_onnx
 from verifiable_relu.spec import Query, linf_properties
-from verifiable_relu.trust.replay import confirm
-from verifiable_relu.verifiers.base import Budget, Outcome, Verdict
+from verifiable_relu.verifiers.base import Budget, Verdict
 from verifiable_relu.verifiers.registry import make
 
 RESULTS = Path(__file__).parent / "results"
@@ -42,7 +41,6 @@ PLAN = {
 METHODS = ("attack", "ibp", "crown-ibp", "crown", "alpha-crown", "auto")
 JOINT = (160, 20, 5)
 """λ from which on the smooth networks share the certificates that CROWN gives of the ReLU network."""
-_BATCH = 256
 
 
 @dataclass(frozen=True)
@@ -70,36 +68,6 @@ class Line:
     cpu: float
 
 
-class Bar:
-    """A verifier's progress as a bar."""
-
-    def __init__(self, progress: Progress, label: str, total: int) -> None:
-        self.progress = progress
-        self.task: TaskID = progress.add_task(label, total=total)
-
-    def stage(self, name: str, done: int, total: int) -> None:
-        pass
-
-    def finish(self, query: int, outcome: Outcome) -> None:
-        self.progress.advance(self.task)
-
-
-def clean(network: Network, images: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Which images are classified rightly, in the arithmetic that users have: float32."""
-    classes = [
-        network(torch.from_numpy(images[start : start + _BATCH])).flatten(1).argmax(1).numpy()
-        for start in range(0, len(images), _BATCH)
-    ]
-    return np.concatenate(classes) == labels
-
-
-def checked(query: Query, outcome: Outcome) -> Verdict:
-    """The verdict; a counterexample that exact evaluation and replay do not confirm is none."""
-    if outcome.verdict is Verdict.SAT and not (outcome.witness and confirm(query, outcome.witness).confirmed):
-        return Verdict.UNKNOWN
-    return outcome.verdict
-
-
 def measure(name: str, eps: str, count: int, budget: float, progress: Progress) -> Iterator[Line]:
     """One line per method.
 
@@ -110,8 +78,7 @@ def measure(name: str, eps: str, count: int, budget: float, progress: Progress) 
     network = read_onnx(SPECS / f"{name}.onnx")
     chosen = np.flatnonzero(data.exact)[:count]
     images, labels = data.images[chosen], data.labels[chosen]
-    with torch.inference_mode():
-        right = clean(network, images, labels)
+    right = clean(network, images, labels)
     properties = linf_properties(images[right], labels[right], Fraction(eps), network.output_size)
     queries = [Query(network, prop) for prop in properties]
     verdicts: list[list[Verdict]] = []
@@ -185,8 +152,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.threads:
         torch.set_num_threads(options.threads)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True)) as progress:
+    with bars() as progress:
         lines = [
             line
             for name in options.network

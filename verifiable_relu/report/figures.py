@@ -1,0 +1,133 @@
+"""The figures of a comparison, written to a file whose suffix says the format. Needs matplotlib (the extra "report").
+
+Figures are made without pyplot, so that they need no display and leave no global state.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from verifiable_relu.errors import InputError
+from verifiable_relu.report.estimate import Estimate
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Series = Sequence[tuple[float, Estimate]]
+"""Points (x, estimate of y)."""
+
+
+def pairs(path: Path, panels: Mapping[str, Mapping[str, tuple[Estimate, Estimate]]], ylabel: str) -> None:
+    """Two bars per entry of each panel, before and after, with intervals.
+
+    Raises:
+        InputError: without matplotlib.
+    """
+    figure, axes = _panels(len(panels), height=4.2)
+    for ax, (title, entries) in zip(axes, panels.items(), strict=True):
+        for offset, name in enumerate(("before", "after")):
+            chosen = [pair[offset] for pair in entries.values()]
+            places = [place + 0.4 * offset - 0.2 for place in range(len(chosen))]
+            ax.bar(places, [e.mean for e in chosen], 0.4, yerr=[_half(e) for e in chosen], label=name, capsize=2)
+        ax.set_xticks(range(len(entries)), list(entries), rotation=35, ha="right")
+        values = [e.mean for pair in entries.values() for e in pair]
+        low, high = min(values), max(values)
+        # Accuracies lie close together; bars from zero would all look the same.
+        room = 0.3 * (high - low) or 0.01
+        ax.set_ylim(max(0.0, low - room), min(1.0, high + room))
+        ax.set_title(title)
+        ax.set_ylabel(ylabel)
+        ax.legend()
+    figure.savefig(path, dpi=120)
+
+
+def curves(path: Path, panels: Mapping[str, Mapping[str, Series]], xlabel: str, ylabel: str) -> None:
+    """A line with intervals per entry of each panel.
+
+    Raises:
+        InputError: without matplotlib.
+    """
+    figure, axes = _panels(len(panels))
+    for ax, (title, entries) in zip(axes, panels.items(), strict=True):
+        for number, (name, points) in enumerate(entries.items()):
+            xs = [x for x, _ in points]
+            ys = [y.mean for _, y in points]
+            ax.errorbar(xs, ys, [_half(y) for _, y in points], marker=_mark(number), ms=4, capsize=2, label=name)
+        ax.set(title=title, xlabel=xlabel, ylabel=ylabel)
+    axes[-1].legend(fontsize="small", loc="center left", bbox_to_anchor=(1.0, 0.5))
+    figure.savefig(path, dpi=120)
+
+
+def cactus(path: Path, panels: Mapping[str, Mapping[str, Sequence[float]]], limit: Mapping[str, float]) -> None:
+    """How many questions (x) were each answered within how many seconds (y, logarithmic), a line per entry.
+
+    Args:
+        path: of the figure.
+        panels: by title and name, the seconds of the questions that were answered.
+        limit: by title, the time limit.
+
+    Raises:
+        InputError: without matplotlib.
+    """
+    figure, axes = _panels(len(panels))
+    for ax, (title, entries) in zip(axes, panels.items(), strict=True):
+        for number, (name, seconds) in enumerate(entries.items()):
+            ax.plot(range(1, len(seconds) + 1), sorted(seconds), marker=_mark(number), ms=3, lw=1, label=name)
+        ax.axhline(limit[title], color="grey", ls=":")
+        ax.set(title=title, xlabel="answered", ylabel="seconds", yscale="log")
+    axes[-1].legend(fontsize="small", loc="center left", bbox_to_anchor=(1.0, 0.5))
+    figure.savefig(path, dpi=120)
+
+
+def profiles(path: Path, panels: Mapping[str, Sequence[Sequence[float]]]) -> None:
+    """λ as layer (y) × epoch (x), its logarithm as colour on one scale for all panels.
+
+    Args:
+        path: of the figure.
+        panels: by title, for each epoch λ per layer.
+
+    Raises:
+        InputError: without matplotlib.
+    """
+    figure, axes = _panels(len(panels), height=2.6)
+    from matplotlib.colors import LogNorm
+
+    everything = [lam for epochs in panels.values() for layers in epochs for lam in layers]
+    norm = LogNorm(min(everything), max(everything))
+    for ax, (title, epochs) in zip(axes, panels.items(), strict=True):
+        depth = len(epochs[0])
+        mesh = ax.pcolormesh([[layers[k] for layers in epochs] for k in range(depth)], norm=norm)
+        for epoch, layers in enumerate(epochs):
+            for k, lam in enumerate(layers):
+                ax.text(epoch + 0.5, k + 0.5, f"{lam:.3g}", ha="center", va="center", fontsize=6, color="white",
+                        bbox={"facecolor": "black", "alpha": 0.35, "pad": 1, "lw": 0})  # fmt: skip
+        ax.set_xticks([e + 0.5 for e in range(len(epochs))], [str(e + 1) for e in range(len(epochs))])
+        ax.set_yticks([k + 0.5 for k in range(depth)], [str(k + 1) for k in range(depth)])
+        ax.set_title(title, fontsize="small")
+        ax.set(xlabel="epoch", ylabel="layer")
+    figure.colorbar(mesh, ax=list(axes), label="λ")
+    figure.savefig(path, dpi=120)
+
+
+def _panels(count: int, height: float = 3.6) -> tuple[Figure, list[Axes]]:
+    try:
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError as error:
+        raise InputError('figures need matplotlib: pip install "verifiable-relu[report]"') from error
+    columns = min(count, 3)
+    rows = math.ceil(count / columns)
+    figure = Figure(figsize=(5 * columns + 1.5, height * rows), layout="constrained")
+    axes = [figure.add_subplot(rows, columns, place + 1) for place in range(count)]
+    return figure, axes
+
+
+def _half(value: Estimate) -> float:
+    return 0.0 if math.isnan(value.half) else value.half
+
+
+def _mark(number: int) -> str:
+    return "osD^vPX*<>"[number % 10]
