@@ -20,8 +20,8 @@ import math
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ from machine import command, describe, load_average
 from questions import Bar, bars, checked, clean
 from rich.progress import Progress
 
-from verifiable_relu.bounds import input_box, preactivation_bounds, unstable
+from verifiable_relu.bounds import Bounds, unstable
 from verifiable_relu.data import Dataset, load
 from verifiable_relu.errors import InputError
 from verifiable_relu.network import Network, read_onnx
@@ -41,7 +41,8 @@ from verifiable_relu.report import Estimate, Table, estimate
 from verifiable_relu.report.figures import cactus, curves, pairs, profiles
 from verifiable_relu.spec import Property, Query, linf_properties
 from verifiable_relu.train.options import Options
-from verifiable_relu.verifiers.base import Budget, Verdict
+from verifiable_relu.verifiers.base import Budget, Verdict, Verifier
+from verifiable_relu.verifiers.incomplete import Crown
 from verifiable_relu.verifiers.registry import make
 
 RESULTS = Path(__file__).parent / "results" / "comparison"
@@ -50,8 +51,8 @@ BOUNDS = ("ibp", "crown", "alpha-crown")
 SOLVERS = ("milp", "smt")
 HARDENED = "lambda-gelu"
 RIVALS = ("relu", "gelu-swap", "gelu-swap-finetune", "gelu-swap-finetune-extra")
+ANNEALED = ("lambda-gelu", "lambda-gelu-frozen", "swish")
 IMAGES, SOLVER_IMAGES = 1000, 50
-_BATCH = 250
 
 Record = dict[str, Any]
 
@@ -108,16 +109,30 @@ class Lines:
         self.known.add(self._of(record))
 
 
+@dataclass(frozen=True)
+class Counting(Crown):
+    """CROWN that remembers how many neurons of each layer were unstable, in all queries of a batch together."""
+
+    counts: list[list[int]] = field(default_factory=list)
+
+    def preactivations(self, network: Network, box: Bounds, stop: Callable[[], bool]) -> dict[int, Bounds]:
+        found = super().preactivations(network, box, stop)
+        self.counts.append([int(unstable(network.nodes[i], found[i]).sum()) for i in sorted(found)])
+        return found
+
+
 def bounded(arm: Arm, images: np.ndarray, labels: np.ndarray, bar: Progress) -> Iterator[tuple[str, Record]]:
     """For each ε the numbers of images that are certified and attacked, and unstable neurons per layer.
 
     What a weaker bound proves is not put to a stronger one that starts from it, and what is proven is not attacked.
     """
     for eps in EPS[arm.options.data]:
-        properties = whole = linf_properties(images, labels, Fraction(eps), arm.network.output_size)
+        properties = linf_properties(images, labels, Fraction(eps), arm.network.output_size)
         answers: Record = {"seconds": {}}
+        crown = Counting()
         for method in BOUNDS:
-            answers[method], answers["seconds"][method], rest = _proven(arm, properties, method, eps, bar)
+            verifier = crown if method == "crown" else make(method)
+            answers[method], answers["seconds"][method], rest = _proven(arm, properties, verifier, eps, bar)
             if method == "crown":
                 properties = rest
             elif method == "alpha-crown":
@@ -128,34 +143,23 @@ def bounded(arm: Arm, images: np.ndarray, labels: np.ndarray, bar: Progress) -> 
         answers["seconds"]["attack"] = round(time.perf_counter() - start, 3)
         refuted = [checked(q, o) for q, o in zip(queries, outcomes, strict=True)].count(Verdict.SAT)
         answers["attacked"] = len(images) - refuted
-        answers["unstable"] = layers(arm.network, whole)
+        layers = zip(*crown.counts, strict=True)
+        answers["unstable"] = [round(sum(layer) / len(images), 3) for layer in layers]
         yield eps, answers
 
 
 def _proven(
-    arm: Arm, properties: Sequence[Property], method: str, eps: str, bar: Progress
+    arm: Arm, properties: Sequence[Property], verifier: Verifier, eps: str, bar: Progress
 ) -> tuple[int, float, list[Property]]:
     """How many are proven, the seconds, and the rest."""
     queries = [Query(arm.network, prop) for prop in properties]
-    shown = Bar(bar, f"{run_name(arm.options)} ε={eps} {method}", len(queries))
+    shown = Bar(bar, f"{run_name(arm.options)} ε={eps} {verifier.name}", len(queries))
     start = time.perf_counter()
-    outcomes = make(method).verify(queries, Budget.each(math.inf, len(queries)), shown)
+    outcomes = verifier.verify(queries, Budget.each(math.inf, len(queries)), shown)
     seconds = round(time.perf_counter() - start, 3)
     bar.remove_task(shown.task)
     rest = [p for p, outcome in zip(properties, outcomes, strict=True) if outcome.verdict is not Verdict.UNSAT]
     return len(properties) - len(rest), seconds, rest
-
-
-def layers(network: Network, properties: Sequence[Property]) -> list[float]:
-    """Mean number of neurons per layer that CROWN's bounds leave unstable."""
-    net = network.to(torch.float64)
-    counts = torch.zeros(len(network.activations), dtype=torch.float64)
-    for start in range(0, len(properties), _BATCH):
-        box = input_box(properties[start : start + _BATCH], network)
-        with torch.no_grad():
-            found = preactivation_bounds(net, box)
-        counts += torch.tensor([float(unstable(net.nodes[i], found[i]).sum()) for i in sorted(found)])
-    return [round(float(count) / len(properties), 3) for count in counts]
 
 
 def solved(arm: Arm, data: Dataset, record: Record, bar: Progress) -> Record:
@@ -350,7 +354,9 @@ def trained(records: Path, runs: Sequence[str]) -> list[Record]:
         path = records / f"{run}.json"
         try:
             record = json.loads(path.read_text(encoding="utf-8"))
-            found.append({"data": record["options"]["data"], "arm": arm_name(record["options"]), **record})
+            options = record["options"]
+            title = {name: options[name] for name in ("data", "seed")}
+            found.append({**title, "architecture": architecture(options), "arm": arm_name(options), **record})
         except (OSError, ValueError, KeyError) as error:
             raise InputError(f"no record of a run ({error})", path=path) from error
     return found
@@ -363,33 +369,33 @@ def figures(folder: Path, bounds: Sequence[Record], solvers: Sequence[Record], r
         InputError: without matplotlib.
     """
     panels: dict[str, Any] = defaultdict(dict)
-    for run_data, arm in dict.fromkeys((run["data"], run["arm"]) for run in runs):
-        mine = [run["results"] for run in runs if (run["data"], run["arm"]) == (run_data, arm)]
-        swap = [[result.get(f"clean_{side}_substitution") for result in mine] for side in ("before", "after")]
+    heat: dict[str, list[list[float]]] = {}
+    for (data, net, arm), group in grouped(runs, "data", "architecture", "arm").items():
+        swap = [[run["results"].get(f"clean_{side}_substitution") for run in group] for side in ("before", "after")]
         if None not in swap[0] + swap[1]:
-            panels[run_data][arm] = (estimate(swap[0]), estimate(swap[1]))
-    pairs(folder / "swap.png", panels, "test accuracy")
+            panels[f"{data}, {net}"][arm] = (estimate(swap[0]), estimate(swap[1]))
+        if arm in ANNEALED:
+            epochs = [[epoch["lam"] for epoch in run["epochs"]] for run in group]
+            heat[f"{data}, {net}, {arm}"] = np.mean(epochs, axis=0).tolist()
+    if panels:
+        pairs(folder / "swap.png", panels, "test accuracy")
+    if heat:
+        profiles(folder / "profiles.png", heat)
     panels = defaultdict(dict)
-    for (data, arm), group in grouped(bounds, "data", "arm").items():
-        panels[data][arm] = [(float(eps), share(group, eps, "alpha-crown")) for eps in EPS[data]]
-    curves(folder / "certified.png", panels, "ε", "certified accuracy, α-CROWN")
+    for (data, net, arm), group in grouped(bounds, "data", "architecture", "arm").items():
+        panels[f"{data}, {net}"][arm] = [(float(eps), share(group, eps, "alpha-crown")) for eps in EPS[data]]
+    if panels:
+        curves(folder / "certified.png", panels, "ε", "certified accuracy, α-CROWN")
     panels = defaultdict(dict)
     limits: dict[str, float] = {}
-    for (data, eps, arm), group in grouped(solvers, "data", "eps", "arm").items():
+    for (data, net, eps, limit, arm), group in grouped(solvers, "data", "architecture", "eps", "limit", "arm").items():
         for method in SOLVERS:
-            title = f"{data}, ε = {eps}, {method}"
-            limits[title] = group[0]["limit"]
+            title = f"{data}, {net}, ε = {eps}, {method}"
+            limits[title] = limit
             answers = [a for run in group for a in run["answers"][method] if a["verdict"] != "unknown"]
             panels[title][arm] = [a["seconds"] for a in answers]
     if panels:
         cactus(folder / "solvers.png", panels, limits)
-    heat: dict[str, list[list[float]]] = {}
-    for data, arm in dict.fromkeys((run["data"], run["arm"]) for run in runs):
-        mine = [[e["lam"] for e in run["epochs"]] for run in runs if (run["data"], run["arm"]) == (data, arm)]
-        if arm in ("lambda-gelu", "lambda-gelu-frozen", "swish"):
-            heat[f"{data}, {arm}"] = np.mean(mine, axis=0).tolist()
-    if heat:
-        profiles(folder / "profiles.png", heat)
 
 
 def cut(bounds: Sequence[Record], solvers: Sequence[Record]) -> str:

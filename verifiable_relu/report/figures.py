@@ -22,7 +22,7 @@ Series = Sequence[tuple[float, Estimate]]
 
 
 def pairs(path: Path, panels: Mapping[str, Mapping[str, tuple[Estimate, Estimate]]], ylabel: str) -> None:
-    """Two bars per entry of each panel, before and after, with intervals.
+    """Two bars per entry of each panel, before and after, with intervals; at least one panel.
 
     Raises:
         InputError: without matplotlib.
@@ -34,14 +34,14 @@ def pairs(path: Path, panels: Mapping[str, Mapping[str, tuple[Estimate, Estimate
             places = [place + 0.4 * offset - 0.2 for place in range(len(chosen))]
             ax.bar(places, [e.mean for e in chosen], 0.4, yerr=[_half(e) for e in chosen], label=name, capsize=2)
         ax.set_xticks(range(len(entries)), list(entries), rotation=35, ha="right")
-        values = [e.mean for pair in entries.values() for e in pair]
+        values = [e.mean + side * _half(e) for pair in entries.values() for e in pair for side in (-1, 1)]
         low, high = min(values), max(values)
         # Accuracies lie close together; bars from zero would all look the same.
-        room = 0.3 * (high - low) or 0.01
+        room = 0.2 * (high - low) or 0.01
         ax.set_ylim(max(0.0, low - room), min(1.0, high + room))
         ax.set_title(title)
         ax.set_ylabel(ylabel)
-        ax.legend()
+        ax.legend(loc="upper left", ncols=2, fontsize="small")
     figure.savefig(path, dpi=120)
 
 
@@ -79,6 +79,7 @@ def cactus(path: Path, panels: Mapping[str, Mapping[str, Sequence[float]]], limi
             ax.plot(range(1, len(seconds) + 1), sorted(seconds), marker=_mark(number), ms=3, lw=1, label=name)
         ax.axhline(limit[title], color="grey", ls=":")
         ax.set(title=title, xlabel="answered", ylabel="seconds", yscale="log")
+        ax.xaxis.get_major_locator().set_params(integer=True)
     axes[-1].legend(fontsize="small", loc="center left", bbox_to_anchor=(1.0, 0.5))
     figure.savefig(path, dpi=120)
 
