@@ -294,8 +294,12 @@ def solver_table(records: Sequence[Record]) -> Table:
 
 
 def reading(difference: Estimate, better: str, worse: str) -> str:
-    """What an interval says: which side of zero it lies on, or nothing; two seeds that chance to agree say nothing."""
-    if difference.n < 3 or not abs(difference.mean) > difference.half:
+    """What an interval says: which side of zero it lies on, or nothing.
+
+    Nothing, too, of fewer than three seeds, or where all differ by the same number of images: that is chance, and no
+    interval of width 0.
+    """
+    if difference.n < 3 or not 1e-9 < difference.half < abs(difference.mean):
         return "not shown"
     return better if difference.mean > 0 else worse
 
@@ -339,8 +343,14 @@ def answer(differences: Table) -> Iterator[str]:
             f"- Against `{rival}`, over {len(rows)} pairs of data set and ε: more images certified (α-CROWN) in "
             f"{certified.count('more')}, fewer in {certified.count('fewer')}, no difference shown in "
             f"{certified.count('not shown')}; fewer unstable neurons in {neurons.count('fewer')}, more in "
-            f"{neurons.count('more')}, no difference shown in {neurons.count('not shown')}."
+            f"{neurons.count('more')}, no difference shown in {neurons.count('not shown')}. Means of the differences: "
+            f"certified {_range(rows, 6, '.4f')}, unstable neurons {_range(rows, 8, '.1f')}."
         )
+
+
+def _range(rows: Sequence[Sequence[Any]], column: int, form: str) -> str:
+    means = [row[column].mean for row in rows]
+    return f"from {min(means):+{form}} to {max(means):+{form}}"
 
 
 def trained(records: Path, runs: Sequence[str]) -> list[Record]:
@@ -430,8 +440,8 @@ def write(folder: Path, bounds: Sequence[Record], solvers: Sequence[Record], run
 {chr(10).join(answer(differences))}
 
 A difference is *shown* where the 95 % interval of the paired difference (same seed: same initial weights and data
-order) leaves out zero. The intervals are Student's t over the seeds, not corrected for the number of comparisons; few
-seeds show large differences only.
+order) leaves out zero and has a width. The intervals are Student's t over the seeds, not corrected for the number of
+comparisons; few seeds show large differences only.
 
 {differences.markdown()}
 ## Accuracy and unstable neurons

@@ -43,22 +43,23 @@ def test_a_file_of_something_else_is_refused(comparison: ModuleType, tmp_path: P
 def bounds_record(arm: str, seed: int, certified: int, neurons: float) -> dict[str, object]:
     answers = {"attacked": 9, "ibp": 1, "crown": certified, "alpha-crown": certified, "unstable": [neurons, 1.0]}
     title = {"run": f"{arm}{seed}", "data": "mnist", "architecture": "MLP", "arm": arm, "seed": seed}
-    return {**title, "images": 10, "clean": 10, "eps": dict.fromkeys(("0.01", "0.02", "0.03"), answers)}
+    return {**title, "images": 100, "clean": 98, "eps": dict.fromkeys(("0.01", "0.02", "0.03"), answers)}
 
 
 def test_differences_are_paired_by_seed(comparison: ModuleType) -> None:
-    # Each seed differs by the same small amount; unpaired intervals would hide it.
-    records = [bounds_record("relu", seed, 2 + 3 * seed, 50 + 20 * seed) for seed in range(3)]
-    records += [bounds_record("lambda-gelu", seed, 3 + 3 * seed, 52.0 + 20 * seed) for seed in range(3)]
+    # Every seed differs by about the same small amount; unpaired intervals would hide it.
+    records = [bounds_record("relu", seed, 2 + 3 * seed, 50.0 + 20 * seed) for seed in range(3)]
+    records += [bounds_record("lambda-gelu", seed, more, 52 + 20.5 * seed) for seed, more in enumerate((12, 15, 19))]
     table = comparison.difference_table(records)
     row = dict(zip(table.columns, table.rows[0], strict=True))
     assert row["λ-GELU hardened minus"] == "relu"
-    assert row["Δ certified, alpha-crown"].mean == pytest.approx(0.1)
-    assert row["Δ unstable"].mean == pytest.approx(2)
+    assert row["Δ certified, alpha-crown"].mean == pytest.approx((10 + 10 + 11) / 300)
+    assert row["Δ unstable"].mean == pytest.approx(2.5)
     assert (row["certified"], row["unstable neurons"]) == ("more", "more")
     (sentence,) = comparison.answer(table)
     assert "more images certified (α-CROWN) in 3, fewer in 0" in sentence
     assert "fewer unstable neurons in 0, more in 3" in sentence
+    assert "unstable neurons from +2.5 to +2.5" in sentence
 
 
 def test_what_an_interval_shows(comparison: ModuleType) -> None:
@@ -69,6 +70,7 @@ def test_what_an_interval_shows(comparison: ModuleType) -> None:
     assert said(-0.2, 0.1) == "fewer"
     assert said(0.1, 0.2) == "not shown"
     assert said(0.2, 0.0, n=2) == "not shown"
+    assert said(0.2, 0.0) == "not shown"
     assert said(0.2, math.nan, n=1) == "not shown"
 
 
