@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -46,17 +47,24 @@ def pairs(path: Path, panels: Mapping[str, Mapping[str, tuple[Estimate, Estimate
 
 
 def curves(path: Path, panels: Mapping[str, Mapping[str, Series]], xlabel: str, ylabel: str) -> None:
-    """A line with intervals per entry of each panel.
+    """Points with intervals per entry of each panel, those of the same x side by side.
 
     Raises:
         InputError: without matplotlib.
     """
     figure, axes = _panels(len(panels))
     for ax, (title, entries) in zip(axes, panels.items(), strict=True):
+        ticks = sorted({x for points in entries.values() for x, _ in points})
+        gap = min((b - a for a, b in pairwise(ticks)), default=1.0)
         for number, (name, points) in enumerate(entries.items()):
-            xs = [x for x, _ in points]
+            # Unjoined: lines between shifted points would suggest differences that there are not.
+            shift = 0.5 * gap * ((number + 0.5) / len(entries) - 0.5)
+            xs = [x + shift for x, _ in points]
             ys = [y.mean for _, y in points]
-            ax.errorbar(xs, ys, [_half(y) for _, y in points], marker=_mark(number), ms=4, capsize=2, label=name)
+            ax.errorbar(
+                xs, ys, [_half(y) for _, y in points], marker=_mark(number), ms=4, ls="none", capsize=2, label=name
+            )
+        ax.set_xticks(ticks, [f"{x:g}" for x in ticks])
         ax.set(title=title, xlabel=xlabel, ylabel=ylabel)
     axes[-1].legend(fontsize="small", loc="center left", bbox_to_anchor=(1.0, 0.5))
     figure.savefig(path, dpi=120)
