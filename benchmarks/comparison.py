@@ -38,7 +38,7 @@ from verifiable_relu.data import Dataset, load
 from verifiable_relu.errors import InputError
 from verifiable_relu.network import Network, read_onnx
 from verifiable_relu.report import Estimate, Table, estimate
-from verifiable_relu.report.figures import cactus, curves, pairs, profiles
+from verifiable_relu.report.figures import cactus, levels, pairs, profiles
 from verifiable_relu.spec import Property, Query, linf_properties
 from verifiable_relu.train.options import Options
 from verifiable_relu.verifiers.base import Budget, Verdict, Verifier
@@ -395,7 +395,7 @@ def figures(folder: Path, bounds: Sequence[Record], solvers: Sequence[Record], r
     for (data, net, arm), group in grouped(bounds, "data", "architecture", "arm").items():
         panels[f"{data}, {net}"][arm] = [(float(eps), share(group, eps, "alpha-crown")) for eps in EPS[data]]
     if panels:
-        curves(folder / "certified.png", panels, "ε", "certified accuracy, α-CROWN")
+        levels(folder / "certified.png", panels, "ε", "certified accuracy, α-CROWN")
     panels = defaultdict(dict)
     limits: dict[str, float] = {}
     for (data, net, eps, limit, arm), group in grouped(solvers, "data", "architecture", "eps", "limit", "arm").items():

@@ -46,7 +46,7 @@ def pairs(path: Path, panels: Mapping[str, Mapping[str, tuple[Estimate, Estimate
     figure.savefig(path, dpi=120)
 
 
-def curves(path: Path, panels: Mapping[str, Mapping[str, Series]], xlabel: str, ylabel: str) -> None:
+def levels(path: Path, panels: Mapping[str, Mapping[str, Series]], xlabel: str, ylabel: str) -> None:
     """Points with intervals per entry of each panel, those of the same x side by side.
 
     Raises:
@@ -82,12 +82,14 @@ def cactus(path: Path, panels: Mapping[str, Mapping[str, Sequence[float]]], limi
         InputError: without matplotlib.
     """
     figure, axes = _panels(len(panels))
+    from matplotlib.ticker import MaxNLocator
+
     for ax, (title, entries) in zip(axes, panels.items(), strict=True):
         for number, (name, seconds) in enumerate(entries.items()):
             ax.plot(range(1, len(seconds) + 1), sorted(seconds), marker=_mark(number), ms=3, lw=1, label=name)
         ax.axhline(limit[title], color="grey", ls=":")
         ax.set(title=title, xlabel="answered", ylabel="seconds", yscale="log")
-        ax.xaxis.get_major_locator().set_params(integer=True)
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes[-1].legend(fontsize="small", loc="center left", bbox_to_anchor=(1.0, 0.5))
     figure.savefig(path, dpi=120)
 
