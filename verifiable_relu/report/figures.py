@@ -129,7 +129,7 @@ def _panels(count: int, height: float = 3.6) -> tuple[Figure, list[Axes]]:
         from matplotlib.figure import Figure
     except ModuleNotFoundError as error:
         raise InputError('figures need matplotlib: pip install "verifiable-relu[report]"') from error
-    columns = min(count, 3)
+    columns = count if count < 4 else 2 if count == 4 else 3
     rows = math.ceil(count / columns)
     figure = Figure(figsize=(5 * columns + 1.5, height * rows), layout="constrained")
     axes = [figure.add_subplot(rows, columns, place + 1) for place in range(count)]
