@@ -415,7 +415,7 @@ def cut(bounds: Sequence[Record], solvers: Sequence[Record]) -> str:
     for (data, eps), group in grouped(solvers, "data", "eps").items():
         counts = [len(group[0]["images"]), len({r["seed"] for r in group}), len({r["arm"] for r in group})]
         said.append(
-            "on {}, {} images, {} seed(s) and {} arms for the solvers (a full run: {}, 3 and {}), at ε = {} only".format(
+            "on {}, {} images, {} seed(s), {} arms for the solvers (a full run: {}, 3 and {}), at ε = {}".format(
                 data, *counts, SOLVER_IMAGES, len(ARMS), eps
             )
         )
