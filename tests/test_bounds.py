@@ -21,6 +21,7 @@ from verifiable_relu.bounds import (
 )
 from verifiable_relu.bounds.interval import intersect
 from verifiable_relu.bounds.linear import Relaxation, relaxed
+from verifiable_relu.bounds.rounding import covers
 from verifiable_relu.bounds.window import windows
 from verifiable_relu.network.build import Builder
 from verifiable_relu.network.graph import (
@@ -460,3 +461,10 @@ def test_windows_change_nothing_but_the_work(name: str, monkeypatch: pytest.Monk
     for index, bounds in found.items():
         assert_inside(bounds, values[network.nodes[index].inputs[0]])
     assert bool((lower <= torch.einsum("ro,pro->pr", matrix, values[-1][:, sample]).amin(0)).all())
+
+
+def test_rounding_is_claimed_only_where_it_is_covered() -> None:
+    assert covers(mixed(ACTS["relu"]), torch.float64, "cpu")
+    assert not covers(mixed(ACTS["relu"]), torch.float32, "cpu")
+    assert not covers(mixed(ACTS["relu"]), torch.float64, "cuda")
+    assert covers(mlp(ACTS["relu"]), torch.float32, "cuda")

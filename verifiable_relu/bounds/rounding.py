@@ -19,7 +19,16 @@ from torch import Tensor
 
 from verifiable_relu.bounds.activations import row
 from verifiable_relu.bounds.types import Bounds, Lines
-from verifiable_relu.network.graph import Activation, Affine
+from verifiable_relu.network.graph import Activation, Affine, Conv2d, Network
+
+
+def covers(network: Network, dtype: torch.dtype, device: torch.device | str) -> bool:
+    """Whether the analysis covers how bounds of the network are computed: convolutions in float64 on a CPU.
+
+    Elsewhere a library may choose a transformed algorithm for a convolution, and does not tell.
+    """
+    plain = dtype == torch.float64 and torch.device(device).type == "cpu"
+    return plain or not any(isinstance(node, Conv2d) for node in network.nodes)
 
 
 def unit_roundoff(dtype: torch.dtype) -> float:

@@ -21,6 +21,7 @@ from verifiable_relu.bounds import (
     unstable,
 )
 from verifiable_relu.bounds.linear import MEMORY
+from verifiable_relu.bounds.rounding import covers
 from verifiable_relu.network.graph import Network
 from verifiable_relu.spec.property import Query, RowBatch
 from verifiable_relu.verifiers.base import (
@@ -99,16 +100,15 @@ class _Bounding:
                 ).tolist()
                 share = elapsed() / len(part)
                 late = stop()
+                trust = Trust.ROUNDED if covers(net, dtype, self.device) else Trust.FLOAT
         except Exception as error:
             return [fault(error, self.name)] * len(part)
-        return [self._outcome(margin, count, share, late) for margin, count in zip(margins, counts, strict=True)]
+        return [self._outcome(margin, count, share, late, trust) for margin, count in zip(margins, counts, strict=True)]
 
-    def _outcome(self, margin: float, count: int, share: float, late: bool) -> Outcome:
+    def _outcome(self, margin: float, count: int, share: float, late: bool, trust: Trust) -> Outcome:
         seconds = {self.name: share}
         if margin > 0:
-            return Outcome(
-                Verdict.UNSAT, Reason.PROVED, self.name, Trust.ROUNDED, margin, seconds=seconds, unstable=count
-            )
+            return Outcome(Verdict.UNSAT, Reason.PROVED, self.name, trust, margin, seconds=seconds, unstable=count)
         reason = Reason.TIMEOUT if late else Reason.INCOMPLETE
         detail = "the budget ran out" if late else "the bounds do not decide"
         known = margin if margin == margin else None

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from verifiable_relu.bounds import Bounds, input_box
 from verifiable_relu.bounds.linear import MEMORY, relaxed
+from verifiable_relu.bounds.rounding import covers
 from verifiable_relu.network.graph import Network
 from verifiable_relu.spec.property import Query, RowBatch
 from verifiable_relu.verifiers.attack import claim
@@ -177,7 +178,8 @@ class _Search:
         for local in self.undecided():
             if not left[local]:
                 margin = float(self.margin[local])
-                self._decide(local, Outcome(Verdict.UNSAT, Reason.PROVED, "split", Trust.ROUNDED, margin))
+                trust = Trust.ROUNDED if covers(self.network, torch.float64, self.options.device) else Trust.FLOAT
+                self._decide(local, Outcome(Verdict.UNSAT, Reason.PROVED, "split", trust, margin))
             elif self.budget.remaining(local) <= 0:
                 detail = f"the budget ran out after {self.boxes[local]} boxes, {left[local]} were left"
                 self._decide(local, Outcome.unknown(Reason.TIMEOUT, self.options.name, detail))
