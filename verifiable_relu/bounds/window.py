@@ -18,7 +18,10 @@ from torch import Tensor
 from verifiable_relu.network.graph import Conv2d, Shape, kept
 
 _EMPTIER = 8
+"""How many times the kernel's area a window may have, for a matrix to be worth its zeros."""
+
 _LARGEST = 1 << 22
+"""Most entries of such a matrix."""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, ClassVar
@@ -545,12 +545,3 @@ def _converted(node: Node, dtype: torch.dtype, device: torch.device) -> Node:
             relative = torch.where(changed > 0, changed / after.abs(), 0.0)
             error = max(error, float(relative.amax()) if relative.numel() else 0.0)
     return replace(made, weight_error=node.weight_error + 1.01 * error) if error else made  # type: ignore[call-arg]
-
-
-def consumers(nodes: Sequence[Node]) -> list[list[int]]:
-    """For each node the indices of the nodes that read it."""
-    readers: list[list[int]] = [[] for _ in nodes]
-    for index, node in enumerate(nodes):
-        for source in node.inputs:
-            readers[source].append(index)
-    return readers

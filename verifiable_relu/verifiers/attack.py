@@ -20,8 +20,8 @@ from verifiable_relu.verifiers.base import (
     Reason,
     Trust,
     Verdict,
-    by_network,
     fault,
+    in_batches,
 )
 
 _BATCH = 128
@@ -59,15 +59,13 @@ class Attack:
     complete: ClassVar[bool] = False
 
     def verify(self, queries: Sequence[Query], budget: Budget, progress: Progress = SILENT) -> list[Outcome]:
-        outcomes: dict[int, Outcome] = {}
-        for network, members in by_network(queries):
-            for start in range(0, len(members), _BATCH):
-                part = members[start : start + _BATCH]
-                for index, outcome in zip(part, self._batch(network, queries, part, budget), strict=True):
-                    outcomes[index] = outcome
-                    progress.finish(index, outcome)
-                progress.stage(self.name, len(outcomes), len(queries))
-        return [outcomes[i] for i in range(len(queries))]
+        return in_batches(
+            self.name,
+            queries,
+            progress,
+            lambda network: _BATCH,
+            lambda network, part: self._batch(network, queries, part, budget),
+        )
 
     def _batch(self, network: Network, queries: Sequence[Query], part: list[int], budget: Budget) -> list[Outcome]:
         allowance = budget.subset(part).total()

@@ -198,6 +198,34 @@ def by_network(queries: Sequence[Query]) -> list[tuple[Network, list[int]]]:
     return list(groups.values())
 
 
+def in_batches(
+    name: str,
+    queries: Sequence[Query],
+    progress: Progress,
+    size: Callable[[Network], int],
+    answer: Callable[[Network, list[int]], Sequence[Outcome]],
+) -> list[Outcome]:
+    """A verifier's ``verify`` where a batch is answered at once: each batch speaks of one network.
+
+    Args:
+        name: the stage reported to ``progress``.
+        queries: all of them.
+        progress: told of every outcome as it comes.
+        size: the most queries of a network in a batch.
+        answer: the outcomes of the queries with these numbers, in their order.
+    """
+    outcomes: dict[int, Outcome] = {}
+    for network, members in by_network(queries):
+        most = size(network)
+        for start in range(0, len(members), most):
+            part = members[start : start + most]
+            for index, outcome in zip(part, answer(network, part), strict=True):
+                outcomes[index] = outcome
+                progress.finish(index, outcome)
+            progress.stage(name, len(outcomes), len(queries))
+    return [outcomes[i] for i in range(len(queries))]
+
+
 def fault(error: BaseException, method: str) -> Outcome:
     """What an exception in one query is recorded as: unsupported, out of memory, or an error of ours."""
     match error:

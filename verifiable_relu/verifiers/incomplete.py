@@ -32,8 +32,8 @@ from verifiable_relu.verifiers.base import (
     Reason,
     Trust,
     Verdict,
-    by_network,
     fault,
+    in_batches,
 )
 
 _BATCH = 256
@@ -68,17 +68,13 @@ class _Bounding:
         raise NotImplementedError
 
     def verify(self, queries: Sequence[Query], budget: Budget, progress: Progress = SILENT) -> list[Outcome]:
-        outcomes: dict[int, Outcome] = {}
-        for network, members in by_network(queries):
+        def size(network: Network) -> int:
             neurons = sum(node.size for node in network.nodes)
-            size = max(1, min(_BATCH, self.memory // (neurons * 8 * 16)))
-            for start in range(0, len(members), size):
-                part = members[start : start + size]
-                for index, outcome in zip(part, self._batch(network, queries, part, budget), strict=True):
-                    outcomes[index] = outcome
-                    progress.finish(index, outcome)
-                progress.stage(self.name, len(outcomes), len(queries))
-        return [outcomes[i] for i in range(len(queries))]
+            return max(1, min(_BATCH, self.memory // (neurons * 8 * 16)))
+
+        return in_batches(
+            self.name, queries, progress, size, lambda network, part: self._batch(network, queries, part, budget)
+        )
 
     def _batch(self, network: Network, queries: Sequence[Query], part: list[int], budget: Budget) -> list[Outcome]:
         allowance = budget.subset(part).total()
