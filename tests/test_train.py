@@ -79,6 +79,10 @@ def test_learning_rate_is_one_cycle() -> None:
     assert rates[0] == pytest.approx(0.004) and max(rates) <= 0.1 and rates[25] == pytest.approx(0.1, rel=1e-3)
     assert all(a < b for a, b in pairwise(rates[:25])) and all(a > b for a, b in pairwise(rates[26:]))
     assert 0 < rates[-1] < 1e-4
+    kept = [schedule.learning_rate(0.1, 0.25, step, 100, "none") for step in range(100)]
+    assert kept[:25] == rates[:25] and set(kept[25:]) == {0.1}
+    options = Options("none", epochs=4, rise=0.0, fall="none")
+    assert {schedule.rate_at(options, step, 10) for step in range(40)} == {options.rate}
     assert [schedule.warmup(step, 4) for step in (0, 2, 4, 9)] == [0, 0.5, 1, 1] and schedule.warmup(0, 0) == 1
 
 

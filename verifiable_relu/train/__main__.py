@@ -29,6 +29,7 @@ HELP: dict[str, tuple[Callable[[str], Any], str]] = {
     "batch": (int, "images per step"),
     "rate": (float, "highest learning rate of the weights"),
     "rise": (float, "part of the training over which the rate rises"),
+    "fall": (str, "how it falls after that"),
     "decay": (float, "decoupled weight decay"),
     "l1": (float, "factor of the weights' absolute values in the loss"),
     "eps": (number, "radius of the attack and the intervals, as 2/255"),

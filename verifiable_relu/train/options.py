@@ -16,6 +16,7 @@ Arm = Literal["lambda-gelu", "lambda-gelu-frozen", "gelu-swap", "gelu-swap-finet
 Ramp = Literal["frozen", "learning"]
 Distance = Literal["gate", "function", "supremum"]
 Optimizer = Literal["adamw", "sgd"]
+Fall = Literal["cosine", "none"]
 
 CHOICES = {
     "model": Model,
@@ -25,6 +26,7 @@ CHOICES = {
     "tolerance_on": Distance,
     "lam_rate": Rate,
     "optimizer": Optimizer,
+    "fall": Fall,
 }
 
 
@@ -52,8 +54,9 @@ class Options:
         optimizer: ``adamw`` or ``sgd``.
         momentum: of ``sgd``.
         beta1, beta2: of ``adamw``: the decay of its means of the gradient and of its square.
-        rate: the highest learning rate η of the weights; it rises over ``rise``·E epochs, then falls as a cosine.
+        rate: the highest learning rate η of the weights; it rises over ``rise``·E epochs, then falls by ``fall``.
         rise: part of the training over which η rises.
+        fall: whether η falls as a ``cosine`` to nearly 0, or not at all (``none``).
         decay: decoupled weight decay of the weights (never of λ's parameter).
         l1: factor of the sum of the weights' absolute values (matrices and kernels) in the loss.
         eps: radius of the L∞ ball for the attack, the intervals and the reported attacked accuracy; 0 trains plainly.
@@ -92,6 +95,7 @@ class Options:
     beta2: float = 0.999
     rate: float = 2e-3
     rise: float = 0.2
+    fall: Fall = "cosine"
     decay: float = 1e-4
     l1: float = 0.0
     eps: float = 0.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from verifiable_relu.train.options import Options, Schedule
+from verifiable_relu.train.options import Fall, Options, Schedule
 
 
 def annealing_progress(step: int, steps_per_epoch: int, first: int, epochs: int) -> float:
@@ -30,11 +30,13 @@ def hardness(schedule: Schedule, start: float, target: float, progress: float) -
     return 1 / (1 / start + (1 / target - 1 / start) * progress)
 
 
-def learning_rate(highest: float, rise: float, step: int, steps: int) -> float:
-    """One cycle: from ``highest``/25 up to ``highest`` over the first ``rise``·``steps``, then a cosine to nearly 0."""
+def learning_rate(highest: float, rise: float, step: int, steps: int, fall: Fall = "cosine") -> float:
+    """One cycle: from ``highest``/25 up to ``highest`` over the first ``rise``·``steps``, then down by ``fall``."""
     peak = rise * steps
     if step < peak:
         return highest * (1 / 25 + (1 - 1 / 25) * step / peak)
+    if fall == "none":
+        return highest
     return highest * (1 + math.cos(math.pi * (step - peak + 1) / (steps - peak + 1))) / 2
 
 
@@ -42,7 +44,7 @@ def rate_at(options: Options, step: int, steps_per_epoch: int) -> float:
     """η at ``step``: one cycle over the training, and a cosine over the epochs of fine-tuning beyond it."""
     steps = options.epochs * steps_per_epoch
     if step < steps:
-        return learning_rate(options.rate, options.rise, step, steps)
+        return learning_rate(options.rate, options.rise, step, steps, options.fall)
     extra = options.finetune_extra * steps_per_epoch
     return learning_rate(options.finetune_rate * options.rate, 0, step - steps, extra)
 
