@@ -74,6 +74,10 @@ def test_every_arm_learns_and_becomes_its_network(arm: Arm, tmp_path: Path) -> N
     results = export(trained, options, data, data, tmp_path / "net.onnx")
     assert results["clean"] > 0.9
     assert ("clean_after_substitution" in results) == (arm not in ("relu", "prelu"))
+    for name in ("int8", "int8_per_tensor"):
+        assert abs(results[name]["clean"] - results["clean"]) < 0.03 and results[name]["calibration_images"] == 200
+        assert 0 < results[name]["mean_logit_change"] < 0.1
+    assert list(results["pruned"]) == ["0.5", "0.7", "0.9"] and results["pruned"]["0.5"] > 0.6
     hard, record = finish(trained, options, data, data)
     assert types(hard)[3] == ("PReLU" if arm == "prelu" else "ReLU")
     lam = np.array([epoch["lam"] for epoch in record["epochs"]])

@@ -17,6 +17,7 @@ import verifiable_relu
 from verifiable_relu.data import Dataset
 from verifiable_relu.network import from_torch, write_onnx
 from verifiable_relu.nn import substitute_relu
+from verifiable_relu.train import compress
 from verifiable_relu.train.checkpoint import write_whole
 from verifiable_relu.train.loop import Trained, accuracy, attacked_accuracy, unstable_neurons
 from verifiable_relu.train.options import Options
@@ -35,7 +36,9 @@ def finish(
         The network in the form in which it is used, and the record. Its ``results`` are: ``clean`` (the network's
         accuracy over the test set, as parts of 1), the measures of the replacement by ReLU (``train.swap``; not for
         ReLU and PReLU), ``lam_learned`` (λ of each layer where the annealing began), ``seconds_per_step`` (median of
-        the epochs' means), and where ε > 0 the attacked accuracy and unstable neurons over the first test images.
+        the epochs' means), ``int8`` and ``int8_per_tensor`` (``compress.Quantized`` over the test set, with one scale
+        per channel and per tensor), ``pruned`` (accuracy over the test set for each of ``compress.SPARSITIES``, whose
+        texts are the keys), and where ε > 0 the attacked accuracy and unstable neurons over the first test images.
     """
     model = trained.model.eval()
     images, labels = torch.from_numpy(test.images), torch.from_numpy(test.labels)
@@ -56,6 +59,11 @@ def finish(
         }
     results["lam_learned"] = trained.learned
     results["seconds_per_step"] = statistics.median(epoch["seconds"] / epoch["steps"] for epoch in trained.history)
+    for name, per_channel in (("int8", True), ("int8_per_tensor", False)):
+        results[name] = asdict(compress.measure_int8(hard, training.images, images, labels, per_channel))
+    results["pruned"] = {
+        str(sparsity): accuracy(compress.prune(hard, sparsity), images, labels) for sparsity in compress.SPARSITIES
+    }
     if options.eps:
         few, theirs = images[:ATTACKED], labels[:ATTACKED]
         results["images_attacked"] = len(few)
