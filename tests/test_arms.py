@@ -16,7 +16,7 @@ from verifiable_relu.data import Dataset
 from verifiable_relu.errors import InputError
 from verifiable_relu.nn import HardnessGate, LambdaGELU, substitute_relu
 from verifiable_relu.nn.activation import SUPREMUM
-from verifiable_relu.train import loop, losses, patterns, schedule
+from verifiable_relu.train import loop, patterns, schedule
 from verifiable_relu.train.export import export, finish
 from verifiable_relu.train.loop import build, train
 from verifiable_relu.train.optimizer import make_optimizer, set_rates
@@ -228,17 +228,6 @@ def test_nothing_is_proven_of_swish() -> None:
     options = replace(BASE, arm="swish", epochs=1)
     _, record = finish(train(options, data), options, data, data)
     assert record["results"]["proven_logit_change"] is None and record["results"]["worst_logit_change"] > 0
-
-
-@pytest.mark.parametrize("slope", [0.25, -0.5])
-def test_intervals_through_prelu(slope: float) -> None:
-    model = nn.Sequential(nn.PReLU(1, slope), nn.Linear(3, 1))
-    lb, ub = torch.tensor([[-2.0, -1.0, 0.5]]), torch.tensor([[-1.0, 2.0, 1.0]])
-    layers, low, high = losses.intervals(model, lb, ub)
-    assert len(layers) == 1
-    values = model[0](lb + (ub - lb) * torch.linspace(0, 1, 301)[:, None])
-    torch.testing.assert_close(low[0], values.amin(0))
-    torch.testing.assert_close(high[0], values.amax(0))
 
 
 # Patterns

@@ -1,4 +1,4 @@
-"""Schedules, the rates of λ, the losses against slow references, and whole small trainings."""
+"""Schedules, the rates of λ, and whole small trainings."""
 
 import json
 import math
@@ -16,8 +16,8 @@ import torch.nn.functional as F
 
 from verifiable_relu.data import Dataset, load
 from verifiable_relu.errors import InputError
-from verifiable_relu.nn import LambdaGELU, Normalize, cnn, mlp, substitute_relu
-from verifiable_relu.train import checkpoint, losses, schedule
+from verifiable_relu.nn import LambdaGELU, mlp, substitute_relu
+from verifiable_relu.train import checkpoint, schedule
 from verifiable_relu.train.__main__ import main, parser
 from verifiable_relu.train.augment import augment
 from verifiable_relu.train.loop import Trained, accuracy, attacked_accuracy, build, train
@@ -120,80 +120,6 @@ def test_the_natural_rate_moves_lambda_by_c_times_the_rate() -> None:
         (-gate.lam).backward()
         optimizer.step()
         assert gate.lam.item() - lam == pytest.approx(9e-5, rel=1e-2)
-
-
-# Losses
-
-
-@pytest.fixture
-def small() -> torch.nn.Sequential:
-    torch.manual_seed(0)
-    return cnn((2, 6, 6), (3, 4), (5,), 3, normalize=Normalize((0.2, 0.4), (0.5, 0.7)))
-
-
-def test_attack_stays_in_the_ball_and_raises_the_loss(small: torch.nn.Sequential) -> None:
-    x, y = torch.rand(50, 2, 6, 6), torch.randint(0, 3, (50,))
-    point = losses.attacked(small, x, y, 0.1, 5, torch.Generator().manual_seed(0))
-    assert (point - x).abs().max() <= 0.1 + 1e-6 and point.min() >= 0 and point.max() <= 1
-    assert F.cross_entropy(small(point), y) > F.cross_entropy(small(x), y)
-    assert all(p.grad is None for p in small.parameters())
-
-
-def test_intervals_enclose_the_relu_network(small: torch.nn.Sequential) -> None:
-    x, y = torch.rand(4, 2, 6, 6), torch.randint(0, 3, (4,))
-    layers, lb, ub = losses.intervals(small, x - 0.05, x + 0.05)
-    worst = losses.worst_logits(small[-1], lb, ub, y)
-    hard = substitute_relu(small)
-    for _ in range(100):
-        value = x + 0.05 * torch.randint(-1, 2, x.shape)
-        seen = iter(layers)
-        for module in hard:
-            if isinstance(module, torch.nn.ReLU):
-                lower, upper = next(seen)
-                assert (lower <= value + 1e-6).all() and (value <= upper + 1e-6).all()
-            value = module(value)
-        difference = value - value.gather(1, y[:, None])
-        assert (difference <= worst + 1e-6).all()
-    assert (worst.gather(1, y[:, None]).abs() < 1e-6).all()
-
-
-def test_intervals_of_a_point_are_the_network(small: torch.nn.Sequential) -> None:
-    x, y = torch.rand(4, 2, 6, 6), torch.randint(0, 3, (4,))
-    _, lb, ub = losses.intervals(small, x, x)
-    logits = substitute_relu(small)(x)
-    torch.testing.assert_close(
-        losses.worst_logits(small[-1], lb, ub, y), logits - logits.gather(1, y[:, None]), rtol=1e-4, atol=1e-5
-    )
-
-
-def test_worst_logits_are_reached() -> None:
-    torch.manual_seed(2)
-    last = torch.nn.Linear(4, 3)
-    lb, ub, y = torch.zeros(1, 4), torch.rand(1, 4), torch.tensor([1])
-    corners = torch.cartesian_prod(*(torch.stack(pair) for pair in zip(lb[0], ub[0], strict=True)))
-    reached = (last(corners) - last(corners)[:, y]).max(0).values
-    torch.testing.assert_close(losses.worst_logits(last, lb, ub, y)[0], reached)
-
-
-def test_first_layer_intervals_are_reached() -> None:
-    torch.manual_seed(1)
-    model = mlp([5, 4, 2])
-    x = torch.rand(1, 5)
-    ((lb, ub),), _, _ = losses.intervals(model, x - 0.1, x + 0.1)
-    for row in range(4):
-        direction = 0.1 * model[1].weight[row].sign()
-        torch.testing.assert_close(model[1](x + direction)[0, row], ub[0, row])
-        torch.testing.assert_close(model[1](x - direction)[0, row], lb[0, row])
-
-
-def test_instability_is_least_where_neurons_are_stable() -> None:
-    def of(lb: float, ub: float) -> float:
-        return losses.instability([(torch.tensor([[lb]]), torch.tensor([[ub]]))]).item()
-
-    assert of(1, 2) < of(0, 1) < of(-1, 1) < of(-2, 2)
-    assert of(-3, -2) == of(2, 3) == pytest.approx(-math.tanh(7))
-    both = losses.instability([(torch.ones(1, 2), torch.ones(1, 2)), (torch.zeros(1, 1), torch.zeros(1, 1))])
-    assert both.item() == pytest.approx(-(2 * math.tanh(2) + math.tanh(1)) / 3)
 
 
 def test_augmentation_crops_and_mirrors() -> None:

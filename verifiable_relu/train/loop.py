@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from verifiable_relu.data import Dataset
@@ -18,6 +17,7 @@ from verifiable_relu.errors import InputError
 from verifiable_relu.nn import HardnessGate, LambdaGELU, LambdaSwish, Normalize, cnn, mlp, substitute_relu
 from verifiable_relu.train import checkpoint, losses, patterns, schedule
 from verifiable_relu.train.augment import augment
+from verifiable_relu.train.objective import initialise, objective
 from verifiable_relu.train.optimizer import make_optimizer, set_rates
 from verifiable_relu.train.options import Options
 from verifiable_relu.train.swap import Swap, measure
@@ -79,8 +79,12 @@ def build(options: Options, data: Dataset) -> nn.Sequential:
         torch.manual_seed(options.seed)
         if options.model == "mlp":
             sizes = [channels * height * width, *options.hidden, data.classes]
-            return mlp(sizes, lambda: activation(options), normalize)
-        return cnn(shape, options.channels, options.hidden, data.classes, lambda: activation(options), normalize)
+            model = mlp(sizes, lambda: activation(options), normalize)
+        else:
+            model = cnn(shape, options.channels, options.hidden, data.classes, lambda: activation(options), normalize)
+        if options.initialisation == "ibp":
+            initialise(model)
+        return model
 
 
 def train(
@@ -148,8 +152,10 @@ def train(
                 gate.set_lam(schedule.hardness(options.schedule, start, options.target, done))
             set_rates(optimizer, model, schedule.rate_at(options, step, per_epoch), options)
             x, y = augment(images[chosen], options.crop, options.flip, generator), labels[chosen]
-            growth = schedule.warmup(step, options.warmup * per_epoch)
-            loss, logits = objective(model, x, y, options, growth, generator)
+            of_eps = of_terms = schedule.warmup(step, options.warmup * per_epoch)
+            if options.terms_grow == "ramp":
+                of_terms = schedule.hardening(step, per_epoch, options.first_annealed, options.epochs)
+            loss, logits = objective(model, x, y, options, of_eps, of_terms, generator)
             if not torch.isfinite(loss):
                 raise InputError("the loss is no longer finite; a lower --rate may help", place=f"epoch {epoch}")
             optimizer.zero_grad()
@@ -192,30 +198,6 @@ def _least(gates: list[HardnessGate]) -> str:
     return f", λ {min(gate.lam.item() for gate in gates):.1f}" if gates else ""
 
 
-def objective(
-    model: nn.Sequential, x: Tensor, y: Tensor, options: Options, growth: float, generator: torch.Generator
-) -> tuple[Tensor, Tensor]:
-    """The loss of one batch and the logits at the points trained on, with ε and the weights scaled by ``growth``."""
-    eps = options.eps * growth
-    point = x
-    if options.attack_steps and eps > 0:
-        point = losses.attacked(model, x, y, eps, options.attack_steps, generator)
-    logits: Tensor = model(point)
-    loss = F.cross_entropy(logits, y)
-    if (options.certified or options.stability) and eps > 0:
-        layers, lb, ub = losses.intervals(model, (x - eps).clamp_min(0), (x + eps).clamp_max(1))
-        if options.certified:
-            last = model[-1]
-            assert isinstance(last, nn.Linear)
-            certified = F.cross_entropy(losses.worst_logits(last, lb, ub, y), y)
-            loss = torch.lerp(loss, certified, options.certified * growth)
-        if options.stability:
-            loss = loss + options.stability * growth * losses.instability(layers)
-    if options.l1:
-        loss = loss + options.l1 * sum(p.abs().sum() for p in model.parameters() if p.ndim > 1)
-    return loss, logits
-
-
 @torch.no_grad()
 def accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
     """The part of the images that ``model`` classifies rightly."""
@@ -237,7 +219,7 @@ def attacked_accuracy(model: nn.Module, images: Tensor, labels: Tensor, eps: flo
 
 
 @torch.no_grad()
-def unstable_neurons(model: nn.Sequential, images: Tensor, eps: float) -> float:
+def unstable_neurons(model: nn.Module, images: Tensor, eps: float) -> float:
     """Mean number per image of neurons whose interval contains 0, by interval bounds."""
-    layers, _, _ = losses.intervals(model, (images - eps).clamp_min(0), (images + eps).clamp_max(1))
-    return sum(int(((lb < 0) & (ub > 0)).sum()) for lb, ub in layers) / len(images)
+    pre = losses.bounded(model, losses.ball(images, eps)).pre.values()
+    return sum(int(((each.lower < 0) & (each.upper > 0)).sum()) for each in pre) / len(images)

@@ -1,13 +1,24 @@
-"""The loss: cross-entropy at attacked points, and two terms that make the trained network easy to verify."""
+"""What losses are made of: attacks, and differentiable bounds of the network as it is being trained."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
+from copy import deepcopy
+from itertools import chain
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from verifiable_relu.errors import UnsupportedError
-from verifiable_relu.nn import HardnessGate, Normalize
+from verifiable_relu.bounds.linear import Relaxation
+from verifiable_relu.bounds.types import Bounds
+from verifiable_relu.network import from_torch
+from verifiable_relu.nn import LambdaSwish
+
+
+def ball(x: Tensor, eps: float) -> Bounds:
+    """The L∞ ball of radius ``eps`` around each of the images x, clipped to [0, 1]."""
+    return Bounds((x - eps).clamp_min(0), (x + eps).clamp_max(1))
 
 
 def attacked(model: nn.Module, x: Tensor, y: Tensor, eps: float, steps: int, generator: torch.Generator) -> Tensor:
@@ -16,7 +27,8 @@ def attacked(model: nn.Module, x: Tensor, y: Tensor, eps: float, steps: int, gen
     Projected gradient ascent from a uniform random start with steps of 2.5·ε/steps along the gradient's sign
     (Madry et al., arXiv 1706.06083). The model's parameters get no gradient.
     """
-    lb, ub = (x - eps).clamp_min(0), (x + eps).clamp_max(1)
+    within = ball(x, eps)
+    lb, ub = within.lower, within.upper
     point = lb + (ub - lb) * torch.rand(x.shape, generator=generator)
     for _ in range(steps):
         point.requires_grad_(True)
@@ -25,57 +37,65 @@ def attacked(model: nn.Module, x: Tensor, y: Tensor, eps: float, steps: int, gen
     return point.detach()
 
 
-def intervals(model: nn.Sequential, lb: Tensor, ub: Tensor) -> tuple[list[tuple[Tensor, Tensor]], Tensor, Tensor]:
-    """Interval bounds of the network that ``model`` becomes: smooth activations are taken as ReLU.
+def bounded(model: nn.Module, box: Bounds) -> Relaxation:
+    """Interval bounds of all that ``model`` computes of the images in ``box``, differentiable in weights and λ.
 
-    These are plain float bounds for a loss; nothing is proven by them.
+    They are the project's own (``bounds``), of the activations as they are at this moment of the training; for
+    λ-Swish, which has none, of the ReLU network that it is to become.
 
     Returns:
-        The (lower, upper) pre-activation bounds of each activation layer, and both bounds of the input of the last
-        module, which is linear (so that differences of outputs can be bounded without loss).
+        The relaxation, advanced to the output. ``pre`` holds each activation's input.
 
     Raises:
-        UnsupportedError: for a module other than Normalize, Linear, Conv2d, Flatten, λ-GELU and its rivals.
+        UnsupportedError: if the model has a layer or an activation without bounds.
     """
-    layers = []
-    for module in list(model)[:-1]:
-        if isinstance(module, nn.Linear | nn.Conv2d):
-            middle, radius = module((lb + ub) / 2), (ub - lb) / 2
-            if isinstance(module, nn.Linear):
-                radius = F.linear(radius, module.weight.abs())
-            else:
-                radius = F.conv2d(radius, module.weight.abs(), None, module.stride, module.padding)
-            lb, ub = middle - radius, middle + radius
-        elif isinstance(module, HardnessGate | nn.GELU | nn.ReLU):
-            layers.append((lb, ub))
-            lb, ub = lb.relu(), ub.relu()
-        elif isinstance(module, nn.PReLU):
-            layers.append((lb, ub))
-            # Of a function with one kink, at 0, the extremes lie at the ends or at 0, whatever the sign of the slope.
-            corners = torch.stack([module(lb), module(ub), module(torch.zeros_like(lb).clamp(lb, ub))])
-            lb, ub = corners.amin(0), corners.amax(0)
-        elif isinstance(module, Normalize | nn.Flatten):
-            lb, ub = module(lb), module(ub)
-        else:
-            raise UnsupportedError(f"no interval bounds for a module of type {type(module).__name__}")
-    return layers, lb, ub
+    network = from_torch(_with_relu_for_swish(model), tuple(box.lower.shape[1:]))
+    relaxation = Relaxation(network, box)
+    relaxation.advance(len(network.nodes) - 1)
+    return relaxation
 
 
-def worst_logits(last: nn.Linear, lb: Tensor, ub: Tensor, y: Tensor) -> Tensor:
-    """For inputs of the linear layer ``last`` in [lb, ub], upper bounds (batch, classes) of output k − output y.
+def _with_relu_for_swish(model: nn.Module) -> nn.Module:
+    replaced = {id(module): nn.ReLU() for module in model.modules() if isinstance(module, LambdaSwish)}
+    if not replaced:
+        return model
+    # What the memo holds is not copied: the parameters stay the model's own, and get its gradients.
+    shared = {id(tensor): tensor for tensor in chain(model.parameters(), model.buffers())}
+    return deepcopy(model, {**shared, **replaced})
 
-    The difference is bounded as one linear function; where k = y it is 0.
+
+def worst_logits(relaxation: Relaxation, y: Tensor, linear: float = 0.0) -> Tensor:
+    """Upper bounds (batch, classes) of output k − output y over a relaxation's boxes; 0 where k = y.
+
+    Each difference is bounded as one row, merged into the last affine map: by the intervals before that map
+    (Gowal et al., arXiv 1810.12715, section 3.2), or by the linear bounds that follow from the intervals, all the way
+    back to the input (CROWN-IBP, Zhang et al., arXiv 1906.06316, section 3), or both.
+
+    Args:
+        relaxation: advanced to the output (``bounded``).
+        y: (batch,) the right classes.
+        linear: β, the weight of the linear bounds beside 1 − β for the intervals: an average of sound bounds.
     """
-    rows = last.weight - last.weight[y].unsqueeze(1)
-    middle = torch.einsum("bkn,bn->bk", rows, (lb + ub) / 2) + last.bias - last.bias[y].unsqueeze(1)
-    return middle + torch.einsum("bkn,bn->bk", rows.abs(), (ub - lb) / 2)
+    last = len(relaxation.network.nodes) - 1
+    one = torch.eye(relaxation.network.output_size).to(relaxation.values[0].lower)
+    rows = (one[y].unsqueeze(1) - one).flatten(0, 1)
+    sample = torch.arange(len(y), device=y.device).repeat_interleave(len(one))
+
+    def lower(intervals: bool) -> Tensor:
+        return relaxation.lower(last, rows, sample, intervals=intervals, rounded=False)[0].reshape(len(y), -1)
+
+    if linear == 0:
+        return -lower(True)
+    return -torch.lerp(lower(True), lower(False), linear)
 
 
-def instability(layers: list[tuple[Tensor, Tensor]]) -> Tensor:
+def instability(pre: Iterable[Bounds]) -> Tensor:
     """The mean of −tanh(1 + l·u) over all neurons: small where most intervals lie on one side of zero.
 
     Source: Xiao et al., Training for Faster Adversarial Robustness Verification via Inducing ReLU Stability,
     arXiv 1809.03008 (a sum there; a mean here, so that its weight does not depend on the network's size).
+
+    Args:
+        pre: bounds of each activation's input.
     """
-    total = sum(torch.tanh(1 + lb * ub).sum() for lb, ub in layers)
-    return -torch.as_tensor(total) / sum(lb.numel() for lb, _ in layers)
+    return -torch.cat([torch.tanh(1 + each.lower * each.upper).flatten() for each in pre]).mean()

@@ -16,6 +16,9 @@ Arm = Literal["lambda-gelu", "lambda-gelu-frozen", "gelu-swap", "gelu-swap-finet
 Ramp = Literal["frozen", "learning"]
 Distance = Literal["gate", "function", "supremum"]
 Optimizer = Literal["adamw", "sgd"]
+Certified = Literal["ibp", "crown-ibp", "sabr"]
+Growth = Literal["warmup", "ramp"]
+Initialisation = Literal["default", "ibp"]
 Fall = Literal["cosine", "none"]
 
 CHOICES = {
@@ -26,6 +29,9 @@ CHOICES = {
     "tolerance_on": Distance,
     "lam_rate": Rate,
     "optimizer": Optimizer,
+    "certified_by": Certified,
+    "terms_grow": Growth,
+    "initialisation": Initialisation,
     "fall": Fall,
 }
 
@@ -60,10 +66,19 @@ class Options:
         decay: decoupled weight decay of the weights (never of λ's parameter).
         l1: factor of the sum of the weights' absolute values (matrices and kernels) in the loss.
         eps: radius of the L∞ ball for the attack, the intervals and the reported attacked accuracy; 0 trains plainly.
-        warmup: epochs over which ε and the weights of the interval terms grow from 0.
+        warmup: epochs over which ε grows from 0.
         attack_steps: steps of the attack in training; 0 leaves the attack out.
-        certified: weight w in (1 − w)·attacked loss + w·loss at the worst point of the interval bounds.
+        certified: weight w in (1 − w)·(attacked) loss + w·loss of the worst logits by bounds.
+        certified_by: these bounds (``train.objective``): ``ibp``, intervals of the ball; ``crown-ibp``, their average
+            with linear bounds, whose weight falls from 1 to 0 over ``warmup``; ``sabr``, intervals of a small box
+            around an attacked point.
+        small_box: τ/ε, the radius of ``sabr``'s box as part of ε.
         stability: weight of the mean of −tanh(1 + l·u) over all pre-activation intervals.
+        terms_grow: over which time the weights of these two terms grow from 0: with ε over ``warmup``, or over the
+            first half of the ``ramp`` that takes λ from the switch to its target (in arms without λ too), so that
+            neurons are moved to one side while their gate is still smooth.
+        initialisation: of the weights: torch's ``default``, or ``ibp``, under which intervals keep their width
+            (``train.objective.initialise``).
         crop: pixels of zero padding for random crops; 0 for none.
         flip: whether images are mirrored at random.
         lam_init: λ of every layer at the start; 1 + ln 2 is where the parameter s behind it is 0.
@@ -102,7 +117,11 @@ class Options:
     warmup: int = 0
     attack_steps: int = 0
     certified: float = 0.0
+    certified_by: Certified = "ibp"
+    small_box: float = 0.4
     stability: float = 0.0
+    terms_grow: Growth = "warmup"
+    initialisation: Initialisation = "default"
     crop: int = 0
     flip: bool = False
     lam_init: float = 1 + math.log(2)
@@ -146,6 +165,13 @@ class Options:
             self._require(name, 1 <= getattr(self, name) < math.inf, "must be a finite number of at least 1")
         self._require("certified", self.certified <= 1, "must be at most 1")
         self._require("eps", self.eps < 1, "must be below 1: images lie in [0, 1]")
+        for name in ("attack_steps", "certified", "stability"):
+            self._require(name, not getattr(self, name) or self.eps > 0, "needs an --eps above 0")
+        self._require("small_box", 0 < self.small_box <= 1, "must lie in (0, 1]")
+        self._require("certified_by", self.certified_by == "ibp" or self.certified > 0, "needs --certified")
+        self._require("certified_by", self.certified_by != "crown-ibp" or self.warmup > 0, "needs --warmup")
+        self._require("certified_by", self.certified_by != "sabr" or self.attack_steps > 0, "needs --attack-steps")
+        self._require("terms_grow", self.terms_grow == "warmup" or self._bounded, "needs --certified or --stability")
         for name in ("rise", "switch", "momentum", "beta1", "beta2"):
             self._require(name, 0 <= getattr(self, name) < 1, "must lie in [0, 1)")
         self._require("tolerance", self.tolerance == 0 or self.target >= 1, "asks for a λ below 1")
@@ -193,6 +219,10 @@ class Options:
         if self.arm != "gelu-swap-finetune":
             return self.total_epochs
         return self.epochs if self.finetune_extra else self.first_annealed
+
+    @property
+    def _bounded(self) -> bool:
+        return self.certified > 0 or self.stability > 0
 
     def _require(self, name: str, holds: bool, what: str) -> None:
         if not holds:

@@ -52,3 +52,8 @@ def rate_at(options: Options, step: int, steps_per_epoch: int) -> float:
 def warmup(step: int, steps: int) -> float:
     """From 0 to 1 over ``steps``, and 1 from there on (always, for ``steps`` = 0)."""
     return min(1.0, step / steps) if steps else 1.0
+
+
+def hardening(step: int, steps_per_epoch: int, first: int, epochs: int) -> float:
+    """From 0 to 1 over the first half of the annealing that begins with epoch ``first``, and 1 from there on."""
+    return min(1.0, 2 * annealing_progress(step, steps_per_epoch, first, epochs))

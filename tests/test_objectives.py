@@ -1,0 +1,372 @@
+"""The losses against slow references and sampled points, their gradients, and what training with them is good for."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import get_args
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from verifiable_relu.bounds.types import Bounds
+from verifiable_relu.data import Dataset, load
+from verifiable_relu.errors import InputError, UnsupportedError
+from verifiable_relu.nn import LambdaGELU, LambdaSwish, Normalize, cnn, mlp, substitute_relu
+from verifiable_relu.train import losses, schedule
+from verifiable_relu.train.loop import accuracy, build, train
+from verifiable_relu.train.objective import initialise, objective
+from verifiable_relu.train.options import Arm, Options
+
+HARDNESSES = (1.0, 20.0, 160.0, 1e4)
+ARMS = get_args(Arm)
+IBP = Options("x", eps=0.05, certified=0.7, stability=0.3)
+CROWN = replace(IBP, certified_by="crown-ibp", warmup=1)
+SABR = replace(IBP, certified_by="sabr", attack_steps=2)
+Activation = Callable[[], nn.Module]
+
+
+def small(activation: Activation = LambdaGELU) -> nn.Sequential:
+    torch.manual_seed(0)
+    return cnn((2, 6, 6), (3, 4), (5,), 3, activation, Normalize((0.2, 0.4), (0.5, 0.7)))
+
+
+def images(n: int = 4) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return torch.rand(n, 2, 6, 6, generator=generator), torch.randint(0, 3, (n,), generator=generator)
+
+
+def loss_of(model: nn.Module, options: Options, of_eps: float = 0.5, of_terms: float = 1.0) -> Tensor:
+    return objective(model, *images(), options, of_eps, of_terms, torch.Generator().manual_seed(2))[0]
+
+
+# The attack and the boxes
+
+
+def test_attack_stays_in_the_ball_and_raises_the_loss() -> None:
+    model, (x, y) = small(), images(50)
+    point = losses.attacked(model, x, y, 0.1, 5, torch.Generator().manual_seed(0))
+    assert (point - x).abs().max() <= 0.1 + 1e-6 and point.min() >= 0 and point.max() <= 1
+    assert F.cross_entropy(model(point), y) > F.cross_entropy(model(x), y)
+    assert all(p.grad is None for p in model.parameters())
+
+
+@pytest.mark.parametrize("part", [0.1, 0.4, 1.0])
+def test_the_small_box_lies_in_the_ball(part: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Bounds] = []
+    real = losses.bounded
+
+    def record(model: nn.Module, box: Bounds) -> object:
+        seen.append(box)
+        return real(model, box)
+
+    monkeypatch.setattr(losses, "bounded", record)
+    loss_of(small(), replace(SABR, small_box=part, stability=0), of_eps=1)
+    (box,), (x, _) = seen, images()
+    assert (box.lower >= (x - 0.05).clamp_min(0) - 1e-6).all() and (box.upper <= (x + 0.05).clamp_max(1) + 1e-6).all()
+    inside = (box.lower > 0) & (box.upper < 1)
+    assert inside.any()
+    torch.testing.assert_close((box.upper - box.lower)[inside], torch.full_like(x, 0.1 * part)[inside])
+    moved = ((box.lower + box.upper) / 2 - x)[inside].abs().max()
+    assert moved < 1e-6 if part == 1 else moved > 0.04 * (1 - part)
+
+
+# The bounds
+
+
+@pytest.mark.parametrize("linear", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("lam", HARDNESSES)
+def test_bounds_contain_what_the_model_computes(lam: float, linear: float) -> None:
+    model, (x, y) = small(lambda: LambdaGELU(lam)), images()
+    with torch.no_grad():
+        relaxation = losses.bounded(model, losses.ball(x, 0.05))
+        worst = losses.worst_logits(relaxation, y, linear)
+        for _ in range(100):
+            value = (x + 0.05 * torch.randint(-1, 2, x.shape)).clamp(0, 1)
+            seen = iter(relaxation.pre.values())
+            for module in model:
+                if isinstance(module, LambdaGELU):
+                    pre = next(seen)
+                    assert (pre.lower <= value + 1e-5).all() and (value <= pre.upper + 1e-5).all()
+                value = module(value)
+            assert (value - value.gather(1, y[:, None]) <= worst + 1e-5).all()
+        assert (worst.gather(1, y[:, None]).abs() < 1e-6).all()
+
+
+@pytest.mark.parametrize("lam", HARDNESSES)
+def test_bounds_of_a_point_are_the_model(lam: float) -> None:
+    model, (x, y) = small(lambda: LambdaGELU(lam)).double(), images()
+    x = x.double()
+    logits = model(x)
+    for linear in (0.0, 1.0):
+        worst = losses.worst_logits(losses.bounded(model, Bounds(x, x)), y, linear)
+        torch.testing.assert_close(worst, logits - logits.gather(1, y[:, None]), rtol=1e-6, atol=1e-7)
+
+
+def intervals(model: nn.Sequential, lb: Tensor, ub: Tensor, y: Tensor) -> Tensor:
+    """Worst logits of a ReLU network by intervals, in the plainest way."""
+    for module in model[:-1]:
+        if isinstance(module, nn.Linear | nn.Conv2d):
+            weight = module.weight.detach()
+            positive, negative = weight.clamp(min=0), weight.clamp(max=0)
+            if isinstance(module, nn.Linear):
+                lower = lb @ positive.T + ub @ negative.T + module.bias
+                upper = ub @ positive.T + lb @ negative.T + module.bias
+            else:
+                where = (None, module.stride, module.padding)
+                offset = module.bias[:, None, None]
+                lower = F.conv2d(lb, positive, *where) + F.conv2d(ub, negative, *where) + offset
+                upper = F.conv2d(ub, positive, *where) + F.conv2d(lb, negative, *where) + offset
+            lb, ub = lower, upper
+        else:
+            lb, ub = module(lb), module(ub)
+    last = model[-1]
+    assert isinstance(last, nn.Linear)
+    rows = []
+    for low, high, right in zip(lb, ub, y, strict=True):
+        difference = last.weight - last.weight[right]
+        reached = torch.where(difference > 0, difference * high, difference * low).sum(1)
+        rows.append(reached + last.bias - last.bias[right])
+    return torch.stack(rows)
+
+
+def test_worst_logits_are_those_of_plain_intervals() -> None:
+    model, (x, y) = small(nn.ReLU).double(), images()
+    box = losses.ball(x.double(), 0.05)
+    with torch.no_grad():
+        worst = losses.worst_logits(losses.bounded(model, box), y)
+        torch.testing.assert_close(worst, intervals(model, box.lower, box.upper, y))
+
+
+def test_crown_ibp_is_the_average_of_its_two_bounds() -> None:
+    model, (x, y) = small(nn.ReLU), images()
+    relaxation = losses.bounded(model, losses.ball(x, 0.02))
+    by_intervals, between, by_lines = (losses.worst_logits(relaxation, y, beta) for beta in (0.0, 0.25, 1.0))
+    torch.testing.assert_close(between, 0.75 * by_intervals + 0.25 * by_lines)
+    other = torch.arange(3) != y[:, None]
+    assert (by_lines < by_intervals)[other].all(), "of so small a ball lines know far more"
+
+
+def test_crown_ibp_ends_as_ibp() -> None:
+    model = small()
+    ibp, crown = (loss_of(model, options, of_eps=1) for options in (IBP, CROWN))
+    assert ibp == crown and loss_of(model, IBP, of_eps=0.5) != loss_of(model, CROWN, of_eps=0.5)
+
+
+def test_sabr_with_the_whole_box_is_ibp() -> None:
+    ibp, sabr = (loss_of(small(), options) for options in (IBP, replace(SABR, small_box=1.0)))
+    torch.testing.assert_close(ibp, sabr)
+    assert loss_of(small(), SABR) < ibp
+
+
+@pytest.mark.parametrize("slope", [0.25, -0.5])
+def test_intervals_through_prelu(slope: float) -> None:
+    model = nn.Sequential(nn.PReLU(1, slope))
+    lb, ub = torch.tensor([[-2.0, -1.0, 0.5]]), torch.tensor([[-1.0, 2.0, 1.0]])
+    found = losses.bounded(model, Bounds(lb, ub)).values[-1]
+    values = model(lb + (ub - lb) * torch.linspace(0, 1, 301)[:, None])
+    torch.testing.assert_close(found.lower[0], values.amin(0))
+    torch.testing.assert_close(found.upper[0], values.amax(0))
+
+
+def test_swish_is_bounded_as_the_relu_it_becomes() -> None:
+    swish, (x, y) = small(lambda: LambdaSwish(2.0)), images()
+    box = losses.ball(x, 0.05)
+    of_swish, of_relu = (
+        losses.worst_logits(losses.bounded(model, box), y) for model in (swish, substitute_relu(swish))
+    )
+    assert torch.equal(of_swish, of_relu)
+    of_swish.sum().backward()
+    assert isinstance(swish[2], LambdaSwish)
+    assert all(p.grad is not None and p.grad.any() for p in swish.parameters() if p.ndim > 1)
+
+
+def test_an_activation_without_bounds_is_refused() -> None:
+    with pytest.raises(UnsupportedError, match="tanh"):
+        losses.bounded(small(lambda: LambdaGELU(approximate="tanh")), losses.ball(images()[0], 0.1))
+
+
+# Gradients
+
+
+@pytest.mark.parametrize("lam", HARDNESSES)
+@pytest.mark.parametrize("options", [IBP, CROWN, SABR], ids=lambda options: options.certified_by)
+def test_gradients_reach_weights_and_hardness(options: Options, lam: float) -> None:
+    model = small(lambda: LambdaGELU(lam))
+    loss_of(model, options).backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None and parameter.grad.isfinite().all(), name
+        # Between λ-GELUs so hard, and ReLU, nothing is left to be gained.
+        assert parameter.grad.any() or (name.endswith("s") and lam > 20), name
+
+
+@pytest.mark.parametrize("lam", (1.0, 4.0, 160.0))
+@pytest.mark.parametrize("linear", [0.0, 0.4])
+def test_gradients_are_those_of_finite_differences(lam: float, linear: float) -> None:
+    torch.manual_seed(3)
+    model = mlp([3, 4, 4, 2], lambda: LambdaGELU(lam)).double()
+    x, y = torch.rand(2, 3).double(), torch.tensor([0, 1])
+    names = [name for name, _ in model.named_parameters()]
+
+    class Loss(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self) -> Tensor:
+            relaxation = losses.bounded(self.model, Bounds(x - 0.05, x + 0.05))
+            worst = F.cross_entropy(losses.worst_logits(relaxation, y, linear), y)
+            return worst + losses.instability(relaxation.pre.values())
+
+    whole = Loss()
+
+    def loss(*values: Tensor) -> Tensor:
+        given = {f"model.{name}": value for name, value in zip(names, values, strict=True)}
+        result: Tensor = torch.func.functional_call(whole, given, ())
+        return result
+
+    start = tuple(p.detach().clone().requires_grad_(True) for p in model.parameters())
+    assert torch.autograd.gradcheck(loss, start, eps=1e-7, atol=1e-5)
+
+
+@pytest.mark.parametrize("arm", ARMS)
+@pytest.mark.parametrize("by", ["ibp", "crown-ibp", "sabr"])
+def test_every_arm_trains_by_every_bound(arm: Arm, by: str) -> None:
+    x, y = images(60)
+    data = Dataset("x", x.numpy(), y.numpy(), (0.5, 0.5), (0.3, 0.3), torch.ones(60, dtype=torch.bool).numpy())
+    options = Options("x", arm=arm, hidden=(6,), epochs=2, batch=30, eps=0.05, warmup=1, attack_steps=1, certified=0.5,
+                      certified_by=by, stability=0.1, initialisation="ibp")  # type: ignore[arg-type]  # fmt: skip
+    history = train(options, data).history
+    assert len(history) == 2 and all(math.isfinite(epoch["loss"]) for epoch in history)
+
+
+# Stability and its growth
+
+
+def test_instability_is_least_where_neurons_are_stable() -> None:
+    def of(lb: float, ub: float) -> float:
+        return losses.instability([Bounds(torch.tensor([[lb]]), torch.tensor([[ub]]))]).item()
+
+    assert of(1, 2) < of(0, 1) < of(-1, 1) < of(-2, 2)
+    assert of(-3, -2) == of(2, 3) == pytest.approx(-math.tanh(7))
+    both = [Bounds(torch.ones(1, 2), torch.ones(1, 2)), Bounds(torch.zeros(1, 1), torch.zeros(1, 1))]
+    assert losses.instability(both).item() == pytest.approx(-(2 * math.tanh(2) + math.tanh(1)) / 3)
+
+
+def test_the_terms_grow_over_the_first_half_of_the_ramp() -> None:
+    growth = [schedule.hardening(step, 10, 2, 6) for step in range(60)]
+    assert growth[:20] == [0] * 20 and growth[20] == pytest.approx(2 / 40)
+    assert growth[29] == pytest.approx(0.5) and growth[39:] == [1] * 21
+
+
+@pytest.mark.parametrize("arm", ["lambda-gelu", "relu"])
+def test_growth_in_a_training(arm: Arm, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = images(40)
+    data = Dataset("x", x.numpy(), y.numpy(), (0.5, 0.5), (0.3, 0.3), torch.ones(40, dtype=torch.bool).numpy())
+    seen: list[tuple[float, float]] = []
+
+    def record(*arguments: object) -> tuple[Tensor, Tensor]:
+        seen.append((arguments[4], arguments[5]))  # type: ignore[arg-type]
+        return objective(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("verifiable_relu.train.loop.objective", record)
+    options = Options("x", arm=arm, hidden=(4,), epochs=4, switch=0.5, batch=20, eps=0.02, stability=0.1)
+    train(replace(options, terms_grow="ramp"), data)
+    assert [of_eps for of_eps, _ in seen] == [1] * 8
+    assert [of_terms for _, of_terms in seen] == pytest.approx([0, 0, 0, 0, 0.5, 1, 1, 1])
+    seen.clear()
+    train(replace(options, warmup=2), data)
+    assert [of_eps for of_eps, _ in seen] == [of_terms for _, of_terms in seen] == [0, 0.25, 0.5, 0.75, 1, 1, 1, 1]
+
+
+def test_terms_of_no_weight_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(losses, "bounded", lambda *_: pytest.fail("bounds of no use"))
+    plain = loss_of(small(), replace(IBP, certified=0, stability=0))
+    assert loss_of(small(), IBP, of_eps=0) == plain and loss_of(small(), IBP, of_terms=0) == plain
+
+
+# The weights to begin with
+
+
+def test_initialised_intervals_keep_their_width() -> None:
+    torch.manual_seed(0)
+    model = mlp([400, 400, 400, 400, 10], nn.ReLU)
+    initialise(model)
+    for module in model:
+        if isinstance(module, nn.Linear):
+            assert module.weight.std().item() == pytest.approx(math.sqrt(2 * math.pi) / 400, rel=0.05)
+            assert not module.bias.any()
+    x = torch.rand(20, 400)
+    pre = losses.bounded(model, Bounds(x - 0.1, x + 0.1)).pre.values()
+    widths = [(each.upper - each.lower).mean().item() for each in pre]
+    assert widths == pytest.approx([0.4] * 3, rel=0.1)
+
+
+def test_initialisation_is_equal_for_all_arms() -> None:
+    data = load_tiny()
+    one, other = (build(Options("digits", arm=arm, initialisation="ibp"), data) for arm in ("lambda-gelu", "relu"))
+    assert torch.equal(one[2].weight, other[2].weight)
+    assert one[2].weight.std().item() == pytest.approx(math.sqrt(2 * math.pi) / 64, rel=0.1)
+    assert not torch.equal(one[2].weight, build(Options("digits"), data)[2].weight)
+
+
+# Options
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"eps": 0.0}, "--certified: needs an --eps"),
+        ({"small_box": 0.0}, "--small-box"),
+        ({"small_box": math.nan}, "--small-box"),
+        ({"certified_by": "crown"}, "--certified-by: 'crown' is none of ibp"),
+        ({"certified_by": "crown-ibp"}, "--certified-by: needs --warmup"),
+        ({"certified_by": "sabr"}, "--certified-by: needs --attack-steps"),
+        ({"certified": 0.0, "certified_by": "sabr", "attack_steps": 1}, "--certified-by: needs --certified"),
+        ({"certified": 0.0, "stability": 0.0, "terms_grow": "ramp"}, "--terms-grow: needs --certified or"),
+        ({"initialisation": "he"}, "--initialisation"),
+    ],
+)
+def test_bad_options_are_named(change: dict[str, object], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        replace(IBP, **change)  # type: ignore[arg-type]
+
+
+# Whole trainings
+
+
+def load_tiny() -> Dataset:
+    pytest.importorskip("sklearn", reason="needs scikit-learn")
+    return load("digits", "train")
+
+
+@torch.no_grad()
+def certified(model: nn.Module, x: Tensor, y: Tensor, eps: float) -> float:
+    worst = losses.worst_logits(losses.bounded(model, losses.ball(x, eps)), y)
+    return (worst.argmax(1) == y).double().mean().item()
+
+
+def test_ibp_training_gives_what_it_promises() -> None:
+    data = load_tiny()
+    x, y = torch.from_numpy(data.images), torch.from_numpy(data.labels)
+    options = Options("digits", hidden=(32, 32), epochs=12, batch=64, eps=0.05, warmup=4, rate=5e-3)
+    shares = {}
+    for weight in (0.0, 0.5):
+        hard = substitute_relu(train(replace(options, certified=weight, initialisation="ibp"), data).model)
+        assert accuracy(hard, x, y) > 0.9
+        shares[weight] = certified(hard, x, y, 0.05)
+    assert shares[0.0] < 0.3 and shares[0.5] > 0.6
+
+
+def test_stability_that_grows_with_the_hardening_leaves_fewer_unstable_neurons() -> None:
+    data = load_tiny()
+    x, y = torch.from_numpy(data.images), torch.from_numpy(data.labels)
+    options = Options("digits", hidden=(32, 32), epochs=12, batch=64, eps=0.02, rate=5e-3)
+    unstable = []
+    for changed in (options, replace(options, stability=2.0, terms_grow="ramp")):
+        hard = substitute_relu(train(changed, data).model)
+        assert accuracy(hard, x, y) > 0.95
+        pre = losses.bounded(hard, losses.ball(x, 0.02)).pre.values()
+        unstable.append(sum(int(((each.lower < 0) & (each.upper > 0)).sum()) for each in pre))
+    assert unstable[1] < 0.6 * unstable[0]

@@ -1,0 +1,74 @@
+"""The loss of a training step: plain, at attacked points, certified by bounds; and weights to begin the latter with."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from verifiable_relu.train import losses
+from verifiable_relu.train.options import Options
+
+
+def objective(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    options: Options,
+    of_eps: float,
+    of_terms: float,
+    generator: torch.Generator,
+) -> tuple[Tensor, Tensor]:
+    """The loss of one batch and the logits at the points trained on.
+
+    The loss is (1 − w)·(cross-entropy at those points) + w·(cross-entropy of the worst logits) + stability + L1. The
+    worst logits (``losses.worst_logits``) are those
+
+    * of the ball's intervals (IBP, Gowal et al., arXiv 1810.12715);
+    * averaged with CROWN-IBP's (Zhang et al., arXiv 1906.06316), with a weight that falls from 1 to 0 as ε grows;
+    * of the intervals of a small box of radius τ around a point attacked within ε − τ, which lies in the ball too
+      (SABR, Müller et al., arXiv 2210.04871).
+
+    Args:
+        model: what is trained.
+        x, y: images in [0, 1] and their classes.
+        options: which terms, and their weights.
+        of_eps: how much of ε there is by now, in [0, 1].
+        of_terms: how much of the weights of the certified and the stability term, in [0, 1].
+        generator: of the attack's random start.
+    """
+    eps = options.eps * of_eps
+    small = options.small_box * eps if options.certified and options.certified_by == "sabr" else 0.0
+    point = x
+    if options.attack_steps and eps > 0:
+        point = losses.attacked(model, x, y, eps - small, options.attack_steps, generator)
+    logits: Tensor = model(point)
+    loss = F.cross_entropy(logits, y)
+    certified, stability = options.certified * of_terms, options.stability * of_terms
+    if eps > 0 and (stability > 0 or (certified > 0 and not small)):
+        ball = losses.bounded(model, losses.ball(x, eps))
+    if eps > 0 and certified > 0:
+        bounds = losses.bounded(model, losses.ball(point, small)) if small else ball
+        linear = 1 - of_eps if options.certified_by == "crown-ibp" else 0.0
+        loss = torch.lerp(loss, F.cross_entropy(losses.worst_logits(bounds, y, linear), y), certified)
+    if eps > 0 and stability > 0:
+        loss = loss + stability * losses.instability(ball.pre.values())
+    if options.l1:
+        loss = loss + options.l1 * sum(p.abs().sum() for p in model.parameters() if p.ndim > 1)
+    return loss, logits
+
+
+def initialise(model: nn.Module) -> None:
+    """Weights with which interval bounds neither grow nor shrink from layer to layer, drawn from torch's generator.
+
+    Of every matrix and kernel they are normal with σ = √(2π)/(inputs of a neuron); biases are 0. A radius r of a
+    layer's inputs then becomes Σ|w|·r = 2r on average, of which a ReLU that is active half of the time keeps r.
+    Source: Shi et al., Fast Certified Robust Training with Short Warmup, arXiv 2103.17245, section 3.1.
+    """
+    for module in model.modules():
+        if isinstance(module, nn.Linear | nn.Conv2d):
+            nn.init.normal_(module.weight, std=math.sqrt(2 * math.pi) / module.weight[0].numel())
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
