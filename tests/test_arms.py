@@ -2,6 +2,7 @@
 
 import json
 import math
+from copy import deepcopy
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -19,6 +20,7 @@ from verifiable_relu.nn.activation import SUPREMUM
 from verifiable_relu.train import loop, patterns, schedule
 from verifiable_relu.train.export import export, finish
 from verifiable_relu.train.loop import build, train
+from verifiable_relu.train.monitor import settled
 from verifiable_relu.train.optimizer import make_optimizer, set_rates
 from verifiable_relu.train.options import Arm, Options
 from verifiable_relu.train.swap import measure
@@ -86,7 +88,7 @@ def test_every_arm_learns_and_becomes_its_network(arm: Arm, tmp_path: Path) -> N
         assert len(results["lam_learned"]) == 2
     else:
         assert lam.shape == (8, 0) and results["lam_learned"] == []
-    assert all(0 <= epoch["unstable"] <= 24 for epoch in record["epochs"])
+    assert all(0 < point["unstable"] < 24 for point in results["monitor"])
     assert json.loads((tmp_path / "net.json").read_text())["results"]["clean"] == results["clean"]
 
 
@@ -186,6 +188,7 @@ def test_resumed_arms_are_the_uninterrupted_ones(options: Options, at: int, tmp_
         with pytest.raises(KeyboardInterrupt):
             train(options, blobs(), saved, interrupt)
     resumed = train(options, blobs(), saved)
+    assert whole.monitor == resumed.monitor
     assert whole.swap == resumed.swap and whole.learned == resumed.learned
     assert types(whole.model) == types(resumed.model)
     for name, value in whole.model.state_dict().items():
@@ -252,11 +255,110 @@ def test_patterns_are_the_signs_of_the_pre_activations() -> None:
     assert torch.equal(first, model[:3](x) > 0) and torch.equal(second, model[:5](x) > 0)
 
 
+@pytest.mark.parametrize("eps", [0.02, 0.1])
+def test_unstable_neurons_are_those_of_the_relu_network_by_intervals(eps: float) -> None:
+    model = build(replace(BASE, arm="gelu-swap"), blobs())
+    x = torch.from_numpy(blobs().images)
+    lb, ub = (x - eps).clamp(0, 1), (x + eps).clamp(0, 1)
+    count = 0
+    for layer in [nn.Flatten(), *model]:
+        if isinstance(layer, nn.Linear):
+            lb, ub = (
+                low @ layer.weight.clamp_min(0).T + high @ layer.weight.clamp_max(0).T + layer.bias
+                for low, high in ((lb, ub), (ub, lb))
+            )
+        elif isinstance(layer, nn.GELU):
+            count += int(((lb < 0) & (ub > 0)).sum())
+            lb, ub = lb.relu(), ub.relu()
+        else:
+            lb, ub = layer(lb), layer(ub)
+    assert patterns.unstable_neurons(model, x, eps) == pytest.approx(count / len(x), abs=0.011)
+    assert 0 < count < 24 * len(x)
+
+
+# Monitors
+
+
+def test_there_is_a_look_at_each_twentieth_of_a_training() -> None:
+    for options in (replace(BASE, epochs=11), replace(EXTRA, epochs=8)):
+        steps = 11 * PER_EPOCH
+        points = train(options, blobs()).monitor
+        assert [point["step"] for point in points] == [math.ceil(k * steps / 20) for k in range(21)]
+        assert [point["part"] for point in points] == [point["step"] / steps for point in points]
+    short = train(replace(BASE, epochs=2), blobs()).monitor
+    assert [point["step"] for point in short] == list(range(9))
+
+
+def models_of(options: Options, data: Dataset, patch: pytest.MonkeyPatch) -> list[nn.Module]:
+    """Copies of the network before each step of its training, and at the end."""
+    seen: list[nn.Module] = []
+    real = loop.objective
+
+    def keep(model: nn.Module, *rest: object) -> object:
+        seen.append(deepcopy(model))
+        return real(model, *rest)  # type: ignore[arg-type]
+
+    patch.setattr(loop, "objective", keep)
+    last = train(options, data).model
+    return [*seen, last]
+
+
+@pytest.mark.parametrize("arm", ["relu", "gelu-swap"])
+def test_the_looks_are_at_the_network_of_their_moment(arm: Arm, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = blobs()
+    options = replace(BASE, arm=arm, epochs=2)
+    points = train(options, data).monitor
+    models = models_of(options, data, monkeypatch)
+    x = torch.from_numpy(data.images)
+    assert len(models) == len(points) == 2 * PER_EPOCH + 1
+    for model, point in zip(models, points, strict=True):
+        assert point["oui"] == patterns.overlap_index(patterns.patterns(model, x))
+        assert point["unstable"] == patterns.unstable_neurons(model, x, options.eps)
+    assert points[0]["patterns_changed"] == points[0]["weights_changed"] == 0
+    for before, after, point in zip(models, models[1:], points[1:], strict=False):
+        flips = [a != b for a, b in zip(patterns.patterns(before, x), patterns.patterns(after, x), strict=True)]
+        assert point["patterns_changed"] == pytest.approx(torch.cat(flips, 1).float().mean().item())
+        old, new = (torch.cat([p.flatten() for p in m.parameters() if p.ndim == 2]) for m in (before, after))
+        assert point["weights_changed"] == pytest.approx(((new - old).norm() / old.norm()).item(), rel=1e-5)
+
+
+def test_the_last_look_sees_the_hardened_network() -> None:
+    trained = train(BASE, blobs())
+    x = torch.from_numpy(blobs().images)
+    assert trained.monitor[-1]["lam"] == trained.history[-1]["lam"] == pytest.approx([160, 160], rel=1e-5)
+    assert trained.monitor[-1]["oui"] == patterns.overlap_index(patterns.patterns(trained.model, x))
+    at_ends = [point["lam"] for point in trained.monitor if point["step"] in (4, 8, 12)]
+    assert at_ends == [epoch["lam"] for epoch in trained.history[:3]]
+
+
 def test_patterns_settle_with_the_weights() -> None:
-    history = train(replace(BASE, epochs=8), blobs()).history
-    assert all(0 < epoch["oui"] <= 1 for epoch in history)
+    points = train(replace(BASE, epochs=10), blobs()).monitor
+    assert all(0 < point["oui"] <= 1 for point in points)
     for name in ("patterns_changed", "weights_changed"):
-        assert history[0][name] > 3 * history[-1][name] > 0 or history[-1][name] == 0
+        early, late = (sum(point[name] for point in part) for part in (points[:6], points[-5:]))
+        assert early > 3 * late
+        assert 0.1 < settled(points, name) < 0.9
+
+
+def points(*changes: float) -> list[dict[str, float]]:
+    return [{"part": k / (len(changes) - 1), "change": change} for k, change in enumerate(changes)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ((0, 1, 1, 1, 1), 0.9),
+        ((0, 4, 0, 0, 0), 0.9 / 4),
+        ((0, 0, 0, 0, 7), 0.75 + 0.9 / 4),
+        # 8, 9 and 10 of 10 at ¼, ½ and ¾.
+        ((0, 8, 1, 1, 0), 0.5),
+        ((0, 7, 1, 2, 0), 0.625),
+        ((0, 0, 0, 0, 0), 0.0),
+    ],
+)
+def test_settled_is_where_nine_tenths_of_the_path_are_made(changes: tuple[float, ...], expected: float) -> None:
+    assert settled(points(*changes), "change") == pytest.approx(expected)
+    assert settled(points(*changes), "change", most=0.5) <= expected
 
 
 # λ's steps

@@ -135,6 +135,7 @@ def run(options: Options, out: Path) -> int:
 
     results = export(trained, options, training, test, out)
     saved.unlink(missing_ok=True)
+    results.pop("monitor")
     for name, value in results.items():
         print(f"{name}: {value:.4f}" if isinstance(value, float) else f"{name}: {value}")
     print(f"wrote {out} and {out.with_suffix('.json')}")

@@ -19,8 +19,10 @@ from verifiable_relu.network import from_torch, write_onnx
 from verifiable_relu.nn import substitute_relu
 from verifiable_relu.train import compress
 from verifiable_relu.train.checkpoint import write_whole
-from verifiable_relu.train.loop import Trained, accuracy, attacked_accuracy, unstable_neurons
+from verifiable_relu.train.loop import Trained, accuracy, attacked_accuracy
+from verifiable_relu.train.monitor import settled
 from verifiable_relu.train.options import Options
+from verifiable_relu.train.patterns import unstable_neurons
 from verifiable_relu.train.swap import measure
 
 ATTACKED = 1000
@@ -36,9 +38,11 @@ def finish(
         The network in the form in which it is used, and the record. Its ``results`` are: ``clean`` (the network's
         accuracy over the test set, as parts of 1), the measures of the replacement by ReLU (``train.swap``; not for
         ReLU and PReLU), ``lam_learned`` (λ of each layer where the annealing began), ``seconds_per_step`` (median of
-        the epochs' means), ``int8`` and ``int8_per_tensor`` (``compress.Quantized`` over the test set, with one scale
-        per channel and per tensor), ``pruned`` (accuracy over the test set for each of ``compress.SPARSITIES``, whose
-        texts are the keys), and where ε > 0 the attacked accuracy and unstable neurons over the first test images.
+        the epochs' means), ``monitor`` (the looks at the training, ``Monitor.points``), ``patterns_settled`` and
+        ``weights_settled`` (``monitor.settled``), ``int8`` and ``int8_per_tensor`` (``compress.Quantized`` over the
+        test set, with one scale per channel and per tensor), ``pruned`` (accuracy over the test set for each of
+        ``compress.SPARSITIES``, whose texts are the keys), and where ε > 0 the attacked accuracy and unstable neurons
+        over the first test images.
     """
     model = trained.model.eval()
     images, labels = torch.from_numpy(test.images), torch.from_numpy(test.labels)
@@ -59,6 +63,9 @@ def finish(
         }
     results["lam_learned"] = trained.learned
     results["seconds_per_step"] = statistics.median(epoch["seconds"] / epoch["steps"] for epoch in trained.history)
+    results["monitor"] = trained.monitor
+    for name in ("patterns", "weights"):
+        results[f"{name}_settled"] = settled(trained.monitor, f"{name}_changed")
     for name, per_channel in (("int8", True), ("int8_per_tensor", False)):
         results[name] = asdict(compress.measure_int8(hard, training.images, images, labels, per_channel))
     results["pruned"] = {

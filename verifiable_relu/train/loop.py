@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from verifiable_relu.data import Dataset
 from verifiable_relu.errors import InputError
 from verifiable_relu.nn import HardnessGate, LambdaGELU, LambdaSwish, Normalize, cnn, mlp, substitute_relu
-from verifiable_relu.train import checkpoint, losses, patterns, schedule
+from verifiable_relu.train import checkpoint, losses, schedule
 from verifiable_relu.train.augment import augment
+from verifiable_relu.train.monitor import Monitor
 from verifiable_relu.train.objective import initialise, objective
 from verifiable_relu.train.optimizer import make_optimizer, set_rates
 from verifiable_relu.train.options import Options
@@ -26,10 +27,6 @@ Progress = Callable[[int, str], None]
 """Called after every step with the number of steps taken in all, and a word on how it goes."""
 
 
-PROBED = 200
-"""Training images, the first, that are looked at after each epoch."""
-
-
 @dataclass(frozen=True)
 class Trained:
     """What a training leaves.
@@ -37,16 +34,15 @@ class Trained:
     Attributes:
         model: as it was after the last step: λ-GELUs with every λ at its target, or what else the arm trains.
         history: for each epoch ``lam`` (each layer's λ at its end), ``loss`` and ``accuracy`` (means over its steps;
-            the accuracy is that at the points trained on), ``unstable`` (mean number per image of unstable neurons at
-            ε by interval bounds; only where ε > 0), ``oui`` (``train.patterns``), ``patterns_changed`` and
-            ``weights_changed`` (in this epoch: the part of the neurons' states, and relative to the weights' norm),
-            ``steps`` and ``seconds``.
+            the accuracy is that at the points trained on), ``steps`` and ``seconds``.
+        monitor: a dict for each of ``train.monitor``'s moments (``Monitor.points``).
         learned: each layer's λ when the annealing began.
         swap: what the replacement by ReLU within the training did, if there was one.
     """
 
     model: nn.Sequential
     history: list[dict[str, Any]]
+    monitor: list[dict[str, Any]] = field(default_factory=list)
     learned: list[float] = field(default_factory=list)
     swap: Swap | None = None
 
@@ -111,11 +107,14 @@ def train(
     """
     images, labels = torch.from_numpy(data.images), torch.from_numpy(data.labels)
     model = build(options, data)
-    gates = [module for module in model if isinstance(module, HardnessGate)]
+    gates = [module for module in model.modules() if isinstance(module, HardnessGate)]
     optimizer = make_optimizer(model, options)
     history: list[dict[str, Any]] = []
     learned: list[float] = []
     swap: Swap | None = None
+    per_epoch = ceil(len(images) / options.batch)
+    annealed = per_epoch * options.epochs
+    monitor = Monitor(images, options.eps, per_epoch * options.total_epochs)
     state = checkpoint.restore(saved, options) if saved is not None else None
     if state is not None:
         history, learned = state["history"], state["learned"]
@@ -124,9 +123,9 @@ def train(
             substitute_relu(model, inplace=True)
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
+        monitor.restore(state["monitor"])
 
-    per_epoch = ceil(len(images) / options.batch)
-    annealed = per_epoch * options.epochs
+    monitor.look(model, 0)
     for epoch in range(len(history), options.total_epochs):
         began = time.monotonic()
         generator = torch.Generator().manual_seed(1_000_003 * options.seed + epoch)
@@ -136,10 +135,9 @@ def train(
             gate.freeze()
         if epoch >= options.swapped_from and swap is None:
             over = data if test is None else test
-            hard = substitute_relu(model)
+            hard = substitute_relu(model.eval())
             swap = measure(model, hard, torch.from_numpy(over.images), torch.from_numpy(over.labels), epoch)
-            substitute_relu(model, inplace=True)
-        probed, weights = patterns.patterns(model, images[:PROBED]), patterns.weights(model)
+            substitute_relu(model, inplace=True).train()
         order = torch.randperm(len(images), generator=generator)
         total, right = 0.0, 0
         for position, chosen in enumerate(order.split(options.batch)):
@@ -163,35 +161,35 @@ def train(
             optimizer.step()
             total += loss.item() * len(y)
             right += int((logits.argmax(1) == y).sum())
+            if step + 1 == annealed:
+                for gate in gates:
+                    gate.set_lam(options.target)
+            looked = time.monotonic()
+            monitor.look(model, step + 1)
+            # Looking is no part of what a step costs.
+            began += time.monotonic() - looked
             if progress is not None:
                 progress(step + 1, f"loss {loss.item():.3f}" + _least(gates))
-        if epoch + 1 == options.epochs:
-            for gate in gates:
-                gate.set_lam(options.target)
-        now = patterns.patterns(model, images[:PROBED])
-        entry = {
-            "lam": [gate.lam.item() for gate in gates],
-            "loss": total / len(images),
-            "accuracy": right / len(images),
-            "oui": patterns.overlap_index(now),
-            "patterns_changed": patterns.changed(probed, now),
-            "weights_changed": patterns.relative_change(weights, patterns.weights(model)),
-            "steps": per_epoch,
-            "seconds": round(time.monotonic() - began, 3),
-        }
-        if options.eps:
-            entry["unstable"] = unstable_neurons(model, images[:PROBED], options.eps)
-        history.append(entry)
+        history.append(
+            {
+                "lam": [gate.lam.item() for gate in gates],
+                "loss": total / len(images),
+                "accuracy": right / len(images),
+                "steps": per_epoch,
+                "seconds": round(time.monotonic() - began, 3),
+            }
+        )
         if saved is not None:
             state = {
                 "model": model.state_dict(),
                 "optimizer": optimizer.state_dict(),
                 "history": history,
+                "monitor": monitor.state(),
                 "learned": learned,
                 "swap": None if swap is None else asdict(swap),
             }
             checkpoint.save(saved, options, state)
-    return Trained(model, history, learned, swap)
+    return Trained(model, history, monitor.points, learned, swap)
 
 
 def _least(gates: list[HardnessGate]) -> str:
@@ -216,10 +214,3 @@ def attacked_accuracy(model: nn.Module, images: Tensor, labels: Tensor, eps: flo
         with torch.no_grad():
             right += int((stands & (model(point).argmax(1) == y)).sum())
     return right / len(labels)
-
-
-@torch.no_grad()
-def unstable_neurons(model: nn.Module, images: Tensor, eps: float) -> float:
-    """Mean number per image of neurons whose interval contains 0, by interval bounds."""
-    pre = losses.bounded(model, losses.ball(images, eps)).pre.values()
-    return sum(int(((each.lower < 0) & (each.upper > 0)).sum()) for each in pre) / len(images)

@@ -1,24 +1,37 @@
-"""Activation patterns on a fixed batch of images: how varied they are, and how fast they settle."""
+"""Activation patterns on a batch of images: how varied they are, how fast they change, and which can be turned."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
 
-from verifiable_relu.nn import HardnessGate
+from verifiable_relu.bounds import Bounds, interval_bounds, unstable
+from verifiable_relu.network import from_torch
+from verifiable_relu.network.graph import Activation
+from verifiable_relu.nn import HardnessGate, substitute_relu
 
 ACTIVATIONS = (HardnessGate, nn.GELU, nn.ReLU, nn.PReLU)
 
 
 @torch.no_grad()
-def patterns(model: nn.Sequential, images: Tensor) -> list[Tensor]:
-    """For each activation layer which neurons are active, bool (images, neurons): whose pre-activation is positive."""
-    found = []
-    x = images
-    for module in model:
-        if isinstance(module, ACTIVATIONS):
-            found.append(x.flatten(1) > 0)
-        x = module(x)
+def patterns(model: nn.Module, images: Tensor) -> list[Tensor]:
+    """For each activation layer which neurons are active, bool (images, neurons): whose pre-activation is positive.
+
+    Args:
+        model: whose activations are modules; its layers come in the order in which it computes them.
+        images: (images, …).
+    """
+    found: list[Tensor] = []
+    hooks = [
+        module.register_forward_pre_hook(lambda _, inputs: found.append(inputs[0].flatten(1) > 0))
+        for module in model.modules()
+        if isinstance(module, ACTIVATIONS)
+    ]
+    try:
+        model(images)
+    finally:
+        for hook in hooks:
+            hook.remove()
     return found
 
 
@@ -55,3 +68,19 @@ def relative_change(before: Tensor, after: Tensor) -> float:
 def weights(model: nn.Module) -> Tensor:
     """A copy of all matrices and kernels as one vector."""
     return torch.cat([parameter.detach().flatten() for parameter in model.parameters() if parameter.ndim > 1])
+
+
+@torch.no_grad()
+def unstable_neurons(model: nn.Module, images: Tensor, eps: float) -> float:
+    """Mean number per image of neurons whose pre-activation has both signs in the ball of radius ``eps``.
+
+    As far as interval bounds can tell, and in the network that ``model`` becomes: of ReLU for smooth activations.
+    """
+    network = from_torch(substitute_relu(model), tuple(images.shape[1:]))
+    total = 0
+    for x in images.split(100):
+        values = interval_bounds(network, Bounds((x - eps).clamp_min(0), (x + eps).clamp_max(1)))
+        for node in network.nodes:
+            if isinstance(node, Activation):
+                total += int(unstable(node, values[node.inputs[0]]).sum())
+    return total / len(images)
