@@ -15,30 +15,37 @@ results/arms.md (means over the seeds with 95 % intervals by Student's t). Needs
 from __future__ import annotations
 
 import argparse
-import csv
 import hashlib
 import json
-import math
 import multiprocessing
 import os
-import statistics
 import sys
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, replace
 from functools import lru_cache
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 from machine import command, describe
+from measures import (
+    Column,
+    Record,
+    by_setting,
+    correlation,
+    drift,
+    early_oui,
+    learned,
+    profile,
+    read_records,
+    result,
+    stored_options,
+    table,
+)
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from scipy import stats
 
 from verifiable_relu.errors import InputError
-from verifiable_relu.report import Estimate, estimate
 from verifiable_relu.train.options import Options, number, sizes
 
 RESULTS = Path(__file__).parent / "results"
@@ -89,15 +96,6 @@ def run_name(options: Options) -> str:
     chosen = {name: value for name, value in asdict(options).items() if value != default[name]}
     digest = hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:8]
     return f"{options.data}_{arm_name(asdict(options))}_seed{options.seed}_{digest}"
-
-
-def stored_options(record: dict[str, Any]) -> Options:
-    """The options of a record, with today's defaults for those it does not know.
-
-    Raises:
-        KeyError, TypeError: if it is no record.
-    """
-    return Options(**{name: tuple(v) if isinstance(v, list) else v for name, v in record["options"].items()})
 
 
 def finished(options: Options, records: Path) -> bool:
@@ -173,191 +171,81 @@ def train_all(grid: Sequence[Options], records: Path, networks: Path, workers: i
 
 # Tables
 
+SWAP: dict[str, Column] = {
+    "clean": result("clean"),
+    "before swap": result("clean_before_substitution"),
+    "after swap": result("clean_after_substitution"),
+    "logit change, mean": result("mean_logit_change"),
+    "worst": result("worst_logit_change"),
+    "proven": result("proven_logit_change"),
+    "flipped": result("flipped_predictions"),
+    "λ per layer": profile,
+    "drift": drift,
+    "Spearman": lambda group: correlation(learned(group)),
+}
+LATER: dict[str, Column] = {
+    "float": result("clean"),
+    "int8": result("int8", "clean"),
+    "int8, per tensor": result("int8_per_tensor", "clean"),
+    **{f"pruned {share}": result("pruned", share) for share in ("0.5", "0.7", "0.9")},
+    "attacked": result("attacked_of_these"),
+    "unstable": result("unstable_neurons_by_intervals"),
+    "OUI at 10 %": early_oui,
+    "ms/step": result("seconds_per_step", factor=1e3),
+}
+ABOUT = """\
+Means over the seeds ± half a 95 % interval (Student's t). Accuracies are parts of 1 over the whole test set, but
+attacked accuracy and unstable neurons (by interval bounds), at ε, over its first 1,000 images.
 
-def profile_correlation(profiles: Sequence[Sequence[float]]) -> float:
-    """Mean over all pairs of runs of Spearman's correlation of their λ per layer; NaN for one run or under 3 layers."""
-    if len(profiles) < 2 or len(profiles[0]) < 3:
-        return math.nan
-    return statistics.fmean(float(stats.spearmanr(a, b).statistic) for a, b in combinations(profiles, 2))
-
-
-def drift(profiles: Sequence[Sequence[float]], start: float) -> float:
-    """Mean over runs and layers of |λ where the annealing began − λ at the start|."""
-    return statistics.fmean(abs(lam - start) for profile in profiles for lam in profile)
-
-
-@dataclass(frozen=True)
-class Line:
-    """One arm in one setting: means over its seeds, each with half a 95 % interval.
-
-    Attributes:
-        runs: number of seeds.
-        clean: accuracy at the end, of what is used: the ReLU network (or PReLU).
-        before, after: accuracy just before and just after the replacement by ReLU, wherever it takes place.
-        mean_change, worst_change, flipped: the measured disruption (``train.swap``).
-        proven: the proven bound on the change of a logit.
-        attacked, unstable: attacked accuracy and mean number of unstable neurons by interval bounds at ``eps``, over
-            the first 1,000 test images.
-        profile: λ per layer where the annealing began, mean over the seeds.
-        drift: mean over seeds and layers of its distance from the initial λ.
-        correlation: of the profile between seeds (Spearman).
-        milliseconds: per training step.
-    """
-
-    data: str
-    architecture: str
-    epochs: int
-    changed: str
-    arm: str
-    runs: int
-    eps: float
-    clean: Estimate
-    before: Estimate | None
-    after: Estimate | None
-    mean_change: Estimate | None
-    worst_change: Estimate | None
-    proven: Estimate | None
-    flipped: Estimate | None
-    attacked: Estimate | None
-    unstable: Estimate | None
-    profile: str
-    drift: float
-    correlation: float
-    milliseconds: Estimate
-
-
-ESTIMATES = frozenset(field.name for field in fields(Line) if "Estimate" in str(field.type))
+The first table of a setting is about the replacement by ReLU, where and when the arm has one: the change of the logits,
+the predictions that it flips, and what *proven* says: no logit changes by more for any image of [0, 1]ⁿ. λ per layer is
+as the annealing began, *drift* its mean distance from the initial λ, *Spearman* the mean rank correlation of the
+layers' λ between seeds. The second is about the network that is used (ReLU, or PReLU): *int8* after static quantisation
+(onnxruntime, with a scale per channel or per tensor), *pruned* after setting that part of all weights to 0, the
+smallest first, both without further training; the OUI of the activation patterns after a tenth of the training. ms/step
+was measured beside other work on the machine and is no comparison of the arms: `benchmarks/activation_cost.py` is.
+"""
 VARIED = {"data", "model", "hidden", "channels", "arm", "finetune_extra", "epochs", "eps", "seed"}
 
 
-def summarise(records: Iterable[dict[str, Any]]) -> list[Line]:
-    """One line per arm and setting, sorted; ``changed`` names the options that are not at their defaults."""
-    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
-    default = asdict(Options(""))
-    for record in records:
-        options = record["options"]
-        changed = ", ".join(
-            f"{name}={value}" for name, value in options.items() if name not in VARIED and value != default[name]
-        )
-        place = ARMS.index(arm_name(options))
-        groups[options["data"], architecture(options), options["epochs"], changed, place, options["eps"]].append(record)
-    return [_line(*key, sorted(group, key=lambda r: r["options"]["seed"])) for key, group in sorted(groups.items())]
-
-
-def _line(data: str, net: str, epochs: int, changed: str, place: int, eps: float, group: list[dict[str, Any]]) -> Line:
-    results = [record["results"] for record in group]
-
-    def of(name: str, factor: float = 1.0) -> Estimate | None:
-        if any(result.get(name) is None for result in results):
-            return None
-        return estimate([factor * result[name] for result in results])
-
-    profiles = [result["lam_learned"] for result in results]
-    means = [statistics.fmean(layer) for layer in zip(*profiles, strict=True)]
-    clean, milliseconds = of("clean"), of("seconds_per_step", 1e3)
-    assert clean is not None and milliseconds is not None
-    return Line(
-        data,
-        net,
-        epochs,
-        changed,
-        ARMS[place],
-        len(group),
-        eps,
-        clean,
-        of("clean_before_substitution"),
-        of("clean_after_substitution"),
-        of("mean_logit_change"),
-        of("worst_logit_change"),
-        of("proven_logit_change"),
-        of("flipped_predictions"),
-        of("attacked_of_these"),
-        of("unstable_neurons_by_intervals"),
-        " ".join(f"{lam:.2f}" for lam in means),
-        drift(profiles, group[0]["options"]["lam_init"]) if means else math.nan,
-        profile_correlation(profiles),
-        milliseconds,
+def setting(record: Record) -> tuple[Any, ...]:
+    """Data, architecture, epochs, the options that are not at their defaults, ε, and the arm's place."""
+    options, default = record["options"], asdict(Options(""))
+    changed = ", ".join(
+        f"{name}={value}" for name, value in options.items() if name not in VARIED and value != default[name]
     )
+    place = ARMS.index(arm_name(options))
+    return options["data"], architecture(options), options["epochs"], changed, options["eps"], place
 
 
-HEADS = {
-    "arm": "arm",
-    "runs": "seeds",
-    "clean": "clean",
-    "before": "before swap",
-    "after": "after swap",
-    "mean_change": "logit change, mean",
-    "worst_change": "worst",
-    "proven": "proven",
-    "flipped": "flipped",
-    "attacked": "attacked",
-    "unstable": "unstable",
-    "profile": "λ per layer",
-    "drift": "drift",
-    "correlation": "Spearman",
-    "milliseconds": "ms/step",
-}
-
-
-def _cell(value: object) -> str:
-    if value is None or value == "" or (isinstance(value, float) and math.isnan(value)):
-        return "–"
-    return f"{value:.2f}" if isinstance(value, float) else str(value)
-
-
-def markdown(lines: Sequence[Line]) -> str:
-    """A table for each data set and setting."""
-    parts = []
-    settings: dict[tuple[Any, ...], list[Line]] = defaultdict(list)
-    for line in lines:
-        settings[line.data, line.architecture, line.epochs, line.changed, line.eps].append(line)
-    for (data, net, epochs, changed, eps), rows in settings.items():
-        title = f"## {data}, {net}, {epochs} epochs, ε = {eps:.4g}" + (f", {changed}" if changed else "")
-        body = ["| " + " | ".join(_cell(getattr(row, name)) for name in HEADS) + " |" for row in rows]
-        head = "| " + " | ".join(HEADS.values()) + " |"
-        parts.append("\n".join([title, "", head, "|" + "---|" * len(HEADS), *body, ""]))
-    return "\n".join(parts)
-
-
-def write_tables(records: Path, results: Path) -> list[Line]:
-    """``arms.csv`` and ``arms.md`` in ``results`` from every record in ``records``.
+def write_tables(records: Path, results: Path) -> str:
+    """``arms.csv``, ``arms.tex`` and ``arms.md`` in ``results`` from every record in ``records``; the Markdown.
 
     Raises:
         InputError: if a file there is no record.
     """
-    read = []
-    for path in sorted(records.glob("*.json")):
-        try:
-            record = json.loads(path.read_text())
-            record["options"] = asdict(stored_options(record))
-        except (ValueError, KeyError, TypeError) as error:
-            raise InputError(f"no record of a run ({error})", path=path) from error
-        read.append(record)
-    lines = summarise(read)
-    with (results / "arms.csv").open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        names = [field.name for field in fields(Line)]
-        writer.writerow([head for name in names for head in ([name, f"{name}_half"] if name in ESTIMATES else [name])])
-        for line in lines:
-            writer.writerow([entry for name in names for entry in _entries(name, getattr(line, name))])
-    text = (
-        "# Arms\n\n"
-        f"By `python benchmarks/arms.py`, from {len(read)} records in results/arms/; {describe()}.\n\n"
-        "Means over the seeds ± half a 95 % interval (Student's t). Accuracies are parts of 1 over the whole test set, "
-        "but attacked accuracy and unstable neurons (by interval bounds), at ε, over its first 1,000 images. The "
-        "change of the logits and the flipped predictions are those of the replacement by ReLU, where and when the arm "
-        "has one; *proven* bounds the change over all images of [0, 1]ⁿ. λ per layer is as the annealing began. "
-        "ms/step was measured beside other work on the machine and is no comparison of the arms: "
-        "`benchmarks/activation_cost.py` is.\n\n"
+    read = read_records(records)
+    groups = by_setting(read, setting)
+    everything = table(
+        ("data", "net", "epochs", "changed", "ε", "arm"),
+        {**SWAP, **LATER},
+        (((*key[:-1], ARMS[key[-1]]), group) for key, group in groups.items()),
     )
-    (results / "arms.md").write_text(text + markdown(lines), encoding="utf-8")
-    return lines
-
-
-def _entries(name: str, value: Any) -> list[object]:
-    if name not in ESTIMATES:
-        return [value]
-    return ["", ""] if value is None else [f"{value.mean:.6g}", f"{value.half:.3g}"]
+    (results / "arms.csv").write_text(everything.csv(), encoding="utf-8")
+    parts = [
+        f"# Arms\n\nBy `python benchmarks/arms.py`, from {len(read)} records in results/arms/; {describe()}.\n",
+        ABOUT,
+    ]
+    for place in dict.fromkeys(key[:-1] for key in groups):
+        data, net, epochs, changed, eps = place
+        rows = [((ARMS[key[-1]],), group) for key, group in groups.items() if key[:-1] == place]
+        notes = {record["note"] for _, group in rows for record in group} - {""}
+        parts.append(f"## {data}, {net}, {epochs} epochs, ε = {eps:.4g}" + (f", {changed}" if changed else "") + "\n")
+        parts += [f"{note}.\n" for note in sorted(notes)]
+        parts += [table(("arm",), columns, rows).markdown() for columns in (SWAP, LATER)]
+    text = "\n".join(parts)
+    (results / "arms.md").write_text(text, encoding="utf-8")
+    return text
 
 
 def grid_parser(description: str) -> argparse.ArgumentParser:
@@ -374,7 +262,7 @@ def grid_parser(description: str) -> argparse.ArgumentParser:
     made.add_argument("--eps", type=number, help="for attacked accuracy and unstable neurons (by data set)")
     made.add_argument("--crop", type=int, default=0)
     made.add_argument("--flip", action="store_true")
-    for name, kind in (("switch", float), ("schedule", str), ("ramp", str), ("lam-rate", str)):
+    for name, kind in (("switch", float), ("schedule", str), ("ramp", str), ("lam-rate", str), ("fall", str)):
         made.add_argument(f"--{name}", type=kind, default=getattr(Options, name.replace("-", "_")))
     made.add_argument("--records", type=Path, default=RESULTS / "arms")
     made.add_argument("--networks", type=Path, default=RUNS)
@@ -390,7 +278,20 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-SHARED = ("model", "hidden", "channels", "epochs", "rate", "crop", "flip", "switch", "schedule", "ramp", "lam_rate")
+SHARED = (
+    "model",
+    "hidden",
+    "channels",
+    "epochs",
+    "rate",
+    "crop",
+    "flip",
+    "switch",
+    "schedule",
+    "ramp",
+    "lam_rate",
+    "fall",
+)
 
 
 def grid_of(arguments: argparse.Namespace) -> list[Options]:
@@ -416,7 +317,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if not asked.table:
             train_all(grid_of(asked), asked.records, asked.networks, asked.workers, console)
-        print(markdown(write_tables(asked.records, asked.results)))
+        print(write_tables(asked.records, asked.results))
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

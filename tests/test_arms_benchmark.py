@@ -10,9 +10,11 @@ from types import ModuleType
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from verifiable_relu.data import Dataset
 from verifiable_relu.errors import InputError
+from verifiable_relu.report import estimate
 from verifiable_relu.train import loop
 from verifiable_relu.train.options import Options
 
@@ -90,37 +92,55 @@ def test_what_is_finished_is_not_trained_again(arms: ModuleType, tmp_path: Path)
         arms.write_tables(tmp_path, tmp_path)
 
 
-def test_an_interval_is_students(arms: ModuleType) -> None:
-    found = arms.estimate([1.0, 2.0, 3.0])
+def test_an_interval_is_students() -> None:
+    found = estimate([1.0, 2.0, 3.0])
     assert found.mean == 2 and found.half == pytest.approx(4.302652729911275 / math.sqrt(3)) and found.n == 3
-    assert str(found) == "2.00 ± 2.48" and str(arms.estimate([0.5])) == "0.5000"
-    assert str(arms.estimate([4e-5])) == "4.0e-05"
+    assert str(found) == "2.00 ± 2.48" and str(estimate([0.5])) == "0.5000"
+    assert str(estimate([4e-5])) == "4.0e-05"
 
 
 def test_profiles(arms: ModuleType) -> None:
-    assert arms.profile_correlation([[1, 2, 3, 4], [10, 20, 30, 40]]) == pytest.approx(1)
+    assert arms.correlation([[1, 2, 3, 4], [10, 20, 30, 40]]) == pytest.approx(1)
     # Ranks 1 2 3 against 2 1 3 have ½, against 3 2 1 −1, and these two −½ between them.
-    assert arms.profile_correlation([[1, 2, 3], [2, 1, 3], [3, 2, 1]]) == pytest.approx((0.5 - 1 - 0.5) / 3)
-    assert math.isnan(arms.profile_correlation([[1, 2], [2, 1]])) and math.isnan(arms.profile_correlation([[1, 2, 3]]))
-    assert arms.drift([[1.0, 2.0], [3.0, 2.5]], 2.0) == pytest.approx((1 + 0 + 1 + 0.5) / 4)
+    assert arms.correlation([[1, 2, 3], [2, 1, 3], [3, 2, 1]]) == pytest.approx((0.5 - 1 - 0.5) / 3)
+    assert math.isnan(arms.correlation([[1, 2], [2, 1]])) and math.isnan(arms.correlation([[1, 2, 3]]))
+    profiles = [[1.0, 2.0], [3.0, 2.5]]
+    records = [{"results": {"lam_learned": lam}, "options": {"lam_init": 2.0}} for lam in profiles]
+    assert arms.drift(records).mean == pytest.approx((1 + 0 + 1 + 0.5) / 4)
+    assert arms.drift(records).half == pytest.approx(stats.t.ppf(0.975, 1) * 0.25 / 2)
+    assert arms.profile(records) == "2.00 2.25"
+    unlearned = [{"results": {"lam_learned": []}, "options": {"lam_init": 2.0}}]
+    assert arms.drift(unlearned) is None and arms.profile(unlearned) is None
+
+
+def test_the_oui_at_a_tenth_is_the_first_taken_then(arms: ModuleType) -> None:
+    points = [{"part": part, "oui": oui} for part, oui in ((0.0, 0.1), (0.05, 0.2), (0.1, 0.3), (0.15, 0.4))]
+    assert arms.early_oui([{"results": {"monitor": points}}]).mean == 0.3
+    assert arms.early_oui([{"results": {"monitor": points}}, {"results": {}}]) is None
 
 
 def test_means_over_seeds_of_each_arm_and_setting(arms: ModuleType, tmp_path: Path) -> None:
     for options in (BASE, replace(BASE, seed=1), replace(BASE, arm="relu"), replace(BASE, switch=0.5)):
         arms.run(options, tmp_path, tmp_path)
-    lines = arms.write_tables(tmp_path, tmp_path)
-    assert [(line.arm, line.runs, line.changed) for line in lines] == [
-        ("lambda-gelu", 2, "batch=20"), ("relu", 1, "batch=20"), ("lambda-gelu", 1, "switch=0.5, batch=20"),
-    ]  # fmt: skip
-    proven = [
-        json.loads((tmp_path / f"{arms.run_name(options)}.json").read_text())["results"]["proven_logit_change"]
-        for options in (BASE, replace(BASE, seed=1))
-    ]
+    text = arms.write_tables(tmp_path, tmp_path)
     with (tmp_path / "arms.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert len(rows) == 3 and rows[1]["before"] == rows[1]["profile"] == ""
-    assert float(rows[0]["proven"]) == pytest.approx(sum(proven) / 2, rel=1e-5)
-    text = (tmp_path / "arms.md").read_text()
+    assert [(row["arm"], row["seeds"], row["changed"]) for row in rows] == [
+        ("lambda-gelu", "2", "batch=20"), ("relu", "1", "batch=20"), ("lambda-gelu", "1", "switch=0.5, batch=20"),
+    ]  # fmt: skip
+    results = [
+        json.loads((tmp_path / f"{arms.run_name(options)}.json").read_text())["results"]
+        for options in (BASE, replace(BASE, seed=1))
+    ]
+    for name, of in {
+        "proven": lambda r: r["proven_logit_change"],
+        "int8": lambda r: r["int8"]["clean"],
+        "pruned 0.7": lambda r: r["pruned"]["0.7"],
+        "OUI at 10 %": lambda r: next(p["oui"] for p in r["monitor"] if p["part"] >= 0.1),
+    }.items():
+        assert float(rows[0][name]) == pytest.approx(sum(map(of, results)) / 2, rel=1e-5), name
+    assert rows[1]["before swap"] == rows[1]["λ per layer"] == ""
+    assert text == (tmp_path / "arms.md").read_text()
     assert text.count("## blobs, MLP 1×5, 3 epochs") == 2 and "from 4 records" in text
 
 
