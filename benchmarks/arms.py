@@ -2,6 +2,7 @@
 
     python benchmarks/arms.py
     python benchmarks/arms.py --data fashion_mnist --hidden 100,100,100,100,100,100 --arms lambda-gelu --seeds 5
+    python benchmarks/arms.py --data cifar10 --model cnn --hidden 100 --epochs 10 --crop 4 --flip
     python benchmarks/arms.py --table
 
 A grid of arms × data sets × seeds; each finished run leaves a record in results/arms/, whose name holds a digest of
@@ -219,7 +220,7 @@ def setting(record: Record) -> tuple[Any, ...]:
 
 
 def write_tables(records: Path, results: Path) -> str:
-    """``arms.csv``, ``arms.tex`` and ``arms.md`` in ``results`` from every record in ``records``; the Markdown.
+    """``arms.csv`` and ``arms.md`` in ``results`` from every record in ``records``; the Markdown.
 
     Raises:
         InputError: if a file there is no record.

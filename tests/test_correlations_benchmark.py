@@ -106,11 +106,11 @@ def test_the_oui_is_compared_only_where_it_can_differ(correlations: ModuleType) 
 def test_which_settles_first(correlations: ModuleType) -> None:
     records = [
         record(replace(Options("mnist"), seed=seed), 2.0, 0.5, patterns_settled=early, weights_settled=0.8)
-        for seed, early in enumerate((0.4, 0.9))
+        for seed, early in enumerate((0.4, 0.5, 0.9))
     ]
     (row,) = correlations.settled_table(records).rows
     found = dict(zip(correlations.settled_table(records).columns, row, strict=True))
-    assert found["patterns"].mean == pytest.approx(0.65) and found["weights"].mean == pytest.approx(0.8)
-    assert found["weights : patterns"].mean == pytest.approx((2 + 0.8 / 0.9) / 2)
-    assert found["first"] == "patterns in 1"
+    assert found["patterns"].mean == pytest.approx(0.6) and found["weights"].mean == pytest.approx(0.8)
+    assert found["weights : patterns"].mean == pytest.approx((2 + 1.6 + 0.8 / 0.9) / 3)
+    assert found["first"] == "patterns in 2"
     assert not correlations.settled_table([record(Options("mnist"), 2.0, 0.5)]).rows
