@@ -81,7 +81,10 @@ def arm_name(options: dict[str, Any]) -> str:
 
 
 def architecture(options: dict[str, Any]) -> str:
-    """In words: MLP 2×128, or CNN 16,32 + 100."""
+    """In words: MLP 2×128, CNN 16,32 + 1×100, or CNN3 of a width."""
+    if options["model"] not in ("mlp", "cnn"):
+        name = options["model"].replace("resnet", "ResNet").replace("cnn", "CNN")
+        return name if options["width"] == 1 else f"{name}, width {options['width']:g}"
     hidden = [int(size) for size in options["hidden"]]
     equal = f"{len(hidden)}×{hidden[0]}" if hidden and len(set(hidden)) == 1 else ",".join(map(str, hidden))
     return f"MLP {equal}" if options["model"] == "mlp" else f"CNN {','.join(map(str, options['channels']))} + {equal}"
@@ -206,7 +209,7 @@ layers' λ between seeds. The second is about the network that is used (ReLU, or
 smallest first, both without further training; the OUI of the activation patterns after a tenth of the training. ms/step
 was measured beside other work on the machine and is no comparison of the arms: `benchmarks/activation_cost.py` is.
 """
-VARIED = {"data", "model", "hidden", "channels", "arm", "finetune_extra", "epochs", "eps", "seed"}
+VARIED = {"data", "model", "width", "hidden", "channels", "arm", "finetune_extra", "epochs", "eps", "seed"}
 
 
 def setting(record: Record) -> tuple[Any, ...]:
