@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import get_args
 
 import numpy as np
+import onnxruntime
 import pytest
 import torch
 from torch import nn
@@ -19,10 +20,10 @@ from verifiable_relu.nn import HardnessGate, LambdaGELU, substitute_relu
 from verifiable_relu.nn.activation import SUPREMUM
 from verifiable_relu.train import loop, patterns, schedule
 from verifiable_relu.train.export import export, finish
-from verifiable_relu.train.loop import build, train
+from verifiable_relu.train.loop import Progress, build, train
 from verifiable_relu.train.monitor import settled
 from verifiable_relu.train.optimizer import make_optimizer, set_rates
-from verifiable_relu.train.options import Arm, Options
+from verifiable_relu.train.options import Arm, Model, Options
 from verifiable_relu.train.swap import measure
 
 ARMS = get_args(Arm)
@@ -41,6 +42,16 @@ def blobs() -> Dataset:
 BASE = Options("blobs", hidden=(12, 12), epochs=4, batch=50, rate=2e-2, eps=0.02, seed=5)
 FINETUNED = replace(BASE, arm="gelu-swap-finetune")
 EXTRA = replace(FINETUNED, finetune_extra=3)
+
+
+def stop_at(last: int) -> Progress:
+    """A progress that interrupts the training after the step ``last``."""
+
+    def stop(step: int, _: str) -> None:
+        if step == last:
+            raise KeyboardInterrupt
+
+    return stop
 
 
 def types(model: nn.Sequential) -> list[str]:
@@ -179,14 +190,10 @@ def test_resumed_arms_are_the_uninterrupted_ones(options: Options, at: int, tmp_
     saved = tmp_path / "net.checkpoint"
     whole = train(options, blobs())
 
-    def interrupt(step: int, _: str) -> None:
-        if step == PER_EPOCH + at:
-            raise KeyboardInterrupt
-
     stopped = options.total_epochs * PER_EPOCH >= PER_EPOCH + at
     if stopped:
         with pytest.raises(KeyboardInterrupt):
-            train(options, blobs(), saved, interrupt)
+            train(options, blobs(), saved, stop_at(PER_EPOCH + at))
     resumed = train(options, blobs(), saved)
     assert whole.monitor == resumed.monitor
     assert whole.swap == resumed.swap and whole.learned == resumed.learned
@@ -242,6 +249,7 @@ def test_the_overlap_index_on_small_patterns() -> None:
     second = torch.ones(3, 4, dtype=torch.bool)
     assert patterns.overlap_index([first]) == pytest.approx(2.5 / 3)
     assert patterns.overlap_index([first, second]) == pytest.approx(2.5 / 6)
+    assert patterns.overlap_index([first[:, 1:2]]) == pytest.approx(2 / 3)
     other = first.clone()
     other[0, 0] = False
     assert patterns.changed([first, second], [other, second]) == pytest.approx(1 / 27)
@@ -359,6 +367,73 @@ def points(*changes: float) -> list[dict[str, float]]:
 def test_settled_is_where_nine_tenths_of_the_path_are_made(changes: tuple[float, ...], expected: float) -> None:
     assert settled(points(*changes), "change") == pytest.approx(expected)
     assert settled(points(*changes), "change", most=0.5) <= expected
+
+
+# Networks of fixed layers
+
+SMALL = replace(BASE, model="resnet", width=0.25, epochs=2, rate=5e-3)
+
+
+@pytest.mark.parametrize(
+    ("model", "arm"),
+    [*(("resnet", arm) for arm in ARMS), ("cnn7", "lambda-gelu"), ("cnn7", "gelu-swap-finetune"), ("cnn7", "prelu")],
+)
+def test_fixed_networks_train_in_every_arm(model: Model, arm: Arm, tmp_path: Path) -> None:
+    data = blobs()
+    options = replace(SMALL, model=model, width=0.25 if model == "resnet" else 0.03, arm=arm)
+    trained = train(options, data)
+    results = export(trained, options, data, data, tmp_path / "net.onnx")
+    layers = 7 if model == "resnet" else 6
+    if options.anneals:
+        assert trained.history[-1]["lam"] == pytest.approx([160] * layers, rel=1e-5)
+    x = torch.from_numpy(data.images)
+    session = onnxruntime.InferenceSession(tmp_path / "net.onnx", providers=["CPUExecutionProvider"])
+    (y,) = session.run(None, {session.get_inputs()[0].name: data.images})
+    hard = substitute_relu(trained.model)
+    torch.testing.assert_close(torch.from_numpy(y), hard(x).detach(), rtol=1e-5, atol=1e-5)
+    assert len(patterns.patterns(hard, x)) == layers
+    assert results["clean"] == (y.argmax(1) == data.labels).mean()
+    assert results["attacked_of_these"] <= results["clean_of_these"] and len(results["monitor"]) == 9
+    assert abs(results["int8"]["clean"] - results["clean"]) < 0.1
+
+
+def test_patterns_of_a_residual_network_are_in_the_order_of_its_layers() -> None:
+    model = build(SMALL, blobs())
+    x = torch.from_numpy(blobs().images)
+    found = patterns.patterns(model, x)
+    entering = model[:2](x)  # Normalisation, convolution
+    block = model[3]
+    within = block.first(model[2](entering))
+    leaving = model[2](entering) + block.second(block.inner(within))
+    for expected, active in zip((entering, within, leaving), found, strict=False):
+        assert torch.equal(active, expected.flatten(1) > 0)
+    assert len(found) == 7
+
+
+@pytest.mark.parametrize("model", ["cnn5", "cnn7", "resnet"])
+def test_fixed_networks_are_trained_with_certified_terms_and_resumed(model: Model, tmp_path: Path) -> None:
+    options = replace(SMALL, model=model, width=0.05, certified=0.5, stability=0.01, arm="gelu-swap-finetune")
+    whole = train(options, blobs())
+    with pytest.raises(KeyboardInterrupt):
+        train(options, blobs(), tmp_path / "net", stop_at(PER_EPOCH + 1))
+    resumed = train(options, blobs(), tmp_path / "net")
+    assert whole.monitor == resumed.monitor and whole.swap == resumed.swap
+    for name, value in whole.model.state_dict().items():
+        assert torch.equal(value, resumed.model.state_dict()[name]), name
+
+
+def test_batch_normalisation_learns_in_training_and_is_fixed_elsewhere() -> None:
+    data = blobs()
+    options = replace(SMALL, model="cnn7", width=0.03, eps=0.0, epochs=1, arm="gelu-swap-finetune")
+    trained = train(options, data)
+    seen = [module.num_batches_tracked for module in trained.model.modules() if isinstance(module, nn.BatchNorm2d)]
+    assert [int(n) for n in seen] == [PER_EPOCH] * 5, "neither the monitor nor the replacement moves the averages"
+    with pytest.raises(InputError, match="--batch: leaves one image"):
+        train(replace(options, batch=199), data)
+    with pytest.raises(InputError, match="--model: a 4×4 kernel does not fit the 1×1 input"):
+        build(replace(BASE, model="cnn"), replace(data, images=data.images[:, :, :1, :1]))
+    with pytest.raises(InputError, match="--width: must be a positive number"):
+        replace(SMALL, width=0.0)
 
 
 # λ's steps

@@ -235,7 +235,7 @@ def test_a_loss_that_explodes_is_reported() -> None:
         ({"eps": 2.0}, "images lie in"),
         ({"rate": math.nan}, "--rate"),
         ({"certified": 1.5}, "--certified"),
-        ({"model": "resnet"}, "'resnet' is none of mlp, cnn"),
+        ({"model": "lenet"}, "'lenet' is none of mlp, cnn"),
         ({"schedule": "cubic"}, "--schedule"),
         ({"hidden": (10, 0)}, "--hidden"),
     ],

@@ -2,8 +2,20 @@
 
 from verifiable_relu.nn.activation import LambdaGELU
 from verifiable_relu.nn.hardness import HardnessGate
-from verifiable_relu.nn.models import Normalize, cnn, mlp
+from verifiable_relu.nn.models import Normalize, cnn, cnn3, cnn5, cnn7, mlp, resnet
 from verifiable_relu.nn.substitute import substitute_relu
 from verifiable_relu.nn.swish import LambdaSwish
 
-__all__ = ["HardnessGate", "LambdaGELU", "LambdaSwish", "Normalize", "cnn", "mlp", "substitute_relu"]
+__all__ = [
+    "HardnessGate",
+    "LambdaGELU",
+    "LambdaSwish",
+    "Normalize",
+    "cnn",
+    "cnn3",
+    "cnn5",
+    "cnn7",
+    "mlp",
+    "resnet",
+    "substitute_relu",
+]

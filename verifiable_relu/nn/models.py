@@ -1,9 +1,10 @@
-"""Plain networks as ``nn.Sequential``, with the normalisation of the data as their first module."""
+"""The networks that are trained, as ``nn.Sequential``, with the normalisation of the data as their first module."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
@@ -61,6 +62,58 @@ def mlp(
     return nn.Sequential(*modules)
 
 
+@dataclass(frozen=True)
+class Convolution:
+    """The output channels, kernel, stride and zero padding of a convolution."""
+
+    channels: int
+    kernel: int
+    stride: int
+    padding: int
+
+
+def convolutional(
+    input_shape: tuple[int, int, int],
+    convolutions: Sequence[Convolution],
+    hidden: Sequence[int],
+    classes: int,
+    activation: Callable[[], nn.Module] = LambdaGELU,
+    normalize: Normalize | None = None,
+    batch_norm: bool = False,
+) -> nn.Sequential:
+    """Convolutions without pooling, then fully connected layers; an activation after each layer but the last.
+
+    Args:
+        input_shape: (channels, height, width) of a sample.
+        convolutions: in their order.
+        hidden: sizes of the fully connected layers before the output.
+        classes: number of outputs.
+        activation: makes the module after each hidden layer.
+        normalize: applied to the input first.
+        batch_norm: whether a batch normalisation comes before each activation.
+
+    Raises:
+        ValueError: if a convolution's input is smaller than its kernel.
+    """
+    modules: list[nn.Module] = [] if normalize is None else [normalize]
+    inputs, *size = input_shape
+    for each in convolutions:
+        modules.append(nn.Conv2d(inputs, each.channels, each.kernel, each.stride, each.padding))
+        if batch_norm:
+            modules.append(nn.BatchNorm2d(each.channels))
+        modules.append(activation())
+        inputs, size = each.channels, _after(size, each)
+    modules.append(nn.Flatten())
+    inputs *= math.prod(size)
+    for outputs in hidden:
+        modules.append(nn.Linear(inputs, outputs))
+        if batch_norm:
+            modules.append(nn.BatchNorm1d(outputs))
+        modules.append(activation())
+        inputs = outputs
+    return nn.Sequential(*modules, nn.Linear(inputs, classes))
+
+
 def cnn(
     input_shape: tuple[int, int, int],
     channels: Sequence[int],
@@ -72,26 +125,121 @@ def cnn(
     stride: int = 2,
     padding: int = 1,
 ) -> nn.Sequential:
-    """Strided convolutions without pooling, then fully connected layers; an activation after each but the last.
+    """``convolutional`` with one kernel, stride and padding; the defaults halve an even height and width."""
+    convolutions = [Convolution(outputs, kernel, stride, padding) for outputs in channels]
+    return convolutional(input_shape, convolutions, hidden, classes, activation, normalize)
+
+
+def cnn3(
+    input_shape: tuple[int, int, int],
+    classes: int,
+    activation: Callable[[], nn.Module] = LambdaGELU,
+    normalize: Normalize | None = None,
+    width: float = 1.0,
+) -> nn.Sequential:
+    """Two convolutions, of 16 channels (5×5, stride 2) and 32 (4×4, stride 2), and a linear layer.
+
+    Source: CNN3 of Mao et al., Understanding Certified Training with Interval Bound Propagation, arXiv 2306.10426,
+    as its published code has it, without batch normalisation.
 
     Args:
-        input_shape: (channels, height, width) of a sample.
-        channels: of each convolution's output.
-        hidden: sizes of the fully connected layers before the output.
-        classes: number of outputs.
-        activation: makes the module after each hidden layer.
-        normalize: applied to the input first.
-        kernel, stride, padding: of every convolution; the defaults halve an even height and width.
+        input_shape, classes, activation, normalize: as in ``convolutional``.
+        width: factor of the numbers of channels, and of hidden neurons.
+    """
+    convolutions = [Convolution(_wide(16, width), 5, 2, 2), Convolution(_wide(32, width), 4, 2, 1)]
+    return convolutional(input_shape, convolutions, [], classes, activation, normalize)
 
-    Raises:
-        ValueError: if a convolution's input is smaller than its kernel.
+
+def cnn5(
+    input_shape: tuple[int, int, int],
+    classes: int,
+    activation: Callable[[], nn.Module] = LambdaGELU,
+    normalize: Normalize | None = None,
+    width: float = 1.0,
+) -> nn.Sequential:
+    """Three convolutions, of 16 (3×3), 16 and 32 channels (4×4, stride 2), a hidden layer of 512 and the output.
+
+    Source and arguments: as of ``cnn3``.
+    """
+    narrow, wide = _wide(16, width), _wide(32, width)
+    convolutions = [Convolution(narrow, 3, 1, 1), Convolution(narrow, 4, 2, 1), Convolution(wide, 4, 2, 1)]
+    return convolutional(input_shape, convolutions, [_wide(512, width)], classes, activation, normalize)
+
+
+def cnn7(
+    input_shape: tuple[int, int, int],
+    classes: int,
+    activation: Callable[[], nn.Module] = LambdaGELU,
+    normalize: Normalize | None = None,
+    width: float = 1.0,
+) -> nn.Sequential:
+    """Five 3×3 convolutions, of 64, 64, 128 (stride 2), 128 and 128 channels, a hidden layer of 512 and the output.
+
+    A batch normalisation comes before each activation.
+
+    Source: the large network of Gowal et al., arXiv 1810.12715, with the batch normalisations of Shi et al., Fast
+    Certified Robust Training with Short Warmup, arXiv 2103.17245; CNN7 of Müller et al. (SABR), arXiv 2210.04871.
+    Arguments: as of ``cnn3``.
+    """
+    narrow, wide = _wide(64, width), _wide(128, width)
+    convolutions = [
+        Convolution(channels, 3, stride, 1)
+        for channels, stride in ((narrow, 1), (narrow, 1), (wide, 2), (wide, 1), (wide, 1))
+    ]
+    return convolutional(
+        input_shape, convolutions, [_wide(512, width)], classes, activation, normalize, batch_norm=True
+    )
+
+
+class Residual(nn.Module):
+    """x ↦ act(x + conv(act(conv(x)))), with 3×3 kernels that keep height and width.
+
+    Args:
+        channels: of x.
+        activation: makes both activations.
+    """
+
+    def __init__(self, channels: int, activation: Callable[[], nn.Module]) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(channels, channels, 3, padding=1)
+        self.inner = activation()
+        self.second = nn.Conv2d(channels, channels, 3, padding=1)
+        self.outer = activation()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.outer(x + self.second(self.inner(self.first(x))))
+        return y
+
+
+def resnet(
+    input_shape: tuple[int, int, int],
+    classes: int,
+    activation: Callable[[], nn.Module] = LambdaGELU,
+    normalize: Normalize | None = None,
+    width: float = 1.0,
+) -> nn.Sequential:
+    """A small residual network without batch normalisation.
+
+    A 3×3 convolution of stride 2 to 8 channels and a ``Residual`` block, the same with 16 channels, then a hidden
+    layer of 64 and the output. Arguments: as of ``cnn3``.
     """
     modules: list[nn.Module] = [] if normalize is None else [normalize]
     inputs, *size = input_shape
-    for outputs in channels:
-        if min(size) + 2 * padding < kernel:
-            raise ValueError(f"a {kernel}×{kernel} kernel does not fit the {'×'.join(map(str, size))} input of a layer")
-        modules += [nn.Conv2d(inputs, outputs, kernel, stride, padding), activation()]
-        inputs, size = outputs, [(n + 2 * padding - kernel) // stride + 1 for n in size]
-    head = mlp([inputs * math.prod(size), *hidden, classes], activation)
+    for channels in (_wide(8, width), _wide(16, width)):
+        halving = Convolution(channels, 3, 2, 1)
+        modules += [nn.Conv2d(inputs, channels, 3, 2, 1), activation(), Residual(channels, activation)]
+        inputs, size = channels, _after(size, halving)
+    head = mlp([inputs * math.prod(size), _wide(64, width), classes], activation)
     return nn.Sequential(*modules, *head)
+
+
+def _wide(number: int, width: float) -> int:
+    return max(1, round(number * width))
+
+
+def _after(size: list[int], each: Convolution) -> list[int]:
+    """The height and width after a convolution."""
+    if min(size) + 2 * each.padding < each.kernel:
+        fits = "×".join(map(str, size))
+        raise ValueError(f"a {each.kernel}×{each.kernel} kernel does not fit the {fits} input of a layer")
+    return [(n + 2 * each.padding - each.kernel) // each.stride + 1 for n in size]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,25 @@ from torch import Tensor, nn
 
 from verifiable_relu.data import Dataset
 from verifiable_relu.errors import InputError
-from verifiable_relu.nn import HardnessGate, LambdaGELU, LambdaSwish, Normalize, cnn, mlp, substitute_relu
+from verifiable_relu.nn import (
+    HardnessGate,
+    LambdaGELU,
+    LambdaSwish,
+    Normalize,
+    cnn,
+    cnn3,
+    cnn5,
+    cnn7,
+    mlp,
+    resnet,
+    substitute_relu,
+)
 from verifiable_relu.train import checkpoint, losses, schedule
 from verifiable_relu.train.augment import augment
 from verifiable_relu.train.monitor import Monitor
 from verifiable_relu.train.objective import initialise, objective
 from verifiable_relu.train.optimizer import make_optimizer, set_rates
-from verifiable_relu.train.options import Options
+from verifiable_relu.train.options import Options, flag
 from verifiable_relu.train.swap import Swap, measure
 
 Progress = Callable[[int, str], None]
@@ -69,18 +82,29 @@ def activation(options: Options) -> nn.Module:
 def build(options: Options, data: Dataset) -> nn.Sequential:
     """The untrained network for the images of ``data``, normalisation included: of equal weights for equal seeds,
     whatever the arm."""
-    normalize = Normalize(data.mean, data.std)
-    shape = channels, height, width = data.images.shape[1:]
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(options.seed)
-        if options.model == "mlp":
-            sizes = [channels * height * width, *options.hidden, data.classes]
-            model = mlp(sizes, lambda: activation(options), normalize)
-        else:
-            model = cnn(shape, options.channels, options.hidden, data.classes, lambda: activation(options), normalize)
+        try:
+            model = _network(options, data)
+        except ValueError as error:
+            raise InputError(str(error), place=flag("model")) from error
         if options.initialisation == "ibp":
             initialise(model)
         return model
+
+
+def _network(options: Options, data: Dataset) -> nn.Sequential:
+    normalize = Normalize(data.mean, data.std)
+    shape = channels, height, width = data.images.shape[1:]
+    make = partial(activation, options)
+    match options.model:
+        case "mlp":
+            return mlp([channels * height * width, *options.hidden, data.classes], make, normalize)
+        case "cnn":
+            return cnn(shape, options.channels, options.hidden, data.classes, make, normalize)
+        case _:
+            fixed = {"cnn3": cnn3, "cnn5": cnn5, "cnn7": cnn7, "resnet": resnet}
+            return fixed[options.model](shape, data.classes, make, normalize, options.width)
 
 
 def train(
@@ -103,10 +127,13 @@ def train(
         test: the images over which a replacement within the training is measured; None takes those of ``data``.
 
     Raises:
-        InputError: if the checkpoint is damaged or another training's, or if the loss is no longer finite.
+        InputError: if the network does not fit the images, if the checkpoint is damaged or another training's, or if
+            the loss is no longer finite.
     """
     images, labels = torch.from_numpy(data.images), torch.from_numpy(data.labels)
     model = build(options, data)
+    if len(images) % options.batch == 1 and any(isinstance(module, nn.BatchNorm1d) for module in model.modules()):
+        raise InputError("leaves one image for the last step, which cannot be normalised", place=flag("batch"))
     gates = [module for module in model.modules() if isinstance(module, HardnessGate)]
     optimizer = make_optimizer(model, options)
     history: list[dict[str, Any]] = []

@@ -9,7 +9,7 @@ from typing import Literal, get_args
 
 from verifiable_relu.errors import InputError
 
-Model = Literal["mlp", "cnn"]
+Model = Literal["mlp", "cnn", "cnn3", "cnn5", "cnn7", "resnet"]
 Schedule = Literal["linear", "log", "inverse"]
 Rate = Literal["raw", "matched", "natural"]
 Arm = Literal["lambda-gelu", "lambda-gelu-frozen", "gelu-swap", "gelu-swap-finetune", "relu", "prelu", "swish"]
@@ -42,9 +42,11 @@ class Options:
 
     Attributes:
         data: name of a data set (``verifiable_relu.data.load``).
-        model: ``mlp`` or ``cnn``.
-        hidden: sizes of the fully connected hidden layers.
+        model: ``mlp``, ``cnn``, or a network of fixed layers (``nn.models``): ``cnn3``, ``cnn5``, ``cnn7`` (of batch
+            normalisations, for a GPU) and ``resnet``.
+        hidden: sizes of the fully connected hidden layers (``mlp`` and ``cnn`` only).
         channels: of the convolutions (``cnn`` only).
+        width: factor of the layers' sizes (networks of fixed layers only).
         arm: which activation is trained, and when ReLU takes its place: ``lambda-gelu`` (λ is learned until the
             switch, then annealed; ReLU at the end), ``lambda-gelu-frozen`` (the same annealing of a λ that was never
             learned), ``gelu-swap`` (GELU, ReLU at the end), ``gelu-swap-finetune`` (GELU until the switch, ReLU from
@@ -98,6 +100,7 @@ class Options:
     model: Model = "mlp"
     hidden: tuple[int, ...] = (100,)
     channels: tuple[int, ...] = (16, 32)
+    width: float = 1.0
     arm: Arm = "lambda-gelu"
     switch: float = 0.25
     finetune_extra: int = 0
@@ -159,7 +162,7 @@ class Options:
             "tolerance",
         ):
             self._require(name, getattr(self, name) >= least.get(name, 0), f"must be at least {least.get(name, 0)}")
-        for name in ("rate", "lam_factor", "lam_temperature", "finetune_rate"):
+        for name in ("rate", "lam_factor", "lam_temperature", "finetune_rate", "width"):
             self._require(name, 0 < getattr(self, name) < math.inf, "must be a positive number")
         for name in ("lam_init", "lam_target"):
             self._require(name, 1 <= getattr(self, name) < math.inf, "must be a finite number of at least 1")

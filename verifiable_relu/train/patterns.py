@@ -39,15 +39,16 @@ def overlap_index(layers: list[Tensor]) -> float:
     """OUI: the mean over layers and pairs of images of min(H, ⌊N/2⌋)/⌊N/2⌋, H the Hamming distance of their patterns.
 
     It is 0 where all images have the same pattern and 1 where any two differ in half of a layer's N neurons or more.
+    Of a single neuron, ⌊N/2⌋ is taken as 1.
 
     Args:
-        layers: bool (images, N), at least two images and N ≥ 2 in each.
+        layers: bool (images, N), of at least two images.
     """
     indices = []
     for active in layers:
         on = active.double()
         distance = on @ (1 - on).T + (1 - on) @ on.T
-        half = active.shape[1] // 2
+        half = max(1, active.shape[1] // 2)
         first, second = torch.triu_indices(len(on), len(on), 1)
         indices.append((distance[first, second].clamp(max=half) / half).mean().item())
     return sum(indices) / len(indices)
