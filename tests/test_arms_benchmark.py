@@ -53,6 +53,18 @@ def test_the_grid(arms: ModuleType) -> None:
     assert [arms.arm_name(vars(options)) for options in grid[: len(arms.ARMS)]] == list(arms.ARMS)
 
 
+def test_networks_in_words(arms: ModuleType) -> None:
+    named = {
+        "MLP 2×128": {"hidden": (128, 128)},
+        "MLP 64,32": {"hidden": (64, 32)},
+        "CNN 16,32 + 1×100": {"model": "cnn"},
+        "CNN3": {"model": "cnn3"},
+        "ResNet, width 0.5": {"model": "resnet", "width": 0.5},
+    }
+    found = [arms.architecture(vars(Options("mnist", **options))) for options in named.values()]
+    assert found == list(named)
+
+
 def test_a_killed_run_goes_on_from_its_last_epoch(
     arms: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
