@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import get_args
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -17,7 +18,7 @@ from verifiable_relu.nn import LambdaGELU, LambdaSwish, Normalize, cnn, mlp, sub
 from verifiable_relu.train import losses, schedule
 from verifiable_relu.train.loop import accuracy, build, train
 from verifiable_relu.train.objective import initialise, objective
-from verifiable_relu.train.options import Arm, Options
+from verifiable_relu.train.options import Arm, Model, Options
 
 HARDNESSES = (1.0, 20.0, 160.0, 1e4)
 ARMS = get_args(Arm)
@@ -201,7 +202,7 @@ def test_gradients_reach_weights_and_hardness(options: Options, lam: float) -> N
         assert parameter.grad.any() or (name.endswith("s") and lam > 20), name
 
 
-@pytest.mark.parametrize("lam", (1.0, 4.0, 160.0))
+@pytest.mark.parametrize("lam", (1.0, 20.0))
 @pytest.mark.parametrize("linear", [0.0, 0.4])
 def test_gradients_are_those_of_finite_differences(lam: float, linear: float) -> None:
     torch.manual_seed(3)
@@ -234,11 +235,22 @@ def test_gradients_are_those_of_finite_differences(lam: float, linear: float) ->
 @pytest.mark.parametrize("by", ["ibp", "crown-ibp", "sabr"])
 def test_every_arm_trains_by_every_bound(arm: Arm, by: str) -> None:
     x, y = images(60)
-    data = Dataset("x", x.numpy(), y.numpy(), (0.5, 0.5), (0.3, 0.3), torch.ones(60, dtype=torch.bool).numpy())
+    data = Dataset("x", x.numpy(), y.numpy(), (0.5, 0.5), (0.3, 0.3), np.ones(60, bool))
     options = Options("x", arm=arm, hidden=(6,), epochs=2, batch=30, eps=0.05, warmup=1, attack_steps=1, certified=0.5,
                       certified_by=by, stability=0.1, initialisation="ibp")  # type: ignore[arg-type]  # fmt: skip
     history = train(options, data).history
     assert len(history) == 2 and all(math.isfinite(epoch["loss"]) for epoch in history)
+
+
+@pytest.mark.parametrize("options", [IBP, CROWN, SABR], ids=lambda options: options.certified_by)
+@pytest.mark.parametrize("model", [name for name in get_args(Model) if name != "mlp"])
+def test_gradients_reach_every_model(model: Model, options: Options) -> None:
+    x, y = torch.rand(6, 1, 8, 8), torch.arange(6) % 2
+    data = Dataset("x", x.numpy(), y.numpy(), (0.5,), (0.3,), np.ones(6, bool))
+    options = replace(options, model=model, channels=(3,), hidden=(4,), width=0.1)
+    made = build(options, data)
+    objective(made, x, y, options, 0.5, 1.0, torch.Generator().manual_seed(0))[0].backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in made.parameters())
 
 
 # Stability and its growth
@@ -263,7 +275,7 @@ def test_the_terms_grow_over_the_first_half_of_the_ramp() -> None:
 @pytest.mark.parametrize("arm", ["lambda-gelu", "relu"])
 def test_growth_in_a_training(arm: Arm, monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = images(40)
-    data = Dataset("x", x.numpy(), y.numpy(), (0.5, 0.5), (0.3, 0.3), torch.ones(40, dtype=torch.bool).numpy())
+    data = Dataset("x", x.numpy(), y.numpy(), (0.5, 0.5), (0.3, 0.3), np.ones(40, bool))
     seen: list[tuple[float, float]] = []
 
     def record(*arguments: object) -> tuple[Tensor, Tensor]:

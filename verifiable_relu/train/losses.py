@@ -41,7 +41,8 @@ def bounded(model: nn.Module, box: Bounds) -> Relaxation:
     """Interval bounds of all that ``model`` computes of the images in ``box``, differentiable in weights and λ.
 
     They are the project's own (``bounds``), of the activations as they are at this moment of the training; for
-    λ-Swish, which has none, of the ReLU network that it is to become.
+    λ-Swish, which has none, of the ReLU network that it is to become. Batch normalisations are bounded with their
+    running means and variances, also where the training step itself takes those of the batch.
 
     Returns:
         The relaxation, advanced to the output. ``pre`` holds each activation's input.
