@@ -133,10 +133,10 @@ def measure(asked: argparse.Namespace, kept: Lines) -> None:
     Raises:
         InputError: for a network or data that cannot be used.
     """
-    test = load("mnist", "test")
     with bars() as bar:
         for part in asked.parts:
             for options in (options for seed in range(asked.seeds) for options in GRIDS[part](seed)):
+                test = load(options.data, "test")
                 network = read_onnx(asked.networks / f"{run_name(options)}.onnx")
                 record: Record = {
                     "part": part,
