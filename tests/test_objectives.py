@@ -253,6 +253,16 @@ def test_gradients_reach_every_model(model: Model, options: Options) -> None:
     assert all(p.grad is not None and p.grad.isfinite().all() for p in made.parameters())
 
 
+def test_the_whole_weight_is_the_loss_of_the_worst_logits() -> None:
+    whole, (x, y) = replace(IBP, certified=1.0, stability=0.0), images()
+    one, other = small(), small()
+    loss_of(one, whole).backward()
+    F.cross_entropy(losses.worst_logits(losses.bounded(other, losses.ball(x, 0.025)), y), y).backward()
+    for a, b in zip(one.parameters(), other.parameters(), strict=True):
+        assert a.grad is not None and b.grad is not None and torch.equal(a.grad, b.grad)
+    loss_of(one, whole, of_eps=0).backward()
+
+
 # Stability and its growth
 
 

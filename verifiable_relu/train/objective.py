@@ -41,19 +41,21 @@ def objective(
     """
     eps = options.eps * of_eps
     small = options.small_box * eps if options.certified and options.certified_by == "sabr" else 0.0
+    certified, stability = (weight * of_terms * (eps > 0) for weight in (options.certified, options.stability))
     point = x
     if options.attack_steps and eps > 0:
         point = losses.attacked(model, x, y, eps - small, options.attack_steps, generator)
-    logits: Tensor = model(point)
-    loss = F.cross_entropy(logits, y)
-    certified, stability = options.certified * of_terms, options.stability * of_terms
-    if eps > 0 and (stability > 0 or (certified > 0 and not small)):
+    # Where the worst logits are all that counts, the others are only reported.
+    with torch.set_grad_enabled(certified < 1):
+        logits: Tensor = model(point)
+        loss = F.cross_entropy(logits, y)
+    if stability or (certified and not small):
         ball = losses.bounded(model, losses.ball(x, eps))
-    if eps > 0 and certified > 0:
+    if certified:
         bounds = losses.bounded(model, losses.ball(point, small)) if small else ball
         linear = 1 - of_eps if options.certified_by == "crown-ibp" else 0.0
         loss = torch.lerp(loss, F.cross_entropy(losses.worst_logits(bounds, y, linear), y), certified)
-    if eps > 0 and stability > 0:
+    if stability:
         loss = loss + stability * losses.instability(ball.pre.values())
     if options.l1:
         loss = loss + options.l1 * sum(p.abs().sum() for p in model.parameters() if p.ndim > 1)
