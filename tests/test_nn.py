@@ -47,6 +47,28 @@ def test_gradients_of_x_and_s(lam: float, make: Callable[[float], HardnessGate])
     assert torch.autograd.gradcheck(value, (x, layer.s.detach().clone().requires_grad_(True)))
 
 
+@pytest.mark.parametrize("lam", [2.0, 20.0])
+@each_gate
+def test_memory_order_does_not_matter(lam: float, make: Callable[[float], HardnessGate]) -> None:
+    torch.manual_seed(0)
+    x, gradient = torch.randn(5, 4, 3, 6), torch.randn(5, 4, 3, 6)
+    found = []
+    for order in (torch.contiguous_format, torch.channels_last):
+        for gradient_order in (torch.contiguous_format, torch.channels_last):
+            layer = make(lam)
+            given = x.clone(memory_format=order).requires_grad_(True)
+            layer(given).backward(gradient.contiguous(memory_format=gradient_order))
+            found.append((given.grad, layer.s.grad))
+    for other in found[1:]:
+        torch.testing.assert_close(other, found[0])
+
+
+def test_a_second_derivative_is_refused() -> None:
+    x = torch.ones(3, requires_grad=True)
+    with pytest.raises(RuntimeError, match="no second derivative"):
+        torch.autograd.grad(LambdaGELU()(x).sum(), x, create_graph=True)
+
+
 def test_value_is_x_times_phi() -> None:
     layer = LambdaGELU(3.0).double()
     layer.set_lam(3.0)

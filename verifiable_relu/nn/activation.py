@@ -19,6 +19,7 @@ from functools import partial
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from verifiable_relu.nn.hardness import HardnessGate, Kernel
@@ -38,19 +39,17 @@ def gate_slope(u: Tensor, approximate: Approximate = "none") -> Tensor:
     return sech * sech * (k / 2) * (1 + 3 * 0.044715 * u * u)
 
 
-def _kernel(approximate: Approximate) -> Kernel:
-    def backward_(gradient: Tensor, u: Tensor) -> Tensor:
-        return torch.ops.aten.gelu_backward.grad_input(gradient, u, approximate=approximate, grad_input=u)
+_backward = torch.ops.aten.gelu_backward.default
 
-    return Kernel(
-        value_=partial(torch.ops.aten.gelu_, approximate=approximate),
-        backward_=backward_,
-        slope=partial(gate_slope, approximate=approximate),
+KERNELS = {
+    "none": Kernel(F.gelu, _backward, gate_slope, saturated=40.0),
+    "tanh": Kernel(
+        partial(F.gelu, approximate="tanh"),
+        partial(_backward, approximate="tanh"),
+        partial(gate_slope, approximate="tanh"),
         saturated=40.0,
-    )
-
-
-KERNELS = {"none": _kernel("none"), "tanh": _kernel("tanh")}
+    ),
+}
 
 
 class LambdaGELU(HardnessGate):

@@ -20,7 +20,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 LEAST_GAP = 0.01
 """λ − 1 of a layer that starts at λ = 1: on the boundary itself the softplus has no slope left to learn with."""
@@ -34,15 +33,15 @@ class Kernel:
     """An activation G(u) = u·P(u), each function elementwise.
 
     Attributes:
-        value_: replaces u by G(u), in place.
-        backward_: replaces u by gradient·G'(u), in place, from (gradient, u).
+        value: G, into a new tensor.
+        backward: gradient·G'(u) from (gradient, u), into a new tensor.
         slope: P'; exactly 0 for |u| ≥ ``saturated``.
         saturated: a finite number whose square is far from overflow in float32.
         scale: κ.
     """
 
-    value_: Callable[[Tensor], Tensor]
-    backward_: Callable[[Tensor, Tensor], Tensor]
+    value: Callable[[Tensor], Tensor]
+    backward: Callable[[Tensor, Tensor], Tensor]
     slope: Callable[[Tensor], Tensor]
     saturated: float
     scale: float = 1.0
@@ -53,46 +52,44 @@ def softplus_inverse(value: float) -> float:
     return -math.inf if value == 0 else value + math.log(-math.expm1(-value))
 
 
-def _hardness(s: Tensor, temperature: float) -> Tensor:
-    # Beyond the threshold torch takes ln(1 + eᶻ) as z; at its default of 20 that would still be seen in float64.
-    return F.softplus(s / temperature, threshold=40) + 1
-
-
-def _logistic(z: float) -> float:
-    small = math.exp(-abs(z))
-    return (1 if z >= 0 else small) / (1 + small)
-
-
 class _Hardened(torch.autograd.Function):
-    """f(x; λ(s)) with few operations, which count on small layers, and in the memory of the result, which counts on
-    large ones: there the first touch of new memory costs as much as the arithmetic."""
+    """f(x; λ(s)) with few operations, which count on small layers, and few passes, which count on large ones.
+
+    All that is a single number is computed in Python, where it costs a tenth of what an operation on a tensor does.
+    u is kept for the backward pass in place of x, and y, which the next layer mostly keeps anyway: as much memory as
+    for nn.GELU once x is released, and y for a little longer.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, s: Tensor, temperature: float, kernel: Kernel) -> Tensor:
-        lam = _hardness(s, temperature)
-        factor = lam if kernel.scale == 1 else kernel.scale * lam
-        y = kernel.value_(x * factor).div_(factor)
-        ctx.save_for_backward(x, y, s)
-        ctx.lam, ctx.factor, ctx.temperature, ctx.kernel = lam, factor, temperature, kernel
+        z = s.item() / temperature
+        small = math.exp(-abs(z))
+        lam = 1 + max(z, 0) + math.log1p(small)
+        factor = kernel.scale * lam
+        u = x * factor
+        y = kernel.value(u).mul_(1 / factor)
+        ctx.save_for_backward(u, y)
+        ctx.numbers = kernel, lam, factor, (1 if z >= 0 else small) / (1 + small) / temperature
         return y
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
-        x, y, s = ctx.saved_tensors
-        kernel = ctx.kernel
-        of_x = kernel.backward_(gradient, x * ctx.factor)
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
+        # Cheaper than torch's once_differentiable, which enters a context on every call.
+        if torch.is_grad_enabled():
+            raise RuntimeError("an activation of learned hardness has no second derivative: create_graph must be False")
+        u, y = ctx.saved_tensors
+        kernel, lam, factor, slope_of_lam = ctx.numbers
+        of_x = kernel.backward(gradient, u)
         if not ctx.needs_input_grad[1]:
             return of_x, None, None, None
-        lam = ctx.lam.item()
-        by_s = _logistic(s.item() / ctx.temperature) / ctx.temperature
-        gradient = gradient.flatten()
         if lam < EXACT_FROM:
-            total = torch.dot(x.flatten(), of_x.flatten()).sub_(torch.dot(gradient, y.flatten()))
-            return of_x, total.mul_(by_s / lam), None, None
-        u = (x.flatten() * ctx.factor).clamp_(-kernel.saturated, kernel.saturated)
-        total = torch.dot(kernel.slope(u).mul_(u).mul_(u), gradient)
-        return of_x, total.mul_(by_s / (kernel.scale * lam * lam)), None, None
+            total = torch.dot(u.ravel(), of_x.ravel())
+            of_lam = (total.item() / factor - torch.dot(gradient.ravel(), y.ravel()).item()) / lam
+        else:
+            near = u.ravel().clamp(-kernel.saturated, kernel.saturated)
+            total = torch.dot(kernel.slope(near).mul_(near).mul_(near), gradient.ravel())
+            of_lam = total.item() / (factor * lam)
+        return of_x, total.fill_(of_lam * slope_of_lam), None, None
 
 
 class HardnessGate(nn.Module):
@@ -125,7 +122,8 @@ class HardnessGate(nn.Module):
     @property
     def lam(self) -> Tensor:
         """λ = 1 + softplus(s/t), a 0-dim tensor that is differentiable with respect to ``s``."""
-        return _hardness(self.s, self.temperature)
+        # At its default threshold of 20 torch's softplus would be off by what is seen in float64.
+        return F.softplus(self.s / self.temperature, threshold=40) + 1
 
     @torch.no_grad()
     def set_lam(self, value: float) -> None:
@@ -144,7 +142,8 @@ class HardnessGate(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply f to each element of x, whatever its shape."""
-        y: Tensor = _Hardened.apply(x, self.s, self.temperature, self.kernel)  # type: ignore[no-untyped-call]
+        # Looking up self.s runs through nn.Module.__getattr__, which can be seen in the cost of a step.
+        y: Tensor = _Hardened.apply(x, self._parameters["s"], self.temperature, self.kernel)  # type: ignore[no-untyped-call]
         return y
 
     def extra_repr(self) -> str:

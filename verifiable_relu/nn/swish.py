@@ -8,6 +8,7 @@ Source of Swish: Ramachandran, Zoph, Le, Searching for Activation Functions, arX
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from verifiable_relu.nn.activation import SUPREMUM
@@ -21,12 +22,8 @@ def _logistic_slope(u: Tensor) -> Tensor:
     return torch.sigmoid(u) * torch.sigmoid(-u)
 
 
-def _backward_(gradient: Tensor, u: Tensor) -> Tensor:
-    return torch.ops.aten.silu_backward.grad_input(gradient, u, grad_input=u)
-
-
 # exp(−800) is zero in float64 too.
-KERNEL = Kernel(torch.ops.aten.silu_, _backward_, _logistic_slope, saturated=800.0, scale=MATCHED)
+KERNEL = Kernel(F.silu, torch.ops.aten.silu_backward.default, _logistic_slope, saturated=800.0, scale=MATCHED)
 
 
 class LambdaSwish(HardnessGate):
