@@ -44,7 +44,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from verifiable_relu.bounds import Bounds, alpha_lower_bounds, linear_lower_bounds, preactivation_bounds
+from verifiable_relu.bounds import Bounds, alpha_lower_bounds, linear_lower_bounds, preactivation_bounds, relaxed
 from verifiable_relu.bounds.activations import unstable
 from verifiable_relu.bounds.alpha import Ascent
 from verifiable_relu.bounds.linear import Relaxation
@@ -206,7 +206,7 @@ def ours(problem: Problem, method: str) -> Tensor:
         if method == "ibp":
             lower = linear_lower_bounds(network, box, {}, matrix, sample, intervals=True)
         elif method == "crown":
-            lower = linear_lower_bounds(network, box, preactivation_bounds(network, box), matrix, sample)
+            lower = relaxed(network, box).outputs(matrix, sample)
         else:
             lower = alpha_lower_bounds(network, box, problem.pre, matrix, sample, Ascent(steps=ITERATIONS))
     return lower.reshape(samples, rows)

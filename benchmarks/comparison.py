@@ -33,7 +33,7 @@ from machine import command, describe, load_average
 from questions import Bar, bars, checked, clean
 from rich.progress import Progress
 
-from verifiable_relu.bounds import Bounds, unstable
+from verifiable_relu.bounds import Bounds, Relaxation, unstable
 from verifiable_relu.data import Dataset, load
 from verifiable_relu.errors import InputError
 from verifiable_relu.network import Network, read_onnx
@@ -115,9 +115,9 @@ class Counting(Crown):
 
     counts: list[list[int]] = field(default_factory=list)
 
-    def preactivations(self, network: Network, box: Bounds, stop: Callable[[], bool]) -> dict[int, Bounds]:
-        found = super().preactivations(network, box, stop)
-        self.counts.append([int(unstable(network.nodes[i], found[i]).sum()) for i in sorted(found)])
+    def relaxation(self, network: Network, box: Bounds, stop: Callable[[], bool]) -> Relaxation:
+        found = super().relaxation(network, box, stop)
+        self.counts.append([int(unstable(network.nodes[i], found.pre[i]).sum()) for i in sorted(found.pre)])
         return found
 
 

@@ -127,8 +127,8 @@ FAULTS: tuple[Fault, ...] = (
         (
             Change(
                 "bounds.interval:affine_image",
-                "Bounds(middle - spread - slack, middle + spread + slack)",
-                "Bounds(middle + spread + slack, middle - spread - slack)",
+                "Bounds(middle - spread, middle + spread)",
+                "Bounds(middle + spread, middle - spread)",
             ),
         ),
     ),
@@ -176,8 +176,8 @@ FAULTS: tuple[Fault, ...] = (
         (
             Change(
                 "bounds.linear:Relaxation.lower",
-                "_dots(*_halves(a), box.lower, box.upper, sample)",
-                "_dots(*_halves(a), box.upper, box.lower, sample)",
+                "- (flat.abs() * radius).sum(2)",
+                "+ (flat.abs() * radius).sum(2)",
             ),
         ),
     ),

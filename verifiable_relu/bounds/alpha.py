@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from verifiable_relu.bounds.linear import MEMORY, Relaxation, preactivation_bounds
+from verifiable_relu.bounds.linear import MEMORY, Relaxation, Search, preactivation_bounds
 from verifiable_relu.bounds.types import Bounds, Lines
 from verifiable_relu.network.graph import Activation, Network, Relu
 
@@ -133,12 +133,17 @@ def alpha_preactivation_bounds(
     stop: Callable[[], bool] | None = None,
 ) -> dict[int, Bounds]:
     """``preactivation_bounds`` with slopes optimised for either side of every neuron that CROWN leaves unstable."""
-    options = ascent or Ascent(steps=8)
+    search = neurons(ascent or Ascent(steps=8), memory=memory, stop=stop)
+    return preactivation_bounds(network, box, memory=memory, stop=stop, search=search)
+
+
+def neurons(ascent: Ascent, *, memory: int = MEMORY, stop: Callable[[], bool] | None = None) -> Search:
+    """``ascend`` as ``relaxed`` asks for it: better bounds of single neurons."""
 
     def search(relaxation: Relaxation, target: int, rows: Tensor, sample: Tensor, constant: Tensor | None) -> Tensor:
-        return ascend(relaxation, target, rows, sample, options, constant=constant, memory=memory, stop=stop)
+        return ascend(relaxation, target, rows, sample, ascent, constant=constant, memory=memory, stop=stop)
 
-    return preactivation_bounds(network, box, memory=memory, stop=stop, search=search)
+    return search
 
 
 def _involved(relaxation: Relaxation, target: int) -> list[int]:

@@ -25,10 +25,11 @@ from verifiable_relu.bounds.interval import intersect, node_image
 from verifiable_relu.bounds.linear import (
     MEMORY,
     Relaxation,
-    both_signs,
-    chunks,
+    chunk_size,
+    groups,
     interval_is_exact,
     preactivation_bounds,
+    signed,
 )
 from verifiable_relu.bounds.types import Bounds, Lines
 from verifiable_relu.errors import UnsupportedError
@@ -153,14 +154,15 @@ class _Change(Relaxation):
     def backward(self, index: int, wanted: Tensor) -> Bounds:
         """The bounds of node ``index``, those of the ``wanted`` neurons, (batch, *shape), bounded anew by lines."""
         interval = self.values[index]
-        pairs = wanted.flatten(1).nonzero()
+        sample, neuron = wanted.flatten(1).nonzero().unbind(1)
         lower, upper = interval.lower.flatten(1).clone(), interval.upper.flatten(1).clone()
-        for part in chunks(len(pairs), self.network, lower, self._memory, 12):
+        for number, mine in groups(sample, chunk_size(self.network, lower, self._memory, 12)):
             if self._stop is not None and self._stop():
                 break
-            sample, neuron = pairs[part].unbind(1)
-            target, rows, constant = both_signs(self.network, index, neuron, lower)
-            found = self.lower(target, rows, sample.repeat(2), constant=constant)[0]
-            lower[sample, neuron], upper[sample, neuron] = found[: len(sample)], -found[len(sample) :]
+            part = number.flatten()
+            for sign, bounds in ((1, lower), (-1, upper)):
+                signs = lower.new_full((len(part),), sign)
+                target, rows, constant = signed(self.network, index, neuron[part], signs)
+                bounds[sample[part], neuron[part]] = sign * self.lower(target, rows, mine, constant=constant)[0]
         shape = interval.lower.shape
         return intersect(interval, Bounds(lower.reshape(shape), upper.reshape(shape)))

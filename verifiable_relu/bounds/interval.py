@@ -38,19 +38,17 @@ def input_box(
     return Bounds(low.to(device), high.to(device))
 
 
-def magnitude(bounds: Bounds) -> Tensor:
-    """The largest absolute value within bounds, element by element."""
-    return torch.maximum(bounds.lower.abs(), bounds.upper.abs())
+def largest(bounds: Bounds) -> Tensor:
+    """(batch,) the largest absolute value within each sample's bounds."""
+    return torch.maximum(-bounds.lower.flatten(1).amin(1), bounds.upper.flatten(1).amax(1)).clamp(min=0)
 
 
 def affine_image(node: Affine, box: Bounds) -> Bounds:
     """The box of W·x + b over a box of x, shaped (batch, *shape)."""
-    center = box.lower + (box.upper - box.lower) / 2
-    radius = torch.maximum(box.upper - center, center - box.lower)
+    center, radius = rounding.ball(node, box)
     middle = node.forward(center)
-    spread = node.absolute(radius)
-    slack = rounding.interval_affine(node, rounding.reach(node, center.abs() + radius))
-    return Bounds(middle - spread - slack, middle + spread + slack)
+    spread = node.absolute(radius) + rounding.interval_affine(node, middle.dtype)
+    return Bounds(middle - spread, middle + spread)
 
 
 def node_image(node: Node, boxes: Sequence[Bounds]) -> Bounds:

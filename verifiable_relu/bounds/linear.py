@@ -8,22 +8,25 @@ arXiv 1811.00866, theorem 3.2; for general graphs Xu et al., arXiv 2002.12920. F
 is found by walking from the target back to the input: affine nodes pull A back by their adjoint, an activation
 replaces A⁺ by A⁺·(lower line) and A⁻ by A⁻·(upper line). An upper bound is the negated lower bound of −c.
 
-Rows are ragged: row r belongs to sample ``sample[r]`` of the batch, so that exactly the unstable neurons of each
-sample are bounded and nothing is padded. Rounding errors are collected beside the constants, as ‖A‖₁ times a
-per-sample error unit of each node (``rounding``), and subtracted at the end.
+Rows come in groups of equal size, each of one sample of the batch, so that what is known of a sample is held once for
+all its rows (``groups``): a bound is wanted of other neurons, and of another number of them, in every sample. Rounding
+errors are collected beside the constants, as ‖A‖₁ times a per-sample error unit of each node (``rounding``), and
+subtracted at the end.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from verifiable_relu.bounds import rounding
 from verifiable_relu.bounds.activations import relax, row, unstable
-from verifiable_relu.bounds.interval import intersect, magnitude, node_image
+from verifiable_relu.bounds.interval import intersect, largest, node_image
 from verifiable_relu.bounds.types import Bounds, Lines
 from verifiable_relu.bounds.window import Grid, Window, windows
 from verifiable_relu.errors import UnsupportedError
@@ -44,8 +47,11 @@ from verifiable_relu.network.graph import (
 MEMORY = 1 << 30
 """Default limit, in bytes, on the coefficients held at once while a chunk of rows is propagated."""
 
-_CACHED = 1 << 23
+_CACHED = 1 << 24
 """The same on a CPU, where chunks that stay in the cache, and in memory that was touched before, go faster."""
+
+_MANY = 32
+"""So many unstable neurons are worth two passes, of which the second has fewer rows."""
 
 _COPIES = 6
 """How many arrays of a chunk's coefficients are alive at once at the widest node."""
@@ -55,6 +61,36 @@ Search = Callable[["Relaxation", int, Tensor, Tensor, Tensor | None], Tensor]
 """Bounds rows·y + constant from below: of (relaxation, target, rows, sample, constant), as ``Relaxation.lower``."""
 
 
+@dataclass(frozen=True)
+class _Step:
+    """How rows A of an activation's output are replaced by rows of its input, each (batch, *shape).
+
+    A⁺·(lower line) + A⁻·(upper line) is A·(lower line) + A⁻·(upper line − lower line): slopes ``low`` and ``rise``,
+    offsets ``floor`` and ``lift``. ``floor`` is None where all lower lines go through the origin.
+    """
+
+    low: Tensor
+    rise: Tensor
+    floor: Tensor | None
+    lift: Tensor
+
+    @staticmethod
+    def of(node: Activation, lines: Lines) -> _Step:
+        """The same lines."""
+        through = isinstance(node, Relu)
+        return _Step(
+            lines.lower_slope,
+            lines.upper_slope - lines.lower_slope,
+            None if through else lines.lower_offset,
+            lines.upper_offset if through else lines.upper_offset - lines.lower_offset,
+        )
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> _Step:
+        """With ``change`` applied to each."""
+        floor = None if self.floor is None else change(self.floor)
+        return _Step(change(self.low), change(self.rise), floor, change(self.lift))
+
+
 class Relaxation:
     """A network over a batch of boxes: each node's bounds and each activation's lines, made as they are needed.
 
@@ -62,14 +98,20 @@ class Relaxation:
         network: in the dtype and on the device of ``box``.
         box: the inputs, shaped (batch, *input_shape).
         known: bounds of activation nodes' inputs, by activation node index, to be used as well.
+
+    Attributes:
+        entry: the node at which rows end (``entry``).
     """
 
     def __init__(self, network: Network, box: Bounds, known: Mapping[int, Bounds] | None = None) -> None:
         self.network = network
+        self.entry = entry(network)
         self.values: list[Bounds] = [box]
         self.pre: dict[int, Bounds] = {}
         self._known = known or {}
         self._lines: dict[int, Lines] = {}
+        self._steps: dict[int, _Step] = {}
+        self._balls: dict[tuple[int, bool], tuple[Tensor, Tensor]] = {}
         self._errors: dict[int, Tensor] = {}
         self._ends: dict[int, tuple[Tensor, ...]] = {}
         self._tables: dict[tuple[Grid, int, str], Tensor] = {}
@@ -104,13 +146,27 @@ class Relaxation:
             self._lines[index] = relax(node, self.pre[index])
         return self._lines[index]
 
-    def _sum(self, a: Tensor | Window, b: Tensor | Window, index: int) -> Tensor | Window:
-        """The sum of two rows' coefficients of node ``index``."""
-        if isinstance(a, Window) and isinstance(b, Window) and (both := a.plus(b)) is not None:
-            return both
-        shape = self.network.nodes[index].shape
-        whole = [c.dense(shape) if isinstance(c, Window) else c for c in (a, b)]
-        return whole[0] + whole[1]
+    def _step(self, index: int) -> _Step:
+        """The lines of activation ``index`` as ``lower`` uses them."""
+        if index not in self._steps:
+            node = self.network.nodes[index]
+            assert isinstance(node, Activation)
+            self._steps[index] = _Step.of(node, self.lines(index))
+        return self._steps[index]
+
+    def _ball(self, index: int, rounded: bool) -> tuple[Tensor, Tensor]:
+        """Centre c and radius r of the box of node ``index``, flattened: (batch, size).
+
+        If ``rounded``, r is so large that A·c − |A|·r, computed, is a lower bound of A·x, up to underflow.
+        """
+        if (index, rounded) not in self._balls:
+            self.advance(index)
+            box = Bounds(self.values[index].lower.flatten(1), self.values[index].upper.flatten(1))
+            center, radius = torch.lerp(box.lower, box.upper, 0.5), (box.upper - box.lower) / 2
+            if rounded:
+                radius = radius + rounding.concretise(box.lower.shape[1], largest(box))[:, None]
+            self._balls[index, rounded] = center, radius
+        return self._balls[index, rounded]
 
     def _table(self, grid: Grid, index: int, name: str, values: Tensor) -> Tensor:
         """A grid's windows of some values of node ``index``, kept for the next chunk of rows."""
@@ -119,10 +175,10 @@ class Relaxation:
             self._tables[key] = grid.table(values)
         return self._tables[key]
 
-    def _windowed(self, a: Window, index: int, sample: Tensor) -> tuple[Tensor, Window | None] | None:
+    def _windowed(self, a: Window, index: int, sample: Tensor, rounded: bool) -> tuple[Tensor, Window | None] | None:
         """One step of ``lower`` within windows: what is added to the constants, and the rows before the node.
 
-        None where the node does not act on windows.
+        None where the node does not act on windows. ``sample`` (rows,) is that of each row.
         """
         node, grid = self.network.nodes[index], a.grid
         if len(node.shape) != 3 or math.prod(grid.size) > math.prod(node.shape[1:]):
@@ -131,6 +187,9 @@ class Relaxation:
         def at(name: str, values: Tensor, of: Tensor | None = sample) -> Tensor:
             return a.of(self._table(grid, index, name, values), of)
 
+        def dot(x: Tensor, y: Tensor) -> Tensor:
+            return (x * y).flatten(1).sum(1)
+
         def cleaned() -> Tensor:
             """The coefficients, zero beyond the edges."""
             if a.clean:
@@ -138,31 +197,27 @@ class Relaxation:
             return a.values * at("inside", a.values.new_ones(1, *node.shape), None)
 
         match node:
-            case Input():
-                box = self.values[index]
-                positive, negative = _halves(a.values)
-                return _dot(positive, at("lower", box.lower)) + _dot(negative, at("upper", box.upper)), None
+            case _ if index == self.entry:
+                center, radius = (t.unflatten(1, node.shape) for t in self._ball(index, rounded))
+                name = "radius" if rounded else "exact radius"
+                return dot(a.values, at("center", center)) - dot(a.values.abs(), at(name, radius)), None
             case Activation():
-                lines = self.lines(index)
-                positive, negative = _halves(a.values)
-                added = _dot(negative, at("above", lines.upper_offset))
-                if self._lifted(index):
-                    added = added + _dot(positive, at("below", lines.lower_offset))
-                values = (positive * at("low", lines.lower_slope)).addcmul_(negative, at("high", lines.upper_slope))
+                step = self._step(index)
+                negative = a.values.clamp(max=0)
+                added = dot(negative, at("lift", step.lift))
+                if step.floor is not None:
+                    added = added + dot(a.values, at("floor", step.floor))
+                values = (a.values * at("low", step.low)).addcmul_(negative, at("rise", step.rise))
                 return added, Window(values, a.point, grid, clean=True)
             case Conv2d() if node.groups == 1 and node.dilation == (1, 1):
                 whole = Window(cleaned(), a.point, grid, clean=True)
                 return whole.values.sum((2, 3)) @ node.bias, whole.before(node)
             case Scale():
                 values = cleaned()
-                added = _dot(values, at("offset", node.offset().expand(1, *node.shape), None))
+                added = dot(values, at("offset", node.offset().expand(1, *node.shape), None))
                 values = values * at("scale", node.scale.expand(1, *node.shape), None)
                 return added, Window(values, a.point, grid, clean=True)
         return None
-
-    def _lifted(self, index: int) -> bool:
-        """Whether lower lines have offsets at all; ReLU's go through the origin."""
-        return not isinstance(self.network.nodes[index], Relu)
 
     def free(self, index: int) -> Tensor:
         """Where activation ``index`` leaves a choice between lines, as 0 or 1: (batch, *shape)."""
@@ -197,24 +252,16 @@ class Relaxation:
             _of(common.upper_offset, sample),
         )
 
-    def _own_error(self, index: int, sample: Tensor, lines: Lines) -> Tensor:
-        """Like ``error_unit``, (rows,), for rows with lines of their own."""
-        node, pre = self.network.nodes[index], self.pre[index]
-        assert isinstance(node, Activation)
-        return rounding.backward_activation(node, Bounds(_of(pre.lower, sample), _of(pre.upper, sample)), lines)
-
-    def error_unit(self, index: int, concretise: bool) -> Tensor:
-        """(batch,) rounding error per unit of ‖A‖₁ when rows are pulled back through node ``index``, or end there."""
-        node = self.network.nodes[index]
-        if concretise:
-            return rounding.concretise(node.size, magnitude(self.values[index]))
+    def error_unit(self, index: int) -> Tensor:
+        """(batch,) rounding error per unit of ‖A‖₁ when rows are pulled back through node ``index``."""
         if index not in self._errors:
+            node = self.network.nodes[index]
             if isinstance(node, Affine):
-                reach = rounding.reach(node, magnitude(self.values[node.inputs[0]]))
-                self._errors[index] = rounding.backward_affine(node, reach)
+                unit = rounding.backward_affine(node, largest(self.values[node.inputs[0]]))
             else:
                 assert isinstance(node, Activation)
-                self._errors[index] = rounding.backward_activation(node, self.pre[index], self.lines(index))
+                unit = rounding.backward_activation(node, self.pre[index], self.lines(index))
+            self._errors[index] = unit
         return self._errors[index]
 
     def lower(
@@ -227,157 +274,248 @@ class Relaxation:
         intervals: bool = False,
         lines: Mapping[int, Lines] | None = None,
         rounded: bool = True,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor | None]:
         """Lower bounds of rows·y + constant over the box, y being the value of node ``target``.
 
         Args:
             target: the node; node bounds must have been advanced to it.
-            rows: (R, *shape of the target).
-            sample: (R,) the sample of each row.
+            rows: (R, *shape of the target), group after group.
+            sample: (G,) the sample of each group of R/G rows; with G = R, of each row.
             constant: (R,), by default 0.
             intervals: go back only to the last activations and take their intervals there, instead of relaxing
                 them: interval bound propagation with the rows merged into the last affine map.
-            lines: for some activations, by index, each row's own lines (``chosen_lines``), (R, *shape).
+            lines: for some activations, by index, each row's own lines (``chosen_lines``), (R, *shape), with G = R.
             rounded: whether to account for rounding. Without, the values may steer a search and prove nothing.
 
         Returns:
             (R,) lower bounds; if ``rounded``, NaN or −inf where arithmetic broke down and never too high.
-            (R, input_size) the coefficients A of the inputs in the linear lower bound, zero where rows ended before.
+            (R, input_size) the coefficients A of ``entry`` in the linear lower bound; None if rows ended elsewhere.
         """
         nodes = self.network.nodes
-        coefficients: dict[int, Tensor | Window] = {target: rows}
-        norms: dict[int, Tensor] = {}
         like = rows.values if isinstance(rows, Window) else rows
-        constant = like.new_zeros(len(rows)) if constant is None else constant
-        scale = constant.abs()
-        error = torch.zeros_like(constant)
-        steps = 0
-        reached = like.new_zeros(len(rows), nodes[0].size)
+        groups, each = len(sample), len(rows) // max(1, len(sample))
+        every: Tensor | None = None
 
-        def give(index: int, a: Tensor | Window, norm: Tensor | None = None) -> None:
+        def whole(a: Tensor | Window, index: int) -> Tensor:
+            """Dense coefficients of a node, (groups, each, *shape)."""
+            if isinstance(a, Window):
+                a = a.dense(nodes[index].shape)
+            return a.reshape(groups, each, *nodes[index].shape)
+
+        value = like.new_zeros(groups, each) if constant is None else constant.reshape(groups, each)
+        scale = value.abs()
+        error = torch.zeros_like(value)
+        additions = 0
+        reached: Tensor | None = None
+        coefficients: dict[int, Tensor | Window] = {target: rows if isinstance(rows, Window) else whole(rows, target)}
+        norms: dict[int, Tensor] = {}
+
+        def give(index: int, a: Tensor | Window, norm: Tensor | None) -> None:
+            """Rows of node ``index``, and upper bounds of their ‖A‖₁ if these are known."""
             nonlocal error
             if index in coefficients:
-                a, norm = self._sum(coefficients[index], a, index), None
+                other = coefficients[index]
+                both = a.plus(other) if isinstance(a, Window) and isinstance(other, Window) else None
+                a, norm = whole(a, index) + whole(other, index) if both is None else both, None
                 norms.pop(index, None)
                 if rounded:
-                    error = error + _norm(a) * rounding.accumulate(magnitude(self.values[index]))[sample]
+                    unit = rounding.accumulate(largest(self.values[index]))[sample, None]
+                    error = error + self._norm(a, groups) * unit
             coefficients[index] = a
             if norm is not None:
                 norms[index] = norm
 
+        def account(index: int, own: Lines | None, norm: Tensor) -> None:
+            nonlocal error
+            if own is None:
+                unit = self.error_unit(index)[sample, None]
+            else:
+                node, pre = nodes[index], self.pre[index]
+                assert isinstance(node, Activation)
+                mine = Bounds(_of(pre.lower, sample), _of(pre.upper, sample))
+                unit = rounding.backward_activation(node, mine, own)[:, None]
+            error = error + norm * unit
+
         for index in range(target, -1, -1):
             if index not in coefficients:
                 continue
-            a, node = coefficients.pop(index), nodes[index]
-            ends = isinstance(node, Input) or (intervals and isinstance(node, Activation))
+            a, node, norm = coefficients.pop(index), nodes[index], norms.get(index)
+            ends = index == self.entry or (intervals and isinstance(node, Activation))
             own = lines.get(index) if lines is not None and not ends else None
-            if rounded and (ends or isinstance(node, Affine | Activation)):
-                unit = self.error_unit(index, ends)[sample] if own is None else self._own_error(index, sample, own)
-                norm = norms[index] if index in norms else _norm(a)
-                error = error + norm * unit
-            # Slopes of at most 1 let no coefficient grow.
-            shrinks = isinstance(node, Relu) or (isinstance(node, Reshape | Permute) and index in norms)
-            passed = norms.get(index, norm) if rounded and shrinks else None
+            if isinstance(node, Add):
+                for source in node.inputs:
+                    give(source, a, norm)
+                continue
+            if isinstance(node, Reshape | Permute) and not ends:
+                flat = whole(a, index).flatten(0, 1)
+                shape = nodes[node.inputs[0]].shape
+                back = flat.reshape(-1, *shape) if isinstance(node, Reshape) else node.adjoint(flat)
+                give(node.inputs[0], back.reshape(groups, each, *shape), norm)
+                continue
             if isinstance(a, Window):
-                if isinstance(node, Add):
-                    for source in node.inputs:
-                        give(source, a)
-                    continue
-                stepped = self._windowed(a, index, sample) if own is None else None
+                if every is None:
+                    every = sample if each == 1 else sample.repeat_interleave(each)
+                stepped = self._windowed(a, index, every, rounded) if own is None else None
                 if stepped is not None:
-                    added, before = stepped
+                    added, before = stepped[0].reshape(groups, each), stepped[1]
+                    if rounded and before is not None:
+                        norm = self._norm(a, groups) if norm is None else norm
+                        account(index, own, norm)
                     if before is not None:
-                        give(node.inputs[0], before, passed)
-                    constant, scale, steps = constant + added, scale + added.abs(), steps + 1
+                        give(node.inputs[0], before, norm if isinstance(node, Relu) else None)
+                    value, scale, additions = value + added, scale + added.abs(), additions + 1
                     continue
-                a = a.dense(node.shape)
+                a = whole(a, index)
             match node:
                 case _ if ends:
-                    if index == 0:
-                        reached = a.flatten(1)
-                    box = self.values[index]
-                    added = _dots(*_halves(a), box.lower, box.upper, sample)
+                    flat = a.flatten(2)
+                    center, radius = (_of(t, sample)[:, None] for t in self._ball(index, rounded))
+                    added = (flat * center).sum(2) - (flat.abs() * radius).sum(2)
+                    if index == self.entry:
+                        reached = flat.flatten(0, 1)
                 case Affine():
-                    added = _dot(a, node.offset())
-                    give(node.inputs[0], node.adjoint(a, nodes[node.inputs[0]].shape))
+                    if rounded:
+                        account(index, own, self._norm(a, groups) if norm is None else norm)
+                    added = (a * node.offset()).flatten(2).sum(2)
+                    shape = nodes[node.inputs[0]].shape
+                    give(node.inputs[0], node.adjoint(a.flatten(0, 1), shape).unflatten(0, (groups, each)), None)
                 case Activation():
-                    used, at = (self.lines(index), sample) if own is None else (own, None)
-                    positive, negative = _halves(a)
-                    added = _dot(negative, _of(used.upper_offset, at))
-                    if own is not None or self._lifted(index):
-                        added = added + _dot(positive, _of(used.lower_offset, at))
-                    # One of the two products is an exact zero.
-                    through = positive * _of(used.lower_slope, at)
-                    give(node.inputs[0], through.addcmul_(negative, _of(used.upper_slope, at)), passed)
-                case Add():
-                    for source in node.inputs:
-                        give(source, a)
-                    continue
-                case Reshape():
-                    give(node.inputs[0], a.reshape(len(a), *nodes[node.inputs[0]].shape), passed)
-                    continue
-                case Permute():
-                    give(node.inputs[0], node.adjoint(a), passed)
-                    continue
+                    if own is None:
+                        step = self._step(index).map(lambda t: _of(t, sample)[:, None])
+                    else:
+                        step = _Step.of(node, own).map(lambda t: t[:, None])
+                    negative = a.clamp(max=0)
+                    added = (negative * step.lift).flatten(2).sum(2)
+                    if step.floor is not None:
+                        added = added + (a * step.floor).flatten(2).sum(2)
+                    if rounded:
+                        if norm is None:
+                            norm = a.flatten(2).sum(2) - 2 * negative.flatten(2).sum(2)
+                        account(index, own, norm)
+                    # Slopes of at most 1 let no coefficient grow.
+                    passed = norm if isinstance(node, Relu) else None
+                    give(node.inputs[0], (a * step.low).addcmul_(negative, step.rise), passed)
                 case _:
                     raise UnsupportedError("no linear bound is known", place=f"node '{node.name}' ({node.op})")
-            constant = constant + added
-            scale = scale + added.abs()
-            steps += 1
-        return rounding.total(constant, error, scale, steps) if rounded else constant, reached
+            value, scale, additions = value + added, scale + added.abs(), additions + 1
+        found = rounding.total(value, error, scale, additions) if rounded else value
+        return found.flatten(), reached
+
+    def of_input(self, rows: Tensor) -> Tensor:
+        """Coefficients of the input, (R, input_size), from those of node ``entry``."""
+        for index in range(self.entry, 0, -1):
+            node, shape = self.network.nodes[index], self.network.nodes[self.network.nodes[index].inputs[0]].shape
+            rows = rows.reshape(-1, *node.shape)
+            if isinstance(node, Scale):
+                rows = node.adjoint(rows, shape)
+            elif isinstance(node, Permute):
+                rows = node.adjoint(rows)
+        return rows.flatten(1)
+
+    @staticmethod
+    def _norm(a: Tensor | Window, groups: int) -> Tensor:
+        """‖A‖₁ of rows: (groups, each)."""
+        if isinstance(a, Window):
+            return a.values.abs().flatten(1).sum(1).reshape(groups, -1)
+        return a.abs().flatten(2).sum(2)
+
+    def outputs(
+        self,
+        matrix: Tensor,
+        sample: Tensor,
+        *,
+        intervals: bool = False,
+        memory: int = MEMORY,
+        stop: Callable[[], bool] | None = None,
+    ) -> Tensor:
+        """(R,) lower bounds of matrix·y, y being the flattened output (``linear_lower_bounds``)."""
+        network = self.network
+        last = len(network.nodes) - 1
+        self.advance(last)
+        rows = matrix.to(self.values[0].lower).reshape(len(matrix), *network.output_shape)
+        parts: list[Tensor] = []
+        order: list[Tensor] = []
+        for number, mine in groups(sample, chunk_size(network, rows, memory)):
+            order.append(number.flatten())
+            if stop is not None and stop():
+                parts.append(rows.new_full((number.numel(),), -math.inf))
+            else:
+                parts.append(self.lower(last, rows[order[-1]], mine, intervals=intervals)[0])
+        if not parts:
+            return rows.new_zeros(0)
+        found = torch.cat(parts)
+        return found.new_empty(len(rows)).index_copy(0, torch.cat(order), found)
 
 
-def _norm(a: Tensor | Window) -> Tensor:
-    if isinstance(a, Window):
-        a = a.values
-    return a.abs().flatten(1).sum(1)
+def _of(values: Tensor, sample: Tensor) -> Tensor:
+    """Those of the samples named, one after another."""
+    return values.index_select(0, sample)
 
 
-def _dot(a: Tensor, b: Tensor) -> Tensor:
-    return (a * b).flatten(1).sum(1)
+def signed(network: Network, index: int, neuron: Tensor, sign: Tensor) -> tuple[int, Tensor | Window, Tensor | None]:
+    """sign·(neurons of node ``index``) as rows of a target node, and constants, typed like ``sign``.
 
-
-def _halves(a: Tensor) -> tuple[Tensor, Tensor]:
-    """max(a, 0) and min(a, 0). A mask and torch.where take ten times as long."""
-    return a.clamp(min=0), a.clamp(max=0)
-
-
-def _of(lines: Tensor, sample: Tensor | None) -> Tensor:
-    """What belongs to each row: that of its sample, or, without samples, what is the rows' own already."""
-    return lines if sample is None else lines.index_select(0, sample)
-
-
-def _dots(positive: Tensor, negative: Tensor, lower: Tensor, upper: Tensor, sample: Tensor | None) -> Tensor:
-    """positive·lower + negative·upper, the last two being those of each row."""
-    return _dot(positive, _of(lower, sample)) + _dot(negative, _of(upper, sample))
-
-
-def both_signs(
-    network: Network, index: int, neuron: Tensor, like: Tensor
-) -> tuple[int, Tensor | Window, Tensor | None]:
-    """The neurons of node ``index``, then their negatives, as rows of a target node, and constants; typed ``like``.
-
-    A neuron of a linear layer is its row of the weights, one of an image a window of one point.
+    ``neuron`` and ``sign``, ±1, are (R,). A neuron of a linear layer is its row of the weights, one of an image a
+    window of one point.
     """
     node = network.nodes[index]
     if isinstance(node, Linear) and len(node.shape) == 1 and not node.weight_error:
-        weight, bias = node.weight.index_select(0, neuron), node.bias.index_select(0, neuron)
-        return node.inputs[0], torch.cat([weight, -weight]), torch.cat([bias, -bias])
-    sign = torch.cat([like.new_ones(len(neuron)), -like.new_ones(len(neuron))])
+        return node.inputs[0], node.weight[neuron] * sign[:, None], node.bias[neuron] * sign
     if isinstance(node, Conv2d | Scale | Add) and len(node.shape) == 3:
-        return index, windows(node.shape, neuron.repeat(2), sign), None
-    ones = like.new_zeros(2 * len(neuron), node.size)
-    ones[torch.arange(len(sign)), neuron.repeat(2)] = sign
+        return index, windows(node.shape, neuron, sign), None
+    ones = sign.new_zeros(len(neuron), node.size)
+    ones[torch.arange(len(neuron), device=sign.device), neuron] = sign
     return index, ones.reshape(-1, *node.shape), None
 
 
-def chunks(count: int, network: Network, like: Tensor, memory: int, copies: int = _COPIES) -> Iterator[slice]:
-    """Slices of ``count`` rows, so small that a chunk's coefficients stay within ``memory``."""
+def chunk_size(network: Network, like: Tensor, memory: int, copies: int = _COPIES) -> int:
+    """How many rows may be propagated at once, for their coefficients to stay within ``memory``."""
     widest = max(node.size for node in network.nodes)
     limit = min(memory, _CACHED) if like.device.type == "cpu" else memory
-    size = max(1, limit // (widest * like.element_size() * copies))
-    for start in range(0, count, size):
-        yield slice(start, min(count, start + size))
+    return max(1, limit // (widest * like.element_size() * copies))
+
+
+def groups(sample: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Rows in chunks of at most ``size``, each of some groups of equal size.
+
+    Args:
+        sample: (R,) the sample of each row, in any order.
+        size: at least 1.
+
+    Yields:
+        (groups, each) numbers of rows, a group's last one repeated where it has too few, and (groups,) its sample.
+    """
+    order = sample.argsort(stable=True)
+    counts = torch.bincount(sample).tolist()
+    begin, pieces = 0, []
+    for which, count in enumerate(counts):
+        parts = -(-count // size)
+        for part in range(parts):
+            first, end = count * part // parts, count * (part + 1) // parts
+            pieces.append((end - first, begin + first, which))
+        begin += count
+    # Neighbours of nearly equal size leave little to repeat.
+    pieces.sort()
+    while pieces:
+        taken = 1
+        while taken < len(pieces) and (taken + 1) * pieces[taken][0] <= size:
+            taken += 1
+        lengths, starts, mine = torch.tensor(pieces[:taken], device=sample.device).unbind(1)
+        del pieces[:taken]
+        place = torch.minimum(torch.arange(int(lengths[-1]), device=sample.device), lengths[:, None] - 1)
+        yield order[starts[:, None] + place], mine
+
+
+def entry(network: Network) -> int:
+    """The last node up to which a network only scales, shifts and reorders its inputs: a box there is a box still."""
+    used = Counter(source for node in network.nodes for source in node.inputs)
+    index = 0
+    while index + 1 < len(network.nodes) and used[index] == 1:
+        after = network.nodes[index + 1]
+        if after.inputs != (index,) or not isinstance(after, Scale | Reshape | Permute):
+            break
+        index += 1
+    return index
 
 
 def _box_shaped(network: Network, index: int) -> bool:
@@ -413,28 +551,48 @@ def relaxed(
     relaxation = Relaxation(network, box)
 
     def bound(index: int, interval: Bounds, search: Search | None) -> Bounds:
-        """The interval, with every unstable neuron's two sides bounded anew."""
+        """The interval, with unstable neurons bounded anew.
+
+        Of a ReLU that turns out inactive the lower bound is used by nobody: in samples with many unstable neurons,
+        those that are mostly negative are bounded from above first.
+        """
         activation = network.nodes[index]
         chosen = unstable(activation, interval).flatten(1)
         if most is not None:
             chosen = chosen & (chosen.sum(1, keepdim=True) <= most)
-        pairs = chosen.nonzero()
         lower, upper = interval.lower.flatten(1).clone(), interval.upper.flatten(1).clone()
         # Windows take a fraction of the memory of whole rows.
-        copies = 2 * _COPIES if search is not None or len(interval.lower.shape) != 4 else max(1, _COPIES // 2)
-        for part in chunks(len(pairs), network, lower, memory, copies):
-            if stop is not None and stop():
-                break
-            sample, neuron = pairs[part].unbind(1)
-            count = len(sample)
-            target, rows, constant = both_signs(network, activation.inputs[0], neuron, lower)
-            if search is None:
-                found = relaxation.lower(target, rows, sample.repeat(2), constant=constant)[0]
-            else:
-                whole = rows.dense(network.nodes[target].shape) if isinstance(rows, Window) else rows
-                found = search(relaxation, target, whole, sample.repeat(2), constant)
-            lower[sample, neuron] = torch.maximum(lower[sample, neuron], found[:count])
-            upper[sample, neuron] = torch.minimum(upper[sample, neuron], -found[count:])
+        copies = _COPIES if search is not None or len(interval.lower.shape) != 4 else max(1, _COPIES // 4)
+        size = chunk_size(network, lower, memory, copies)
+        later = torch.zeros_like(chosen)
+        if isinstance(activation, Relu):
+            later = chosen & (upper < -lower) & (chosen.sum(1, keepdim=True) >= _MANY)
+
+        def side(below: Tensor, above: Tensor) -> None:
+            """Bound some neurons from below and some from above, (batch, size) each."""
+            wanted = [chosen.nonzero() for chosen in (below, above)]
+            sample, neuron = torch.cat(wanted).unbind(1)
+            sign = lower.new_ones(len(sample))
+            sign[len(wanted[0]) :] = -1
+            for number, mine in groups(sample, size):
+                if stop is not None and stop():
+                    return
+                part = number.flatten()
+                target, rows, constant = signed(network, activation.inputs[0], neuron[part], sign[part])
+                if search is None:
+                    found = relaxation.lower(target, rows, mine, constant=constant)[0]
+                else:
+                    whole = rows.dense(network.nodes[target].shape) if isinstance(rows, Window) else rows
+                    found = search(relaxation, target, whole, sample[part], constant)
+                for bounds, positive in ((lower, True), (upper, False)):
+                    at = (sign[part] > 0) == positive
+                    place = sample[part][at], neuron[part][at]
+                    better = torch.maximum if positive else torch.minimum
+                    bounds[place] = better(bounds[place], sign[part][at] * found[at])
+
+        side(chosen & ~later, chosen)
+        if bool(later.any()):
+            side(later & (upper > 0), torch.zeros_like(chosen))
         return Bounds(lower.reshape(interval.lower.shape), upper.reshape(interval.upper.shape))
 
     def tighten(index: int, interval: Bounds) -> Bounds:
@@ -497,13 +655,4 @@ def linear_lower_bounds(
         (R,), rounding accounted for.
     """
     relaxation = Relaxation(network, box, preactivations)
-    last = len(network.nodes) - 1
-    relaxation.advance(last)
-    rows = matrix.to(box.lower).reshape(len(matrix), *network.output_shape)
-    parts = []
-    for part in chunks(len(rows), network, rows, memory):
-        if stop is not None and stop():
-            parts.append(rows.new_full((part.stop - part.start,), -math.inf))
-        else:
-            parts.append(relaxation.lower(last, rows[part], sample[part], intervals=intervals)[0])
-    return torch.cat(parts) if parts else rows.new_zeros(0)
+    return relaxation.outputs(matrix, sample, intervals=intervals, memory=memory, stop=stop)

@@ -52,23 +52,26 @@ def _tiny(dtype: torch.dtype) -> float:
     return torch.finfo(dtype).tiny
 
 
-def reach(node: Affine, magnitude: Tensor) -> Tensor:
-    """An upper bound of |W|·magnitude + |b|, broadcastable to (batch, *shape), for the functions below.
+def _relative(node: Affine, dtype: torch.dtype) -> float:
+    return gamma(2 * node.terms + 24, dtype) + 2 * node.weight_error
 
-    In float64 the sums of |W|'s rows times the largest input will do: what γ makes of the difference is invisible. In
-    float32 it is not, and worth a product.
+
+def ball(node: Affine, box: Bounds) -> tuple[Tensor, Tensor]:
+    """Centre c and radius r of a box, r so large that W·c + b ∓ |W|·r, computed, are bounds up to what b and underflow
+    add to the errors (``interval_affine``).
+
+    The errors of W·c and |W|·r, and what c and r miss of the box, are at most γ·|W|·(|c| + r), which is what
+    (1 + γ)·r + γ·|c| instead of r adds.
     """
-    if magnitude.dtype == torch.float64:
-        largest = magnitude.flatten(1).amax(1).reshape(-1, *[1] * len(node.shape))
-        return largest * node.row_sums + node.offset_magnitude()
-    return node.absolute(magnitude) + node.offset_magnitude()
+    relative = _relative(node, box.lower.dtype)
+    center = torch.lerp(box.lower, box.upper, 0.5)
+    radius = (box.upper - box.lower) * (0.5 * (1 + relative))
+    return center, torch.add(radius, center.abs(), alpha=relative)
 
 
-def interval_affine(node: Affine, magnitude: Tensor) -> Tensor:
-    """Error of one end of W·c + b ∓ |W|·r, given ``magnitude`` ≥ |W|·(|c| + r) + |b| (``reach``)."""
-    dtype = magnitude.dtype
-    relative = gamma(2 * node.terms + 16, dtype) + 2 * node.weight_error
-    return relative * magnitude + 4 * node.terms * _tiny(dtype)
+def interval_affine(node: Affine, dtype: torch.dtype) -> Tensor:
+    """The rest of the error of W·c + b ∓ |W|·r, broadcastable to ``shape``: b's part, and underflow."""
+    return _relative(node, dtype) * node.offset_magnitude() + 8 * node.terms * _tiny(dtype)
 
 
 def widen(bounds: Bounds, ulps: int) -> Bounds:
@@ -90,44 +93,49 @@ def interval_activation(node: Activation, image: Bounds) -> Bounds:
     return Bounds(outward.lower - absolute, outward.upper + absolute)
 
 
-def backward_affine(node: Affine, magnitude: Tensor) -> Tensor:
+def backward_affine(node: Affine, largest: Tensor) -> Tensor:
     """Per sample, the error of one unit of ‖A‖₁ in pulling rows A back through y = W·x + b.
 
     A row's new coefficients fl(Wᵀ·A) are off by at most γ·|W|ᵀ·|A|, which moves the row's value by at most
-    γ·|A|·(|W|·|x|); its constant gains fl(A·b), off by at most γ·|A|·|b|. With ``magnitude`` ≥ |W|·|x| + |b|
-    shaped (batch, *shape), both are at most γ·‖A‖₁·max(magnitude). Returns (batch,).
+    γ·|A|·(|W|·|x|); its constant gains fl(A·b), off by at most γ·|A|·|b|. With ``largest`` ≥ |x| of shape (batch,),
+    both are at most γ·‖A‖₁·(the largest sum of |W|'s rows, times ``largest``, plus |b|). Returns (batch,).
     """
-    dtype = magnitude.dtype
+    dtype = largest.dtype
     relative = 2 * gamma(max(node.terms, node.size) + 8, dtype) + 2 * node.weight_error
-    return relative * magnitude.flatten(1).amax(1) + 8 * node.size * _tiny(dtype)
+    reach = largest * node.row_sums.amax() + node.offset_magnitude().amax()
+    return relative * reach + 8 * node.size * _tiny(dtype)
 
 
 def backward_activation(node: Activation, pre: Bounds, lines: Lines) -> Tensor:
     """Per sample, the error of one unit of ‖A‖₁ in replacing an activation by its lines.
 
     Covers the rounding in the lines themselves (their offsets are computed from slopes and end points), in the
-    products slope·A and offset·A, and in summing the latter. Returns (batch,).
+    products slope·A and offset·A, and in summing the latter: A⁺·lower + A⁻·upper is computed as A·lower +
+    A⁻·(upper − lower), of which no part is larger than three times the result may be. Returns (batch,).
     """
     dtype = pre.lower.dtype
     reach = torch.maximum(pre.lower.abs(), pre.upper.abs())
     slope = torch.maximum(lines.lower_slope.abs(), lines.upper_slope.abs())
     offset = torch.maximum(lines.lower_offset.abs(), lines.upper_offset.abs())
     known = row(node)
-    # Four more for the products.
-    line = unit_roundoff(dtype) * ((known.ulps + 4) * (slope * reach + offset) + 2 * known.absolute(node))
-    total = 2 * gamma(node.size + 8, dtype) * offset
+    # Ten more for the products.
+    line = unit_roundoff(dtype) * ((known.ulps + 10) * (slope * reach + offset) + 2 * known.absolute(node))
+    total = 4 * gamma(node.size + 8, dtype) * offset
     return (line + total).flatten(1).amax(1) + 8 * node.size * _tiny(dtype)
 
 
-def accumulate(magnitude: Tensor) -> Tensor:
-    """Per sample, the error of one unit of ‖A‖₁ in adding two rows' coefficients at a node of values ≤ magnitude."""
-    return 4 * unit_roundoff(magnitude.dtype) * magnitude.flatten(1).amax(1)
+def accumulate(largest: Tensor) -> Tensor:
+    """Per sample, the error of one unit of ‖A‖₁ in adding two rows' coefficients at a node of values ≤ ``largest``."""
+    return 4 * unit_roundoff(largest.dtype) * largest
 
 
-def concretise(size: int, magnitude: Tensor) -> Tensor:
-    """Per sample, the error of one unit of ‖A‖₁ in A·c − |A|·r + constants; ``magnitude`` ≥ |c| + r."""
-    dtype = magnitude.dtype
-    return 4 * gamma(size + 16, dtype) * magnitude.flatten(1).amax(1) + 8 * size * _tiny(dtype)
+def concretise(size: int, largest: Tensor) -> Tensor:
+    """Per sample, the error of one unit of ‖A‖₁ in A·c − |A|·r + constants, of a ball of values ≤ ``largest``.
+
+    What the computed c and r miss of the ball is a few units of roundoff of ``largest``, and covered.
+    """
+    dtype = largest.dtype
+    return 4 * gamma(size + 16, dtype) * largest + 8 * size * _tiny(dtype)
 
 
 def total(value: Tensor, error: Tensor, scale: Tensor, steps: int) -> Tensor:

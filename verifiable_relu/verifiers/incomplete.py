@@ -9,17 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from verifiable_relu.bounds import (
-    Ascent,
-    Bounds,
-    alpha_lower_bounds,
-    alpha_preactivation_bounds,
-    input_box,
-    interval_bounds,
-    linear_lower_bounds,
-    preactivation_bounds,
-    unstable,
-)
+from verifiable_relu.bounds import Ascent, Bounds, Relaxation, ascend, input_box, neurons, relaxed, unstable
 from verifiable_relu.bounds.linear import MEMORY
 from verifiable_relu.bounds.rounding import covers
 from verifiable_relu.network.graph import Network
@@ -57,13 +47,11 @@ class _Bounding:
     name: ClassVar[str]
     complete: ClassVar[bool] = False
 
-    def preactivations(self, network: Network, box: Bounds, stop: Callable[[], bool]) -> dict[int, Bounds]:
-        """Bounds of every activation's input over a batch of boxes."""
+    def relaxation(self, network: Network, box: Bounds, stop: Callable[[], bool]) -> Relaxation:
+        """The network over a batch of boxes, with bounds of every node."""
         raise NotImplementedError
 
-    def rows(
-        self, network: Network, box: Bounds, pre: dict[int, Bounds], rows: RowBatch, stop: Callable[[], bool]
-    ) -> Tensor:
+    def rows(self, relaxation: Relaxation, rows: RowBatch, stop: Callable[[], bool]) -> Tensor:
         """Lower bounds of A·y, (rows,)."""
         raise NotImplementedError
 
@@ -86,12 +74,12 @@ class _Bounding:
                 dtype: torch.dtype = getattr(torch, self.dtype)
                 net = network.to(dtype, self.device)
                 box = input_box([queries[i].property for i in part], network, dtype, self.device)
-                pre = self.preactivations(net, box, stop)
+                relaxation = self.relaxation(net, box, stop)
                 rows = RowBatch.of([queries[i].property for i in part], network.output_size)
-                values = self.rows(net, box, pre, rows, stop).cpu().double()
+                values = self.rows(relaxation, rows, stop).cpu().double()
                 margins = rows.margins(torch.nextafter(values - rows.bound, torch.tensor(-torch.inf))).tolist()
                 counts = sum(
-                    (unstable(net.nodes[i], bounds).flatten(1).sum(1) for i, bounds in pre.items()),
+                    (unstable(net.nodes[i], bounds).flatten(1).sum(1) for i, bounds in relaxation.pre.items()),
                     start=torch.zeros(len(part), dtype=torch.long, device=self.device),
                 ).tolist()
                 share = elapsed() / len(part)
@@ -117,14 +105,13 @@ class Ibp(_Bounding):
 
     name = "ibp"
 
-    def preactivations(self, network: Network, box: Bounds, stop: Callable[[], bool]) -> dict[int, Bounds]:
-        bounds = interval_bounds(network, box)
-        return {i: bounds[network.nodes[i].inputs[0]] for i in network.activations}
+    def relaxation(self, network: Network, box: Bounds, stop: Callable[[], bool]) -> Relaxation:
+        relaxation = Relaxation(network, box)
+        relaxation.advance(len(network.nodes) - 1)
+        return relaxation
 
-    def rows(
-        self, network: Network, box: Bounds, pre: dict[int, Bounds], rows: RowBatch, stop: Callable[[], bool]
-    ) -> Tensor:
-        return linear_lower_bounds(network, box, pre, rows.matrix, rows.sample, intervals=True)
+    def rows(self, relaxation: Relaxation, rows: RowBatch, stop: Callable[[], bool]) -> Tensor:
+        return relaxation.outputs(rows.matrix, rows.sample, intervals=True)
 
 
 @dataclass(frozen=True)
@@ -133,15 +120,13 @@ class Crown(_Bounding):
 
     name = "crown"
 
-    def preactivations(self, network: Network, box: Bounds, stop: Callable[[], bool]) -> dict[int, Bounds]:
-        return preactivation_bounds(network, box, memory=self.memory, stop=stop)
+    def relaxation(self, network: Network, box: Bounds, stop: Callable[[], bool]) -> Relaxation:
+        return relaxed(network, box, memory=self.memory, stop=stop)
 
-    def rows(
-        self, network: Network, box: Bounds, pre: dict[int, Bounds], rows: RowBatch, stop: Callable[[], bool]
-    ) -> Tensor:
-        values = linear_lower_bounds(network, box, pre, rows.matrix, rows.sample, memory=self.memory, stop=stop)
+    def rows(self, relaxation: Relaxation, rows: RowBatch, stop: Callable[[], bool]) -> Tensor:
+        values = relaxation.outputs(rows.matrix, rows.sample, memory=self.memory, stop=stop)
         # Lines can lose to the intervals that the same pre-activations give, and these cost next to nothing.
-        return torch.maximum(values, linear_lower_bounds(network, box, pre, rows.matrix, rows.sample, intervals=True))
+        return torch.maximum(values, relaxation.outputs(rows.matrix, rows.sample, intervals=True))
 
 
 @dataclass(frozen=True)
@@ -150,9 +135,8 @@ class CrownIbp(Crown):
 
     name = "crown-ibp"
 
-    def preactivations(self, network: Network, box: Bounds, stop: Callable[[], bool]) -> dict[int, Bounds]:
-        bounds = interval_bounds(network, box)
-        return {i: bounds[network.nodes[i].inputs[0]] for i in network.activations}
+    def relaxation(self, network: Network, box: Bounds, stop: Callable[[], bool]) -> Relaxation:
+        return Ibp.relaxation(self, network, box, stop)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -169,15 +153,14 @@ class AlphaCrown(Crown):
 
     name = "alpha-crown"
 
-    def preactivations(self, network: Network, box: Bounds, stop: Callable[[], bool]) -> dict[int, Bounds]:
+    def relaxation(self, network: Network, box: Bounds, stop: Callable[[], bool]) -> Relaxation:
         if self.intermediate is None:
-            return super().preactivations(network, box, stop)
-        return alpha_preactivation_bounds(network, box, self.intermediate, memory=self.memory, stop=stop)
+            return super().relaxation(network, box, stop)
+        search = neurons(self.intermediate, memory=self.memory, stop=stop)
+        return relaxed(network, box, memory=self.memory, stop=stop, search=search)
 
-    def rows(
-        self, network: Network, box: Bounds, pre: dict[int, Bounds], rows: RowBatch, stop: Callable[[], bool]
-    ) -> Tensor:
-        values = super().rows(network, box, pre, rows, stop)
+    def rows(self, relaxation: Relaxation, rows: RowBatch, stop: Callable[[], bool]) -> Tensor:
+        values = super().rows(relaxation, rows, stop)
         bound, polytope = rows.bound.to(values), rows.polytope.to(values.device)
         clear = 1e-6 * (1 + bound.abs())
 
@@ -199,11 +182,10 @@ class AlphaCrown(Crown):
 
         values[undecided] = torch.maximum(
             values[undecided],
-            alpha_lower_bounds(
-                network,
-                box,
-                pre,
-                rows.matrix.to(values)[undecided],
+            ascend(
+                relaxation,
+                len(relaxation.network.nodes) - 1,
+                rows.matrix.to(values)[undecided].reshape(-1, *relaxation.network.output_shape),
                 rows.sample.to(values.device)[undecided],
                 self.ascent,
                 settled=settled,

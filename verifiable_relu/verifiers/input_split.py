@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from verifiable_relu.bounds import Bounds, input_box
-from verifiable_relu.bounds.linear import MEMORY, relaxed
+from verifiable_relu.bounds.linear import MEMORY, chunk_size, groups, relaxed
 from verifiable_relu.bounds.rounding import covers
 from verifiable_relu.network.graph import Network
 from verifiable_relu.spec.property import Query, RowBatch
@@ -118,7 +118,12 @@ class _Search:
         relaxation = relaxed(self.network, box, memory=self.options.memory, stop=stop, most=self.options.most)
         last = len(self.network.nodes) - 1
         matrix = rows.matrix.to(lower).reshape(-1, *self.network.output_shape)
-        values, coefficients = relaxation.lower(last, matrix, rows.sample)
+        values, coefficients = matrix.new_empty(len(matrix)), matrix.new_empty(len(matrix), self.network.input_size)
+        for number, mine in groups(rows.sample, chunk_size(self.network, matrix, self.options.memory)):
+            part = number.flatten()
+            values[part], reached = relaxation.lower(last, matrix[part], mine)
+            assert reached is not None
+            coefficients[part] = relaxation.of_input(reached)
         bounds = torch.nextafter(values.cpu() - rows.bound, torch.tensor(-torch.inf, dtype=torch.float64))
         margins = rows.margins(bounds)
 
