@@ -80,7 +80,7 @@ def worst_logits(relaxation: Relaxation, y: Tensor, linear: float = 0.0) -> Tens
     last = len(relaxation.network.nodes) - 1
     one = torch.eye(relaxation.network.output_size).to(relaxation.values[0].lower)
     rows = (one[y].unsqueeze(1) - one).flatten(0, 1)
-    sample = torch.arange(len(y), device=y.device).repeat_interleave(len(one))
+    sample = torch.arange(len(y), device=y.device)
 
     def lower(intervals: bool) -> Tensor:
         return relaxation.lower(last, rows, sample, intervals=intervals, rounded=False)[0].reshape(len(y), -1)
