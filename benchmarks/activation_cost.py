@@ -48,6 +48,13 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "nn.SiLU": nn.SiLU,
     "nn.ReLU": nn.ReLU,
 }
+PLAIN = {
+    **dict.fromkeys(ACTIVATIONS, "nn.GELU"),
+    "λ-GELU, tanh form": "nn.GELU, tanh form",
+    "λ-Swish, learned": "nn.SiLU",
+}
+"""What each is compared with besides nn.GELU: the same function without a hardness."""
+
 NETWORKS: dict[str, Callable[[Callable[[], nn.Module]], nn.Module]] = {
     "MLP 784-128-128-10": lambda make: mlp([784, 128, 128, 10], make),
     "MLP 784-512-512-10": lambda make: mlp([784, 512, 512, 10], make),
@@ -88,8 +95,9 @@ def bare(activation: str, shape: tuple[int, ...]) -> Callable[[], None]:
     return step
 
 
-def measure(steps: Sequence[Callable[[], None]], pairs: int) -> list[tuple[float, float, float]]:
-    """For each step its median milliseconds of processor time, and the median ratios to the first, wall clock last."""
+def measure(steps: Sequence[Callable[[], None]], pairs: int) -> list[tuple[float, float, float, float]]:
+    """For each activation's step its median milliseconds of processor time, the median ratios to nn.GELU's in it and
+    in wall clock, and that to its plain form's in processor time."""
     cpu: list[list[float]] = [[] for _ in steps]
     wall: list[list[float]] = [[] for _ in steps]
     for turn in range(-max(5, pairs // 10), pairs):
@@ -100,10 +108,14 @@ def measure(steps: Sequence[Callable[[], None]], pairs: int) -> list[tuple[float
                 cpu[place].append(time.process_time() - began[0])
                 wall[place].append(time.perf_counter() - began[1])
 
-    def ratio(times: list[list[float]], place: int) -> float:
-        return statistics.median(a / b for a, b in zip(times[place], times[0], strict=True))
+    def ratio(times: list[list[float]], place: int, base: int) -> float:
+        return statistics.median(a / b for a, b in zip(times[place], times[base], strict=True))
 
-    return [(1e3 * statistics.median(cpu[i]), ratio(cpu, i), ratio(wall, i)) for i in range(len(steps))]
+    names = list(ACTIVATIONS)
+    return [
+        (1e3 * statistics.median(cpu[i]), ratio(cpu, i, 0), ratio(wall, i, 0), ratio(cpu, i, names.index(PLAIN[name])))
+        for i, name in enumerate(names)
+    ]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -121,15 +133,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "bare, 128 × 16 × 14 × 14": [bare(each, (128, 16, 14, 14)) for each in ACTIVATIONS],
     }
     for name, steps in cases.items():
-        for activation, (milliseconds, cpu, wall) in zip(ACTIVATIONS, measure(steps, asked.pairs), strict=True):
-            rows.append(f"| {name} | {activation} | {milliseconds:.3f} | {cpu:.3f} | {wall:.3f} |")
+        for activation, (milliseconds, *ratios) in zip(ACTIVATIONS, measure(steps, asked.pairs), strict=True):
+            rows.append(f"| {name} | {activation} | {milliseconds:.3f} | {' | '.join(f'{r:.3f}' for r in ratios)} |")
             print(rows[-1], flush=True)
     text = (
         "# The cost of a learned hardness\n\n"
         f"By `{command()}`; {describe()}, {asked.threads} thread(s). {load_average()}\n\n"
         f"Median of {asked.pairs} interleaved steps in milliseconds of processor time, and the median ratio to nn.GELU "
         "of neighbouring steps. Target: a training step with λ-GELU at most 1.15.\n\n"
-        "| network | activation | ms | ratio | ratio, wall clock |\n|---|---|---|---|---|\n"
+        "| network | activation | ms | ratio | ratio, wall clock | ratio to its plain form |\n"
+        "|---|---|---|---|---|---|\n"
     )
     (asked.results / "activation_cost.md").write_text(text + "\n".join(rows) + "\n", encoding="utf-8")
     return 0
