@@ -38,6 +38,7 @@ from verifiable_relu.network.graph import (
     Input,
     Linear,
     Network,
+    Node,
     Permute,
     Relu,
     Reshape,
@@ -50,7 +51,10 @@ MEMORY = 1 << 30
 _CACHED = 1 << 24
 """The same on a CPU, where chunks that stay in the cache, and in memory that was touched before, go faster."""
 
-_MANY = 32
+_ALIVE = 0.75
+"""Up to this share of neurons that are not inactive, rows are worth restricting to them."""
+
+_MANY = 100
 """So many unstable neurons are worth two passes, of which the second has fewer rows."""
 
 _COPIES = 6
@@ -91,6 +95,38 @@ class _Step:
         return _Step(change(self.low), change(self.rise), floor, change(self.lift))
 
 
+@dataclass(frozen=True)
+class _Alive:
+    """The neurons of a ReLU that are not inactive, sample by sample: of the others no coefficient is passed on.
+
+    Attributes:
+        numbers: (batch, most) their numbers; what lies beyond a sample's count is to be ignored, and has a step of 0.
+        counts: for each sample.
+        step: theirs, (batch, most) each.
+    """
+
+    numbers: Tensor
+    counts: list[int]
+    step: _Step
+
+    @staticmethod
+    def of(pre: Bounds, step: _Step) -> _Alive:
+        """From bounds and step of all neurons, (batch, neurons)."""
+        sample, neuron = (~(pre.upper <= 0)).nonzero().unbind(1)
+        counts = torch.bincount(sample, minlength=len(pre.upper))
+        place = torch.arange(len(sample), device=sample.device) - (counts.cumsum(0) - counts)[sample]
+        most = int(counts.max())
+        numbers = sample.new_zeros(len(counts), most)
+        numbers[sample, place] = neuron
+        there = torch.arange(most, device=sample.device) < counts[:, None]
+        return _Alive(numbers, counts.tolist(), step.map(lambda t: t.gather(1, numbers) * there))
+
+    def among(self, sample: Tensor) -> tuple[Tensor, _Step]:
+        """Numbers (groups, most) and steps (groups, 1, most) of some samples."""
+        most = max((self.counts[i] for i in sample.tolist()), default=0)
+        return self.numbers[sample, :most], self.step.map(lambda t: t[sample, None, :most])
+
+
 class Relaxation:
     """A network over a batch of boxes: each node's bounds and each activation's lines, made as they are needed.
 
@@ -111,6 +147,7 @@ class Relaxation:
         self._known = known or {}
         self._lines: dict[int, Lines] = {}
         self._steps: dict[int, _Step] = {}
+        self._living: dict[int, _Alive | None] = {}
         self._balls: dict[tuple[int, bool], tuple[Tensor, Tensor]] = {}
         self._errors: dict[int, Tensor] = {}
         self._ends: dict[int, tuple[Tensor, ...]] = {}
@@ -153,6 +190,24 @@ class Relaxation:
             assert isinstance(node, Activation)
             self._steps[index] = _Step.of(node, self.lines(index))
         return self._steps[index]
+
+    def _alive(self, index: int) -> _Alive | None:
+        """What of activation ``index`` is alive, where the linear map before it is worth restricting to that."""
+        if index not in self._living:
+            node, source = self.network.nodes[index], self.network.nodes[self.network.nodes[index].inputs[0]]
+            found = None
+            if isinstance(node, Relu) and self._restricts(source):
+                found = _Alive.of(self.pre[index], self._step(index))
+                if found.numbers.shape[1] > _ALIVE * node.size:
+                    found = None
+            self._living[index] = found
+        return self._living[index]
+
+    def _restricts(self, node: Node) -> bool:
+        """Whether it is a dense linear map that one node alone uses."""
+        if not isinstance(node, Linear) or len(node.shape) != 1 or node.sparse:
+            return False
+        return sum(self.network.nodes[i] is node for n in self.network.nodes for i in n.inputs) == 1
 
     def _ball(self, index: int, rounded: bool) -> tuple[Tensor, Tensor]:
         """Centre c and radius r of the box of node ``index``, flattened: (batch, size).
@@ -302,39 +357,35 @@ class Relaxation:
                 a = a.dense(nodes[index].shape)
             return a.reshape(groups, each, *nodes[index].shape)
 
-        value = like.new_zeros(groups, each) if constant is None else constant.reshape(groups, each)
-        scale = value.abs()
-        error = torch.zeros_like(value)
-        additions = 0
+        terms = [] if constant is None else [constant.reshape(groups, each)]
+        errors: list[Tensor] = []
         reached: Tensor | None = None
         coefficients: dict[int, Tensor | Window] = {target: rows if isinstance(rows, Window) else whole(rows, target)}
         norms: dict[int, Tensor] = {}
 
         def give(index: int, a: Tensor | Window, norm: Tensor | None) -> None:
             """Rows of node ``index``, and upper bounds of their ‖A‖₁ if these are known."""
-            nonlocal error
             if index in coefficients:
                 other = coefficients[index]
                 both = a.plus(other) if isinstance(a, Window) and isinstance(other, Window) else None
                 a, norm = whole(a, index) + whole(other, index) if both is None else both, None
                 norms.pop(index, None)
                 if rounded:
-                    unit = rounding.accumulate(largest(self.values[index]))[sample, None]
-                    error = error + self._norm(a, groups) * unit
+                    unit = _of(rounding.accumulate(largest(self.values[index])), sample)[:, None]
+                    errors.append(self._norm(a, groups) * unit)
             coefficients[index] = a
             if norm is not None:
                 norms[index] = norm
 
         def account(index: int, own: Lines | None, norm: Tensor) -> None:
-            nonlocal error
             if own is None:
-                unit = self.error_unit(index)[sample, None]
+                unit = _of(self.error_unit(index), sample)[:, None]
             else:
                 node, pre = nodes[index], self.pre[index]
                 assert isinstance(node, Activation)
                 mine = Bounds(_of(pre.lower, sample), _of(pre.upper, sample))
                 unit = rounding.backward_activation(node, mine, own)[:, None]
-            error = error + norm * unit
+            errors.append(norm * unit)
 
         for index in range(target, -1, -1):
             if index not in coefficients:
@@ -363,7 +414,7 @@ class Relaxation:
                         account(index, own, norm)
                     if before is not None:
                         give(node.inputs[0], before, norm if isinstance(node, Relu) else None)
-                    value, scale, additions = value + added, scale + added.abs(), additions + 1
+                    terms.append(added)
                     continue
                 a = whole(a, index)
             match node:
@@ -379,6 +430,22 @@ class Relaxation:
                     added = (a * node.offset()).flatten(2).sum(2)
                     shape = nodes[node.inputs[0]].shape
                     give(node.inputs[0], node.adjoint(a.flatten(0, 1), shape).unflatten(0, (groups, each)), None)
+                case Activation() if own is None and (alive := self._alive(index)) is not None:
+                    number, step = alive.among(sample)
+                    a = a.gather(2, number[:, None].expand(-1, each, -1))
+                    negative = a.clamp(max=0)
+                    added = (negative * step.lift).sum(2)
+                    if rounded:
+                        # What is left out has no part in the values.
+                        norm = a.sum(2) - 2 * negative.sum(2)
+                        account(index, own, norm)
+                        account(node.inputs[0], own, norm)
+                    a = (a * step.low).addcmul_(negative, step.rise)
+                    before = nodes[node.inputs[0]]
+                    assert isinstance(before, Linear)
+                    added = added + (a * before.bias[number][:, None]).sum(2)
+                    back = a @ before.weight[number]
+                    give(before.inputs[0], back.reshape(groups, each, *nodes[before.inputs[0]].shape), None)
                 case Activation():
                     if own is None:
                         step = self._step(index).map(lambda t: _of(t, sample)[:, None])
@@ -397,8 +464,8 @@ class Relaxation:
                     give(node.inputs[0], (a * step.low).addcmul_(negative, step.rise), passed)
                 case _:
                     raise UnsupportedError("no linear bound is known", place=f"node '{node.name}' ({node.op})")
-            value, scale, additions = value + added, scale + added.abs(), additions + 1
-        found = rounding.total(value, error, scale, additions) if rounded else value
+            terms.append(added)
+        found = rounding.total(torch.stack(terms), errors) if rounded else sum(terms[1:], terms[0])
         return found.flatten(), reached
 
     def of_input(self, rows: Tensor) -> Tensor:
@@ -435,7 +502,7 @@ class Relaxation:
         rows = matrix.to(self.values[0].lower).reshape(len(matrix), *network.output_shape)
         parts: list[Tensor] = []
         order: list[Tensor] = []
-        for number, mine in groups(sample, chunk_size(network, rows, memory)):
+        for number, mine in groups(sample, chunk_size(network, rows, memory), self.samples):
             order.append(number.flatten())
             if stop is not None and stop():
                 parts.append(rows.new_full((number.numel(),), -math.inf))
@@ -449,6 +516,8 @@ class Relaxation:
 
 def _of(values: Tensor, sample: Tensor) -> Tensor:
     """Those of the samples named, one after another."""
+    if len(values) == 1 == len(sample):
+        return values
     return values.index_select(0, sample)
 
 
@@ -475,16 +544,21 @@ def chunk_size(network: Network, like: Tensor, memory: int, copies: int = _COPIE
     return max(1, limit // (widest * like.element_size() * copies))
 
 
-def groups(sample: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+def groups(sample: Tensor, size: int, samples: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Rows in chunks of at most ``size``, each of some groups of equal size.
 
     Args:
         sample: (R,) the sample of each row, in any order.
         size: at least 1.
+        samples: how many there are.
 
     Yields:
         (groups, each) numbers of rows, a group's last one repeated where it has too few, and (groups,) its sample.
     """
+    if samples == 1:
+        for start in range(0, len(sample), size):
+            yield torch.arange(start, min(start + size, len(sample)), device=sample.device)[None], sample[:1]
+        return
     order = sample.argsort(stable=True)
     counts = torch.bincount(sample).tolist()
     begin, pieces = 0, []
@@ -560,40 +634,35 @@ def relaxed(
         chosen = unstable(activation, interval).flatten(1)
         if most is not None:
             chosen = chosen & (chosen.sum(1, keepdim=True) <= most)
-        lower, upper = interval.lower.flatten(1).clone(), interval.upper.flatten(1).clone()
+        # Lower bounds of every neuron and of its negative.
+        both = torch.stack([interval.lower.flatten(1), -interval.upper.flatten(1)])
         # Windows take a fraction of the memory of whole rows.
         copies = _COPIES if search is not None or len(interval.lower.shape) != 4 else max(1, _COPIES // 4)
-        size = chunk_size(network, lower, memory, copies)
-        later = torch.zeros_like(chosen)
-        if isinstance(activation, Relu):
-            later = chosen & (upper < -lower) & (chosen.sum(1, keepdim=True) >= _MANY)
+        size = chunk_size(network, both, memory, copies)
 
-        def side(below: Tensor, above: Tensor) -> None:
-            """Bound some neurons from below and some from above, (batch, size) each."""
-            wanted = [chosen.nonzero() for chosen in (below, above)]
-            sample, neuron = torch.cat(wanted).unbind(1)
-            sign = lower.new_ones(len(sample))
-            sign[len(wanted[0]) :] = -1
-            for number, mine in groups(sample, size):
+        def side(wanted: Tensor) -> None:
+            """Bound what is wanted of ``both`` anew."""
+            negative, sample, neuron = wanted.nonzero().unbind(1)
+            for number, mine in groups(sample, size, relaxation.samples):
                 if stop is not None and stop():
                     return
                 part = number.flatten()
-                target, rows, constant = signed(network, activation.inputs[0], neuron[part], sign[part])
+                at = negative[part], sample[part], neuron[part]
+                target, rows, constant = signed(network, activation.inputs[0], at[2], (1 - 2 * at[0]).to(both))
                 if search is None:
                     found = relaxation.lower(target, rows, mine, constant=constant)[0]
                 else:
                     whole = rows.dense(network.nodes[target].shape) if isinstance(rows, Window) else rows
-                    found = search(relaxation, target, whole, sample[part], constant)
-                for bounds, positive in ((lower, True), (upper, False)):
-                    at = (sign[part] > 0) == positive
-                    place = sample[part][at], neuron[part][at]
-                    better = torch.maximum if positive else torch.minimum
-                    bounds[place] = better(bounds[place], sign[part][at] * found[at])
+                    found = search(relaxation, target, whole, at[1], constant)
+                both[at] = torch.maximum(both[at], found)
 
-        side(chosen & ~later, chosen)
-        if bool(later.any()):
-            side(later & (upper > 0), torch.zeros_like(chosen))
-        return Bounds(lower.reshape(interval.lower.shape), upper.reshape(interval.upper.shape))
+        later = chosen & (both[0] < both[1]) & (chosen.sum(1, keepdim=True) >= _MANY)
+        if isinstance(activation, Relu) and bool(later.any()):
+            side(torch.stack([chosen & ~later, chosen]))
+            side(torch.stack([later & (both[1] < 0), torch.zeros_like(later)]))
+        else:
+            side(torch.stack([chosen, chosen]))
+        return Bounds(both[0].reshape(interval.lower.shape), -both[1].reshape(interval.upper.shape))
 
     def tighten(index: int, interval: Bounds) -> Bounds:
         if interval_is_exact(network, network.nodes[index].inputs[0]):

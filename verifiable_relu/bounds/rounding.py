@@ -14,6 +14,8 @@ few operations is covered too.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -138,14 +140,9 @@ def concretise(size: int, largest: Tensor) -> Tensor:
     return 4 * gamma(size + 16, dtype) * largest + 8 * size * _tiny(dtype)
 
 
-def total(value: Tensor, error: Tensor, scale: Tensor, steps: int) -> Tensor:
-    """value − error, rounded down, where ``value`` was summed in ``steps`` additions.
-
-    Args:
-        value: (rows,) the sum of the constants and the concretised rest.
-        error: (rows,) the sum of the errors of each of them.
-        scale: (rows,) the sum of their absolute values, which bounds every partial sum.
-        steps: how many were added.
-    """
-    relative = 4 * (steps + 4) * unit_roundoff(value.dtype)
-    return value - (1 + relative) * error - relative * scale - _tiny(value.dtype)
+def total(terms: Tensor, errors: Sequence[Tensor]) -> Tensor:
+    """The sum of ``terms`` (n, …) less that of their ``errors``, rounded down."""
+    relative = 2 * (len(terms) + len(errors) + 4) * unit_roundoff(terms.dtype)
+    value, scale = terms.sum(0), terms.abs().sum(0)
+    error = torch.stack([relative * scale, *errors]).sum(0)
+    return value - (1 + relative) * error - _tiny(value.dtype)

@@ -174,6 +174,11 @@ class Linear(Affine):
     def row_sums(self) -> Tensor:
         return kept(self, "_row_sums", lambda: _magnitude(self).sum(1))
 
+    @property
+    def sparse(self) -> bool:
+        """Whether products go through sparse matrices."""
+        return self._sparse is not None
+
     @cached_property
     def _sparse(self) -> _Sparse | None:
         """The weight as a sparse matrix, where most of it is zeros and nobody asks for its gradient."""

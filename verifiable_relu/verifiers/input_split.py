@@ -119,7 +119,8 @@ class _Search:
         last = len(self.network.nodes) - 1
         matrix = rows.matrix.to(lower).reshape(-1, *self.network.output_shape)
         values, coefficients = matrix.new_empty(len(matrix)), matrix.new_empty(len(matrix), self.network.input_size)
-        for number, mine in groups(rows.sample, chunk_size(self.network, matrix, self.options.memory)):
+        size = chunk_size(self.network, matrix, self.options.memory)
+        for number, mine in groups(rows.sample, size, len(owner)):
             part = number.flatten()
             values[part], reached = relaxation.lower(last, matrix[part], mine)
             assert reached is not None
