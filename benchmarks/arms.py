@@ -266,7 +266,14 @@ def grid_parser(description: str) -> argparse.ArgumentParser:
     made.add_argument("--eps", type=number, help="for attacked accuracy and unstable neurons (by data set)")
     made.add_argument("--crop", type=int, default=0)
     made.add_argument("--flip", action="store_true")
-    for name, kind in (("switch", float), ("schedule", str), ("ramp", str), ("lam-rate", str), ("fall", str)):
+    for name, kind in (
+        ("switch", float),
+        ("schedule", str),
+        ("ramp", str),
+        ("lam-rate", str),
+        ("fall", str),
+        ("inputs", str),
+    ):
         made.add_argument(f"--{name}", type=kind, default=getattr(Options, name.replace("-", "_")))
     made.add_argument("--records", type=Path, default=RESULTS / "arms")
     made.add_argument("--networks", type=Path, default=RUNS)

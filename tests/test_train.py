@@ -86,6 +86,13 @@ def test_learning_rate_is_one_cycle() -> None:
     assert [schedule.warmup(step, 4) for step in (0, 2, 4, 9)] == [0, 0.5, 1, 1] and schedule.warmup(0, 0) == 1
 
 
+def test_raw_inputs_are_not_standardised() -> None:
+    data, x = blobs(), torch.rand(5, 1, 6, 6)
+    for options in (MLP, CNN):
+        standardised, raw = build(options, data), build(replace(options, inputs="raw"), data)
+        assert torch.equal(standardised(x), raw((x - 0.5) / 0.3)) and not torch.equal(standardised(x), raw(x))
+
+
 # The rates of λ
 
 

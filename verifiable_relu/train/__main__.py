@@ -42,6 +42,7 @@ HELP: dict[str, tuple[Callable[[str], Any], str]] = {
     "stability": (float, "weight of the ReLU-stability term"),
     "terms_grow": (str, "when these two weights grow: with ε, or over the first half of λ's ramp"),
     "initialisation": (str, "of the weights; ibp: intervals keep their width"),
+    "inputs": (str, "whether images are standardised first"),
     "crop": (int, "zero padding of random crops, in pixels; 0: none"),
     "lam_init": (float, "λ of every layer at the start"),
     "lam_target": (float, "λ of every layer at the end"),

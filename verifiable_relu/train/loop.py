@@ -94,7 +94,7 @@ def build(options: Options, data: Dataset) -> nn.Sequential:
 
 
 def _network(options: Options, data: Dataset) -> nn.Sequential:
-    normalize = Normalize(data.mean, data.std)
+    normalize = Normalize(data.mean, data.std) if options.inputs == "standardised" else None
     shape = channels, height, width = data.images.shape[1:]
     make = partial(activation, options)
     match options.model:

@@ -20,6 +20,7 @@ Certified = Literal["ibp", "crown-ibp", "sabr"]
 Growth = Literal["warmup", "ramp"]
 Initialisation = Literal["default", "ibp"]
 Fall = Literal["cosine", "none"]
+Inputs = Literal["standardised", "raw"]
 
 CHOICES = {
     "model": Model,
@@ -33,6 +34,7 @@ CHOICES = {
     "terms_grow": Growth,
     "initialisation": Initialisation,
     "fall": Fall,
+    "inputs": Inputs,
 }
 
 
@@ -81,6 +83,8 @@ class Options:
             neurons are moved to one side while their gate is still smooth.
         initialisation: of the weights: torch's ``default``, or ``ibp``, under which intervals keep their width
             (``train.objective.initialise``).
+        inputs: whether the network first subtracts the data's mean and divides by its deviation (``standardised``), or
+            takes images in [0, 1] as they are (``raw``).
         crop: pixels of zero padding for random crops; 0 for none.
         flip: whether images are mirrored at random.
         lam_init: λ of every layer at the start; 1 + ln 2 is where the parameter s behind it is 0.
@@ -125,6 +129,7 @@ class Options:
     stability: float = 0.0
     terms_grow: Growth = "warmup"
     initialisation: Initialisation = "default"
+    inputs: Inputs = "standardised"
     crop: int = 0
     flip: bool = False
     lam_init: float = 1 + math.log(2)
