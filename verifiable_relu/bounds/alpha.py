@@ -36,8 +36,8 @@ class Ascent:
     """
 
     steps: int = 20
-    rate: float = 0.2
-    decay: float = 0.95
+    rate: float = 0.5
+    decay: float = 0.98
     patience: int = 4
 
 
