@@ -13,10 +13,15 @@ from torch import nn
 
 import verifiable_relu
 from verifiable_relu import verify
+from verifiable_relu.bounds.linear import MEMORY
 from verifiable_relu.campaign import Result
+from verifiable_relu.campaign.inputs import verifier
 from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.network import from_torch, write_onnx
-from verifiable_relu.verifiers.base import Reason, Trust, Verdict
+from verifiable_relu.spec import Query
+from verifiable_relu.verifiers.base import Budget, Outcome, Progress, Reason, Trust, Verdict
+from verifiable_relu.verifiers.incomplete import AlphaCrown, Crown
+from verifiable_relu.verifiers.input_split import InputSplit
 
 
 class Brightness(nn.Module):
@@ -97,6 +102,32 @@ def test_time_is_limited_for_each_image() -> None:
     assert Reason.TIMEOUT in reasons and reasons <= {Reason.TIMEOUT, Reason.PROVED}
 
 
+@pytest.mark.parametrize("method", ["auto", "ibp", "crown-ibp", "crown", "alpha-crown", "split"])
+def test_memory_is_limited_for_methods_that_bound(method: str) -> None:
+    assert repr(verifier(method)) == repr(verifier(method, memory=MEMORY)) != repr(verifier(method, memory=1 << 20))
+    same: Any = np.int64(1 << 20)
+    assert repr(verifier(method, memory=same)) == repr(verifier(method, memory=1 << 20))
+
+
+@pytest.mark.parametrize("method", ["auto", "crown"])
+def test_one_row_at_a_time_always_fits(method: str) -> None:
+    check(verify(MODEL, IMAGES, LABELS, 0.125, method, memory=1), Verdict.SAT if method == "auto" else Verdict.UNKNOWN)
+
+
+def test_every_stage_of_auto_keeps_to_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: dict[str, int] = {}
+
+    def undecided(self: Crown | InputSplit, queries: list[Query], budget: Budget, progress: Progress) -> None:
+        seen[self.name] = self.memory
+        for i in range(len(queries)):
+            progress.finish(i, Outcome.unknown(Reason.INCOMPLETE, self.name, ""))
+
+    for kind in (Crown, AlphaCrown, InputSplit):
+        monkeypatch.setattr(kind, "verify", undecided)
+    check(verify(MODEL, IMAGES, LABELS, 0.125, memory=12345))
+    assert seen == {"crown": 12345, "alpha-crown": 12345, "split": 12345}
+
+
 def test_progress_goes_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
     check(verify(MODEL, IMAGES, LABELS, 0.125, progress=True))
     assert capsys.readouterr().out == ""
@@ -126,6 +157,11 @@ NAN = np.where(np.arange(4).reshape(1, 1, 2, 2) == 2, np.nan, 0.5)
         ({"clip": (1, 0)}, "range"),
         ({"method": "magic"}, "unknown method 'magic'"),
         ({"device": "nowhere"}, "nowhere"),
+        ({"memory": 0}, "limit of memory is a positive .* not 0"),
+        ({"memory": -1}, "limit of memory"),
+        ({"memory": 1e9}, "not 1000000000.0"),
+        ({"memory": "1G"}, "not '1G'"),
+        *(({"memory": 1 << 30, "method": m}, f"'{m}' takes no") for m in ("attack", "milp", "smt", "auto_lirpa")),
         ({"timeout": 0}, "time limit"),
         ({"timeout": float("inf")}, "time limit"),
         ({"model": "none.onnx"}, "none.onnx: no such file"),

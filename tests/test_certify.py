@@ -147,7 +147,7 @@ def test_what_is_no_decimal_is_printed_as_the_nearest_number(
     def answer(query: Query) -> Outcome:
         return Outcome(Verdict.SAT, Reason.REFUTED, "thirds", witness=(Fraction(1), Fraction(2, 3)))
 
-    monkeypatch.setattr("verifiable_relu.campaign.inputs.make", lambda name, device: Scripted(answer))
+    monkeypatch.setattr("verifiable_relu.campaign.inputs.make", lambda *_: Scripted(answer))
     assert main(["--spec", str(folder / "violated.vnnlib")]) == 0
     assert f"((X_0 1.0)\n (X_1 {2 / 3!r})\n" in capsys.readouterr().out
 
@@ -161,6 +161,21 @@ def test_a_single_answer_is_kept_too(
     monkeypatch.setattr("verifiable_relu.verifiers.attack.Attack.verify", None)
     assert main(arguments) == 0
     assert capsys.readouterr().out == first and first.startswith("sat\n((X_0")
+
+
+def test_an_equal_limit_of_memory_is_the_same_run_and_another_is_not(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--spec", str(folder / "safe.vnnlib"), "--method", "crown", "--out", str(folder / "out"), "--quiet"]
+    runs = [[], ["--memory", "1G"], ["--memory", "1048576k"], ["--memory", "1073741824"], ["--memory", "64M"]]
+    counts = []
+    for more in runs:
+        assert main([*arguments, *more]) == 0
+        assert capsys.readouterr().out == "unsat\n"
+        counts.append(len(Store(folder / "out")))
+    assert counts == [1, 1, 1, 1, 2]
+    last = (folder / "out" / "records.jsonl").read_text().splitlines()[-1]
+    assert f"memory={64 << 20}," in last
 
 
 def test_whoever_reads_may_stop_reading() -> None:
@@ -237,6 +252,11 @@ BAD = {
     "method": (["--spec", "safe.vnnlib", "--method", "magic"], ["magic", "crown"]),
     "device": (["--spec", "safe.vnnlib", "--device", "nowhere"], ["nowhere"]),
     "other method's device": (["--spec", "safe.vnnlib", "--method", "milp", "--device", "cuda"], ["milp", "CPU"]),
+    "memory word": (["--spec", "safe.vnnlib", "--memory", "lots"], ["--memory", "'lots'", "512M"]),
+    "memory 0": (["--spec", "safe.vnnlib", "--memory", "0G"], ["--memory", "'0G'"]),
+    "negative memory": (["--spec", "safe.vnnlib", "--memory=-1M"], ["--memory", "'-1M'"]),
+    "memory unit": (["--spec", "safe.vnnlib", "--memory", "2X"], ["--memory", "'2X'"]),
+    "other method's memory": (["--spec", "safe.vnnlib", "--method", "milp", "--memory", "1G"], ["milp", "memory"]),
     "timeout 0": (["--spec", "safe.vnnlib", "--timeout", "0"], ["--timeout", "'0'"]),
     "timeout NaN": (["--spec", "safe.vnnlib", "--timeout", "nan"], ["--timeout", "'nan'"]),
     "timeout word": (["--spec", "safe.vnnlib", "--timeout", "soon"], ["--timeout", "'soon'"]),
@@ -298,7 +318,7 @@ def test_a_fault_of_ours_is_one_line_and_exits_with_1(
     def answer(query: object) -> object:
         raise ZeroDivisionError("oh")
 
-    monkeypatch.setattr("verifiable_relu.campaign.inputs.make", lambda name, device: Scripted(answer))  # type: ignore
+    monkeypatch.setattr("verifiable_relu.campaign.inputs.make", lambda *_: Scripted(answer))  # type: ignore
     assert main(["--spec", str(folder / "safe.vnnlib"), "--quiet"]) == 1
     shown = capsys.readouterr()
     assert shown.out == "unknown\n" and shown.err.count("\n") == 1
@@ -373,7 +393,7 @@ SLOW = """
 import sys
 from tests import test_certify as t
 from verifiable_relu.campaign import inputs
-inputs.make = lambda name, device: t.Scripted(t.patiently)
+inputs.make = lambda *_: t.Scripted(t.patiently)
 sys.exit(t.main())
 """
 
@@ -405,7 +425,7 @@ def test_ctrl_c_keeps_what_is_done_and_the_same_command_resumes(
     monkeypatch.chdir(folder)
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     verifier = Scripted(patiently)
-    monkeypatch.setattr("verifiable_relu.campaign.inputs.make", lambda name, device: verifier)
+    monkeypatch.setattr("verifiable_relu.campaign.inputs.make", lambda *_: verifier)
     assert main(arguments) == 0
     assert [row[2] for row in rows(capsys.readouterr().out)] == ["unsat"] * count
     assert [len(queries) for queries in verifier.asked] == [count - done]

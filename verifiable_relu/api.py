@@ -27,6 +27,7 @@ def verify(
     device: str = "cpu",
     progress: bool = False,
     joint: float | Sequence[float] | bool = False,
+    memory: int | None = None,
 ) -> list[Result]:
     """For each image: has every x within ``eps`` of it (per pixel, and within ``clip``) the image's label?
 
@@ -42,6 +43,7 @@ def verify(
         progress: show a bar on stderr.
         joint: answer for the ReLU network and all networks with λ'-GELU, λ' ≥ this (one number, or one for each
             layer), in its place at once; True takes the λ of the model's own λ-GELUs (``network.hardened``).
+        memory: a limit in bytes on what bounds hold at once, for a method that has them; None leaves the method's own.
 
     Returns:
         A result per image, in their order. ``verdict`` is *unsat* where no x changes the class, *sat* where
@@ -49,9 +51,9 @@ def verify(
         ``margin`` > 0 is a proven distance to a change, in units of the outputs.
 
     Raises:
-        InputError: (a ``ValueError``) for a bad model, shape, number, label, method or time limit.
+        InputError: (a ``ValueError``) for a bad model, shape, number, label, method or limit.
     """
-    chosen = verifier(method, device)
+    chosen = verifier(method, device, memory)
     pixels = _pixels(images)
     network = _network(model, pixels.shape[1:])
     if joint is not False:

@@ -15,6 +15,7 @@ import csv
 import io
 import math
 import os
+import re
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
     from verifiable_relu.spec import SpecFile
 
 _TIMEOUT = 60.0
+
+_UNITS = {"": 0, "K": 10, "M": 20, "G": 30}
+"""Binary orders of magnitude."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -66,6 +70,13 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--device", default="cpu", help="a torch device (default: cpu)")
     parser.add_argument(
+        "--memory",
+        type=_bytes,
+        metavar="BYTES",
+        help="what bounds may hold at once, such as 500000000, 512M or 2G, on top of networks and start-up "
+        "(default: 1G)",
+    )
+    parser.add_argument(
         "--joint",
         nargs="?",
         type=_hardness,
@@ -96,6 +107,14 @@ def _seconds(text: str) -> float:
     if not (seconds > 0 and math.isfinite(seconds)):
         raise argparse.ArgumentTypeError(f"'{text}' is no positive number of seconds")
     return seconds
+
+
+def _bytes(text: str) -> int:
+    found = re.fullmatch(r"([0-9]+)([KMG]?)", text, re.IGNORECASE)
+    size = int(found[1]) << _UNITS[found[2].upper()] if found else 0
+    if not size:
+        raise argparse.ArgumentTypeError(f"'{text}' is no number of bytes, such as 500000000, 512M or 2G")
+    return size
 
 
 def _hardness(text: str) -> tuple[float, ...]:
@@ -162,7 +181,7 @@ def _one(options: argparse.Namespace) -> int:
     from verifiable_relu.campaign import Store, run
     from verifiable_relu.campaign.inputs import verifier
 
-    method = verifier(options.method, options.device)
+    method = verifier(options.method, options.device, options.memory)
     case, spec = _loader(options).case(options.spec, options.timeout or _TIMEOUT, options.net)
     (result,) = run([case], method, Store(options.out) if options.out else None)
     _print([result.answer, *(_assignment(result, spec) if result.answer == "sat" else ())])
@@ -219,7 +238,7 @@ def _many(options: argparse.Namespace) -> int:
     from verifiable_relu.campaign.inputs import instances, verifier
     from verifiable_relu.campaign.runner import bad_input
 
-    method = verifier(options.method, options.device)
+    method = verifier(options.method, options.device, options.memory)
     listed = instances(options.spec)
     loader = _loader(options)
     cases: list[Case | Result] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -16,13 +17,19 @@ from verifiable_relu.verifiers.base import Verifier
 from verifiable_relu.verifiers.registry import make
 
 
-def verifier(method: str, device: str = "cpu") -> Verifier:
+def verifier(method: str, device: str = "cpu", memory: int | None = None) -> Verifier:
     """The method of a name, on a device of which it is certain that it exists.
 
+    Args:
+        method: the name.
+        device: where it runs.
+        memory: a limit in bytes on what its bounds hold at once; None leaves the method's own.
+
     Raises:
-        InputError: for an unknown method, or a device that torch does not have.
+        InputError: for an unknown method, a device that torch does not have, a limit that is no positive integer, or
+            either of the two where the method does not take it.
     """
-    made = make(method, device)
+    made = make(method, device, None if memory is None else _memory_limit(memory))
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
@@ -30,6 +37,17 @@ def verifier(method: str, device: str = "cpu") -> Verifier:
         reason = str(error).splitlines()[0].partition(". ")[0]
         raise InputError(f"no device '{device}': {reason}") from None
     return made
+
+
+def _memory_limit(size: int) -> int:
+    """The bytes, if they are a limit; one number is one ``int``, lest equal options look different in the records."""
+    try:
+        limit = operator.index(size)
+    except TypeError:
+        limit = 0
+    if limit <= 0:
+        raise InputError(f"a limit of memory is a positive whole number of bytes, not {size!r}")
+    return int(limit)
 
 
 def time_limit(seconds: float) -> float:

@@ -14,6 +14,7 @@ from typing import ClassVar
 import numpy as np
 
 from verifiable_relu.bounds import Ascent
+from verifiable_relu.bounds.linear import MEMORY
 from verifiable_relu.spec.property import Query
 from verifiable_relu.trust.replay import confirm
 from verifiable_relu.verifiers.attack import Attack
@@ -40,25 +41,27 @@ class Auto:
 
     Attributes:
         device: where bounds and attack run.
+        memory: a limit in bytes on what each stage's bounds hold at once; attack, MILP and SMT have none.
     """
 
     device: str = "cpu"
+    memory: int = MEMORY
 
     name: ClassVar[str] = "auto"
     complete: ClassVar[bool] = True
 
     def verify(self, queries: Sequence[Query], budget: Budget, progress: Progress = SILENT) -> list[Outcome]:
         run = _Run(queries, budget, progress)
-        run.stage(lambda: Crown(device=self.device), run.open(), share=0.25)
+        run.stage(lambda: Crown(self.device, self.memory), run.open(), share=0.25)
         run.stage(lambda: Attack(device=self.device), run.open())
-        run.stage(lambda: AlphaCrown(device=self.device, intermediate=_INTERMEDIATE), run.open(), share=0.5)
+        run.stage(lambda: AlphaCrown(self.device, self.memory, intermediate=_INTERMEDIATE), run.open(), share=0.5)
         linear = run.open(lambda q: q.network.piecewise_linear)
         narrow = run.open(lambda q: _free_inputs(q) <= _FEW_INPUTS)
         # Where either may do, neither gets more than half of the time at first.
         run.stage(_milp, [i for i in linear if run.unstable(i) <= _FEW_NEURONS], share=0.5)
-        run.stage(lambda: InputSplit(device=self.device), narrow, share=0.5)
+        run.stage(lambda: InputSplit(device=self.device, memory=self.memory), narrow, share=0.5)
         run.stage(_milp, linear)
-        run.stage(lambda: InputSplit(device=self.device), narrow)
+        run.stage(lambda: InputSplit(device=self.device, memory=self.memory), narrow)
         # What is left with time to spare lies within the others' tolerances of the boundary.
         run.stage(_smt, [i for i in linear if run.unstable(i) <= _EXACT_NEURONS])
         return run.close()

@@ -29,23 +29,35 @@ _METHODS: dict[str, tuple[str, str, dict[str, Any]]] = {
 _ON_DEVICE = ("auto", "attack", "ibp", "crown-ibp", "crown", "alpha-crown", "split")
 """Methods that run on any torch device; the others run on the CPU."""
 
+_LIMITED = ("auto", "ibp", "crown-ibp", "crown", "alpha-crown", "split")
+"""Methods whose memory the user can limit."""
+
 
 def methods() -> tuple[str, ...]:
     """The names that :func:`make` knows."""
     return tuple(_METHODS)
 
 
-def make(name: str, device: str = "cpu") -> Verifier:
+def make(name: str, device: str = "cpu", memory: int | None = None) -> Verifier:
     """A verifier with default options, by name.
 
+    Args:
+        name: one of :func:`methods`.
+        device: where it runs.
+        memory: a limit in bytes on what its bounds hold at once; None leaves the method's own.
+
     Raises:
-        InputError: if there is no such method, or it does not run on ``device``.
+        InputError: if there is no such method, it does not run on ``device``, or it takes no limit of memory.
     """
     if name not in _METHODS:
         raise InputError(f"unknown method '{name}'; there are {', '.join(_METHODS)}")
     if device != "cpu" and name not in _ON_DEVICE:
         raise InputError(f"the method '{name}' runs on the CPU only")
+    if memory is not None and name not in _LIMITED:
+        raise InputError(f"the method '{name}' takes no limit of memory; these do: {', '.join(_LIMITED)}")
     module, kind, options = _METHODS[name]
     if name in _ON_DEVICE:
         options = {**options, "device": device}
+    if memory is not None:
+        options = {**options, "memory": memory}
     return cast("Verifier", getattr(import_module(f"verifiable_relu.verifiers.{module}"), kind)(**options))
