@@ -43,6 +43,7 @@ import verifiable_relu  # noqa: F401  # isort: skip
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
 from verifiable_relu.bounds import Bounds, alpha_lower_bounds, linear_lower_bounds, preactivation_bounds, relaxed
 from verifiable_relu.bounds.activations import unstable
@@ -51,7 +52,7 @@ from verifiable_relu.bounds.linear import Relaxation
 from verifiable_relu.data import load
 from verifiable_relu.errors import InputError
 from verifiable_relu.network import Network, graph, read_onnx
-from verifiable_relu.network.graph import Conv2d, Gelu, Linear, Relu
+from verifiable_relu.network.graph import Conv2d, Gelu, Relu
 from verifiable_relu.verifiers.adapters import auto_lirpa
 
 HERE = Path(__file__).parent
@@ -121,7 +122,7 @@ class Line:
         worst: the largest amount by which one of our lower bounds lies below theirs, in widths of theirs; negative
             where all of ours are higher.
         settings: auto_LiRPA's, as they were chosen.
-        peak: share of the matrix-multiply peak that the products of our backward passes alone amount to.
+        peak: share of the matrix-multiply peak that our matrix products and convolutions alone amount to.
     """
 
     network: str
@@ -311,24 +312,11 @@ def peak(dtype: torch.dtype) -> float:
     return size**3 / min(seconds(lambda: a @ b) for _ in range(8))
 
 
-def multiply_adds(work: Callable[[], Any]) -> int:
-    """Those of the adjoints of linear maps and convolutions that ``work`` calls, counted by shape."""
-    count = 0
-    linear, convolution = Linear.adjoint, Conv2d.adjoint
-
-    def of_linear(node: Linear, a: Tensor, shape: Any) -> Tensor:
-        nonlocal count
-        count += a.numel() * node.weight.shape[1]
-        return linear(node, a, shape)
-
-    def of_convolution(node: Conv2d, a: Tensor, shape: Any) -> Tensor:
-        nonlocal count
-        count += a.numel() * node.weight[0].numel()
-        return convolution(node, a, shape)
-
-    with patch.object(Linear, "adjoint", of_linear), patch.object(Conv2d, "adjoint", of_convolution):
+def multiply_adds(work: Callable[[], Any]) -> float:
+    """Those of all matrix products and convolutions that ``work`` calls, by the shapes of their operands."""
+    with FlopCounterMode(display=False) as counter:
         work()
-    return count
+    return counter.get_total_flops() / 2
 
 
 def unstable_share(problem: Problem, method: str) -> float:
@@ -521,7 +509,7 @@ def write(options: argparse.Namespace, lines: Sequence[Line], parts: Sequence[st
         "α-CROWN's search, which proves nothing, runs in float32); auto_LiRPA's do not. *ratio*: median of the pairs' "
         "auto_LiRPA s / ours s. *width*: our bounds' width over theirs, mean. *worst*: by how much one of our lower "
         "bounds lies below theirs at most, in widths of theirs; negative: all of ours are higher. *unstable*: share of "
-        "the neurons. *peak*: the products of our backward passes, at the rate of a large matrix product, as a part of "
+        "the neurons. *peak*: our matrix products and convolutions, at the rate of a large matrix product, as a part of "
         "our time."
     )
     left_out = "".join(f"\n- {line}" for line in missing) or " nothing"

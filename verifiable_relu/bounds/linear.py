@@ -54,8 +54,8 @@ _CACHED = 1 << 24
 _ALIVE = 0.75
 """Up to this share of neurons that are not inactive, rows are worth restricting to them."""
 
-_MANY = 100
-"""So many unstable neurons are worth two passes, of which the second has fewer rows."""
+_WORTH = 1 << 18
+"""From so many coefficients on, two passes are worth it, of which the second has fewer rows."""
 
 _COPIES = 6
 """How many arrays of a chunk's coefficients are alive at once at the widest node."""
@@ -656,7 +656,8 @@ def relaxed(
                     found = search(relaxation, target, whole, at[1], constant)
                 both[at] = torch.maximum(both[at], found)
 
-        later = chosen & (both[0] < both[1]) & (chosen.sum(1, keepdim=True) >= _MANY)
+        many = _WORTH // sum(node.size for node in network.nodes[:index])
+        later = chosen & (both[0] < both[1]) & (chosen.sum(1, keepdim=True) > many)
         if isinstance(activation, Relu) and bool(later.any()):
             side(torch.stack([chosen & ~later, chosen]))
             side(torch.stack([later & (both[1] < 0), torch.zeros_like(later)]))
