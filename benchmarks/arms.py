@@ -302,6 +302,7 @@ SHARED = (
     "ramp",
     "lam_rate",
     "fall",
+    "inputs",
 )
 
 

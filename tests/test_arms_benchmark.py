@@ -51,6 +51,13 @@ def test_the_grid(arms: ModuleType) -> None:
     assert len(extra) == 4 and all(o.finetune_extra == 6 and o.total_epochs == 14 for o in extra)
     assert {(o.data, o.eps) for o in grid} == {("mnist", 0.02), ("adult", 0.01)}
     assert [arms.arm_name(vars(options)) for options in grid[: len(arms.ARMS)]] == list(arms.ARMS)
+    chosen = {"model": "cnn", "hidden": (7,), "channels": (3,), "epochs": 2, "rate": 0.1, "crop": 1, "flip": True,
+              "switch": 0.5, "schedule": "linear", "ramp": "learning", "lam_rate": "raw", "fall": "none",
+              "inputs": "raw"}  # fmt: skip
+    given = "--model cnn --hidden 7 --channels 3 --epochs 2 --rate 0.1 --crop 1 --flip --switch 0.5 --schedule linear "
+    given += "--ramp learning --lam-rate raw --fall none --inputs raw --data mnist --arms relu --seeds 1"
+    (options,) = arms.grid_of(arms.parser().parse_args(given.split()))
+    assert {name: getattr(options, name) for name in chosen} == chosen
 
 
 def test_networks_in_words(arms: ModuleType) -> None:
