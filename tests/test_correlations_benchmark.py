@@ -37,7 +37,10 @@ def test_what_a_correlation_shows(correlations: ModuleType) -> None:
     assert correlations.rank([(a, a + 0.3 * random.random()) for a in x]).reading == "positive"
     assert none.low < 0 < none.high and none.reading == "not shown"
     few = correlations.rank([(1, 1), (2, 2), (3, 3)])
-    assert few.rho == 1 and few.n == 3
+    assert few.rho == pytest.approx(1) and few.n == 3 and few.p == pytest.approx(2 / 6, abs=0.03)
+    assert few.reading == "not shown", "two orders of six are as good"
+    long = random.random((2, 30))
+    assert correlations.rank(list(long.T)).p == pytest.approx(stats.spearmanr(*long).pvalue, abs=0.03)
     for undefined in ([(1, 2), (2, 1)], [(1, 2), (1, 3), (1, 4)], []):
         found = correlations.rank(undefined)
         assert math.isnan(found.rho) and found.reading == "not shown" and found.n == len(undefined)
