@@ -1,0 +1,282 @@
+"""Bounds against exact rational values where rounding is all that lies between them: points, tiny and huge numbers."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from dataclasses import replace
+from fractions import Fraction
+
+import pytest
+import torch
+from torch import Tensor
+
+from verifiable_relu.bounds import Bounds, Relaxation, interval_bounds, relaxed, rounding
+from verifiable_relu.bounds import linear as crown
+from verifiable_relu.network import graph
+from verifiable_relu.network.build import Builder
+from verifiable_relu.network.graph import Affine, LeakyRelu, Linear, Network, Node, Relu, Scale
+from verifiable_relu.trust.exact import evaluate_exact
+
+SEEDS = range(30)
+DTYPES = (torch.float64, torch.float32)
+
+
+class Numbers:
+    """Random tensors of full mantissas whose magnitudes lie far apart."""
+
+    def __init__(self, seed: int, decades: float) -> None:
+        self.random = random.Random(seed)
+        self.generator = torch.Generator().manual_seed(seed)
+        self.decades = decades
+
+    def tensor(self, *shape: int) -> Tensor:
+        value = torch.randn(*shape, generator=self.generator, dtype=torch.float64)
+        spread = self.random.choice((0, 1, 8))
+        value = value * 2.0 ** torch.randint(-spread, spread + 1, shape, generator=self.generator)
+        return value * 10 ** self.random.uniform(-self.decades, self.decades) if self.random.random() < 0.5 else value
+
+
+def network(numbers: Numbers, images: bool) -> Network:
+    """Reordered and scaled inputs, convolutions if ``images``, residual sums, ReLU and PReLU with any slopes."""
+    rng, draw = numbers.random, numbers.tensor
+    build = Builder((2, 3, 2))
+    x = build.scale(0, "scale", center=draw(2, 1, 1), scale=draw(2, 3, 2), shift=draw(1, 1, 2))
+    x = build.permute(x, (2, 0, 1), "permute")
+
+    def act(x: int) -> int:
+        name = f"act{len(build.nodes)}"
+        if rng.random() < 0.7:
+            return build.activation(x, Relu, name)
+        return build.activation(x, LeakyRelu, name, slope=2 * draw(*build.shape(x)))
+
+    if images:
+        x = act(build.conv2d(x, draw(3, 2, 2, 2), draw(3), "conv1", padding=(1, 0, 1, 2), stride=(1, 2)))
+        y = build.conv2d(x, draw(3, 3, 3, 3), draw(3), "conv2", padding=(1, 1, 1, 1))
+        x = act(build.add(y, x, "add"))
+        x = act(build.conv2d(x, draw(3, 1, 1, 2), None, "conv3", groups=3))
+    x = build.reshape(x, (math.prod(build.shape(x)),), "flatten")
+    for i in range(rng.randint(1, 3)):
+        x = build.linear(x, draw(6, build.shape(x)[0]), draw(6), f"fc{i}")
+        kind, before = rng.random(), x
+        x = act(x)
+        if kind < 0.2:
+            x = build.add(x, x, f"twice{i}")
+        elif kind < 0.4:
+            x = build.add(before, x, f"around{i}")
+        elif kind < 0.6:
+            x = build.scale(x, f"flip{i}", scale=draw(6), center=draw(6))
+        elif kind < 0.8:
+            x = build.add(act(build.linear(x, draw(6, 6), None, f"inner{i}")), x, f"block{i}")
+    return build.network(build.linear(x, draw(2, build.shape(x)[0]), draw(2), "out"), name="uneven")
+
+
+def stored(net: Network, dtype: torch.dtype) -> Network:
+    """In another dtype, the narrowed weights being the ones that are meant."""
+    nodes = tuple(replace(n, weight_error=0.0) if isinstance(n, Affine) else n for n in net.to(dtype).nodes)
+    return replace(net, nodes=nodes, _converted={})
+
+
+def boxes(numbers: Numbers, net: Network, dtype: torch.dtype, batch: int = 2) -> Bounds:
+    """Points, and boxes of any width."""
+    center = numbers.tensor(batch, *net.input_shape)
+    width = 10 ** numbers.random.uniform(-17, 1) * center.abs() * (numbers.random.random() < 0.5)
+    return Bounds((center - width).to(dtype), (center + width).to(dtype))
+
+
+def corners(box: Bounds, sample: int, count: int = 2) -> list[Tensor]:
+    """Some corners of one sample's box."""
+    lower, upper = box.lower[sample], box.upper[sample]
+    mix = torch.rand(count, *lower.shape, generator=torch.Generator().manual_seed(sample)) < 0.5
+    return [lower, *(torch.where(m, lower, upper) for m in mix)] if bool((lower < upper).any()) else [lower]
+
+
+def exact(net: Network, x: Tensor) -> list[Fraction]:
+    return evaluate_exact(net, [Fraction(v) for v in x.flatten().tolist()])
+
+
+def excluded(bound: Tensor, values: list[Fraction]) -> int:
+    """How many of the values lie below their bound, NaN being none."""
+    return sum(not math.isnan(b) and b > v for b, v in zip(bound.tolist(), values, strict=True))
+
+
+def count(net: Network, box: Bounds) -> tuple[int, int]:
+    """How many exact values the network's bounds exclude, and how many were compared."""
+    wrong = compared = 0
+    relaxation, intervals = relaxed(net, box), interval_bounds(net, box)[-1]
+    last, outputs = len(net.nodes) - 1, net.output_size
+    mix = torch.tensor([1.0, -3.0]).to(box.lower)
+    rows = torch.cat([torch.eye(outputs), -torch.eye(outputs)]).to(box.lower)
+    rows = torch.cat([rows, mix[None]])
+    for sample in range(len(box.lower)):
+        which = torch.tensor([sample])
+        found = [relaxation.lower(last, rows, which, intervals=intervals_only)[0] for intervals_only in (False, True)]
+        for x in corners(box, sample):
+            y = exact(net, x)
+            values = [*y, *(-v for v in y), y[0] - 3 * y[1]]
+            for bound in found:
+                wrong += excluded(bound, values)
+                compared += len(values)
+            wrong += excluded(intervals.lower[sample], y) + excluded(-intervals.upper[sample], [-v for v in y])
+    return wrong, compared
+
+
+def cases(dtype: torch.dtype) -> list[tuple[Network, Bounds]]:
+    made = []
+    for seed in SEEDS:
+        # In float32 eight decades in every layer leave its range.
+        numbers = Numbers(seed, 8 if dtype == torch.float64 else 3)
+        net = stored(network(numbers, images=dtype == torch.float64 and seed % 2 == 0), dtype)
+        made.append((net, boxes(numbers, net, dtype)))
+    return made
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_no_exact_value_is_excluded(dtype: torch.dtype) -> None:
+    for seed, (net, box) in enumerate(cases(dtype)):
+        wrong, compared = count(net, box)
+        assert compared and not wrong, seed
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("share", (0.0, 1 / 64))
+def test_without_the_slack_many_are(dtype: torch.dtype, share: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the test above is worth."""
+    monkeypatch.setattr(rounding, "unit_roundoff", lambda dtype: share * torch.finfo(dtype).eps / 2)
+    assert sum(bool(count(net, box)[0]) for net, box in cases(dtype)) > (len(SEEDS) // 2 if share == 0 else 0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_sparse_weights_and_two_passes_lose_nothing(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graph, "_SMALL", 1)
+    monkeypatch.setattr(graph, "_SPARSE", 0.6)
+    monkeypatch.setattr(crown, "_WORTH", 1)
+    for net, box in cases(dtype)[:8]:
+        nodes: list[Node] = []
+        for node in net.nodes:
+            if isinstance(node, Linear):
+                node = replace(node, weight=torch.where(torch.arange(node.weight.shape[1]) % 2 == 0, node.weight, 0))
+            nodes.append(node)
+        assert not count(replace(net, nodes=tuple(nodes), _converted={}), box)[0]
+
+
+def _shifted(node: Node, rng: random.Random, error: float) -> Node:
+    """An operator that the node may stand for: each weight off by its weight_error, up or down."""
+
+    def off(weight: Tensor) -> Tensor:
+        signs = torch.tensor([rng.choice((-1.0, 1.0)) for _ in range(weight.numel())], dtype=weight.dtype)
+        return weight * (1 + error * signs.reshape(weight.shape))
+
+    match node:
+        case Linear():
+            return replace(node, weight=off(node.weight), weight_error=0.0)
+        case Scale():
+            return replace(node, scale=off(node.scale), weight_error=0.0)
+    return node
+
+
+def _off(factor: float) -> int:
+    """How many values of operators that one small network stands for its bounds exclude, ``factor`` being how much
+    of its weight_error it admits to."""
+    # A power of two less than rounding leaves in float64.
+    error, wrong = 2.0**-20, 0
+    for seed in range(6):
+        numbers = Numbers(seed, 1)
+        draw = numbers.tensor
+        build = Builder((1,))
+        x = build.scale(0, "scale", scale=draw(1))
+        x = build.linear(x, draw(2, 1).float().double(), None, "fc")
+        net = build.network(x, name="rough")
+        admitted = tuple(replace(n, weight_error=factor * error) if isinstance(n, Affine) else n for n in net.nodes)
+        point = draw(1, 1)
+        box = Bounds(point, point)
+        for choice in range(8):
+            rng = random.Random(choice)
+            other = replace(net, nodes=tuple(_shifted(n, rng, error) for n in net.nodes), _converted={})
+            y = exact(other, point)
+            relaxation = Relaxation(replace(net, nodes=admitted, _converted={}), box)
+            rows = torch.cat([torch.eye(2), -torch.eye(2)]).double()
+            relaxation.advance(2)
+            found = relaxation.lower(2, rows, torch.tensor([0]))[0]
+            bounds = relaxation.values[2]
+            wrong += excluded(found, [*y, *(-v for v in y)])
+            wrong += excluded(bounds.lower[0], y) + excluded(-bounds.upper[0], [-v for v in y])
+    return wrong
+
+
+def test_operators_within_the_weight_error_are_enclosed() -> None:
+    assert not _off(1.0)
+    assert _off(0.4), "weights that are off by more than twice what is admitted must show"
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("terms", (1, 2, 30))
+def test_sums_are_pulled_back_within_their_unit(dtype: torch.dtype, terms: int) -> None:
+    """Rows through one affine map at one point, in exact arithmetic: the unit covers the error, and not by magnitudes
+    more than the number of terms."""
+    worst = Fraction(0)
+    for seed, sign in itertools.product(range(12), (1, -1)):
+        numbers = Numbers(seed, 3)
+        build = Builder((terms,))
+        x = build.linear(0, numbers.tensor(terms, terms), numbers.tensor(terms), "fc")
+        net = stored(build.network(x, name="one"), dtype)
+        point = numbers.tensor(1, terms).to(dtype)
+        relaxation = Relaxation(net, Bounds(point, point))
+        relaxation.advance(1)
+        node = net.nodes[1]
+        assert isinstance(node, Linear)
+        a = sign * numbers.tensor(1, terms).to(dtype)
+        unit = Fraction(float(relaxation.error_unit(1)))
+        norm = sum(abs(Fraction(v)) for v in a[0].tolist())
+        back, constant = node.adjoint(a, (terms,)), (a * node.offset()).sum()
+        after = sum(
+            (Fraction(c) * Fraction(p) for c, p in zip(back[0].tolist(), point[0].tolist(), strict=True)),
+            Fraction(float(constant)),
+        )
+        before = sum(Fraction(c) * y for c, y in zip(a[0].tolist(), exact(net, point), strict=True))
+        error = abs(after - before)
+        assert error <= norm * unit
+        worst = max(worst, error / (norm * unit))
+    assert worst > Fraction(1, 2000)
+
+
+def _nothing(*sizes: object) -> Tensor:
+    return torch.zeros(1)
+
+
+def _cancelling(seed: int, place: str, dtype: torch.dtype) -> int:
+    """Whether a bound of one row excludes the row's value at a point; large numbers cancel at one ``place`` alone."""
+    numbers = Numbers(seed, 0)
+    weight = numbers.tensor(2, 2).to(dtype)
+    point, a = numbers.tensor(1, 2).to(dtype), numbers.tensor(1, 2).to(dtype)
+    constant = torch.zeros(1, dtype=dtype)
+    match place:
+        case "concretise":
+            # The row's own products cancel.
+            a[0, 1] = -a[0, 0] * point[0, 0] / point[0, 1]
+        case "backward_affine":
+            # The coefficients of what is before the map cancel, both.
+            weight[1] = weight[0] * -a[0, 0] / a[0, 1]
+        case "total":
+            constant += 1e6 * numbers.tensor(1)
+    build = Builder((2,))
+    net = build.network(build.linear(0, weight, torch.zeros(2, dtype=dtype), "fc"), name="cancelling")
+    relaxation = Relaxation(net, Bounds(point, point))
+    relaxation.advance(1)
+    target = 1 if place == "backward_affine" else 0
+    found = relaxation.lower(target, a, torch.tensor([0]), constant=constant)[0]
+    at = exact(net, point) if target else [Fraction(v) for v in point[0].tolist()]
+    value = sum(Fraction(c) * y for c, y in zip(a[0].tolist(), at, strict=True)) + Fraction(float(constant))
+    return excluded(found, [value])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("place", ("concretise", "backward_affine", "total"))
+def test_each_slack_is_needed_where_numbers_cancel(
+    place: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not any(_cancelling(seed, place, dtype) for seed in range(20))
+    without = _nothing if place != "total" else lambda terms, errors: terms.sum(0) - sum(errors)
+    monkeypatch.setattr(rounding, place, without)
+    assert any(_cancelling(seed, place, dtype) for seed in range(20))
