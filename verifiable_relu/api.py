@@ -43,7 +43,7 @@ def verify(
         progress: show a bar on stderr.
         joint: answer for the ReLU network and all networks with λ'-GELU, λ' ≥ this (one number, or one for each
             layer), in its place at once; True takes the λ of the model's own λ-GELUs (``network.hardened``).
-        memory: a limit in bytes on what bounds hold at once, for a method that has them; None leaves the method's own.
+        memory: about the bytes that bounds may hold at once, for a method that takes it; None leaves its own limit.
 
     Returns:
         A result per image, in their order. ``verdict`` is *unsat* where no x changes the class, *sat* where

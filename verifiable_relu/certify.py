@@ -73,7 +73,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--memory",
         type=_bytes,
         metavar="BYTES",
-        help="what bounds may hold at once, such as 500000000, 512M or 2G, on top of networks and start-up "
+        help="about what bounds may hold at once, such as 500000000, 512M or 2G, beside what the program itself takes "
         "(default: 1G)",
     )
     parser.add_argument(
