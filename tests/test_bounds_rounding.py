@@ -280,3 +280,64 @@ def test_each_slack_is_needed_where_numbers_cancel(
     without = _nothing if place != "total" else lambda terms, errors: terms.sum(0) - sum(errors)
     monkeypatch.setattr(rounding, place, without)
     assert any(_cancelling(seed, place, dtype) for seed in range(20))
+
+
+@pytest.mark.parametrize("padding", [(2, 2, 2, 2), (0, 0, 0, 3), (0, 3, 0, 0), (3, 0, 0, 0), (0, 0, 3, 0)], ids=str)
+def test_windows_far_beyond_the_edge_stand_for_nothing(padding: tuple[int, int, int, int]) -> None:
+    """Padding wider than the kernel: the windows of outer neurons lie outside, further than they are wide."""
+    generator, build = torch.Generator().manual_seed(0), Builder((2, 3, 3))
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    top, left, bottom, right = padding
+    x = build.conv2d(0, torch.tensor([1.0, 2.0]).double().reshape(2, 1, 1, 1), None, "grouped", groups=2)
+    far = build.conv2d(x, draw(1, 2, 1, 1), None, "far", padding=padding)
+    tall, wide = top + bottom, left + right
+    near = build.conv2d(0, draw(1, 2, tall + 1, wide + 1), None, "near", padding=(tall, wide, tall, wide))
+    y = build.activation(build.add(far, near, "sum"), Relu, "act")
+    net = build.network(build.reshape(y, (build.nodes[y].size,), "flat"), name="padded")
+    ones = torch.ones(1, 2, 3, 3, dtype=torch.float64)
+    index = net.activations[0]
+    pre = relaxed(net, Bounds(ones, 1.5 * ones)).pre[index]
+    x = 1 + 0.5 * torch.rand(500, 2, 3, 3, generator=generator, dtype=torch.float64).round()
+    values = net.values(x)[net.nodes[index].inputs[0]]
+    assert bool((pre.lower[0] <= values.amin(0)).all() and (pre.upper[0] >= values.amax(0)).all())
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_sums_that_overflow_prove_nothing(dtype: torch.dtype) -> None:
+    big = 2.0**125 if dtype == torch.float32 else 2.0**1022
+    build = Builder((6,))
+    weight = torch.tensor([[-3.0, -3.0, -3.0, 3.5, 3.5, 3.5]], dtype=dtype) * big
+    x = build.activation(build.linear(0, weight, None, "fc"), Relu, "act")
+    net = build.network(build.linear(x, -torch.ones(1, 1, dtype=dtype) / big, None, "out"), name="big")
+    one = torch.ones(1, 6, dtype=dtype)
+    box = Bounds(one, one)
+    assert not excluded(interval_bounds(net, box)[-1].lower[0], exact(net, one))
+    relaxation = relaxed(net, box)
+    for intervals in (False, True):
+        found = relaxation.outputs(torch.ones(1, 1), torch.tensor([0]), intervals=intervals)
+        assert not excluded(found, exact(net, one))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_coefficients_that_underflow(dtype: torch.dtype) -> None:
+    out, inner, value = (1e-30, 1e-14, 1e20) if dtype == torch.float32 else (1e-300, 1.1e-20, 1e22)
+    build = Builder((1,))
+    x = build.activation(build.linear(0, torch.tensor([[inner]], dtype=dtype), None, "fc"), Relu, "act")
+    net = build.network(build.linear(x, torch.tensor([[out], [-out]], dtype=dtype), None, "out"), name="small")
+    point = torch.tensor([[value]], dtype=dtype)
+    found = relaxed(net, Bounds(point, point)).outputs(torch.eye(2), torch.zeros(2, dtype=torch.long))
+    assert not excluded(found, exact(net, point))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_subnormal_values_times_large_weights(dtype: torch.dtype) -> None:
+    size, large = (3.0e-41, 1e35) if dtype == torch.float32 else (1e-312, 1e200)
+    build = Builder((3,))
+    weight = torch.tensor([[1.1, 1.3, -0.7], [-1.1, -1.3, 0.7]], dtype=dtype) * large
+    net = build.network(build.linear(0, weight, None, "fc"), name="tiny")
+    point = torch.tensor([[1, 1.7, 0.9]], dtype=dtype) * size
+    found, values = interval_bounds(net, Bounds(point, point))[-1], exact(net, point)
+    assert not excluded(found.lower[0], values) and not excluded(-found.upper[0], [-v for v in values])

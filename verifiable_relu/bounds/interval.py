@@ -48,6 +48,8 @@ def affine_image(node: Affine, box: Bounds) -> Bounds:
     center, radius = rounding.ball(node, box)
     middle = node.forward(center)
     spread = node.absolute(radius) + rounding.interval_affine(node, middle.dtype)
+    # Sums that overflowed, perhaps on the way alone, are unknown: NaN.
+    spread = spread + middle * 0
     return Bounds(middle - spread, middle + spread)
 
 

@@ -150,6 +150,7 @@ class Relaxation:
         self._living: dict[int, _Alive | None] = {}
         self._balls: dict[tuple[int, bool], tuple[Tensor, Tensor]] = {}
         self._errors: dict[int, Tensor] = {}
+        self._lost: dict[int, Tensor] = {}
         self._ends: dict[int, tuple[Tensor, ...]] = {}
         self._tables: dict[tuple[Grid, int, str], Tensor] = {}
 
@@ -347,7 +348,6 @@ class Relaxation:
             (R, input_size) the coefficients A of ``entry`` in the linear lower bound; None if rows ended elsewhere.
         """
         nodes = self.network.nodes
-        like = rows.values if isinstance(rows, Window) else rows
         groups, each = len(sample), len(rows) // max(1, len(sample))
         every: Tensor | None = None
 
@@ -441,11 +441,11 @@ class Relaxation:
                         account(index, own, norm)
                         account(node.inputs[0], own, norm)
                     a = (a * step.low).addcmul_(negative, step.rise)
-                    before = nodes[node.inputs[0]]
-                    assert isinstance(before, Linear)
-                    added = added + (a * before.bias[number][:, None]).sum(2)
-                    back = a @ before.weight[number]
-                    give(before.inputs[0], back.reshape(groups, each, *nodes[before.inputs[0]].shape), None)
+                    linear = nodes[node.inputs[0]]
+                    assert isinstance(linear, Linear)
+                    added = added + (a * linear.bias[number][:, None]).sum(2)
+                    back = a @ linear.weight[number]
+                    give(linear.inputs[0], back.reshape(groups, each, *nodes[linear.inputs[0]].shape), None)
                 case Activation():
                     if own is None:
                         step = self._step(index).map(lambda t: _of(t, sample)[:, None])
@@ -465,8 +465,18 @@ class Relaxation:
                 case _:
                     raise UnsupportedError("no linear bound is known", place=f"node '{node.name}' ({node.op})")
             terms.append(added)
+        if rounded:
+            errors.append(_of(self._underflow(target), sample)[:, None].expand(groups, each))
         found = rounding.total(torch.stack(terms), errors) if rounded else sum(terms[1:], terms[0])
         return found.flatten(), reached
+
+    def _underflow(self, target: int) -> Tensor:
+        """(batch,) what underflow may change in a row of ``target``."""
+        if target not in self._lost:
+            nodes = self.network.nodes[self.entry + 1 : target + 1]
+            lost = [rounding.underflow(node, largest(self.values[node.inputs[0]])) for node in nodes]
+            self._lost[target] = sum(lost, self.values[0].lower.new_zeros(self.samples))
+        return self._lost[target]
 
     def of_input(self, rows: Tensor) -> Tensor:
         """Coefficients of the input, (R, input_size), from those of node ``entry``."""

@@ -21,14 +21,17 @@ from torch import Tensor
 
 from verifiable_relu.bounds.activations import row
 from verifiable_relu.bounds.types import Bounds, Lines
-from verifiable_relu.network.graph import Activation, Affine, Conv2d, Network
+from verifiable_relu.network.graph import Activation, Affine, Conv2d, Network, Node
 
 
 def covers(network: Network, dtype: torch.dtype, device: torch.device | str) -> bool:
     """Whether the analysis covers how bounds of the network are computed: convolutions in float64 on a CPU.
 
-    Elsewhere a library may choose a transformed algorithm for a convolution, and does not tell.
+    Elsewhere a library may choose a transformed algorithm for a convolution, and does not tell. Products in float32
+    are covered unless torch was told to compute them with fewer digits.
     """
+    if dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest":
+        return False
     plain = dtype == torch.float64 and torch.device(device).type == "cpu"
     return plain or not any(isinstance(node, Conv2d) for node in network.nodes)
 
@@ -68,7 +71,8 @@ def ball(node: Affine, box: Bounds) -> tuple[Tensor, Tensor]:
     relative = _relative(node, box.lower.dtype)
     center = torch.lerp(box.lower, box.upper, 0.5)
     radius = (box.upper - box.lower) * (0.5 * (1 + relative))
-    return center, torch.add(radius, center.abs(), alpha=relative)
+    smallest = _tiny(center.dtype) / torch.finfo(center.dtype).eps
+    return center, torch.add(radius, center.abs(), alpha=relative) + smallest
 
 
 def interval_affine(node: Affine, dtype: torch.dtype) -> Tensor:
@@ -126,9 +130,20 @@ def backward_activation(node: Activation, pre: Bounds, lines: Lines) -> Tensor:
     return (line + total).flatten(1).amax(1) + 8 * node.size * _tiny(dtype)
 
 
+def underflow(node: Node, largest: Tensor) -> Tensor:
+    """Per sample, what underflow of the coefficients may change when rows are pulled back through a node.
+
+    Every product that makes a coefficient of its input, |x| ≤ ``largest``, may be off by the smallest subnormal number,
+    however small ‖A‖₁ is.
+    """
+    info = torch.finfo(largest.dtype)
+    terms = node.terms if isinstance(node, Affine) else 4
+    return 8 * terms * node.size * info.tiny * info.eps * largest
+
+
 def accumulate(largest: Tensor) -> Tensor:
     """Per sample, the error of one unit of ‖A‖₁ in adding two rows' coefficients at a node of values ≤ ``largest``."""
-    return 4 * unit_roundoff(largest.dtype) * largest
+    return 4 * unit_roundoff(largest.dtype) * largest + _tiny(largest.dtype)
 
 
 def concretise(size: int, largest: Tensor) -> Tensor:

@@ -114,13 +114,13 @@ class Window:
         (rows, columns), (down, right) = self.grid.size, self.grid.stride
         top = self.point.div(self.grid.points[1], rounding_mode="floor") * down - self.grid.offset[0]
         left = self.point % self.grid.points[1] * right - self.grid.offset[1]
-        # A margin as wide as a window takes what lies beyond the edges.
-        canvas = self.values.new_zeros(len(self.values), channels, height + 2 * rows, width + 2 * columns)
-        y = (top[:, None] + torch.arange(rows, 2 * rows, device=top.device))[:, :, None]
-        x = (left[:, None] + torch.arange(columns, 2 * columns, device=top.device))[:, None, :]
+        # A margin of one takes all that lies beyond the edges.
+        canvas = self.values.new_zeros(len(self.values), channels, height + 2, width + 2)
+        y = (top[:, None] + torch.arange(rows, device=top.device)).clamp(-1, height)[:, :, None] + 1
+        x = (left[:, None] + torch.arange(columns, device=top.device)).clamp(-1, width)[:, None, :] + 1
         at = (y * canvas.shape[3] + x).flatten(1)[:, None].expand(-1, channels, -1)
         whole = canvas.flatten(2).scatter(2, at, self.values.flatten(2)).reshape(canvas.shape)
-        return whole[:, :, rows : rows + height, columns : columns + width]
+        return whole[:, :, 1 : 1 + height, 1 : 1 + width]
 
 
 def _matrix(node: Conv2d, grid: Grid) -> Tensor | None:

@@ -58,7 +58,8 @@ class _Bounding:
     def verify(self, queries: Sequence[Query], budget: Budget, progress: Progress = SILENT) -> list[Outcome]:
         def size(network: Network) -> int:
             neurons = sum(node.size for node in network.nodes)
-            return max(1, min(_BATCH, self.memory // (neurons * 8 * 16)))
+            # Half for the batch, half for the rows that are bounded.
+            return max(1, min(_BATCH, self.memory // 2 // (neurons * 8 * 16)))
 
         return in_batches(
             self.name, queries, progress, size, lambda network, part: self._batch(network, queries, part, budget)
@@ -121,10 +122,10 @@ class Crown(_Bounding):
     name = "crown"
 
     def relaxation(self, network: Network, box: Bounds, stop: Callable[[], bool]) -> Relaxation:
-        return relaxed(network, box, memory=self.memory, stop=stop)
+        return relaxed(network, box, memory=self.memory // 2, stop=stop)
 
     def rows(self, relaxation: Relaxation, rows: RowBatch, stop: Callable[[], bool]) -> Tensor:
-        values = relaxation.outputs(rows.matrix, rows.sample, memory=self.memory, stop=stop)
+        values = relaxation.outputs(rows.matrix, rows.sample, memory=self.memory // 2, stop=stop)
         # Lines can lose to the intervals that the same pre-activations give, and these cost next to nothing.
         return torch.maximum(values, relaxation.outputs(rows.matrix, rows.sample, intervals=True))
 
@@ -156,8 +157,8 @@ class AlphaCrown(Crown):
     def relaxation(self, network: Network, box: Bounds, stop: Callable[[], bool]) -> Relaxation:
         if self.intermediate is None:
             return super().relaxation(network, box, stop)
-        search = neurons(self.intermediate, memory=self.memory, stop=stop)
-        return relaxed(network, box, memory=self.memory, stop=stop, search=search)
+        search = neurons(self.intermediate, memory=self.memory // 2, stop=stop)
+        return relaxed(network, box, memory=self.memory // 2, stop=stop, search=search)
 
     def rows(self, relaxation: Relaxation, rows: RowBatch, stop: Callable[[], bool]) -> Tensor:
         values = super().rows(relaxation, rows, stop)
@@ -189,7 +190,7 @@ class AlphaCrown(Crown):
                 rows.sample.to(values.device)[undecided],
                 self.ascent,
                 settled=settled,
-                memory=self.memory,
+                memory=self.memory // 2,
                 stop=stop,
             ),
         )

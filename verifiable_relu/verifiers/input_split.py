@@ -40,10 +40,10 @@ class InputSplit:
     """Branch and bound on the input box.
 
     Attributes:
-        batch: sub-boxes bounded at once.
+        batch: most sub-boxes bounded at once.
         most: layers with more unstable neurons in a box are bounded by intervals there.
         device: where to run.
-        memory: a limit in bytes on the coefficients held at once.
+        memory: a limit in bytes on what is held for those; the boxes that wait are not counted.
     """
 
     batch: int = 64
@@ -81,6 +81,9 @@ class _Search:
         self.network = network.to(torch.float64, options.device)
         self.queries = queries
         self.budget = budget
+        neurons = sum(node.size for node in self.network.nodes)
+        # Half for the boxes, half for the rows that are bounded.
+        self.batch = max(1, min(options.batch, options.memory // 2 // (neurons * 8 * 16)))
         self.rows = RowBatch.of([q.property for q in queries], network.output_size)
         box = input_box([q.property for q in queries], network, torch.float64, options.device).flat()
         self.lower, self.upper = box.lower, box.upper
@@ -106,7 +109,7 @@ class _Search:
     def step(self) -> None:
         """Bound one batch of sub-boxes from the end of the frontier, and put what is left back, halved."""
         start = time.perf_counter()
-        cut = max(0, len(self.owner) - self.options.batch)
+        cut = max(0, len(self.owner) - self.batch)
         lower, upper, owner = self.lower[cut:], self.upper[cut:], self.owner[cut:]
         self.lower, self.upper, self.owner = self.lower[:cut], self.upper[:cut], self.owner[:cut]
 
@@ -115,11 +118,11 @@ class _Search:
         box = Bounds(lower.reshape(shape), upper.reshape(shape))
         allowance = self.budget.subset(owner.unique().tolist()).total()
         stop: Callable[[], bool] = lambda: time.perf_counter() - start > allowance  # noqa: E731
-        relaxation = relaxed(self.network, box, memory=self.options.memory, stop=stop, most=self.options.most)
+        relaxation = relaxed(self.network, box, memory=self.options.memory // 2, stop=stop, most=self.options.most)
         last = len(self.network.nodes) - 1
         matrix = rows.matrix.to(lower).reshape(-1, *self.network.output_shape)
         values, coefficients = matrix.new_empty(len(matrix)), matrix.new_empty(len(matrix), self.network.input_size)
-        size = chunk_size(self.network, matrix, self.options.memory)
+        size = chunk_size(self.network, matrix, self.options.memory // 2)
         for number, mine in groups(rows.sample, size, len(owner)):
             part = number.flatten()
             values[part], reached = relaxation.lower(last, matrix[part], mine)
@@ -154,7 +157,7 @@ class _Search:
 
     def _halve(self, lower: Tensor, upper: Tensor, owner: Tensor, influence: Tensor) -> None:
         """Put the boxes back, each cut along its most influential inputs: several while the frontier is small."""
-        for _ in range(max(1, (self.options.batch // (2 * max(1, len(owner)))).bit_length())):
+        for _ in range(max(1, (self.batch // (2 * max(1, len(owner)))).bit_length())):
             width = upper - lower
             score = torch.where(width > 0, influence * width + 1e-9 * width, -1.0)
             best, dimension = score.max(1)
