@@ -214,8 +214,9 @@ def write(folder: Path, kept: Sequence[Record], records: Path, head: str) -> str
 MNIST; means over the seeds ± half a 95 % interval (Student's t), parts of all images asked. *clean* and IBP over the
 first test images as many as *images, IBP* says, the rest over as many as *images, others*. *attacked*: classified
 rightly and not refuted by the project's attack. *certified*: proven for the ReLU network, rounding accounted for.
-*unstable*: neurons per rightly classified image whose input can have either sign by CROWN's bounds. ms/step (median of
-the epochs' means) was measured beside other work on the machine.
+*unstable*: neurons per rightly classified image whose input can have either sign by CROWN's bounds. The first test
+images are harder than the rest, so that CROWN over few may lie below IBP over all. One seed has no interval, and shows
+no difference between arms. ms/step (median of the epochs' means) was measured beside other work on the machine.
 
 ## ReLU stability at ε = {EPS["stability"]}, its weight growing over the first half of the ramp of λ
 
