@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -16,6 +17,7 @@ import torch.nn.functional as F
 
 from verifiable_relu.data import Dataset, load
 from verifiable_relu.errors import InputError
+from verifiable_relu.network.device import device as find_device
 from verifiable_relu.nn import LambdaGELU, mlp, substitute_relu
 from verifiable_relu.train import checkpoint, schedule
 from verifiable_relu.train.__main__ import main, parser
@@ -261,8 +263,19 @@ def test_numbers_and_sizes() -> None:
 
 def test_every_option_is_on_the_command_line() -> None:
     values = vars(parser().parse_args(["--data", "digits", "--out", "x.onnx"]))
-    assert values.pop("out") == Path("x.onnx")
+    assert values.pop("out") == Path("x.onnx") and values.pop("device") == "auto"
     assert Options(**values) == Options("digits")
+
+
+def test_a_device_that_is_not_there_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--data", "digits", "--device", "nowhere", "--out", str(tmp_path / "x.onnx")]) == 2
+    assert re.fullmatch(r"error: no device 'nowhere': .*\n", capsys.readouterr().err)
+
+
+def test_a_gpu_is_taken_if_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    for there, name in ((True, "cuda"), (False, "cpu")):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda there=there: there)
+        assert find_device("auto") == name
 
 
 def test_bad_input_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

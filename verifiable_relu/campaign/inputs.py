@@ -7,11 +7,10 @@ import operator
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import torch
-
 from verifiable_relu.campaign.runner import Case
 from verifiable_relu.errors import InputError
 from verifiable_relu.network import Network, read_onnx
+from verifiable_relu.network.device import device as find_device
 from verifiable_relu.spec import SpecFile, find_network, queries, read_instances, read_vnnlib
 from verifiable_relu.verifiers.base import Verifier
 from verifiable_relu.verifiers.registry import make
@@ -30,12 +29,7 @@ def verifier(method: str, device: str = "cpu", memory: int | None = None) -> Ver
             either of the two where the method does not take it.
     """
     made = make(method, device, None if memory is None else _memory_limit(memory))
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        # What torch says first is enough; it goes on for a page.
-        reason = str(error).splitlines()[0].partition(". ")[0]
-        raise InputError(f"no device '{device}': {reason}") from None
+    find_device(device)
     return made
 
 

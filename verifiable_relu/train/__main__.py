@@ -72,6 +72,7 @@ def parser() -> argparse.ArgumentParser:
         else:
             shown = _shown(field.default)
             made.add_argument(flag(field.name), type=kind, default=field.default, help=f"{text} ({shown})")
+    made.add_argument("--device", default="auto", help="a torch device (auto: a GPU if there is one)")
     made.add_argument("--out", type=Path, required=True, help="the ONNX file to write; the record goes beside it")
     return made
 
@@ -85,19 +86,19 @@ def _shown(value: Any) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Train and export; 0 when done, 2 for bad input, 130 after Ctrl-C (the same command then goes on)."""
     values = vars(parser().parse_args(arguments))
-    out: Path = values.pop("out")
+    out, device = values.pop("out"), values.pop("device")
     try:
-        return run(Options(**values), out)
+        return run(Options(**values), out, device)
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
 
 
-def run(options: Options, out: Path) -> int:
-    """Train by ``options`` with a progress bar on stderr and write ``out``.
+def run(options: Options, out: Path, device: str = "auto") -> int:
+    """Train by ``options`` on ``device`` with a progress bar on stderr and write ``out``.
 
     Raises:
-        InputError: for data, an output path or a checkpoint that cannot be used.
+        InputError: for data, a device, an output path or a checkpoint that cannot be used.
     """
     if out.suffix != ".onnx":
         raise InputError("the output's name must end in .onnx", path=out)
@@ -114,8 +115,10 @@ def run(options: Options, out: Path) -> int:
     )
 
     from verifiable_relu.data import load
+    from verifiable_relu.network.device import device as find_device
     from verifiable_relu.train.loop import train
 
+    where = find_device(device)
     training, test = load(options.data, "train"), load(options.data, "test")
     saved = out.with_suffix(".checkpoint")
     console = Console(stderr=True)
@@ -127,7 +130,12 @@ def run(options: Options, out: Path) -> int:
         task = bar.add_task("", total=steps)
         try:
             trained = train(
-                options, training, saved, lambda step, text: bar.update(task, completed=step, description=text), test
+                options,
+                training,
+                saved,
+                lambda step, text: bar.update(task, completed=step, description=text),
+                test,
+                where,
             )
         except KeyboardInterrupt:
             bar.stop()

@@ -44,7 +44,7 @@ def restore(path: Path, options: Options) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     try:
-        content = torch.load(path, weights_only=True)
+        content = torch.load(path, map_location="cpu", weights_only=True)
         before, state = content["options"], content["state"]
     except (OSError, RuntimeError, EOFError, KeyError, TypeError, pickle.UnpicklingError) as error:
         raise InputError(f"no checkpoint that can be read ({error}); delete it to start anew", path=path) from error

@@ -113,6 +113,7 @@ def train(
     saved: Path | None = None,
     progress: Progress | None = None,
     test: Dataset | None = None,
+    device: str = "cpu",
 ) -> Trained:
     """Train on ``data``, going on from the checkpoint ``saved`` if it exists and writing it after each epoch.
 
@@ -125,13 +126,15 @@ def train(
         saved: the checkpoint's path; None keeps none.
         progress: called after every step.
         test: the images over which a replacement within the training is measured; None takes those of ``data``.
+        device: a torch device, on which the whole of ``data`` is held; the trained network is on the CPU. A checkpoint
+            may be gone on with on another device, which computes other bits.
 
     Raises:
         InputError: if the network does not fit the images, if the checkpoint is damaged or another training's, or if
             the loss is no longer finite.
     """
-    images, labels = torch.from_numpy(data.images), torch.from_numpy(data.labels)
-    model = build(options, data)
+    images, labels = (torch.from_numpy(array).to(device) for array in (data.images, data.labels))
+    model = build(options, data).to(device)
     if len(images) % options.batch == 1 and any(isinstance(module, nn.BatchNorm1d) for module in model.modules()):
         raise InputError("leaves one image for the last step, which cannot be normalised", place=flag("batch"))
     gates = [module for module in model.modules() if isinstance(module, HardnessGate)]
@@ -163,7 +166,8 @@ def train(
         if epoch >= options.swapped_from and swap is None:
             over = data if test is None else test
             hard = substitute_relu(model.eval())
-            swap = measure(model, hard, torch.from_numpy(over.images), torch.from_numpy(over.labels), epoch)
+            x, y = (torch.from_numpy(array).to(device) for array in (over.images, over.labels))
+            swap = measure(model, hard, x, y, epoch)
             substitute_relu(model, inplace=True).train()
         order = torch.randperm(len(images), generator=generator)
         total, right = 0.0, 0
@@ -216,7 +220,7 @@ def train(
                 "swap": None if swap is None else asdict(swap),
             }
             checkpoint.save(saved, options, state)
-    return Trained(model, history, monitor.points, learned, swap)
+    return Trained(model.cpu(), history, monitor.points, learned, swap)
 
 
 def _least(gates: list[HardnessGate]) -> str:

@@ -29,7 +29,7 @@ def attacked(model: nn.Module, x: Tensor, y: Tensor, eps: float, steps: int, gen
     """
     within = ball(x, eps)
     lb, ub = within.lower, within.upper
-    point = lb + (ub - lb) * torch.rand(x.shape, generator=generator)
+    point = lb + (ub - lb) * torch.rand(x.shape, generator=generator).to(x.device)
     for _ in range(steps):
         point.requires_grad_(True)
         (gradient,) = torch.autograd.grad(F.cross_entropy(model(point), y), point)

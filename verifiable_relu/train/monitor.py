@@ -49,7 +49,8 @@ class Monitor:
         if step not in self.moments or (self.points and self.points[-1]["step"] >= step):
             return
         model.eval()
-        now, weights = patterns.patterns(model, self.images), patterns.weights(model)
+        now = [active.cpu() for active in patterns.patterns(model, self.images)]
+        weights = patterns.weights(model).cpu()
         point = {
             "step": step,
             "part": step / self.steps,

@@ -1,0 +1,24 @@
+"""The devices that networks run on, by name."""
+
+from __future__ import annotations
+
+import torch
+
+from verifiable_relu.errors import InputError
+
+
+def device(name: str) -> str:
+    """The torch device of a name, of which it is certain that it exists; ``auto`` is a GPU if there is one.
+
+    Raises:
+        InputError: if torch does not have it.
+    """
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:
+        # What torch says first is enough; it goes on for a page.
+        reason = str(error).splitlines()[0].partition(". ")[0]
+        raise InputError(f"no device '{name}': {reason}") from None
+    return name
