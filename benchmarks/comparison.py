@@ -304,6 +304,12 @@ def reading(difference: Estimate, better: str, worse: str) -> str:
     return better if difference.mean > 0 else worse
 
 
+def share_gained(gained: Sequence[int], images: int) -> Estimate:
+    """Of whole numbers of images, so that differences that cancel out are 0, as a part of all."""
+    found = estimate(gained)
+    return Estimate(found.mean / images, found.half / images, found.n)
+
+
 def difference_table(records: Sequence[Record]) -> Table:
     """λ-GELU hardened minus each rival, paired by seed."""
     columns = ("data", "ε", "λ-GELU hardened minus", "seeds", "Δ clean", "Δ attacked", "Δ certified, alpha-crown")
@@ -317,9 +323,9 @@ def difference_table(records: Sequence[Record]) -> Table:
                 if not seeds:
                     continue
                 matched = [(by[HARDENED, seed], by[rival, seed]) for seed in seeds]
-                correct = estimate([(a["clean"] - b["clean"]) / images for a, b in matched])
+                correct = share_gained([a["clean"] - b["clean"] for a, b in matched], images)
                 attacked, certified = (
-                    estimate([(a["eps"][eps][method] - b["eps"][eps][method]) / images for a, b in matched])
+                    share_gained([a["eps"][eps][method] - b["eps"][eps][method] for a, b in matched], images)
                     for method in ("attacked", "alpha-crown")
                 )
                 neurons = estimate(
