@@ -28,14 +28,14 @@ import torch
 from arms import RESULTS, RUNS, run_name, train_all
 from comparison import Counting, Lines
 from machine import command, describe, load_average
-from measures import Column, Record, drift, early_oui, profile, read_records, result, stored_options, table
+from measures import Column, Record, difference, drift, early_oui, profile, read_records, result, stored_options, table
 from questions import bars, clean
 from rich.console import Console
 
 from verifiable_relu.data import load
 from verifiable_relu.errors import InputError
 from verifiable_relu.network import read_onnx
-from verifiable_relu.report import Estimate, Table, estimate
+from verifiable_relu.report import Table
 from verifiable_relu.spec import Query, linf_properties
 from verifiable_relu.train.options import Options
 from verifiable_relu.verifiers.base import Budget, Verdict
@@ -141,19 +141,6 @@ def joined(records: Sequence[Record], lines: Sequence[Record]) -> list[Record]:
 
 def _shares(line: Record) -> Record:
     return {"certified": line["certified"] / line["images"], "unstable": line["unstable"]}
-
-
-def difference(name: str, base: Sequence[Record]) -> Column:
-    """The mean over the seeds of one result minus that of the same seed in ``base``."""
-    known = {record["options"]["seed"]: record["results"].get(name) for record in base}
-
-    def column(group: Sequence[Record]) -> Estimate | None:
-        pairs = [(record["results"].get(name), known.get(record["options"]["seed"])) for record in group]
-        if group is base or any(None in pair for pair in pairs):
-            return None
-        return estimate([one - other for one, other in pairs])
-
-    return column
 
 
 def tables(records: Sequence[Record]) -> dict[str, Table]:

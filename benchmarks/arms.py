@@ -21,7 +21,7 @@ import json
 import multiprocessing
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, replace
 from functools import lru_cache
@@ -34,11 +34,13 @@ from measures import (
     Record,
     by_setting,
     correlation,
+    difference,
     drift,
     early_oui,
     learned,
     profile,
     read_records,
+    reading,
     result,
     stored_options,
     table,
@@ -47,6 +49,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from verifiable_relu.errors import InputError
+from verifiable_relu.report import Estimate, Table
 from verifiable_relu.train.options import Options, number, sizes
 
 RESULTS = Path(__file__).parent / "results"
@@ -209,6 +212,12 @@ layers' λ between seeds. The second is about the network that is used (ReLU, or
 smallest first, both without further training; the OUI of the activation patterns after a tenth of the training. ms/step
 was measured beside other work on the machine and is no comparison of the arms: `benchmarks/activation_cost.py` is.
 """
+DIFFERENCES = """\
+## λ-GELU, learned and hardened, against the other arms
+
+Accuracy at the end, of the network that is used, minus that of the other arm, paired by seed (same initial weights and
+order of the data). A difference is read where its interval leaves out 0, not corrected for the number of comparisons.
+"""
 VARIED = {"data", "model", "width", "hidden", "channels", "arm", "finetune_extra", "epochs", "eps", "seed"}
 
 
@@ -220,6 +229,20 @@ def setting(record: Record) -> tuple[Any, ...]:
     )
     place = ARMS.index(arm_name(options))
     return options["data"], architecture(options), options["epochs"], changed, options["eps"], place
+
+
+def against_rivals(groups: Mapping[tuple[Any, ...], Sequence[Record]]) -> Table:
+    """Clean accuracy at the end of λ-GELU, learned and hardened, minus that of each other arm, paired by seed."""
+    rows = []
+    for key, group in groups.items():
+        rivals = {other: runs for other, runs in groups.items() if other[:-1] == key[:-1] and other != key}
+        for other, runs in rivals.items() if key[-1] == 0 else ():
+            gained = difference("clean", runs)(group)
+            if isinstance(gained, Estimate):
+                data, net, _, changed, _ = key[:-1]
+                said = reading(gained, "λ-GELU higher", "λ-GELU lower")
+                rows.append((data, net, changed, ARMS[other[-1]], gained.n, gained, said))
+    return Table(("data", "net", "changed", "minus", "seeds", "Δ clean", "reading"), rows)
 
 
 def write_tables(records: Path, results: Path) -> str:
@@ -240,6 +263,7 @@ def write_tables(records: Path, results: Path) -> str:
         f"# Arms\n\nBy `python benchmarks/arms.py`, from {len(read)} records in results/arms/; {describe()}.\n",
         ABOUT,
     ]
+    parts += [DIFFERENCES, against_rivals(groups).markdown()]
     for place in dict.fromkeys(key[:-1] for key in groups):
         data, net, epochs, changed, eps = place
         rows = [((ARMS[key[-1]],), group) for key, group in groups.items() if key[:-1] == place]

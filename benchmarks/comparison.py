@@ -30,6 +30,7 @@ import numpy as np
 import torch
 from arms import ARMS, architecture, arm_name, grid_of, grid_parser, run_name
 from machine import command, describe, load_average
+from measures import reading
 from questions import Bar, bars, checked, clean
 from rich.progress import Progress
 
@@ -291,17 +292,6 @@ def solver_table(records: Sequence[Record]) -> Table:
                 )
             )
     return Table(columns, rows)
-
-
-def reading(difference: Estimate, better: str, worse: str) -> str:
-    """What an interval says: which side of zero it lies on, or nothing.
-
-    Nothing, too, of fewer than three seeds, or where all differ by the same number of images: that is chance, and no
-    interval of width 0.
-    """
-    if difference.n < 3 or not 1e-9 < difference.half < abs(difference.mean):
-        return "not shown"
-    return better if difference.mean > 0 else worse
 
 
 def share_gained(gained: Sequence[int], images: int) -> Estimate:

@@ -82,6 +82,30 @@ def result(name: str, part: str | None = None, factor: float = 1.0) -> Column:
     return column
 
 
+def difference(name: str, base: Sequence[Record]) -> Column:
+    """The mean over the seeds of one result minus that of the same seed in ``base``."""
+    known = {record["options"]["seed"]: record["results"].get(name) for record in base}
+
+    def column(group: Sequence[Record]) -> Estimate | None:
+        pairs = [(record["results"].get(name), known.get(record["options"]["seed"])) for record in group]
+        if group is base or any(None in pair for pair in pairs):
+            return None
+        return estimate([one - other for one, other in pairs])
+
+    return column
+
+
+def reading(difference: Estimate, better: str, worse: str) -> str:
+    """What an interval says: which side of zero it lies on, or nothing.
+
+    Nothing, too, of fewer than three seeds, or where all differ by the same number of images: that is chance, and no
+    interval of width 0.
+    """
+    if difference.n < 3 or not 1e-9 < difference.half < abs(difference.mean):
+        return "not shown"
+    return better if difference.mean > 0 else worse
+
+
 def early(record: Record) -> float:
     """The OUI after ``EARLY`` of the training; NaN for a record without monitors."""
     for point in record["results"].get("monitor", ()):

@@ -163,6 +163,18 @@ def test_means_over_seeds_of_each_arm_and_setting(arms: ModuleType, tmp_path: Pa
     assert text.count("## blobs, MLP 1×5, 3 epochs") == 2 and "from 4 records" in text
 
 
+def test_differences_from_rivals_are_paired_by_seed_within_a_setting(arms: ModuleType) -> None:
+    def record(options: Options, clean: float) -> dict[str, object]:
+        return {"options": vars(options), "results": {"clean": clean}}
+
+    records = [record(replace(BASE, seed=seed), 0.9 + 0.02 * seed) for seed in range(4)]
+    records += [record(replace(BASE, arm="relu", seed=seed), 0.88 + 0.021 * seed) for seed in (3, 1, 2, 0)]
+    records += [record(replace(BASE, arm="relu", switch=0.5), 0.1)]
+    (row,) = arms.against_rivals(arms.by_setting(records, arms.setting)).rows
+    assert row[:5] == ("blobs", "MLP 1×5", "batch=20", "relu", 4) and row[6] == "λ-GELU higher"
+    assert row[5].mean == pytest.approx(0.02 - 0.0015) and row[5].half < 0.005
+
+
 def test_the_command_trains_in_a_process_of_its_own_and_then_only_tabulates(
     arms: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
