@@ -145,7 +145,7 @@ def drift(group: Sequence[Record]) -> Estimate | None:
 
 
 def correlation(profiles: Sequence[Sequence[float]]) -> float:
-    """Mean over all pairs of profiles of their Spearman correlation; NaN for one profile or under 3 layers."""
-    if len(profiles) < 2 or len(profiles[0]) < 3:
+    """Mean over all pairs of profiles of their Spearman correlation; NaN for one profile, under 3 layers or equal λ."""
+    if len(profiles) < 2 or len(profiles[0]) < 3 or any(len(set(profile)) == 1 for profile in profiles):
         return math.nan
     return statistics.fmean(float(stats.spearmanr(a, b).statistic) for a, b in combinations(profiles, 2))

@@ -123,6 +123,7 @@ def test_profiles(arms: ModuleType) -> None:
     # Ranks 1 2 3 against 2 1 3 have ½, against 3 2 1 −1, and these two −½ between them.
     assert arms.correlation([[1, 2, 3], [2, 1, 3], [3, 2, 1]]) == pytest.approx((0.5 - 1 - 0.5) / 3)
     assert math.isnan(arms.correlation([[1, 2], [2, 1]])) and math.isnan(arms.correlation([[1, 2, 3]]))
+    assert math.isnan(arms.correlation([[1, 2, 3], [2, 2, 2]]))
     profiles = [[1.0, 2.0], [3.0, 2.5]]
     records = [{"results": {"lam_learned": lam}, "options": {"lam_init": 2.0}} for lam in profiles]
     assert arms.drift(records).mean == pytest.approx((1 + 0 + 1 + 0.5) / 4)
