@@ -251,6 +251,7 @@ BAD = {
     "non-linear": (["--spec", "square.vnnlib"], ["square.vnnlib", "line"]),
     "method": (["--spec", "safe.vnnlib", "--method", "magic"], ["magic", "crown"]),
     "device": (["--spec", "safe.vnnlib", "--device", "nowhere"], ["nowhere"]),
+    "no device of its own choice": (["--spec", "safe.vnnlib", "--device", "auto"], ["auto"]),
     "other method's device": (["--spec", "safe.vnnlib", "--method", "milp", "--device", "cuda"], ["milp", "CPU"]),
     "memory word": (["--spec", "safe.vnnlib", "--memory", "lots"], ["--memory", "'lots'", "512M"]),
     "memory 0": (["--spec", "safe.vnnlib", "--memory", "0G"], ["--memory", "'0G'"]),

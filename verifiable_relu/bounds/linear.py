@@ -17,7 +17,6 @@ subtracted at the end.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -38,7 +37,6 @@ from verifiable_relu.network.graph import (
     Input,
     Linear,
     Network,
-    Node,
     Permute,
     Relu,
     Reshape,
@@ -195,20 +193,18 @@ class Relaxation:
     def _alive(self, index: int) -> _Alive | None:
         """What of activation ``index`` is alive, where the linear map before it is worth restricting to that."""
         if index not in self._living:
-            node, source = self.network.nodes[index], self.network.nodes[self.network.nodes[index].inputs[0]]
-            found = None
-            if isinstance(node, Relu) and self._restricts(source):
+            node, found = self.network.nodes[index], None
+            if isinstance(node, Relu) and self._restricts(node.inputs[0]):
                 found = _Alive.of(self.pre[index], self._step(index))
                 if found.numbers.shape[1] > _ALIVE * node.size:
                     found = None
             self._living[index] = found
         return self._living[index]
 
-    def _restricts(self, node: Node) -> bool:
-        """Whether it is a dense linear map that one node alone uses."""
-        if not isinstance(node, Linear) or len(node.shape) != 1 or node.sparse:
-            return False
-        return sum(self.network.nodes[i] is node for n in self.network.nodes for i in n.inputs) == 1
+    def _restricts(self, index: int) -> bool:
+        """Whether the node is a dense linear map that one node alone uses."""
+        node = self.network.nodes[index]
+        return isinstance(node, Linear) and len(node.shape) == 1 and not node.sparse and self.network.uses[index] == 1
 
     def _ball(self, index: int, rounded: bool) -> tuple[Tensor, Tensor]:
         """Centre c and radius r of the box of node ``index``, flattened: (batch, size).
@@ -592,9 +588,8 @@ def groups(sample: Tensor, size: int, samples: int) -> Iterator[tuple[Tensor, Te
 
 def entry(network: Network) -> int:
     """The last node up to which a network only scales, shifts and reorders its inputs: a box there is a box still."""
-    used = Counter(source for node in network.nodes for source in node.inputs)
     index = 0
-    while index + 1 < len(network.nodes) and used[index] == 1:
+    while index + 1 < len(network.nodes) and network.uses[index] == 1:
         after = network.nodes[index + 1]
         if after.inputs != (index,) or not isinstance(after, Scale | Reshape | Permute):
             break

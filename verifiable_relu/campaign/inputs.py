@@ -10,7 +10,7 @@ from pathlib import Path
 from verifiable_relu.campaign.runner import Case
 from verifiable_relu.errors import InputError
 from verifiable_relu.network import Network, read_onnx
-from verifiable_relu.network.device import device as find_device
+from verifiable_relu.network.device import require_device
 from verifiable_relu.spec import SpecFile, find_network, queries, read_instances, read_vnnlib
 from verifiable_relu.verifiers.base import Verifier
 from verifiable_relu.verifiers.registry import make
@@ -29,7 +29,7 @@ def verifier(method: str, device: str = "cpu", memory: int | None = None) -> Ver
             either of the two where the method does not take it.
     """
     made = make(method, device, None if memory is None else _memory_limit(memory))
-    find_device(device)
+    require_device(device)
     return made
 
 

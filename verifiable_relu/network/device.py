@@ -15,10 +15,19 @@ def device(name: str) -> str:
     """
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
+    require_device(name)
+    return name
+
+
+def require_device(name: str) -> None:
+    """Make certain that torch has the device.
+
+    Raises:
+        InputError: if it does not.
+    """
     try:
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError) as error:
         # What torch says first is enough; it goes on for a page.
         reason = str(error).splitlines()[0].partition(". ")[0]
         raise InputError(f"no device '{name}': {reason}") from None
-    return name

@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import math
 import warnings
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
@@ -446,6 +447,11 @@ class Network:
     def output_shape(self) -> Shape:
         """Shape of one output sample."""
         return self.nodes[-1].shape
+
+    @cached_property
+    def uses(self) -> Counter[int]:
+        """How often each node, by index, is an input of another."""
+        return Counter(source for node in self.nodes for source in node.inputs)
 
     @cached_property
     def input_size(self) -> int:

@@ -226,6 +226,12 @@ def in_batches(
     return [outcomes[i] for i in range(len(queries))]
 
 
+def batch_size(network: Network, most: int, memory: int) -> int:
+    """How many boxes a network is bounded over at once: at most ``most``, by an estimate within ``memory`` bytes."""
+    neurons = sum(node.size for node in network.nodes)
+    return max(1, min(most, memory // (neurons * 8 * 16)))
+
+
 def fault(error: BaseException, method: str) -> Outcome:
     """What an exception in one query is recorded as: unsupported, out of memory, or an error of ours."""
     match error:

@@ -22,6 +22,7 @@ from verifiable_relu.verifiers.base import (
     Reason,
     Trust,
     Verdict,
+    batch_size,
     fault,
     in_batches,
 )
@@ -57,9 +58,8 @@ class _Bounding:
 
     def verify(self, queries: Sequence[Query], budget: Budget, progress: Progress = SILENT) -> list[Outcome]:
         def size(network: Network) -> int:
-            neurons = sum(node.size for node in network.nodes)
             # Half for the batch, half for the rows that are bounded.
-            return max(1, min(_BATCH, self.memory // 2 // (neurons * 8 * 16)))
+            return batch_size(network, _BATCH, self.memory // 2)
 
         return in_batches(
             self.name, queries, progress, size, lambda network, part: self._batch(network, queries, part, budget)

@@ -30,6 +30,7 @@ from verifiable_relu.verifiers.base import (
     Reason,
     Trust,
     Verdict,
+    batch_size,
     by_network,
     fault,
 )
@@ -81,9 +82,8 @@ class _Search:
         self.network = network.to(torch.float64, options.device)
         self.queries = queries
         self.budget = budget
-        neurons = sum(node.size for node in self.network.nodes)
         # Half for the boxes, half for the rows that are bounded.
-        self.batch = max(1, min(options.batch, options.memory // 2 // (neurons * 8 * 16)))
+        self.batch = batch_size(self.network, options.batch, options.memory // 2)
         self.rows = RowBatch.of([q.property for q in queries], network.output_size)
         box = input_box([q.property for q in queries], network, torch.float64, options.device).flat()
         self.lower, self.upper = box.lower, box.upper
