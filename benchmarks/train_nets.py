@@ -15,42 +15,13 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from rich.progress import track
-from torch import Tensor, nn
+from torch import nn
 
 from verifiable_relu.data import load
 from verifiable_relu.network import from_torch, write_onnx
-from verifiable_relu.nn.models import Normalize, mlp
+from verifiable_relu.nn import Normalize, mlp, resnet
 
 NETS = Path(__file__).parent / "nets"
-
-
-class Block(nn.Module):
-    """x + conv(relu(conv(x))), then ReLU."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.first = nn.Conv2d(channels, channels, 3, padding=1)
-        self.second = nn.Conv2d(channels, channels, 3, padding=1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.relu(x + self.second(F.relu(self.first(x))))
-
-
-def residual(normalize: Normalize) -> nn.Sequential:
-    """Two residual blocks between strided convolutions: 16×16×8 and 8×8×16."""
-    return nn.Sequential(
-        normalize,
-        nn.Conv2d(3, 8, 3, stride=2, padding=1),
-        nn.ReLU(),
-        Block(8),
-        nn.Conv2d(8, 16, 3, stride=2, padding=1),
-        nn.ReLU(),
-        Block(16),
-        nn.Flatten(),
-        nn.Linear(1024, 64),
-        nn.ReLU(),
-        nn.Linear(64, 10),
-    )
 
 
 def train(name: str, data: str, model: nn.Sequential, epochs: int) -> float:
@@ -82,7 +53,10 @@ def main() -> None:
     for name, data, epochs in (("mnist_6x100", "mnist", 4), ("cifar_residual", "cifar10", 5)):
         torch.manual_seed(0)
         normalize = Normalize(load(data, "test").mean, load(data, "test").std)
-        model = mlp((784, *6 * (100,), 10), nn.ReLU, normalize) if data == "mnist" else residual(normalize)
+        if data == "mnist":
+            model = mlp((784, *6 * (100,), 10), nn.ReLU, normalize)
+        else:
+            model = resnet((3, 32, 32), 10, nn.ReLU, normalize)
         print(f"{name}: {train(name, data, model, epochs):.2%} of the test images")
 
 
