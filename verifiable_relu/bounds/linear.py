@@ -49,6 +49,10 @@ MEMORY = 1 << 30
 _CACHED = 1 << 24
 """The same on a CPU, where chunks that stay in the cache, and in memory that was touched before, go faster."""
 
+_SINGLE = 512
+"""So many terms, of the first convolutions together, may be summed in float32: that moves bounds by about 1e-5 of their
+width."""
+
 _ALIVE = 0.75
 """Up to this share of neurons that are not inactive, rows are worth restricting to them."""
 
@@ -65,7 +69,7 @@ Search = Callable[["Relaxation", int, Tensor, Tensor, Tensor | None], Tensor]
 
 @dataclass(frozen=True)
 class _Step:
-    """How rows A of an activation's output are replaced by rows of its input, each (batch, *shape).
+    """How rows A of an activation's output are replaced by rows of its input, each (batch, neurons).
 
     A⁺·(lower line) + A⁻·(upper line) is A·(lower line) + A⁻·(upper line − lower line): slopes ``low`` and ``rise``,
     offsets ``floor`` and ``lift``. ``floor`` is None where all lower lines go through the origin.
@@ -80,12 +84,13 @@ class _Step:
     def of(node: Activation, lines: Lines) -> _Step:
         """The same lines."""
         through = isinstance(node, Relu)
-        return _Step(
+        step = _Step(
             lines.lower_slope,
             lines.upper_slope - lines.lower_slope,
             None if through else lines.lower_offset,
             lines.upper_offset if through else lines.upper_offset - lines.lower_offset,
         )
+        return step.map(lambda t: t.flatten(1))
 
     def map(self, change: Callable[[Tensor], Tensor]) -> _Step:
         """With ``change`` applied to each."""
@@ -94,22 +99,56 @@ class _Step:
 
 
 @dataclass(frozen=True)
+class _Single:
+    """What pulling rows A back through a convolution in float32 takes (``rounding.backward_single``).
+
+    Attributes:
+        center: c of the box of inputs, (batch, inputs).
+        image: W·c + b, (batch, neurons).
+        error: of one unit of |A|, (batch, neurons), of one unit of ‖A‖₁ and of any row, (batch,).
+    """
+
+    center: Tensor
+    image: Tensor
+    error: tuple[Tensor, Tensor, Tensor]
+
+    @staticmethod
+    def of(node: Conv2d, box: Bounds) -> _Single:
+        """Over a box of the convolution's inputs."""
+        center = torch.lerp(box.lower, box.upper, 0.5)
+        spread, size, most = node.absolute(rounding.radius(box, center)), center[0].numel(), largest(box)
+        per_row, unit = rounding.backward_single(node, spread, size, most)
+        lost = rounding.underflow_single(node, spread, most, size)
+        return _Single(center.flatten(1), node.forward(center).flatten(1), (per_row.flatten(1), unit, lost))
+
+
+@dataclass(frozen=True)
 class _Alive:
-    """The neurons of a ReLU that are not inactive, sample by sample: of the others no coefficient is passed on.
+    """The neurons of a ReLU that are not inactive, sample by sample, with the linear map W·x + b before it.
+
+    Of the other neurons no coefficient is passed on. What b adds to a row is part of ``lift`` and ``floor``.
 
     Attributes:
         numbers: (batch, most) their numbers; what lies beyond a sample's count is to be ignored, and has a step of 0.
         counts: for each sample.
         step: theirs, (batch, most) each.
+        weight: their rows of W, (batch, most, inputs), where there is one sample.
     """
 
     numbers: Tensor
     counts: list[int]
     step: _Step
+    weight: Tensor | None
 
     @staticmethod
-    def of(pre: Bounds, step: _Step) -> _Alive:
+    def of(pre: Bounds, step: _Step, linear: Linear) -> _Alive:
         """From bounds and step of all neurons, (batch, neurons)."""
+        bias = linear.bias
+        step = _Step(step.low, step.rise, step.low * bias, torch.addcmul(step.lift, step.rise, bias))
+        if len(pre.upper) == 1:
+            numbers = (~(pre.upper <= 0)).nonzero()[:, 1][None]
+            chosen = step.map(lambda t: t.index_select(1, numbers[0]))
+            return _Alive(numbers, [numbers.shape[1]], chosen, linear.weight[None, numbers[0]])
         sample, neuron = (~(pre.upper <= 0)).nonzero().unbind(1)
         counts = torch.bincount(sample, minlength=len(pre.upper))
         place = torch.arange(len(sample), device=sample.device) - (counts.cumsum(0) - counts)[sample]
@@ -117,12 +156,16 @@ class _Alive:
         numbers = sample.new_zeros(len(counts), most)
         numbers[sample, place] = neuron
         there = torch.arange(most, device=sample.device) < counts[:, None]
-        return _Alive(numbers, counts.tolist(), step.map(lambda t: t.gather(1, numbers) * there))
+        return _Alive(numbers, counts.tolist(), step.map(lambda t: t.gather(1, numbers) * there), None)
 
-    def among(self, sample: Tensor) -> tuple[Tensor, _Step]:
-        """Numbers (groups, most) and steps (groups, 1, most) of some samples."""
+    def restrict(self, a: Tensor, sample: Tensor, linear: Linear) -> tuple[Tensor, _Step, Tensor]:
+        """Coefficients (groups, each, most) of those given of all neurons, steps (groups, most) and rows of W."""
+        if self.weight is not None and len(sample) == 1:
+            return a.index_select(2, self.numbers[0]), self.step, self.weight
         most = max((self.counts[i] for i in sample.tolist()), default=0)
-        return self.numbers[sample, :most], self.step.map(lambda t: t[sample, None, :most])
+        numbers = self.numbers[sample, :most]
+        chosen = a.gather(2, numbers[:, None].expand(-1, a.shape[1], -1))
+        return chosen, self.step.map(lambda t: t[sample, :most]), linear.weight[numbers]
 
 
 class Relaxation:
@@ -143,11 +186,14 @@ class Relaxation:
         self.values: list[Bounds] = [box]
         self.pre: dict[int, Bounds] = {}
         self._known = known or {}
+        self._in_single = in_single(network, box)
         self._lines: dict[int, Lines] = {}
         self._steps: dict[int, _Step] = {}
         self._living: dict[int, _Alive | None] = {}
+        self._singles: dict[int, _Single | None] = {}
         self._balls: dict[tuple[int, bool], tuple[Tensor, Tensor]] = {}
         self._errors: dict[int, Tensor] = {}
+        self._most: dict[int, Tensor] = {}
         self._lost: dict[int, Tensor] = {}
         self._ends: dict[int, tuple[Tensor, ...]] = {}
         self._tables: dict[tuple[Grid, int, str], Tensor] = {}
@@ -195,9 +241,11 @@ class Relaxation:
         if index not in self._living:
             node, found = self.network.nodes[index], None
             if isinstance(node, Relu) and self._restricts(node.inputs[0]):
-                found = _Alive.of(self.pre[index], self._step(index))
-                if found.numbers.shape[1] > _ALIVE * node.size:
-                    found = None
+                linear = self.network.nodes[node.inputs[0]]
+                most = int((~(self.pre[index].upper <= 0)).sum(1).amax())
+                if most <= _ALIVE * node.size:
+                    assert isinstance(linear, Linear)
+                    found = _Alive.of(self.pre[index], self._step(index), linear)
             self._living[index] = found
         return self._living[index]
 
@@ -205,6 +253,14 @@ class Relaxation:
         """Whether the node is a dense linear map that one node alone uses."""
         node = self.network.nodes[index]
         return isinstance(node, Linear) and len(node.shape) == 1 and not node.sparse and self.network.uses[index] == 1
+
+    def _single(self, index: int) -> _Single | None:
+        """For a convolution that rows are pulled back through in float32."""
+        if index not in self._singles:
+            node = self.network.nodes[index]
+            taken = isinstance(node, Conv2d) and index in self._in_single
+            self._singles[index] = _Single.of(node, self.values[node.inputs[0]]) if taken else None
+        return self._singles[index]
 
     def _ball(self, index: int, rounded: bool) -> tuple[Tensor, Tensor]:
         """Centre c and radius r of the box of node ``index``, flattened: (batch, size).
@@ -254,7 +310,7 @@ class Relaxation:
                 name = "radius" if rounded else "exact radius"
                 return dot(a.values, at("center", center)) - dot(a.values.abs(), at(name, radius)), None
             case Activation():
-                step = self._step(index)
+                step = self._step(index).map(lambda t: t.unflatten(1, node.shape))
                 negative = a.values.clamp(max=0)
                 added = dot(negative, at("lift", step.lift))
                 if step.floor is not None:
@@ -309,7 +365,7 @@ class Relaxation:
         if index not in self._errors:
             node = self.network.nodes[index]
             if isinstance(node, Affine):
-                unit = rounding.backward_affine(node, largest(self.values[node.inputs[0]]))
+                unit = rounding.backward_affine(node, self._largest(node.inputs[0]))
             else:
                 assert isinstance(node, Activation)
                 unit = rounding.backward_activation(node, self.pre[index], self.lines(index))
@@ -348,10 +404,14 @@ class Relaxation:
         every: Tensor | None = None
 
         def whole(a: Tensor | Window, index: int) -> Tensor:
-            """Dense coefficients of a node, (groups, each, *shape)."""
+            """Dense coefficients of a node, (groups, each, neurons)."""
             if isinstance(a, Window):
                 a = a.dense(nodes[index].shape)
-            return a.reshape(groups, each, *nodes[index].shape)
+            return a.reshape(groups, each, nodes[index].size)
+
+        def mine(values: Tensor) -> Tensor:
+            """A value of each sample as one of each group, (groups, 1)."""
+            return _of(values, sample)[:, None]
 
         terms = [] if constant is None else [constant.reshape(groups, each)]
         errors: list[Tensor] = []
@@ -367,21 +427,19 @@ class Relaxation:
                 a, norm = whole(a, index) + whole(other, index) if both is None else both, None
                 norms.pop(index, None)
                 if rounded:
-                    unit = _of(rounding.accumulate(largest(self.values[index])), sample)[:, None]
-                    errors.append(self._norm(a, groups) * unit)
+                    errors.append(self._norm(a, groups) * mine(rounding.accumulate(self._largest(index))))
             coefficients[index] = a
             if norm is not None:
                 norms[index] = norm
 
-        def account(index: int, own: Lines | None, norm: Tensor) -> None:
+        def unit(index: int, own: Lines | None) -> Tensor:
+            """The rounding error of one unit of ‖A‖₁ at a node, (groups, 1)."""
             if own is None:
-                unit = _of(self.error_unit(index), sample)[:, None]
-            else:
-                node, pre = nodes[index], self.pre[index]
-                assert isinstance(node, Activation)
-                mine = Bounds(_of(pre.lower, sample), _of(pre.upper, sample))
-                unit = rounding.backward_activation(node, mine, own)[:, None]
-            errors.append(norm * unit)
+                return mine(self.error_unit(index))
+            node, pre = nodes[index], self.pre[index]
+            assert isinstance(node, Activation)
+            bounds = Bounds(_of(pre.lower, sample), _of(pre.upper, sample))
+            return rounding.backward_activation(node, bounds, own)[:, None]
 
         for index in range(target, -1, -1):
             if index not in coefficients:
@@ -393,11 +451,11 @@ class Relaxation:
                 for source in node.inputs:
                     give(source, a, norm)
                 continue
-            if isinstance(node, Reshape | Permute) and not ends:
-                flat = whole(a, index).flatten(0, 1)
-                shape = nodes[node.inputs[0]].shape
-                back = flat.reshape(-1, *shape) if isinstance(node, Reshape) else node.adjoint(flat)
-                give(node.inputs[0], back.reshape(groups, each, *shape), norm)
+            if isinstance(node, Reshape) and not ends:
+                give(node.inputs[0], whole(a, index), norm)
+                continue
+            if isinstance(node, Permute) and not ends:
+                give(node.inputs[0], node.adjoint(whole(a, index).reshape(-1, *node.shape)).reshape(groups, each, -1), norm)
                 continue
             if isinstance(a, Window):
                 if every is None:
@@ -407,70 +465,82 @@ class Relaxation:
                     added, before = stepped[0].reshape(groups, each), stepped[1]
                     if rounded and before is not None:
                         norm = self._norm(a, groups) if norm is None else norm
-                        account(index, own, norm)
+                        errors.append(norm * unit(index, own))
                     if before is not None:
                         give(node.inputs[0], before, norm if isinstance(node, Relu) else None)
                     terms.append(added)
                     continue
                 a = whole(a, index)
+            if rounded and norm is None and not ends:
+                norm = a.abs().sum(2)
             match node:
                 case _ if ends:
-                    flat = a.flatten(2)
-                    center, radius = (_of(t, sample)[:, None] for t in self._ball(index, rounded))
-                    added = (flat * center).sum(2) - (flat.abs() * radius).sum(2)
+                    center, radius = (_of(t, sample) for t in self._ball(index, rounded))
+                    added = _dot(a, center) - _dot(a.abs(), radius)
                     if index == self.entry:
-                        reached = flat.flatten(0, 1)
+                        reached = a.flatten(0, 1)
+                case Conv2d() if (single := self._single(index)) is not None:
+                    shape = nodes[node.inputs[0]].shape
+                    back = node.single_adjoint(a.reshape(-1, *node.shape), shape).reshape(groups, each, -1)
+                    added = _dot(a, _of(single.image, sample)) - _dot(back, _of(single.center, sample))
+                    if rounded:
+                        assert norm is not None
+                        each_unit, norm_unit, lost = single.error
+                        errors += [norm * mine(norm_unit), _dot(a.abs(), _of(each_unit, sample))]
+                        errors.append(mine(lost).expand(groups, each))
+                    give(node.inputs[0], back, None)
                 case Affine():
                     if rounded:
-                        account(index, own, self._norm(a, groups) if norm is None else norm)
-                    added = (a * node.offset()).flatten(2).sum(2)
+                        assert norm is not None
+                        errors.append(norm * unit(index, own))
+                    added = a @ node.offset().expand(node.shape).flatten()
                     shape = nodes[node.inputs[0]].shape
-                    give(node.inputs[0], node.adjoint(a.flatten(0, 1), shape).unflatten(0, (groups, each)), None)
+                    back = node.adjoint(a if len(node.shape) == 1 else a.reshape(-1, *node.shape), shape)
+                    give(node.inputs[0], back.reshape(groups, each, -1), None)
                 case Activation() if own is None and (alive := self._alive(index)) is not None:
-                    number, step = alive.among(sample)
-                    a = a.gather(2, number[:, None].expand(-1, each, -1))
-                    negative = a.clamp(max=0)
-                    added = (negative * step.lift).sum(2)
-                    if rounded:
-                        # What is left out has no part in the values.
-                        norm = a.sum(2) - 2 * negative.sum(2)
-                        account(index, own, norm)
-                        account(node.inputs[0], own, norm)
-                    a = (a * step.low).addcmul_(negative, step.rise)
                     linear = nodes[node.inputs[0]]
                     assert isinstance(linear, Linear)
-                    added = added + (a * linear.bias[number][:, None]).sum(2)
-                    back = a @ linear.weight[number]
-                    give(linear.inputs[0], back.reshape(groups, each, *nodes[linear.inputs[0]].shape), None)
-                case Activation():
-                    if own is None:
-                        step = self._step(index).map(lambda t: _of(t, sample)[:, None])
-                    else:
-                        step = _Step.of(node, own).map(lambda t: t[:, None])
-                    negative = a.clamp(max=0)
-                    added = (negative * step.lift).flatten(2).sum(2)
-                    if step.floor is not None:
-                        added = added + (a * step.floor).flatten(2).sum(2)
                     if rounded:
-                        if norm is None:
-                            norm = a.flatten(2).sum(2) - 2 * negative.flatten(2).sum(2)
-                        account(index, own, norm)
+                        assert norm is not None
+                        errors.append(norm * (unit(index, own) + unit(node.inputs[0], own)))
+                    a, step, weight = alive.restrict(a, sample, linear)
+                    negative = a.clamp(max=0)
+                    assert step.floor is not None
+                    added = _dot(negative, step.lift) + _dot(a, step.floor)
+                    a = (a * step.low[:, None]).addcmul_(negative, step.rise[:, None])
+                    give(linear.inputs[0], a @ weight, None)
+                case Activation():
+                    step = self._step(index).map(lambda t: _of(t, sample)) if own is None else _Step.of(node, own)
+                    negative = a.clamp(max=0)
+                    added = _dot(negative, step.lift)
+                    if step.floor is not None:
+                        added = added + _dot(a, step.floor)
+                    if rounded:
+                        assert norm is not None
+                        errors.append(norm * unit(index, own))
                     # Slopes of at most 1 let no coefficient grow.
                     passed = norm if isinstance(node, Relu) else None
-                    give(node.inputs[0], (a * step.low).addcmul_(negative, step.rise), passed)
+                    a = (a * step.low[:, None]).addcmul_(negative, step.rise[:, None])
+                    give(node.inputs[0], a, passed)
                 case _:
                     raise UnsupportedError("no linear bound is known", place=f"node '{node.name}' ({node.op})")
             terms.append(added)
         if rounded:
-            errors.append(_of(self._underflow(target), sample)[:, None].expand(groups, each))
+            errors.append(mine(self._underflow(target)).expand(groups, each))
         found = rounding.total(torch.stack(terms), errors) if rounded else sum(terms[1:], terms[0])
         return found.flatten(), reached
+
+    def _largest(self, index: int) -> Tensor:
+        """(batch,) the largest absolute value that node ``index`` may have."""
+        if index not in self._most:
+            self._most[index] = largest(self.values[index])
+        return self._most[index]
 
     def _underflow(self, target: int) -> Tensor:
         """(batch,) what underflow may change in a row of ``target``."""
         if target not in self._lost:
             nodes = self.network.nodes[self.entry + 1 : target + 1]
-            lost = [rounding.underflow(node, largest(self.values[node.inputs[0]])) for node in nodes]
+            lost = [rounding.underflow(node, self._largest(node.inputs[0])) for node in nodes]
             self._lost[target] = sum(lost, self.values[0].lower.new_zeros(self.samples))
         return self._lost[target]
 
@@ -490,7 +560,7 @@ class Relaxation:
         """‖A‖₁ of rows: (groups, each)."""
         if isinstance(a, Window):
             return a.values.abs().flatten(1).sum(1).reshape(groups, -1)
-        return a.abs().flatten(2).sum(2)
+        return a.abs().sum(2)
 
     def outputs(
         self,
@@ -518,6 +588,11 @@ class Relaxation:
             return rows.new_zeros(0)
         found = torch.cat(parts)
         return found.new_empty(len(rows)).index_copy(0, torch.cat(order), found)
+
+
+def _dot(a: Tensor, values: Tensor) -> Tensor:
+    """a·values group by group: of (groups, each, n) and (groups, n), (groups, each)."""
+    return (values[:, None] @ a.mT).squeeze(1)
 
 
 def _of(values: Tensor, sample: Tensor) -> Tensor:
@@ -584,6 +659,21 @@ def groups(sample: Tensor, size: int, samples: int) -> Iterator[tuple[Tensor, Te
         del pieces[:taken]
         place = torch.minimum(torch.arange(int(lengths[-1]), device=sample.device), lengths[:, None] - 1)
         yield order[starts[:, None] + place], mine
+
+
+def in_single(network: Network, box: Bounds) -> frozenset[int]:
+    """The convolutions that rows are pulled back through in float32, by index: the first of the network."""
+    if box.lower.dtype != torch.float64 or box.lower.device.type != "cpu":
+        return frozenset()
+    found, terms = set(), 0
+    for index, node in enumerate(network.nodes):
+        if isinstance(node, Conv2d):
+            terms += node.adjoint_terms
+            if terms > _SINGLE:
+                break
+            if node.single:
+                found.add(index)
+    return frozenset(found)
 
 
 def entry(network: Network) -> int:

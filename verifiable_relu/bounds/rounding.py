@@ -112,6 +112,35 @@ def backward_affine(node: Affine, largest: Tensor) -> Tensor:
     return relative * reach + 8 * node.size * _tiny(dtype)
 
 
+def radius(box: Bounds, center: Tensor) -> Tensor:
+    """An upper bound of |x − center| in a box, the centre being its middle up to rounding."""
+    size = torch.maximum(box.upper.abs(), box.lower.abs())
+    return torch.maximum(box.upper - center, center - box.lower) + 4 * unit_roundoff(size.dtype) * size + _tiny(size.dtype)
+
+
+def backward_single(node: Conv2d, spread: Tensor, input_size: int, largest: Tensor) -> tuple[Tensor, Tensor]:
+    """The errors of pulling rows A back through y = W·x + b in float32, about the centre c of a box of x.
+
+    With A′ what float32 makes of A·W, the row's value A·y is A′·(x − c) + A·(W·c + b), but for (A·W − A′)·(x − c):
+    A is rounded once and summed with γ of float32, so that this is at most γ·|A|·|W|·r in the box of radius r. What
+    is done in double precision, W·c + b, A·(W·c + b) and A′·c, errs per unit of ‖A‖₁ as in ``backward_affine``.
+
+    Args:
+        node: the convolution.
+        spread: |W|·r, (batch, *shape).
+        input_size: how many inputs it has.
+        largest: (batch,) ≥ |x|.
+
+    Returns:
+        (batch, *shape) what is to be multiplied with |A|, and (batch,) the error of one unit of ‖A‖₁.
+    """
+    dtype = largest.dtype
+    relative = 4 * gamma(max(node.terms, node.size, input_size) + 8, dtype) + 2 * node.weight_error
+    reach = largest * node.row_sums.amax() + node.offset_magnitude().amax()
+    per_row = 1.01 * gamma(node.adjoint_terms + 4, torch.float32) * spread
+    return per_row, relative * reach + 8 * max(node.size, input_size) * _tiny(dtype)
+
+
 def backward_activation(node: Activation, pre: Bounds, lines: Lines) -> Tensor:
     """Per sample, the error of one unit of ‖A‖₁ in replacing an activation by its lines.
 
@@ -139,6 +168,14 @@ def underflow(node: Node, largest: Tensor) -> Tensor:
     info = torch.finfo(largest.dtype)
     terms = node.terms if isinstance(node, Affine) else 4
     return 8 * terms * node.size * info.tiny * info.eps * largest
+
+
+def underflow_single(node: Conv2d, spread: Tensor, largest: Tensor, input_size: int) -> Tensor:
+    """Per sample, what ``underflow`` is where rows are pulled back in float32 (``backward_single``).
+
+    Its smallest normal number is what a coefficient may be off before it is multiplied, and each product after.
+    """
+    return 8 * _tiny(torch.float32) * (spread.flatten(1).sum(1) + 2 * node.terms * input_size * largest)
 
 
 def accumulate(largest: Tensor) -> Tensor:

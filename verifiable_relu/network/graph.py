@@ -110,6 +110,9 @@ _SPARSE = 1 / 32
 _SMALL = 1 << 14
 """Below this number of weights nothing is gained."""
 
+_FEW = 16
+"""Below this number of input channels a convolution's adjoint is faster as a matrix product, folded."""
+
 
 @dataclass(frozen=True)
 class _Sparse:
@@ -249,6 +252,40 @@ class Conv2d(Affine):
             self.dilation,
         )
         return full[:, :, top : top + height, left : left + width]
+
+    @property
+    def single(self) -> bool:
+        """Whether ``single_adjoint`` computes with the weights as they are."""
+        if self.groups != 1 or self.dilation != (1, 1) or self.weight.requires_grad:
+            return False
+        return bool(kept(self, "_is_single", lambda: (self._single.to(self.weight) == self.weight).all()))
+
+    def single_adjoint(self, a: Tensor, input_shape: Shape) -> Tensor:
+        """``adjoint`` with sums in float32, rounded to that before and back after: several times as fast on a CPU.
+
+        Each entry sums ``adjoint_terms`` products at most, directly.
+        """
+        top, left, bottom, right = self.padding
+        (_, height, width), (channels, *kernel) = input_shape, self.weight.shape[1:]
+        rows, size = a.to(torch.float32), (height + top + bottom, width + left + right)
+        if channels < _FEW:
+            columns = kept(self, "_columns", lambda: self._single.flatten(1).T.contiguous()) @ rows.flatten(2)
+            full = F.fold(columns, size, tuple(kernel), stride=self.stride)
+        else:
+            reached = [(n - 1) * s + k for n, s, k in zip(self.shape[1:], self.stride, kernel, strict=True)]
+            beyond = (size[0] - reached[0], size[1] - reached[1])
+            full = F.conv_transpose2d(rows, self._single, None, self.stride, 0, beyond)
+        return full[:, :, top : top + height, left : left + width].to(a.dtype)
+
+    @property
+    def _single(self) -> Tensor:
+        return kept(self, "_float32", lambda: self.weight.to(torch.float32))
+
+    @property
+    def adjoint_terms(self) -> int:
+        """The largest number of products that one entry of the adjoint sums."""
+        out, _, *kernel = self.weight.shape
+        return out // self.groups * math.prod(-(-k // s) for k, s in zip(kernel, self.stride, strict=True))
 
     @property
     def row_sums(self) -> Tensor:
