@@ -56,6 +56,9 @@ width."""
 _ALIVE = 0.75
 """Up to this share of neurons that are not inactive, rows are worth restricting to them."""
 
+_FULL = 2
+"""From windows of this part of an image on, rows of whole images are faster: nothing has to be looked up row by row."""
+
 _WORTH = 1 << 18
 """From so many coefficients on, two passes are worth it, of which the second has fewer rows."""
 
@@ -105,21 +108,20 @@ class _Single:
     Attributes:
         center: c of the box of inputs, (batch, inputs).
         image: W·c + b, (batch, neurons).
-        error: of one unit of |A|, (batch, neurons), of one unit of ‖A‖₁ and of any row, (batch,).
+        error: of one unit of |A|, (batch, neurons), and of any row, (batch,), beside ``Relaxation.error_unit``.
     """
 
     center: Tensor
     image: Tensor
-    error: tuple[Tensor, Tensor, Tensor]
+    error: tuple[Tensor, Tensor]
 
     @staticmethod
     def of(node: Conv2d, box: Bounds) -> _Single:
         """Over a box of the convolution's inputs."""
         center = torch.lerp(box.lower, box.upper, 0.5)
-        spread, size, most = node.absolute(rounding.radius(box, center)), center[0].numel(), largest(box)
-        per_row, unit = rounding.backward_single(node, spread, size, most)
-        lost = rounding.underflow_single(node, spread, most, size)
-        return _Single(center.flatten(1), node.forward(center).flatten(1), (per_row.flatten(1), unit, lost))
+        spread = node.absolute(rounding.radius(box, center))
+        per_entry, lost = rounding.backward_single(node, spread, largest(box), center[0].numel())
+        return _Single(center.flatten(1), node.forward(center).flatten(1), (per_entry.flatten(1), lost))
 
 
 @dataclass(frozen=True)
@@ -283,13 +285,16 @@ class Relaxation:
             self._tables[key] = grid.table(values)
         return self._tables[key]
 
-    def _windowed(self, a: Window, index: int, sample: Tensor, rounded: bool) -> tuple[Tensor, Window | None] | None:
-        """One step of ``lower`` within windows: what is added to the constants, and the rows before the node.
+    def _windowed(
+        self, a: Window, index: int, sample: Tensor, rounded: bool
+    ) -> tuple[Tensor, Window | None, Tensor | None] | None:
+        """One step of ``lower`` within windows: what is added to the constants, the rows before the node, an error.
 
-        None where the node does not act on windows. ``sample`` (rows,) is that of each row.
+        None where the node does not act on windows. ``sample`` (rows,) is that of each row. The error is that of
+        rounding, where the node's unit does not cover it.
         """
         node, grid = self.network.nodes[index], a.grid
-        if len(node.shape) != 3 or math.prod(grid.size) > math.prod(node.shape[1:]):
+        if len(node.shape) != 3 or _FULL * math.prod(grid.size) > math.prod(node.shape[1:]):
             return None
 
         def at(name: str, values: Tensor, of: Tensor | None = sample) -> Tensor:
@@ -308,7 +313,7 @@ class Relaxation:
             case _ if index == self.entry:
                 center, radius = (t.unflatten(1, node.shape) for t in self._ball(index, rounded))
                 name = "radius" if rounded else "exact radius"
-                return dot(a.values, at("center", center)) - dot(a.values.abs(), at(name, radius)), None
+                return dot(a.values, at("center", center)) - dot(a.values.abs(), at(name, radius)), None, None
             case Activation():
                 step = self._step(index).map(lambda t: t.unflatten(1, node.shape))
                 negative = a.values.clamp(max=0)
@@ -316,15 +321,23 @@ class Relaxation:
                 if step.floor is not None:
                     added = added + dot(a.values, at("floor", step.floor))
                 values = (a.values * at("low", step.low)).addcmul_(negative, at("rise", step.rise))
-                return added, Window(values, a.point, grid, clean=True)
+                return added, Window(values, a.point, grid, clean=True), None
             case Conv2d() if node.groups == 1 and node.dilation == (1, 1):
                 whole = Window(cleaned(), a.point, grid, clean=True)
-                return whole.values.sum((2, 3)) @ node.bias, whole.before(node)
+                if whole.small(node) or (single := self._single(index)) is None:
+                    return whole.values.sum((2, 3)) @ node.bias, whole.before(node), None
+                before, source = whole.before(node, single=True), node.inputs[0]
+                center = single.center.unflatten(1, self.network.nodes[source].shape)
+                image, error = (t.unflatten(1, node.shape) for t in (single.image, single.error[0]))
+                added = dot(whole.values, at("image", image))
+                added = added - dot(before.values, before.of(self._table(before.grid, index, "input", center), sample))
+                lost = dot(whole.values.abs(), at("error", error)) + single.error[1][sample] if rounded else None
+                return added, before, lost
             case Scale():
                 values = cleaned()
                 added = dot(values, at("offset", node.offset().expand(1, *node.shape), None))
                 values = values * at("scale", node.scale.expand(1, *node.shape), None)
-                return added, Window(values, a.point, grid, clean=True)
+                return added, Window(values, a.point, grid, clean=True), None
         return None
 
     def free(self, index: int) -> Tensor:
@@ -365,7 +378,8 @@ class Relaxation:
         if index not in self._errors:
             node = self.network.nodes[index]
             if isinstance(node, Affine):
-                unit = rounding.backward_affine(node, self._largest(node.inputs[0]))
+                source = node.inputs[0]
+                unit = rounding.backward_affine(node, self._largest(source), self.network.nodes[source].size)
             else:
                 assert isinstance(node, Activation)
                 unit = rounding.backward_activation(node, self.pre[index], self.lines(index))
@@ -462,10 +476,12 @@ class Relaxation:
                     every = sample if each == 1 else sample.repeat_interleave(each)
                 stepped = self._windowed(a, index, every, rounded) if own is None else None
                 if stepped is not None:
-                    added, before = stepped[0].reshape(groups, each), stepped[1]
+                    added, before, lost = stepped[0].reshape(groups, each), *stepped[1:]
                     if rounded and before is not None:
                         norm = self._norm(a, groups) if norm is None else norm
                         errors.append(norm * unit(index, own))
+                        if lost is not None:
+                            errors.append(lost.reshape(groups, each))
                     if before is not None:
                         give(node.inputs[0], before, norm if isinstance(node, Relu) else None)
                     terms.append(added)
@@ -481,13 +497,13 @@ class Relaxation:
                         reached = a.flatten(0, 1)
                 case Conv2d() if (single := self._single(index)) is not None:
                     shape = nodes[node.inputs[0]].shape
-                    back = node.single_adjoint(a.reshape(-1, *node.shape), shape).reshape(groups, each, -1)
+                    back = node.adjoint(a.reshape(-1, *node.shape), shape, single=True).reshape(groups, each, -1)
                     added = _dot(a, _of(single.image, sample)) - _dot(back, _of(single.center, sample))
                     if rounded:
                         assert norm is not None
-                        each_unit, norm_unit, lost = single.error
-                        errors += [norm * mine(norm_unit), _dot(a.abs(), _of(each_unit, sample))]
-                        errors.append(mine(lost).expand(groups, each))
+                        entry_unit, lost = (_of(t, sample) for t in single.error)
+                        errors += [norm * unit(index, own), _dot(a.abs(), entry_unit)]
+                        errors.append(lost[:, None].expand(groups, each))
                     give(node.inputs[0], back, None)
                 case Affine():
                     if rounded:
@@ -731,8 +747,8 @@ def relaxed(
             chosen = chosen & (chosen.sum(1, keepdim=True) <= most)
         # Lower bounds of every neuron and of its negative.
         both = torch.stack([interval.lower.flatten(1), -interval.upper.flatten(1)])
-        # Windows take a fraction of the memory of whole rows.
-        copies = _COPIES if search is not None or len(interval.lower.shape) != 4 else max(1, _COPIES // 4)
+        # Windows take part of the memory of whole rows.
+        copies = _COPIES if search is not None or len(interval.lower.shape) != 4 else _COPIES // 3
         size = chunk_size(network, both, memory, copies)
 
         def side(wanted: Tensor) -> None:

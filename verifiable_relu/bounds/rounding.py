@@ -99,17 +99,19 @@ def interval_activation(node: Activation, image: Bounds) -> Bounds:
     return Bounds(outward.lower - absolute, outward.upper + absolute)
 
 
-def backward_affine(node: Affine, largest: Tensor) -> Tensor:
+def backward_affine(node: Affine, largest: Tensor, inputs: int) -> Tensor:
     """Per sample, the error of one unit of ‖A‖₁ in pulling rows A back through y = W·x + b.
 
-    A row's new coefficients fl(Wᵀ·A) are off by at most γ·|W|ᵀ·|A|, which moves the row's value by at most
+    A row's new coefficients A′ = fl(Wᵀ·A) are off by at most γ·|W|ᵀ·|A|, which moves the row's value by at most
     γ·|A|·(|W|·|x|); its constant gains fl(A·b), off by at most γ·|A|·|b|. With ``largest`` ≥ |x| of shape (batch,),
-    both are at most γ·‖A‖₁·(the largest sum of |W|'s rows, times ``largest``, plus |b|). Returns (batch,).
+    both are at most γ·‖A‖₁·(the largest sum of |W|'s rows, times ``largest``, plus |b|). So are each of the three
+    steps of A·(W·c + b) − A′·c, which it gains instead where A′ is to be multiplied with x − c (``backward_single``);
+    A′ is at most twice |W|ᵀ·|A| there. ``inputs`` is their number. Returns (batch,).
     """
     dtype = largest.dtype
-    relative = 2 * gamma(max(node.terms, node.size) + 8, dtype) + 2 * node.weight_error
+    relative = 5 * gamma(max(node.terms, node.size, inputs) + 8, dtype) + 2 * node.weight_error
     reach = largest * node.row_sums.amax() + node.offset_magnitude().amax()
-    return relative * reach + 8 * node.size * _tiny(dtype)
+    return relative * reach + 8 * max(node.size, inputs) * _tiny(dtype)
 
 
 def radius(box: Bounds, center: Tensor) -> Tensor:
@@ -118,27 +120,24 @@ def radius(box: Bounds, center: Tensor) -> Tensor:
     return torch.maximum(box.upper - center, center - box.lower) + 4 * unit_roundoff(size.dtype) * size + _tiny(size.dtype)
 
 
-def backward_single(node: Conv2d, spread: Tensor, input_size: int, largest: Tensor) -> tuple[Tensor, Tensor]:
-    """The errors of pulling rows A back through y = W·x + b in float32, about the centre c of a box of x.
+def backward_single(node: Conv2d, spread: Tensor, largest: Tensor, inputs: int) -> tuple[Tensor, Tensor]:
+    """The further errors of pulling rows A back in float32, about the centre c of a box of radius r.
 
-    With A′ what float32 makes of A·W, the row's value A·y is A′·(x − c) + A·(W·c + b), but for (A·W − A′)·(x − c):
-    A is rounded once and summed with γ of float32, so that this is at most γ·|A|·|W|·r in the box of radius r. What
-    is done in double precision, W·c + b, A·(W·c + b) and A′·c, errs per unit of ‖A‖₁ as in ``backward_affine``.
+    With A′ what float32 makes of A·W, a row's value A·y is A′·(x − c) + A·(W·c + b) but for (A·W − A′)·(x − c). A is
+    rounded once, and weights not at all (``Conv2d.single``): that is at most γ·|A|·|W|·r, with γ of float32 and of the
+    terms of one entry. Underflow loses at most the smallest normal number of each entry of A and of each product.
 
     Args:
         node: the convolution.
         spread: |W|·r, (batch, *shape).
-        input_size: how many inputs it has.
         largest: (batch,) ≥ |x|.
+        inputs: how many there are.
 
     Returns:
-        (batch, *shape) what is to be multiplied with |A|, and (batch,) the error of one unit of ‖A‖₁.
+        The error of one unit of |A|, (batch, *shape), and that of any row, (batch,).
     """
-    dtype = largest.dtype
-    relative = 4 * gamma(max(node.terms, node.size, input_size) + 8, dtype) + 2 * node.weight_error
-    reach = largest * node.row_sums.amax() + node.offset_magnitude().amax()
-    per_row = 1.01 * gamma(node.adjoint_terms + 4, torch.float32) * spread
-    return per_row, relative * reach + 8 * max(node.size, input_size) * _tiny(dtype)
+    lost = spread.flatten(1).sum(1) + 2 * node.adjoint_terms * inputs * largest
+    return 1.01 * gamma(node.adjoint_terms + 4, torch.float32) * spread, 8 * _tiny(torch.float32) * lost
 
 
 def backward_activation(node: Activation, pre: Bounds, lines: Lines) -> Tensor:
@@ -168,14 +167,6 @@ def underflow(node: Node, largest: Tensor) -> Tensor:
     info = torch.finfo(largest.dtype)
     terms = node.terms if isinstance(node, Affine) else 4
     return 8 * terms * node.size * info.tiny * info.eps * largest
-
-
-def underflow_single(node: Conv2d, spread: Tensor, largest: Tensor, input_size: int) -> Tensor:
-    """Per sample, what ``underflow`` is where rows are pulled back in float32 (``backward_single``).
-
-    Its smallest normal number is what a coefficient may be off before it is multiplied, and each product after.
-    """
-    return 8 * _tiny(torch.float32) * (spread.flatten(1).sum(1) + 2 * node.terms * input_size * largest)
 
 
 def accumulate(largest: Tensor) -> Tensor:

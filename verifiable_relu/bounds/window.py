@@ -78,15 +78,22 @@ class Window:
         count = self.grid.points[0] * self.grid.points[1]
         return table.index_select(0, self.point if sample is None else sample * count + self.point)
 
-    def before(self, node: Conv2d) -> Window:
-        """Pulled back through a convolution."""
-        if self.grid.size == (1, 1):
+    def before(self, node: Conv2d, *, single: bool = False) -> Window:
+        """Pulled back through a convolution; with ``single``, with sums in float32 (``Conv2d.transposed``)."""
+        grid = self.grid.before(node)
+        if single:
+            values = node.transposed(self.values, grid.size, single=True).to(self.values)
+        elif self.grid.size == (1, 1):
             values = (self.values.flatten(1) @ node.weight.flatten(1)).unflatten(1, node.weight.shape[1:])
         elif (matrix := _matrix(node, self.grid)) is not None:
-            values = (self.values.flatten(1) @ matrix).unflatten(1, (-1, *self.grid.before(node).size))
+            values = (self.values.flatten(1) @ matrix).unflatten(1, (-1, *grid.size))
         else:
-            values = F.conv_transpose2d(self.values, node.weight, None, node.stride)
-        return Window(values, self.point, self.grid.before(node))
+            values = node.transposed(self.values, grid.size)
+        return Window(values, self.point, grid)
+
+    def small(self, node: Conv2d) -> bool:
+        """Whether ``before`` is a product with a matrix."""
+        return self.grid.size == (1, 1) or _matrix(node, self.grid) is not None
 
     def plus(self, other: Window) -> Window | None:
         """The sum, in windows that cover both; None where the grids do not go together."""
@@ -135,7 +142,7 @@ def _matrix(node: Conv2d, grid: Grid) -> Tensor | None:
 
     def make() -> Tensor:
         one = torch.eye(out * inside, dtype=node.weight.dtype, device=node.weight.device)
-        return F.conv_transpose2d(one.unflatten(1, (out, *grid.size)), node.weight, None, node.stride).flatten(1)
+        return node.transposed(one.unflatten(1, (out, *grid.size)), grid.before(node).size).flatten(1)
 
     return kept(node, f"_adjoint{grid.size}", make)
 

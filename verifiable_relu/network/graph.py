@@ -111,7 +111,10 @@ _SMALL = 1 << 14
 """Below this number of weights nothing is gained."""
 
 _FEW = 16
-"""Below this number of input channels a convolution's adjoint is faster as a matrix product, folded."""
+"""Below this number of input channels a convolution's adjoint in float32 is faster by matrix products."""
+
+_BLOCKS = 4
+"""Up to so many products of blocks of the kernel, these are faster than one product, folded."""
 
 
 @dataclass(frozen=True)
@@ -231,51 +234,77 @@ class Conv2d(Affine):
     def absolute(self, x: Tensor) -> Tensor:
         return self._convolve(x, _magnitude(self), None)
 
-    def adjoint(self, a: Tensor, input_shape: Shape) -> Tensor:
+    def adjoint(self, a: Tensor, input_shape: Shape, *, single: bool = False) -> Tensor:
+        """With ``single``, sums are in float32 (``transposed``)."""
         top, left, bottom, right = self.padding
-        (_, height, width), (_, out_height, out_width) = input_shape, self.shape
-        padded = (height + top + bottom, width + left + right)
-        reached = tuple(
-            (out - 1) * stride + dilation * (kernel - 1) + 1
-            for out, stride, dilation, kernel in zip(
-                (out_height, out_width), self.stride, self.dilation, self.weight.shape[2:], strict=True
-            )
-        )
-        full = F.conv_transpose2d(
-            a,
-            self.weight,
-            None,
-            self.stride,
-            0,
-            (padded[0] - reached[0], padded[1] - reached[1]),
-            self.groups,
-            self.dilation,
-        )
-        return full[:, :, top : top + height, left : left + width]
+        _, height, width = input_shape
+        full = self.transposed(a, (height + top + bottom, width + left + right), single=single)
+        return full[:, :, top : top + height, left : left + width].to(a.dtype, memory_format=torch.contiguous_format)
+
+    def transposed(self, a: Tensor, size: tuple[int, int], *, single: bool = False) -> Tensor:
+        """Wᵀ·a on inputs of a size, without padding: (rows, channels, *size) from (rows, out, height, width).
+
+        With ``single``, of a network in float64, sums are in float32 and so is what is returned, which on a CPU takes
+        a fraction of the time. Each entry sums ``adjoint_terms`` products at most, directly.
+        """
+        weight, kernel = self.weight, self.weight.shape[2:]
+        if single:
+            a, weight = a.to(torch.float32), self._single
+            if weight.shape[1] < _FEW and self._blocks[0] * self._blocks[1] <= _BLOCKS:
+                return self._shifted(a, size)
+            if weight.shape[1] < _FEW:
+                columns = kept(self, "_columns", lambda: self._single.flatten(1).T.contiguous()) @ a.flatten(2)
+                return F.fold(columns, size, tuple(kernel), stride=self.stride)
+        reached = [
+            (n - 1) * s + d * (k - 1) + 1
+            for n, s, d, k in zip(a.shape[2:], self.stride, self.dilation, kernel, strict=True)
+        ]
+        beyond = (size[0] - reached[0], size[1] - reached[1])
+        return F.conv_transpose2d(a, weight, None, self.stride, 0, beyond, self.groups, self.dilation)
+
+    @property
+    def _blocks(self) -> tuple[int, int]:
+        """How many strides the kernel is high and wide."""
+        high, wide = (-(-k // s) for k, s in zip(self.weight.shape[2:], self.stride, strict=True))
+        return high, wide
+
+    def _shifted(self, a: Tensor, size: tuple[int, int]) -> Tensor:
+        """``transposed`` with ``single``, as a sum of matrix products, one for each block of the kernel.
+
+        The inputs are seen as cells, one stride high and wide: output (y, x) reaches the cells (y + i, x + j) by the
+        kernel's blocks (i, j). With channels last and outputs padded to as many rows and columns as there are cells,
+        each block is one product of all outputs, added to all cells a constant distance further on.
+        """
+        (high, wide), (up, across) = self._blocks, self.stride
+        out, channels, *kernel = self.weight.shape
+        margins = (0, wide * across - kernel[1], 0, high * up - kernel[0])
+
+        def blocks() -> Tensor:
+            padded = F.pad(self._single, margins).reshape(out, channels, high, up, wide, across)
+            return padded.permute(2, 4, 0, 3, 5, 1).reshape(high, wide, out, -1).contiguous()
+
+        weight = kept(self, "_blocked", blocks)
+        rows, _, height, width = a.shape
+        down, right = height + high - 1, width + wide - 1
+        outputs = a.new_zeros(rows, down, right, out)
+        outputs[:, :height, :width] = a.permute(0, 2, 3, 1)
+        outputs = outputs.flatten(0, 2)
+        cells = a.new_zeros(len(outputs) + (high - 1) * right + wide - 1, weight.shape[3])
+        for i in range(high):
+            for j in range(wide):
+                start = i * right + j
+                cells[start : start + len(outputs)].addmm_(outputs, weight[i, j])
+        cells = cells[: len(outputs)].reshape(rows, down, right, up, across, channels)
+        image = cells.transpose(2, 3).reshape(rows, down * up, right * across, channels).permute(0, 3, 1, 2)
+        image = image[:, :, : size[0], : size[1]]
+        return F.pad(image, (0, size[1] - image.shape[3], 0, size[0] - image.shape[2]))
 
     @property
     def single(self) -> bool:
-        """Whether ``single_adjoint`` computes with the weights as they are."""
+        """Whether ``transposed`` may take float32: the weights are the same there, and the kernel is a plain one."""
         if self.groups != 1 or self.dilation != (1, 1) or self.weight.requires_grad:
             return False
         return bool(kept(self, "_is_single", lambda: (self._single.to(self.weight) == self.weight).all()))
-
-    def single_adjoint(self, a: Tensor, input_shape: Shape) -> Tensor:
-        """``adjoint`` with sums in float32, rounded to that before and back after: several times as fast on a CPU.
-
-        Each entry sums ``adjoint_terms`` products at most, directly.
-        """
-        top, left, bottom, right = self.padding
-        (_, height, width), (channels, *kernel) = input_shape, self.weight.shape[1:]
-        rows, size = a.to(torch.float32), (height + top + bottom, width + left + right)
-        if channels < _FEW:
-            columns = kept(self, "_columns", lambda: self._single.flatten(1).T.contiguous()) @ rows.flatten(2)
-            full = F.fold(columns, size, tuple(kernel), stride=self.stride)
-        else:
-            reached = [(n - 1) * s + k for n, s, k in zip(self.shape[1:], self.stride, kernel, strict=True)]
-            beyond = (size[0] - reached[0], size[1] - reached[1])
-            full = F.conv_transpose2d(rows, self._single, None, self.stride, 0, beyond)
-        return full[:, :, top : top + height, left : left + width].to(a.dtype)
 
     @property
     def _single(self) -> Tensor:
