@@ -176,8 +176,8 @@ FAULTS: tuple[Fault, ...] = (
         (
             Change(
                 "bounds.linear:Relaxation.lower",
-                "- (flat.abs() * radius).sum(2)",
-                "+ (flat.abs() * radius).sum(2)",
+                "- _dot(a.abs(), radius)",
+                "+ _dot(a.abs(), radius)",
             ),
         ),
     ),
