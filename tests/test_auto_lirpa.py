@@ -179,7 +179,8 @@ def test_agrees_with_own_bounds(make_network: Maker, own: Verifier, bound: auto_
     asked = queries(make_network())
     theirs, ours = margins(AutoLirpa(bound), asked), margins(own, asked)
     # Ours intersect CROWN with intervals, and pull rows through whatever the last layer is.
-    assert (theirs <= ours + 1e-6).all()
+    # Of theirs nothing is said of rounding, and some sums of ours are in float32.
+    assert (theirs <= ours + 1e-5).all()
     if (make_network, bound) != (image_out, "ibp"):
         np.testing.assert_allclose(theirs, ours, rtol=0.02)
 

@@ -378,8 +378,7 @@ class Relaxation:
         if index not in self._errors:
             node = self.network.nodes[index]
             if isinstance(node, Affine):
-                source = node.inputs[0]
-                unit = rounding.backward_affine(node, self._largest(source), self.network.nodes[source].size)
+                unit = rounding.backward_affine(node, self._largest(node.inputs[0]))
             else:
                 assert isinstance(node, Activation)
                 unit = rounding.backward_activation(node, self.pre[index], self.lines(index))

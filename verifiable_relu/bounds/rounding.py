@@ -99,19 +99,17 @@ def interval_activation(node: Activation, image: Bounds) -> Bounds:
     return Bounds(outward.lower - absolute, outward.upper + absolute)
 
 
-def backward_affine(node: Affine, largest: Tensor, inputs: int) -> Tensor:
+def backward_affine(node: Affine, largest: Tensor) -> Tensor:
     """Per sample, the error of one unit of ‖A‖₁ in pulling rows A back through y = W·x + b.
 
-    A row's new coefficients A′ = fl(Wᵀ·A) are off by at most γ·|W|ᵀ·|A|, which moves the row's value by at most
+    A row's new coefficients fl(Wᵀ·A) are off by at most γ·|W|ᵀ·|A|, which moves the row's value by at most
     γ·|A|·(|W|·|x|); its constant gains fl(A·b), off by at most γ·|A|·|b|. With ``largest`` ≥ |x| of shape (batch,),
-    both are at most γ·‖A‖₁·(the largest sum of |W|'s rows, times ``largest``, plus |b|). So are each of the three
-    steps of A·(W·c + b) − A′·c, which it gains instead where A′ is to be multiplied with x − c (``backward_single``);
-    A′ is at most twice |W|ᵀ·|A| there. ``inputs`` is their number. Returns (batch,).
+    both are at most γ·‖A‖₁·(the largest sum of |W|'s rows, times ``largest``, plus |b|). Returns (batch,).
     """
     dtype = largest.dtype
-    relative = 5 * gamma(max(node.terms, node.size, inputs) + 8, dtype) + 2 * node.weight_error
+    relative = 2 * gamma(max(node.terms, node.size) + 8, dtype) + 2 * node.weight_error
     reach = largest * node.row_sums.amax() + node.offset_magnitude().amax()
-    return relative * reach + 8 * max(node.size, inputs) * _tiny(dtype)
+    return relative * reach + 8 * node.size * _tiny(dtype)
 
 
 def radius(box: Bounds, center: Tensor) -> Tensor:
@@ -121,11 +119,13 @@ def radius(box: Bounds, center: Tensor) -> Tensor:
 
 
 def backward_single(node: Conv2d, spread: Tensor, largest: Tensor, inputs: int) -> tuple[Tensor, Tensor]:
-    """The further errors of pulling rows A back in float32, about the centre c of a box of radius r.
+    """Errors beside ``backward_affine`` of pulling rows A back in float32, about the centre c of a box of radius r.
 
     With A′ what float32 makes of A·W, a row's value A·y is A′·(x − c) + A·(W·c + b) but for (A·W − A′)·(x − c). A is
     rounded once, and weights not at all (``Conv2d.single``): that is at most γ·|A|·|W|·r, with γ of float32 and of the
-    terms of one entry. Underflow loses at most the smallest normal number of each entry of A and of each product.
+    terms of one entry. The constant A·(W·c + b) − A′·c is three more sums in the dtype of the bounds, each as far off
+    as the one that ``backward_affine`` counts; A′·c at most by twice that. Underflow loses at most the smallest normal
+    number of each entry of A and of each product.
 
     Args:
         node: the convolution.
@@ -136,8 +136,12 @@ def backward_single(node: Conv2d, spread: Tensor, largest: Tensor, inputs: int) 
     Returns:
         The error of one unit of |A|, (batch, *shape), and that of any row, (batch,).
     """
+    dtype = spread.dtype
+    reach = largest * node.row_sums.amax() + node.offset_magnitude().amax()
+    further = 4 * gamma(max(node.terms, node.size, inputs) + 8, dtype) * reach + 8 * inputs * _tiny(dtype)
     lost = spread.flatten(1).sum(1) + 2 * node.adjoint_terms * inputs * largest
-    return 1.01 * gamma(node.adjoint_terms + 4, torch.float32) * spread, 8 * _tiny(torch.float32) * lost
+    rough = 1.01 * gamma(node.adjoint_terms + 4, torch.float32) * spread
+    return rough + further[:, None, None, None], 8 * _tiny(torch.float32) * lost
 
 
 def backward_activation(node: Activation, pre: Bounds, lines: Lines) -> Tensor:
