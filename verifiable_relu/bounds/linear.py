@@ -678,15 +678,11 @@ def groups(sample: Tensor, size: int, samples: int) -> Iterator[tuple[Tensor, Te
 
 def in_single(network: Network, box: Bounds) -> frozenset[int]:
     """The convolutions that rows are pulled back through in float32, by index: the first of the network."""
-    if box.lower.dtype != torch.float64 or box.lower.device.type != "cpu":
-        return frozenset()
     found, terms = set(), 0
     for index, node in enumerate(network.nodes):
         if isinstance(node, Conv2d):
             terms += node.adjoint_terms
-            if terms > _SINGLE:
-                break
-            if node.single:
+            if terms <= _SINGLE and rounding.single(node, box.lower):
                 found.add(index)
     return frozenset(found)
 

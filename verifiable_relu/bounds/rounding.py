@@ -14,6 +14,8 @@ few operations is covered too.
 
 from __future__ import annotations
 
+import os
+import platform
 from collections.abc import Sequence
 
 import torch
@@ -57,27 +59,53 @@ def _tiny(dtype: torch.dtype) -> float:
     return torch.finfo(dtype).tiny
 
 
-def _relative(node: Affine, dtype: torch.dtype) -> float:
-    return gamma(2 * node.terms + 24, dtype) + 2 * node.weight_error
+def single(node: Node, like: Tensor) -> bool:
+    """Whether sums of a convolution may be taken in float32, in bounds typed like a tensor.
 
-
-def ball(node: Affine, box: Bounds) -> tuple[Tensor, Tensor]:
-    """Centre c and radius r of a box, r so large that W·c + b ∓ |W|·r, computed, are bounds up to what b and underflow
-    add to the errors (``interval_affine``).
-
-    The errors of W·c and |W|·r, and what c and r miss of the box, are at most γ·|W|·(|c| + r), which is what
-    (1 + γ)·r + γ·|c| instead of r adds.
+    That needs float32 to be what it says: torch, and its library for convolutions, may be told to compute with fewer
+    digits, and on other processors than these the library is not known to sum directly.
     """
-    relative = _relative(node, box.lower.dtype)
+    if not isinstance(node, Conv2d) or like.dtype != torch.float64 or like.device.type != "cpu":
+        return False
+    kept = torch.get_float32_matmul_precision() == "highest" and not os.environ.get("ONEDNN_DEFAULT_FPMATH_MODE")
+    plain = torch.backends.mkldnn.conv.fp32_precision in ("none", "ieee")  # type: ignore[attr-defined]
+    return kept and plain and platform.machine() in _DIRECT and node.single
+
+
+_DIRECT = ("x86_64", "AMD64")
+
+
+def ball(box: Bounds) -> tuple[Tensor, Tensor]:
+    """Centre and radius of a box, up to rounding, which ``interval_affine`` accounts for."""
     center = torch.lerp(box.lower, box.upper, 0.5)
-    radius = (box.upper - box.lower) * (0.5 * (1 + relative))
-    smallest = _tiny(center.dtype) / torch.finfo(center.dtype).eps
-    return center, torch.add(radius, center.abs(), alpha=relative) + smallest
+    return center, box.upper - center
 
 
-def interval_affine(node: Affine, dtype: torch.dtype) -> Tensor:
-    """The rest of the error of W·c + b ∓ |W|·r, broadcastable to ``shape``: b's part, and underflow."""
-    return _relative(node, dtype) * node.offset_magnitude() + 8 * node.terms * _tiny(dtype)
+def interval_affine(node: Affine, largest: Tensor, terms: int = 0) -> tuple[float, Tensor]:
+    """How much W·c + b ∓ |W|·r, computed of a box's ``ball``, is to be widened.
+
+    |W|·r, of terms that are not negative, is off by at most γ of itself. W·c + b is off by at most γ·(|W|·|c| + |b|),
+    and r by six units of roundoff of ``largest`` ≥ |x|: all that is at most γ·(largest·(sum of |W|'s row) + |b|).
+
+    Args:
+        node: the affine map.
+        largest: (batch,).
+        terms: of |W|·r, where its sums are in float32 (``single``).
+
+    Returns:
+        A factor for |W|·r, and what is to be added to the product, (batch, *shape) or broadcastable to it: infinite or
+        NaN where sums might overflow, perhaps on the way alone.
+    """
+    dtype = largest.dtype
+    info, few = torch.finfo(dtype), torch.finfo(torch.float32)
+    relative = gamma(2 * node.terms + 24, dtype) + 2 * node.weight_error
+    growth, smallest, lost = relative, info.tiny / info.eps, 8 * node.terms * info.tiny
+    if terms:
+        growth, smallest, lost = growth + 1.01 * gamma(terms + 4, torch.float32), 2 * few.tiny, 8 * terms * few.tiny
+    # Doubled, this sum overflows before any other may.
+    most = 2 * largest.reshape(-1, *[1] * len(node.shape))
+    reach = torch.addcmul(2 * node.offset_magnitude(), most, node.row_sums)
+    return 1 + growth, reach * (relative / 2) + (smallest * node.row_sums + lost)
 
 
 def widen(bounds: Bounds, ulps: int) -> Bounds:

@@ -231,8 +231,17 @@ class Conv2d(Affine):
     def linear(self, x: Tensor) -> Tensor:
         return self._convolve(x, self.weight, None)
 
-    def absolute(self, x: Tensor) -> Tensor:
-        return self._convolve(x, _magnitude(self), None)
+    def absolute(self, x: Tensor, *, single: bool = False) -> Tensor:
+        """With ``single``, of a network in float64, sums are in float32, and direct (``mkldnn_convolution``)."""
+        if not single:
+            return self._convolve(x, _magnitude(self), None)
+        top, left, bottom, right = self.padding
+        weight = kept(self, "_float32_absolute", lambda: self._single.abs())
+        if (top, left) != (bottom, right):
+            x, top, left = F.pad(x, (left, right, top, bottom)), 0, 0
+        convolution = torch.ops.aten.mkldnn_convolution
+        found: Tensor = convolution(x.to(torch.float32), weight, None, (top, left), self.stride, self.dilation, 1)
+        return found.to(x.dtype)
 
     def adjoint(self, a: Tensor, input_shape: Shape, *, single: bool = False) -> Tensor:
         """With ``single``, sums are in float32 (``transposed``)."""
