@@ -624,15 +624,17 @@ def test_competition_networks_agree_on_their_boxes(family: str, data: Path) -> N
     """Every network of the family, on random inputs of the box of its first property."""
     from verifiable_relu.spec import read_instances, read_vnnlib
 
-    boxes = {}
+    # What is drawn must not depend on the tests that ran before.
+    boxes, rng = {}, np.random.default_rng(0)
     for instance in read_instances(data / "vnncomp" / family / "instances.csv"):
         boxes.setdefault(instance.onnx, instance.vnnlib)
     assert boxes
     for path, vnnlib in boxes.items():
         network = read_onnx(path)
         box = read_vnnlib(vnnlib).properties[0].box
-        x = box.lower + RNG.random((3, network.input_size)) * (box.upper - box.lower)
-        assert_agrees(network, x.reshape(3, *network.input_shape))
+        x = box.lower + rng.random((3, network.input_size)) * (box.upper - box.lower)
+        # Outputs may be small beside what they are the difference of.
+        assert_agrees(network, x.reshape(3, *network.input_shape), 1e-4)
 
 
 def test_narrowing_bounds_what_it_changes() -> None:

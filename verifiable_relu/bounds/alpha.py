@@ -157,7 +157,7 @@ def _involved(relaxation: Relaxation, target: int) -> list[int]:
 
 
 class _Search:
-    """The slopes of one chunk of rows, in float32."""
+    """The slopes of one chunk of rows, in float32: (rows, neurons of all activations on the way, one after another)."""
 
     def __init__(
         self, relaxation: Relaxation, target: int, rows: Tensor, sample: Tensor, constant: Tensor, ascent: Ascent
@@ -167,31 +167,35 @@ class _Search:
         self.rows, self.sample, self.constant = rows, sample, constant
         self.ascent = ascent
         self.activations = _involved(relaxation, target)
+        self.sizes = [relaxation.network.nodes[i].size for i in self.activations]
         box = relaxation.values[0]
         single = relaxation.network.to(torch.float32, rows.device)
         self.rough = Relaxation(single, Bounds(box.lower.float(), box.upper.float()))
         self.best = rows.new_full((len(rows),), -torch.inf, dtype=torch.float32)
-        self.slopes: dict[int, Tensor] = {}
-        self.fixed: dict[int, Tensor] = {}
-        self.free: dict[int, Tensor] = {}
-        self.lines: dict[int, Lines] = {}
+        starts, fixed, free = [], [], []
         for index in self.activations:
-            node = relaxation.network.nodes[index]
-            self.free[index] = relaxation.free(index).float()
-            if isinstance(node, Relu):
-                common = relaxation.lines(index)
-                start = common.lower_slope.float() * self.free[index]
-                self.fixed[index] = common.lower_slope.float() - start
+            common = relaxation.lines(index).lower_slope.float().flatten(1)
+            if self._relu(index):
+                free.append(relaxation.free(index).float().flatten(1))
+                starts.append(common * free[-1])
+                fixed.append(common - starts[-1])
             else:
-                start = 0.5 * torch.ones_like(self.free[index])
-            self.slopes[index] = start.index_select(0, sample)
+                free.append(torch.ones_like(common))
+                starts.append(0.5 * free[-1])
+                fixed.append(torch.zeros_like(common))
+        none = rows.new_zeros(relaxation.samples, 0, dtype=torch.float32)
+        start, self.fixed, self.free = (torch.cat([none, *t], 1) for t in (starts, fixed, free))
+        self.slopes = start.index_select(0, sample)
+
+    def _relu(self, index: int) -> bool:
+        return isinstance(self.relaxation.network.nodes[index], Relu)
 
     def run(self, settled: Callable[[Tensor, Tensor], Tensor] | None, stop: Callable[[], bool] | None) -> None:
         """Ascend; the best slopes of every row are kept."""
-        at = torch.arange(len(self.rows), device=self.rows.device)
-        slopes = {i: _Adam(s.clone()) for i, s in self.slopes.items()}
-        if not slopes:
+        if not self.activations:
             return
+        at = torch.arange(len(self.rows), device=self.rows.device)
+        slopes = _Adam(self.slopes.clone())
         view = self._view(at)
         rate = self.ascent.rate
         for step in range(self.ascent.steps + 1):
@@ -199,8 +203,8 @@ class _Search:
                 return
             last = step == self.ascent.steps
             with torch.set_grad_enabled(not last):
-                values = view({i: s.value for i, s in slopes.items()})
-            self._keep(at, values.detach(), slopes)
+                values = view(slopes.value)
+            self._keep(at, values.detach(), slopes.value.detach())
             if last:
                 return
             if settled is not None and step % self.ascent.patience == 0:
@@ -209,60 +213,57 @@ class _Search:
                     return
                 if not bool(going.all()):
                     at = at[going]
-                    for slope in slopes.values():
-                        slope.narrow(going)
+                    slopes.narrow(going)
                     view = self._view(at)
                     with torch.enable_grad():
-                        values = view({i: s.value for i, s in slopes.items()})
+                        values = view(slopes.value)
             values.backward(torch.ones_like(values))
-            for slope in slopes.values():
-                slope.step(rate)
+            slopes.step(rate)
             rate *= self.ascent.decay
 
-    def _view(self, at: Tensor) -> Callable[[dict[int, Tensor]], Tensor]:
+    def _each(self, slopes: Tensor) -> dict[int, Tensor]:
+        """The part of every activation, (rows, *shape)."""
+        shapes = [self.relaxation.network.nodes[i].shape for i in self.activations]
+        parts = zip(self.activations, shapes, slopes.split(self.sizes, 1), strict=True)
+        return {index: part.reshape(len(slopes), *shape) for index, shape, part in parts}
+
+    def _view(self, at: Tensor) -> Callable[[Tensor], Tensor]:
         """The bounds of the rows ``at`` as a function of their slopes, with all that is constant worked out."""
         sample = self.sample[at]
         rows, constant = self.rows[at].float(), self.constant[at].float()
-        kinds = {index: isinstance(self.relaxation.network.nodes[index], Relu) for index in self.activations}
-        parts: dict[int, tuple[Tensor, Tensor, Lines]] = {}
-        for index, relu in kinds.items():
-            if relu:
-                common = self.relaxation.lines(index)
-                lines = Lines(*(t.float().index_select(0, sample) for t in _tensors(common)))
-                parts[index] = (
-                    self.fixed[index].index_select(0, sample),
-                    self.free[index].index_select(0, sample),
-                    lines,
-                )
+        fixed, free = self.fixed.index_select(0, sample), self.free.index_select(0, sample)
+        common = {
+            index: Lines(*(t.float().index_select(0, sample) for t in _tensors(self.relaxation.lines(index))))
+            for index in self.activations
+            if self._relu(index)
+        }
 
-        def bounds(slopes: dict[int, Tensor]) -> Tensor:
+        def bounds(slopes: Tensor) -> Tensor:
             lines = {}
-            for index, relu in kinds.items():
-                if relu:
-                    fixed, free, common = parts[index]
-                    lines[index] = replace(common, lower_slope=torch.addcmul(fixed, free, slopes[index]))
+            for index, part in self._each(torch.addcmul(fixed, free, slopes)).items():
+                if index in common:
+                    lines[index] = replace(common[index], lower_slope=part)
                 else:
-                    chosen = self.relaxation.chosen_lines(index, sample, slopes[index].to(self.rows.dtype))
+                    chosen = self.relaxation.chosen_lines(index, sample, part.to(self.rows.dtype))
                     lines[index] = Lines(*(t.float() for t in _tensors(chosen)))
             return self.rough.lower(self.target, rows, sample, constant=constant, lines=lines, rounded=False)[0]
 
         return bounds
 
-    def _keep(self, at: Tensor, values: Tensor, slopes: dict[int, _Adam]) -> None:
+    def _keep(self, at: Tensor, values: Tensor, slopes: Tensor) -> None:
         better = values > self.best[at]
         chosen = at[better]
         self.best[chosen] = values[better]
-        for index, slope in slopes.items():
-            self.slopes[index][chosen] = slope.value.detach()[better]
+        self.slopes[chosen] = slopes[better]
 
     def proven(self) -> Tensor:
         """The bounds of the best slopes, rounding accounted for."""
         lines = {
             index: self.relaxation.chosen_lines(index, self.sample, slope.to(self.rows.dtype))
-            for index, slope in self.slopes.items()
+            for index, slope in self._each(self.slopes).items()
         }
         found = self.relaxation.lower(self.target, self.rows, self.sample, constant=self.constant, lines=lines)[0]
-        if all(isinstance(self.relaxation.network.nodes[index], Relu) for index in self.activations):
+        if all(self._relu(index) for index in self.activations):
             return found
         # The search starts from CROWN's own lines for ReLU alone.
         return torch.maximum(

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from verifiable_relu.bounds import rounding
@@ -261,7 +262,7 @@ class Relaxation:
         if index not in self._singles:
             node = self.network.nodes[index]
             taken = isinstance(node, Conv2d) and index in self._in_single
-            self._singles[index] = _Single.of(node, self.values[node.inputs[0]]) if taken else None
+            self._singles[index] = _Single.of(node, self.values[node.inputs[0]]) if taken else None  # type: ignore
         return self._singles[index]
 
     def _ball(self, index: int, rounded: bool) -> tuple[Tensor, Tensor]:
@@ -468,7 +469,11 @@ class Relaxation:
                 give(node.inputs[0], whole(a, index), norm)
                 continue
             if isinstance(node, Permute) and not ends:
-                give(node.inputs[0], node.adjoint(whole(a, index).reshape(-1, *node.shape)).reshape(groups, each, -1), norm)
+                give(
+                    node.inputs[0],
+                    node.adjoint(whole(a, index).reshape(-1, *node.shape)).reshape(groups, each, -1),
+                    norm,
+                )
                 continue
             if isinstance(a, Window):
                 if every is None:
@@ -607,6 +612,8 @@ class Relaxation:
 
 def _dot(a: Tensor, values: Tensor) -> Tensor:
     """a·values group by group: of (groups, each, n) and (groups, n), (groups, each)."""
+    if len(values) == 1:
+        return F.linear(a, values).squeeze(2)
     return (values[:, None] @ a.mT).squeeze(1)
 
 

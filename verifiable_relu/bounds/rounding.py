@@ -143,7 +143,9 @@ def backward_affine(node: Affine, largest: Tensor) -> Tensor:
 def radius(box: Bounds, center: Tensor) -> Tensor:
     """An upper bound of |x − center| in a box, the centre being its middle up to rounding."""
     size = torch.maximum(box.upper.abs(), box.lower.abs())
-    return torch.maximum(box.upper - center, center - box.lower) + 4 * unit_roundoff(size.dtype) * size + _tiny(size.dtype)
+    return (
+        torch.maximum(box.upper - center, center - box.lower) + 4 * unit_roundoff(size.dtype) * size + _tiny(size.dtype)
+    )
 
 
 def backward_single(node: Conv2d, spread: Tensor, largest: Tensor, inputs: int) -> tuple[Tensor, Tensor]:

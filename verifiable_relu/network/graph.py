@@ -259,9 +259,11 @@ class Conv2d(Affine):
         weight, kernel = self.weight, self.weight.shape[2:]
         if single:
             a, weight = a.to(torch.float32), self._single
-            if weight.shape[1] < _FEW and self._blocks[0] * self._blocks[1] <= _BLOCKS:
-                return self._shifted(a, size)
-            if weight.shape[1] < _FEW:
+        if weight.dtype == torch.float32 and self._narrow and a.device.type == "cpu":
+            high, wide = self._blocks
+            if high * wide <= _BLOCKS:
+                return _Shifted.apply(a, self, size) if a.requires_grad else self._shifted(a, size)  # type: ignore
+            if single:
                 columns = kept(self, "_columns", lambda: self._single.flatten(1).T.contiguous()) @ a.flatten(2)
                 return F.fold(columns, size, tuple(kernel), stride=self.stride)
         reached = [
@@ -270,6 +272,12 @@ class Conv2d(Affine):
         ]
         beyond = (size[0] - reached[0], size[1] - reached[1])
         return F.conv_transpose2d(a, weight, None, self.stride, 0, beyond, self.groups, self.dilation)
+
+    @property
+    def _narrow(self) -> bool:
+        """Whether matrix products are faster than torch's transposed convolution in float32 on a CPU."""
+        plain = self.groups == 1 and self.dilation == (1, 1) and not self.weight.requires_grad
+        return plain and self.weight.shape[1] < _FEW
 
     @property
     def _blocks(self) -> tuple[int, int]:
@@ -336,6 +344,21 @@ class Conv2d(Affine):
     def terms(self) -> int:
         out, per_group, *kernel = self.weight.shape
         return max(per_group, out // self.groups) * math.prod(kernel)
+
+
+class _Shifted(torch.autograd.Function):
+    """``Conv2d._shifted``, whose derivative is the convolution."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, node: Conv2d, size: tuple[int, int]) -> Tensor:
+        ctx.node, ctx.shape = node, a.shape[2:]
+        return node._shifted(a, size)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        (height, width), node = ctx.shape, ctx.node
+        found = F.conv2d(gradients[0], node._single, None, node.stride)
+        return found[:, :, :height, :width], None, None
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
