@@ -614,6 +614,8 @@ def _dot(a: Tensor, values: Tensor) -> Tensor:
     """a·values group by group: of (groups, each, n) and (groups, n), (groups, each)."""
     if len(values) == 1:
         return F.linear(a, values).squeeze(2)
+    if a.shape[1] == 1:
+        return (a.squeeze(1) * values).sum(1, keepdim=True)
     return (values[:, None] @ a.mT).squeeze(1)
 
 
