@@ -193,6 +193,11 @@ FAULTS: tuple[Fault, ...] = (
         ),
     ),
     Fault(
+        "centre of the box left out where a convolution's coefficients are in float32",
+        "planted",
+        (Change("bounds.linear:Relaxation.lower", " - _dot(back, _of(single.center, sample))", ""),),
+    ),
+    Fault(
         "stale intermediate bound in a relaxation: that of the batch's first box",
         "agreement",
         (

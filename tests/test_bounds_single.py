@@ -1,0 +1,386 @@
+"""Sums in float32 within bounds in float64: the pull-back through convolutions, about the centre of a box."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Callable, Iterator
+from fractions import Fraction
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from verifiable_relu.bounds import Bounds, interval_bounds, relaxed, rounding
+from verifiable_relu.bounds import linear as crown
+from verifiable_relu.bounds import window as patches
+from verifiable_relu.bounds.linear import in_single, signed
+from verifiable_relu.bounds.window import Window, windows
+from verifiable_relu.network import graph
+from verifiable_relu.network.build import Builder
+from verifiable_relu.network.graph import Conv2d, Network, Relu
+from verifiable_relu.trust.exact import evaluate_exact
+
+WAYS = {"shifted": (1 << 10, 1 << 10), "folded": (1 << 10, 0), "transposed": (0, 0)}
+"""The ways in which a convolution is pulled back in float32, as (graph._FEW, graph._BLOCKS)."""
+
+SEEDS = range(24)
+
+
+def _force(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+    few, blocks = WAYS[way]
+    monkeypatch.setattr(graph, "_FEW", few)
+    monkeypatch.setattr(graph, "_BLOCKS", blocks)
+
+
+def _windows_always(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No windows by matrices in float64, which small networks get otherwise; windows up to whole images."""
+    monkeypatch.setattr(patches, "_LARGEST", 0)
+    monkeypatch.setattr(crown, "_FULL", 1)
+
+
+class Draw:
+    """Random tensors in float64; those of weights are float32 numbers."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def __call__(self, *shape: int) -> Tensor:
+        value = torch.randn(*shape, generator=self.generator, dtype=torch.float64)
+        if self.random.random() < 0.3:
+            value = value * 2.0 ** torch.randint(-6, 7, shape, generator=self.generator)
+        return value * 10 ** self.random.uniform(-8, 8) if self.random.random() < 0.2 else value
+
+    def weight(self, *shape: int) -> Tensor:
+        return self(*shape).float().double()
+
+    def integers(self, *shape: int) -> Tensor:
+        """Small enough for sums in float32 to be exact."""
+        return torch.randint(-9, 10, shape, generator=self.generator).double()
+
+
+def _network(draw: Draw) -> Network:
+    """Convolutions of any stride and padding with residual sums; without activations, bounds are nothing but exact
+    values and rounding."""
+    rng, build = draw.random, Builder((2, 4, 3))
+    linear = rng.random() < 0.7
+    x = build.scale(0, "scale", scale=draw(2, 1, 1), center=draw(2, 1, 1)) if rng.random() < 0.5 else 0
+    for i in range(rng.randint(1, 3)):
+        channels, height, width = build.shape(x)
+        kernel = rng.randint(1, min(3, height)), rng.randint(1, min(3, width))
+        # Up to three, so that outputs may see padding alone; with strides less, so that not all do.
+        stride = (1, 1) if rng.random() < 0.5 else (rng.randint(1, 3), rng.randint(1, 3))
+        top, left, bottom, right = (rng.randint(0, 3 if stride == (1, 1) else k - 1) for k in kernel * 2)
+        out = rng.choice((1, 2, 5))
+        bias = draw(out) if rng.random() < 0.7 else None
+        x = build.conv2d(
+            x, draw.weight(out, channels, *kernel), bias, f"conv{i}", padding=(top, left, bottom, right), stride=stride
+        )
+        if not linear:
+            x = build.activation(x, Relu, f"act{i}")
+        if rng.random() < 0.3:
+            inner = build.conv2d(x, draw.weight(out, out, 3, 3), draw(out), f"inner{i}", padding=(1, 1, 1, 1))
+            x = build.add(inner, x, f"sum{i}")
+    flat = math.prod(build.shape(x))
+    x = build.linear(build.reshape(x, (flat,), "flat"), draw(2, flat), draw(2), "out")
+    return build.network(x, name="images")
+
+
+def _box(draw: Draw, net: Network) -> Bounds:
+    """A batch of four points, or boxes: small ones, ones about as large as their distance from zero, larger ones; some
+    much smaller than others."""
+    center = draw(4, *net.input_shape)
+    share = draw.random.choice((0, 1e-6, 0.3, 1, 1, 30))
+    width = share * center.abs().amax() * torch.rand(center.shape, generator=draw.generator, dtype=torch.float64)
+    width = width * torch.tensor([1, 1, 1e-6, 0]).double()[:, None, None, None]
+    return Bounds(center - width, center + width)
+
+
+def _exact(net: Network, index: int, x: Tensor) -> list[Fraction]:
+    """The values of a node at a point."""
+    part = Network(net.nodes[: index + 1], name="part")
+    return evaluate_exact(part, [Fraction(v) for v in x.flatten().tolist()])
+
+
+def _excluded(bound: Tensor, values: list[Fraction]) -> int:
+    return sum(b > v for b, v in zip(bound.tolist(), values, strict=True) if not math.isnan(b))
+
+
+def _wrong(net: Network, box: Bounds) -> int:
+    """How many exact values are excluded, of outputs and of neurons of images, where their bounds are least."""
+    wrong, relaxation, last = 0, relaxed(net, box), len(net.nodes) - 1
+    samples = torch.arange(len(box.lower))
+
+    def lower(target: int, rows: Tensor | Window) -> tuple[Tensor, Tensor | None]:
+        found, reached = relaxation.lower(target, rows, samples)
+        return found.unflatten(0, (len(samples), -1)), reached
+
+    def least(reached: Tensor | None, sample: int, row: int) -> Tensor:
+        """Where the linear lower bound of a row is least in a sample's box."""
+        assert reached is not None
+        a = relaxation.of_input(reached).reshape(len(samples), -1, *net.input_shape)[sample, row]
+        return torch.where(a > 0, box.lower[sample], box.upper[sample])
+
+    rows = torch.tensor([[1.0, 0], [0, -1], [1, -3]]).double()
+    found, reached = lower(last, rows.repeat(len(samples), 1))
+    for sample, (i, row) in itertools.product((0, 3), enumerate(rows.tolist())):
+        y = _exact(net, last, least(reached, sample, i))
+        value = sum((Fraction(c) * v for c, v in zip(row, y, strict=True)), Fraction(0))
+        wrong += _excluded(found[sample, i : i + 1], [value])
+    for index in (i for i, node in enumerate(net.nodes) if isinstance(node, Conv2d | graph.Add)):
+        size = net.nodes[index].size
+        neuron, sign = torch.tensor([0, size // 2, size - 1]), torch.tensor([1.0, -1.0, 1.0]).double()
+        target, windowed, _ = signed(net, index, neuron.repeat(len(samples)), sign.repeat(len(samples)))
+        assert isinstance(windowed, Window) and target == index
+        found = lower(index, windowed)[0]
+        whole, reached = lower(index, windowed.dense(net.nodes[index].shape))
+        for sample, i in itertools.product((1, 2), range(3)):
+            value = int(sign[i]) * _exact(net, index, least(reached, sample, i))[neuron[i]]
+            wrong += _excluded(torch.stack([found[sample, i], whole[sample, i]]), [value, value])
+    return wrong
+
+
+def _cases() -> Iterator[tuple[Network, Bounds]]:
+    for seed in SEEDS:
+        draw = Draw(seed)
+        net = _network(draw)
+        yield net, _box(draw, net)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_no_exact_value_is_excluded(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    _force(monkeypatch, way)
+    _windows_always(monkeypatch)
+    for seed, (net, box) in enumerate(_cases()):
+        assert in_single(net, box)
+        assert not _wrong(net, box), seed
+
+
+@pytest.mark.parametrize("share", (0.0, 1 / 16))
+def test_without_its_slack_many_are(share: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the test above is worth."""
+    full = rounding.backward_single
+    monkeypatch.setattr(rounding, "backward_single", lambda *given: tuple(share * t for t in full(*given)))
+    _windows_always(monkeypatch)
+    wrong = sum(bool(_wrong(net, box)) for net, box in _cases())
+    assert wrong > (len(SEEDS) // 4 if share == 0 else 0)
+
+
+Geometry = tuple[tuple[int, int], tuple[int, int], tuple[int, int, int, int], tuple[int, int]]
+"""Kernel, stride and padding of a convolution, height and width of its input."""
+
+GEOMETRIES: list[Geometry] = [
+    ((1, 1), (1, 1), (0, 0, 0, 0), (3, 4)),
+    ((3, 2), (1, 1), (1, 0, 2, 1), (4, 5)),
+    ((3, 3), (2, 2), (1, 1, 1, 1), (6, 7)),
+    ((2, 3), (2, 3), (0, 0, 0, 0), (5, 8)),
+    ((1, 2), (3, 4), (0, 1, 0, 0), (8, 9)),
+    ((4, 4), (2, 3), (0, 3, 1, 2), (5, 6)),
+    ((2, 2), (1, 2), (5, 0, 0, 4), (2, 3)),
+    ((5, 3), (1, 2), (2, 1, 2, 1), (3, 1)),
+]
+
+
+def _convolution(draw: Draw, geometry: Geometry, channels: int = 3, out: int = 4) -> tuple[Network, Conv2d]:
+    """A convolution of small integers."""
+    kernel, stride, padding, size = geometry
+    build = Builder((channels, *size))
+    weight = draw.integers(out, channels, *kernel)
+    net = build.network(build.conv2d(0, weight, None, "conv", padding=padding, stride=stride), name="conv")
+    node = net.nodes[1]
+    assert isinstance(node, Conv2d)
+    return net, node
+
+
+@pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("channels", (3, 17))
+def test_the_adjoint_in_float32_is_the_adjoint(
+    way: str, geometry: Geometry, channels: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of small integers the two are the same, entry by entry."""
+    _force(monkeypatch, way)
+    draw = Draw(0)
+    net, node = _convolution(draw, geometry, channels)
+    a = draw.integers(5, *node.shape)
+    found = node.adjoint(a, net.input_shape, single=True)
+    assert found.dtype == torch.float64 and torch.equal(found, node.adjoint(a, net.input_shape))
+    x = draw.integers(1, *net.input_shape)
+    assert torch.equal((found * x).flatten(1).sum(1), (a * node.linear(x)).flatten(1).sum(1))
+
+
+@pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
+@pytest.mark.parametrize("way", WAYS)
+def test_an_entry_sums_no_more_terms_than_are_accounted_for(
+    way: str, geometry: Geometry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ones are counted; and one infinite coefficient spoils no other row."""
+    _force(monkeypatch, way)
+    net, node = _convolution(Draw(0), geometry)
+    node.weight.fill_(1)
+    a = torch.ones(3, *node.shape, dtype=torch.float64)
+    counted = node.adjoint(a, net.input_shape, single=True)
+    assert 1 <= counted.amax() <= node.adjoint_terms
+    a[1] = 1e300
+    spoilt = node.adjoint(a, net.input_shape, single=True)
+    assert torch.equal(spoilt[::2], counted[::2])
+    assert not bool(spoilt[1][counted[1] > 0].isfinite().any())
+
+
+@pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
+@pytest.mark.parametrize("way", WAYS)
+def test_windows_are_pulled_back_as_whole_images_are(
+    way: str, geometry: Geometry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two convolutions, the windows of every neuron: those at the edges lie partly in the padding."""
+    _force(monkeypatch, way)
+    draw = Draw(1)
+    net, node = _convolution(draw, geometry)
+    _, after = _convolution(draw, ((3, 3), (1, 1), (1, 1, 1, 1), (node.shape[1], node.shape[2])), channels=4)
+    neuron = torch.arange(after.size)
+    image = windows(after.shape, neuron, 1 - 2.0 * (neuron % 2).double())
+    middle = image.before(after)
+    inside = middle.dense(node.shape)
+    clean = patches.Grid.table(middle.grid, torch.ones(1, *node.shape, dtype=torch.float64))
+    middle = Window(middle.values * middle.of(clean, None), middle.point, middle.grid, clean=True)
+    found = middle.before(node, single=True)
+    assert found.grid == middle.before(node).grid
+    assert torch.equal(found.dense(net.input_shape), node.adjoint(inside, net.input_shape))
+
+
+def _lower(net: Network, box: Bounds, rows: Tensor) -> Tensor:
+    return relaxed(net, box).lower(len(net.nodes) - 1, rows, torch.tensor([0]))[0]
+
+
+def test_the_cost_goes_with_the_radius_not_with_the_magnitude(monkeypatch: pytest.MonkeyPatch) -> None:
+    draw, build = Draw(0), Builder((3, 6, 6))
+    x = build.activation(build.conv2d(0, draw.weight(8, 3, 3, 3), draw(8), "conv1"), Relu, "act")
+    x = build.conv2d(x, draw.weight(4, 8, 2, 2), draw(4), "conv2", stride=(2, 2))
+    net = build.network(build.linear(build.reshape(x, (16,), "flat"), draw(3, 16), None, "out"), name="far")
+    rows = torch.cat([torch.eye(3), -torch.eye(3)]).double()
+    for magnitude, radius in ((1.0, 1e-3), (1e6, 1.0), (1e6, 1e-3)):
+        center = magnitude + draw.integers(1, 3, 6, 6) / 8
+        box = Bounds(center - radius, center + radius)
+        found = _lower(net, box, rows)
+        with monkeypatch.context() as patch:
+            patch.setattr(crown, "_SINGLE", 0)
+            plain = _lower(net, box, rows)
+        assert not in_single(net, box).isdisjoint(range(len(net.nodes)))
+        width = -(plain[:3] + plain[3:]).repeat(2)
+        assert bool((width > 0).all() and (found < plain).all() and (plain - found < 1e-3 * width).all())
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("large", (1e25, 1e30))
+def test_coefficients_that_overflow_prove_nothing(way: str, large: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products of three weights, fine in float64: the coefficients, or sums of them, are none in float32."""
+    _force(monkeypatch, way)
+    for middle, signs in itertools.product((-1.0, 0.0, 1.0), itertools.product((1, -1), repeat=2)):
+        build = Builder((2, 2, 2))
+        weight = torch.tensor([[1.0, -0.75], [0.5, 1.5]]).double() * large
+        x = build.conv2d(0, signs[0] * weight.float().double().reshape(2, 2, 1, 1), None, "conv1")
+        x = build.conv2d(x, signs[1] * weight.float().double()[:, :, None, None].expand(2, 2, 2, 2), None, "conv2")
+        net = build.network(build.linear(build.reshape(x, (2,), "flat"), weight, None, "out"), name="large")
+        box = Bounds(torch.full((1, 2, 2, 2), middle - 0.5).double(), torch.full((1, 2, 2, 2), middle + 0.5).double())
+        rows = torch.cat([torch.eye(2), -torch.eye(2)]).double()
+        found = _lower(net, box, rows)
+        assert in_single(net, box) and not bool(found.isposinf().any())
+        for corner in (box.lower, box.upper):
+            y = _exact(net, len(net.nodes) - 1, corner)
+            assert not _excluded(found, [*y, *(-v for v in y)])
+
+
+def test_coefficients_and_products_that_underflow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two factors of float32 whose product is none; a coefficient below float32's range: values of about one."""
+
+    def wrong() -> list[int]:
+        found = []
+        for outer, inner in ((1e-20, 1e-27), (1e-50, 1e3)):
+            build = Builder((1, 1, 1))
+            weight = torch.tensor([inner]).double().float().double().reshape(1, 1, 1, 1)
+            x = build.reshape(build.conv2d(0, weight, None, "conv"), (1,), "flat")
+            net = build.network(
+                build.linear(x, torch.tensor([[outer]], dtype=torch.float64), None, "out"), name="small"
+            )
+            end = torch.full((1, 1, 1, 1), 1 / outer / inner, dtype=torch.float64)
+            bound = _lower(net, Bounds(-end, end), torch.ones(1, 1).double())
+            assert bool(bound.isfinite())
+            found.append(_excluded(bound, _exact(net, 3, -end)))
+        return found
+
+    assert wrong() == [0, 0]
+    full = rounding.backward_single
+    monkeypatch.setattr(rounding, "backward_single", lambda *given: (full(*given)[0], 0 * full(*given)[1]))
+    assert wrong() == [1, 1], "what underflow loses must show"
+
+
+def _rounded(weight: Tensor) -> Tensor:
+    return weight.float().double()
+
+
+@pytest.mark.parametrize(
+    ("why", "weight", "options"),
+    [
+        ("grouped", _rounded, {"groups": 2}),
+        ("dilated", _rounded, {"dilation": (2, 1)}),
+        ("no float32 numbers", lambda weight: weight, {}),
+        ("too large for float32", lambda weight: _rounded(weight) * 2.0**140, {}),
+        ("trained", lambda weight: _rounded(weight).requires_grad_(), {}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_other_convolutions_stay_in_float64(
+    why: str, weight: Callable[[Tensor], Tensor], options: dict[str, Any]
+) -> None:
+    draw = Draw(0)
+    build = Builder((2, 4, 4))
+    plain = build.conv2d(0, draw.weight(2, 2, 2, 2), None, "plain", padding=(1, 1, 0, 0))
+    other = torch.randn(2, 2 // options.get("groups", 1), 2, 2, generator=draw.generator).double() / 3
+    x = build.conv2d(plain, weight(other), None, "other", **options)
+    net = build.network(x, name="mixed")
+    box = Bounds(torch.zeros(1, 2, 4, 4).double(), torch.ones(1, 2, 4, 4).double())
+    assert in_single(net, box) == {plain}
+
+
+def test_other_bounds_do_too() -> None:
+    net, _ = _convolution(Draw(0), GEOMETRIES[0])
+    one = torch.ones(1, *net.input_shape)
+    assert in_single(net, Bounds(one.double(), one.double()))
+    assert not in_single(net.to(torch.float32), Bounds(one, one))
+
+
+def test_so_do_all_where_float32_is_told_to_be_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    net, _ = _convolution(Draw(0), GEOMETRIES[0])
+    one = torch.ones(1, *net.input_shape).double()
+    box = Bounds(one, one)
+    assert in_single(net, box)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "get_float32_matmul_precision", lambda: "medium")
+        assert not in_single(net, box)
+    with monkeypatch.context() as patch:
+        patch.setenv("ONEDNN_DEFAULT_FPMATH_MODE", "BF16")
+        assert not in_single(net, box)
+
+
+def test_radii_of_a_batch_are_rounded_outward(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Intervals of several boxes at once, whose upper ends are attained where no weight is negative."""
+
+    def wrong() -> int:
+        found = 0
+        for seed in range(8):
+            draw, build = Draw(seed), Builder((3, 3, 3))
+            x = build.conv2d(0, draw.weight(2, 3, 3, 3).abs(), None, "conv", padding=(1, 1, 1, 1))
+            net = build.network(x, name="positive")
+            reach = torch.rand(4, 3, 3, 3, generator=draw.generator, dtype=torch.float64)
+            box = Bounds(-reach, reach)
+            bounds = interval_bounds(net, box)[-1]
+            found += _excluded(-bounds.upper[0].flatten(), [-v for v in _exact(net, 1, reach[0])])
+        return found
+
+    assert not wrong()
+    gamma = rounding.gamma
+    monkeypatch.setattr(rounding, "gamma", lambda n, dtype: 0.0 if dtype == torch.float32 else gamma(n, dtype))
+    assert wrong(), "without float32's part some end lies inside"
