@@ -201,24 +201,20 @@ class _Search:
         for step in range(self.ascent.steps + 1):
             if stop is not None and stop():
                 return
-            last = step == self.ascent.steps
-            with torch.set_grad_enabled(not last):
-                values = view(slopes.value)
-            self._keep(at, values.detach(), slopes.value.detach())
-            if last:
+            values, gradient = view(slopes.value)
+            self._keep(at, values, slopes.value)
+            if step == self.ascent.steps:
                 return
+            going = None
             if settled is not None and step % self.ascent.patience == 0:
                 going = ~settled(at, self.best[at])
                 if not bool(going.any()):
                     return
-                if not bool(going.all()):
-                    at = at[going]
-                    slopes.narrow(going)
-                    view = self._view(at)
-                    with torch.enable_grad():
-                        values = view(slopes.value)
-            values.backward(torch.ones_like(values))
-            slopes.step(rate)
+            slopes.step(gradient(), rate)
+            if going is not None and not bool(going.all()):
+                at = at[going]
+                slopes.narrow(going)
+                view = self._view(at)
             rate *= self.ascent.decay
 
     def _each(self, slopes: Tensor) -> dict[int, Tensor]:
@@ -227,8 +223,8 @@ class _Search:
         parts = zip(self.activations, shapes, slopes.split(self.sizes, 1), strict=True)
         return {index: part.reshape(len(slopes), *shape) for index, shape, part in parts}
 
-    def _view(self, at: Tensor) -> Callable[[Tensor], Tensor]:
-        """The bounds of the rows ``at`` as a function of their slopes, with all that is constant worked out."""
+    def _view(self, at: Tensor) -> Callable[[Tensor], tuple[Tensor, Callable[[], Tensor]]]:
+        """The bounds of the rows ``at`` as a function of their slopes, and a function that gives their gradient."""
         sample = self.sample[at]
         rows, constant = self.rows[at].float(), self.constant[at].float()
         fixed, free = self.fixed.index_select(0, sample), self.free.index_select(0, sample)
@@ -238,17 +234,74 @@ class _Search:
             if self._relu(index)
         }
 
-        def bounds(slopes: Tensor) -> Tensor:
-            lines = {}
+        def bounds(slopes: Tensor) -> tuple[Tensor, Callable[[], Tensor]]:
+            lines, leaves, chosen = {}, {}, {}
             for index, part in self._each(torch.addcmul(fixed, free, slopes)).items():
                 if index in common:
                     lines[index] = replace(common[index], lower_slope=part)
-                else:
-                    chosen = self.relaxation.chosen_lines(index, sample, part.to(self.rows.dtype))
-                    lines[index] = Lines(*(t.float() for t in _tensors(chosen)))
-            return self.rough.lower(self.target, rows, sample, constant=constant, lines=lines, rounded=False)[0]
+                    continue
+                with torch.enable_grad():
+                    leaves[index] = part.to(self.rows.dtype).requires_grad_()
+                    chosen[index] = _tensors(self.relaxation.chosen_lines(index, sample, leaves[index]))
+                lines[index] = Lines(*(t.detach().float() for t in chosen[index]))
+            record: dict[int, Tensor] = {}
+            with torch.no_grad():
+                values, reached = self.rough.lower(
+                    self.target, rows, sample, constant=constant, lines=lines, rounded=False, record=record
+                )
+            assert reached is not None
+
+            def gradient() -> Tensor:
+                with torch.no_grad():
+                    moved = self._by_lines(lines, record, sample, reached)
+                parts = [slopes.new_zeros(len(slopes), 0)]
+                for index, size in zip(self.activations, self.sizes, strict=True):
+                    if index not in moved:
+                        parts.append(slopes.new_zeros(len(slopes), size))
+                    elif index in common:
+                        parts.append(moved[index][0].flatten(1))
+                    else:
+                        pairs = zip(chosen[index], moved[index], strict=True)
+                        outputs, given = zip(*((c, m.to(c)) for c, m in pairs if c.requires_grad), strict=True)
+                        (found,) = torch.autograd.grad(outputs, leaves[index], given)
+                        parts.append(found.flatten(1).float())
+                return torch.cat(parts, 1) * free
+
+            return values, gradient
 
         return bounds
+
+    def _by_lines(
+        self, lines: Mapping[int, Lines], record: Mapping[int, Tensor], sample: Tensor, reached: Tensor
+    ) -> dict[int, tuple[Tensor, Tensor, Tensor, Tensor]]:
+        """Derivatives of every row's bound by the slopes and offsets of its lines, in the order of ``Lines``.
+
+        A bound is the least value over the box of a linear function that the rows' coefficients make of the lines. By
+        the envelope theorem only its value at the minimiser x counts: going forward from there through the lines that
+        were taken, a neuron with the coefficient a and the pre-activation z contributes a⁺·(lower line at z) +
+        a⁻·(upper line at z).
+        """
+        network, entry = self.rough.network, self.rough.entry
+        center, radius = self.rough.ball(entry)
+        point = center.index_select(0, sample) - reached.sign() * radius.index_select(0, sample)
+        values = {entry: point.reshape(len(point), *network.nodes[entry].shape)}
+        found = {}
+        for index in range(entry + 1, max(record, default=0) + 1):
+            node = network.nodes[index]
+            if any(i not in values for i in node.inputs):
+                continue
+            if not isinstance(node, Activation):
+                values[index] = node.forward(*(values[i] for i in node.inputs))
+            elif index in record:
+                z, mine = values[node.inputs[0]], lines[index]
+                above = record[index].reshape(z.shape)
+                below = above.clamp(max=0)
+                above = above - below
+                found[index] = (above * z, above, below * z, below)
+                low = torch.addcmul(mine.lower_offset, mine.lower_slope, z)
+                high = torch.addcmul(mine.upper_offset, mine.upper_slope, z)
+                values[index] = torch.where(below < 0, high, low)
+        return found
 
     def _keep(self, at: Tensor, values: Tensor, slopes: Tensor) -> None:
         better = values > self.best[at]
@@ -282,25 +335,19 @@ class _Adam:
     """
 
     def __init__(self, value: Tensor) -> None:
-        self.value = value.requires_grad_()
+        self.value = value
         self._mean = torch.zeros_like(value)
         self._square = torch.zeros_like(value)
         self._steps = 0
 
     def narrow(self, keep: Tensor) -> None:
         """Go on with some of the rows."""
-        self.value = self.value.detach()[keep].requires_grad_()
-        self._mean, self._square = self._mean[keep], self._square[keep]
+        self.value, self._mean, self._square = self.value[keep], self._mean[keep], self._square[keep]
 
-    def step(self, rate: float) -> None:
-        """One step along the gradient that has arrived."""
-        gradient = self.value.grad
-        if gradient is None:
-            return
+    def step(self, gradient: Tensor, rate: float) -> None:
+        """One step along the gradient."""
         self._steps += 1
         self._mean.lerp_(gradient, 0.1)
         self._square.mul_(0.999).addcmul_(gradient, gradient, value=0.001)
         spread = (self._square / (1 - 0.999**self._steps)).sqrt_().add_(1e-8)
-        with torch.no_grad():
-            self.value.addcdiv_(self._mean, spread, value=rate / (1 - 0.9**self._steps)).clamp_(0, 1)
-        self.value.grad = None
+        self.value.addcdiv_(self._mean, spread, value=rate / (1 - 0.9**self._steps)).clamp_(0, 1)

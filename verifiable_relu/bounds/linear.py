@@ -265,7 +265,7 @@ class Relaxation:
             self._singles[index] = _Single.of(node, self.values[node.inputs[0]]) if taken else None  # type: ignore
         return self._singles[index]
 
-    def _ball(self, index: int, rounded: bool) -> tuple[Tensor, Tensor]:
+    def ball(self, index: int, rounded: bool = False) -> tuple[Tensor, Tensor]:
         """Centre c and radius r of the box of node ``index``, flattened: (batch, size).
 
         If ``rounded``, r is so large that A·c − |A|·r, computed, is a lower bound of A·x, up to underflow.
@@ -312,7 +312,7 @@ class Relaxation:
 
         match node:
             case _ if index == self.entry:
-                center, radius = (t.unflatten(1, node.shape) for t in self._ball(index, rounded))
+                center, radius = (t.unflatten(1, node.shape) for t in self.ball(index, rounded))
                 name = "radius" if rounded else "exact radius"
                 return dot(a.values, at("center", center)) - dot(a.values.abs(), at(name, radius)), None, None
             case Activation():
@@ -396,6 +396,7 @@ class Relaxation:
         intervals: bool = False,
         lines: Mapping[int, Lines] | None = None,
         rounded: bool = True,
+        record: dict[int, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Lower bounds of rows·y + constant over the box, y being the value of node ``target``.
 
@@ -408,6 +409,7 @@ class Relaxation:
                 them: interval bound propagation with the rows merged into the last affine map.
             lines: for some activations, by index, each row's own lines (``chosen_lines``), (R, *shape), with G = R.
             rounded: whether to account for rounding. Without, the values may steer a search and prove nothing.
+            record: takes the coefficients of the activations that have their own lines, (R, neurons), by index.
 
         Returns:
             (R,) lower bounds; if ``rounded``, NaN or −inf where arithmetic broke down and never too high.
@@ -495,7 +497,7 @@ class Relaxation:
                 norm = a.abs().sum(2)
             match node:
                 case _ if ends:
-                    center, radius = (_of(t, sample) for t in self._ball(index, rounded))
+                    center, radius = (_of(t, sample) for t in self.ball(index, rounded))
                     added = _dot(a, center) - _dot(a.abs(), radius)
                     if index == self.entry:
                         reached = a.flatten(0, 1)
@@ -531,6 +533,8 @@ class Relaxation:
                     give(linear.inputs[0], a @ weight, None)
                 case Activation():
                     step = self._step(index).map(lambda t: _of(t, sample)) if own is None else _Step.of(node, own)
+                    if record is not None:
+                        record[index] = a.flatten(0, 1)
                     negative = a.clamp(max=0)
                     added = _dot(negative, step.lift)
                     if step.floor is not None:
