@@ -67,11 +67,13 @@ def single(node: Node, like: Tensor) -> bool:
     """
     if not isinstance(node, Conv2d) or like.dtype != torch.float64 or like.device.type != "cpu":
         return False
-    kept = torch.get_float32_matmul_precision() == "highest" and not os.environ.get("ONEDNN_DEFAULT_FPMATH_MODE")
+    if torch.get_float32_matmul_precision() != "highest" or any(os.environ.get(name) for name in _SHORTENS):
+        return False
     plain = torch.backends.mkldnn.conv.fp32_precision in ("none", "ieee")  # type: ignore[attr-defined]
-    return kept and plain and platform.machine() in _DIRECT and node.single
+    return plain and platform.machine() in _DIRECT and node.single
 
 
+_SHORTENS = ("ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE")
 _DIRECT = ("x86_64", "AMD64")
 
 
