@@ -464,11 +464,18 @@ def test_windows_change_nothing_but_the_work(name: str, monkeypatch: pytest.Monk
     assert bool((lower <= torch.einsum("ro,pro->pr", matrix, values[-1][:, sample]).amin(0)).all())
 
 
-def test_rounding_is_claimed_only_where_it_is_covered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rounding_is_claimed_only_where_it_is_covered() -> None:
     assert covers(mixed(ACTS["relu"]), torch.float64, "cpu")
     assert not covers(mixed(ACTS["relu"]), torch.float32, "cpu")
     assert not covers(mixed(ACTS["relu"]), torch.float64, "cuda")
     assert covers(mlp(ACTS["relu"]), torch.float32, "cuda")
-    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "high")
-    assert not covers(mlp(ACTS["relu"]), torch.float32, "cpu")
-    assert covers(mlp(ACTS["relu"]), torch.float64, "cpu")
+    for library, kind in ((torch.backends.mkldnn.matmul, "cpu"), (torch.backends.cuda.matmul, "cuda")):
+        before = library.fp32_precision
+        try:
+            library.fp32_precision = "tf32"
+            assert not covers(mlp(ACTS["relu"]), torch.float32, kind)
+            assert covers(mlp(ACTS["relu"]), torch.float64, kind)
+        finally:
+            library.fp32_precision = before
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert not covers(mlp(ACTS["relu"]), torch.float32, "cpu")

@@ -341,3 +341,15 @@ def test_subnormal_values_times_large_weights(dtype: torch.dtype) -> None:
     point = torch.tensor([[1, 1.7, 0.9]], dtype=dtype) * size
     found, values = interval_bounds(net, Bounds(point, point))[-1], exact(net, point)
     assert not excluded(found.lower[0], values) and not excluded(-found.upper[0], [-v for v in values])
+
+
+def test_windows_may_see_padding_alone() -> None:
+    """The last outputs begin after the image ends, so that a table of windows holds no value of it there."""
+    build, one = Builder((1, 4, 1)), torch.ones(1, 1, 1, 1).double()
+    x = build.activation(build.conv2d(0, one, None, "first"), Relu, "act")
+    x = build.conv2d(x, one, None, "padded", padding=(0, 2, 0, 0), stride=(1, 3))
+    out = build.activation(x, Relu, "last")
+    net = build.network(build.reshape(out, (4,), "flat"), name="beyond")
+    side = torch.ones(1, 1, 4, 1).double()
+    pre = relaxed(net, Bounds(-side, side)).pre[net.activations[-1]]
+    assert float(pre.lower.min()) > -1e-12 and float(pre.upper.max()) < 1e-12

@@ -357,8 +357,14 @@ def test_so_do_all_where_float32_is_told_to_be_less(monkeypatch: pytest.MonkeyPa
     one = torch.ones(1, *net.input_shape).double()
     box = Bounds(one, one)
     assert in_single(net, box)
-    with monkeypatch.context() as patch:
-        patch.setattr(torch, "get_float32_matmul_precision", lambda: "medium")
+    library = torch.backends.mkldnn.matmul
+    before = library.fp32_precision
+    try:
+        library.fp32_precision = "bf16"
+        assert not in_single(net, box)
+    finally:
+        library.fp32_precision = before
+    with torch.autocast("cpu", dtype=torch.bfloat16):
         assert not in_single(net, box)
     with monkeypatch.context() as patch:
         patch.setenv("ONEDNN_DEFAULT_FPMATH_MODE", "BF16")

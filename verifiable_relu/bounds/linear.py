@@ -17,7 +17,7 @@ subtracted at the end.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -197,7 +197,7 @@ class Relaxation:
         self._balls: dict[tuple[int, bool], tuple[Tensor, Tensor]] = {}
         self._errors: dict[int, Tensor] = {}
         self._most: dict[int, Tensor] = {}
-        self._lost: dict[int, Tensor] = {}
+        self._lost: dict[tuple[int, bool], Tensor] = {}
         self._ends: dict[int, tuple[Tensor, ...]] = {}
         self._tables: dict[tuple[Grid, int, str], Tensor] = {}
 
@@ -434,6 +434,7 @@ class Relaxation:
         reached: Tensor | None = None
         coefficients: dict[int, Tensor | Window] = {target: rows if isinstance(rows, Window) else whole(rows, target)}
         norms: dict[int, Tensor] = {}
+        passed: list[int] = []
 
         def give(index: int, a: Tensor | Window, norm: Tensor | None) -> None:
             """Rows of node ``index``, and upper bounds of their ‖A‖₁ if these are known."""
@@ -463,6 +464,8 @@ class Relaxation:
             a, node, norm = coefficients.pop(index), nodes[index], norms.get(index)
             ends = index == self.entry or (intervals and isinstance(node, Activation))
             own = lines.get(index) if lines is not None and not ends else None
+            if not ends:
+                passed.append(index)
             if isinstance(node, Add):
                 for source in node.inputs:
                     give(source, a, norm)
@@ -522,6 +525,7 @@ class Relaxation:
                 case Activation() if own is None and (alive := self._alive(index)) is not None:
                     linear = nodes[node.inputs[0]]
                     assert isinstance(linear, Linear)
+                    passed.append(node.inputs[0])
                     if rounded:
                         assert norm is not None
                         errors.append(norm * (unit(index, own) + unit(node.inputs[0], own)))
@@ -542,15 +546,14 @@ class Relaxation:
                     if rounded:
                         assert norm is not None
                         errors.append(norm * unit(index, own))
-                    # Slopes of at most 1 let no coefficient grow.
-                    passed = norm if isinstance(node, Relu) else None
                     a = (a * step.low[:, None]).addcmul_(negative, step.rise[:, None])
-                    give(node.inputs[0], a, passed)
+                    # Slopes of at most 1 let no coefficient grow.
+                    give(node.inputs[0], a, norm if isinstance(node, Relu) else None)
                 case _:
                     raise UnsupportedError("no linear bound is known", place=f"node '{node.name}' ({node.op})")
             terms.append(added)
         if rounded:
-            errors.append(mine(self._underflow(target)).expand(groups, each))
+            errors.append(mine(self._underflow(target, intervals, passed)).expand(groups, each))
         found = rounding.total(torch.stack(terms), errors) if rounded else sum(terms[1:], terms[0])
         return found.flatten(), reached
 
@@ -560,13 +563,13 @@ class Relaxation:
             self._most[index] = largest(self.values[index])
         return self._most[index]
 
-    def _underflow(self, target: int) -> Tensor:
-        """(batch,) what underflow may change in a row of ``target``."""
-        if target not in self._lost:
-            nodes = self.network.nodes[self.entry + 1 : target + 1]
+    def _underflow(self, target: int, intervals: bool, passed: Sequence[int]) -> Tensor:
+        """(batch,) what underflow may change in a row of ``target`` on its way back through the nodes ``passed``."""
+        if (target, intervals) not in self._lost:
+            nodes = [self.network.nodes[i] for i in passed]
             lost = [rounding.underflow(node, self._largest(node.inputs[0])) for node in nodes]
-            self._lost[target] = sum(lost, self.values[0].lower.new_zeros(self.samples))
-        return self._lost[target]
+            self._lost[target, intervals] = sum(lost, self.values[0].lower.new_zeros(self.samples))
+        return self._lost[target, intervals]
 
     def of_input(self, rows: Tensor) -> Tensor:
         """Coefficients of the input, (R, input_size), from those of node ``entry``."""

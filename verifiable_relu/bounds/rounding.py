@@ -17,13 +17,14 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from verifiable_relu.bounds.activations import row
 from verifiable_relu.bounds.types import Bounds, Lines
-from verifiable_relu.network.graph import Activation, Affine, Conv2d, Network, Node
+from verifiable_relu.network.graph import Activation, Affine, Conv2d, Network, Node, kept
 
 
 def covers(network: Network, dtype: torch.dtype, device: torch.device | str) -> bool:
@@ -32,9 +33,10 @@ def covers(network: Network, dtype: torch.dtype, device: torch.device | str) -> 
     Elsewhere a library may choose a transformed algorithm for a convolution, and does not tell. Products in float32
     are covered unless torch was told to compute them with fewer digits.
     """
-    if dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest":
+    kind = torch.device(device).type
+    if dtype == torch.float32 and not _all_digits(kind):
         return False
-    plain = dtype == torch.float64 and torch.device(device).type == "cpu"
+    plain = dtype == torch.float64 and kind == "cpu"
     return plain or not any(isinstance(node, Conv2d) for node in network.nodes)
 
 
@@ -67,10 +69,15 @@ def single(node: Node, like: Tensor) -> bool:
     """
     if not isinstance(node, Conv2d) or like.dtype != torch.float64 or like.device.type != "cpu":
         return False
-    if torch.get_float32_matmul_precision() != "highest" or any(os.environ.get(name) for name in _SHORTENS):
-        return False
-    plain = torch.backends.mkldnn.conv.fp32_precision in ("none", "ieee")  # type: ignore[attr-defined]
-    return plain and platform.machine() in _DIRECT and node.single
+    return _all_digits("cpu") and platform.machine() in _DIRECT and node.single
+
+
+def _all_digits(kind: str) -> bool:
+    """Whether torch, and the libraries that it asks, compute in float32 what is in float32, on a kind of device."""
+    library: Any = torch.backends.mkldnn
+    settings = [torch.backends.cuda.matmul] if kind == "cuda" else [library.matmul, library.conv]
+    plain = all(of.fp32_precision in ("none", "ieee") for of in settings)
+    return plain and not torch.is_autocast_enabled(kind) and not any(os.environ.get(name) for name in _SHORTENS)
 
 
 _SHORTENS = ("ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE")
@@ -105,9 +112,10 @@ def interval_affine(node: Affine, largest: Tensor, terms: int = 0) -> tuple[floa
     if terms:
         growth, smallest, lost = growth + 1.01 * gamma(terms + 4, torch.float32), 2 * few.tiny, 8 * terms * few.tiny
     # Doubled, this sum overflows before any other may.
-    most = 2 * largest.reshape(-1, *[1] * len(node.shape))
-    reach = torch.addcmul(2 * node.offset_magnitude(), most, node.row_sums)
-    return 1 + growth, reach * (relative / 2) + (smallest * node.row_sums + lost)
+    offset = kept(node, "_twice_offset", lambda: 2 * node.offset_magnitude())
+    reach = torch.addcmul(offset, 2 * largest.reshape(-1, *[1] * len(node.shape)), node.row_sums)
+    least = kept(node, f"_least{terms}", lambda: smallest * node.row_sums + lost)
+    return 1 + growth, torch.add(least, reach, alpha=relative / 2)
 
 
 def widen(bounds: Bounds, ulps: int) -> Bounds:

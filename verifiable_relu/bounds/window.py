@@ -50,7 +50,9 @@ class Grid:
         for axis in (1, 0):
             reach = (self.points[axis] - 1) * self.stride[axis] + self.size[axis] - self.offset[axis]
             margins += [self.offset[axis], reach - values.shape[2 + axis]]
-        columns = F.unfold(F.pad(values, margins), self.size, stride=self.stride)
+        # All that lies beyond the edges first: windows may begin after the image ends, or end before it begins.
+        wide = F.pad(values, [max(m, 0) for m in margins])
+        columns = F.unfold(F.pad(wide, [min(m, 0) for m in margins]), self.size, stride=self.stride)
         return columns.transpose(1, 2).reshape(-1, values.shape[1], *self.size)
 
 

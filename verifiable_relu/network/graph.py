@@ -93,6 +93,12 @@ class Affine(Node):
         """An upper bound of |b| that also covers every term summed to make b; broadcastable to ``shape``."""
         return self.offset().abs()
 
+    @cached_property
+    def constant(self) -> bool:
+        """Whether nobody asks for the gradient of the node's tensors."""
+        values = (getattr(self, f.name) for f in fields(self))
+        return not any(isinstance(value, Tensor) and value.requires_grad for value in values)
+
     @property
     def terms(self) -> int:
         """The largest number of products that one output (forward) or one input (adjoint) sums."""
@@ -133,9 +139,9 @@ class _Sparse:
             return _Sparse(weight.to_sparse_csr(), transposed.to_sparse_csr(), transposed.abs().to_sparse_csr())
 
 
-def kept(node: Linear | Conv2d, name: str, make: Callable[[], Tensor]) -> Tensor:
-    """What ``make`` makes of a node's weight, made once where the weight is constant."""
-    if node.weight.requires_grad:
+def kept(node: Affine, name: str, make: Callable[[], Tensor]) -> Tensor:
+    """What ``make`` makes of a node's tensors, made once where these are constant."""
+    if not node.constant:
         return make()
     if name not in node.__dict__:
         node.__dict__[name] = make()
@@ -189,7 +195,7 @@ class Linear(Affine):
     @cached_property
     def _sparse(self) -> _Sparse | None:
         """The weight as a sparse matrix, where most of it is zeros and nobody asks for its gradient."""
-        if self.weight.numel() < _SMALL or self.weight.requires_grad:
+        if self.weight.numel() < _SMALL or not self.constant:
             return None
         if int(self.weight.count_nonzero()) > _SPARSE * self.weight.numel():
             return None
@@ -276,7 +282,7 @@ class Conv2d(Affine):
     @property
     def _narrow(self) -> bool:
         """Whether matrix products are faster than torch's transposed convolution in float32 on a CPU."""
-        plain = self.groups == 1 and self.dilation == (1, 1) and not self.weight.requires_grad
+        plain = self.groups == 1 and self.dilation == (1, 1) and self.constant
         return plain and self.weight.shape[1] < _FEW
 
     @property
@@ -319,7 +325,7 @@ class Conv2d(Affine):
     @property
     def single(self) -> bool:
         """Whether ``transposed`` may take float32: the weights are the same there, and the kernel is a plain one."""
-        if self.groups != 1 or self.dilation != (1, 1) or self.weight.requires_grad:
+        if self.groups != 1 or self.dilation != (1, 1) or not self.constant:
             return False
         return bool(kept(self, "_is_single", lambda: (self._single.to(self.weight) == self.weight).all()))
 
