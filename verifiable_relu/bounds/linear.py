@@ -50,9 +50,9 @@ MEMORY = 1 << 30
 _CACHED = 1 << 24
 """The same on a CPU, where chunks that stay in the cache, and in memory that was touched before, go faster."""
 
-_SINGLE = 512
-"""So many terms, of the first convolutions together, may be summed in float32: that moves bounds by about 1e-5 of their
-width."""
+_SINGLE = 192
+"""So many terms, of the first convolutions together, may be summed in float32: these are where the time goes, and where
+it moves bounds least, in the networks of ``benchmarks/bounds_speed.py`` by at most 1e-4 of their width."""
 
 _ALIVE = 0.75
 """Up to this share of neurons that are not inactive, rows are worth restricting to them."""
