@@ -679,3 +679,29 @@ def test_mostly_zero_weights_are_multiplied_as_sparse_matrices() -> None:
     torch.testing.assert_close(x.grad, 2 * (x @ weight.T @ weight).detach())
     assert replace(node, weight=weight.clone().requires_grad_())._sparse is None
     assert replace(node, weight=torch.ones(160, 200))._sparse is None
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_convolution_of_many_samples_is_that_of_each(seed: int) -> None:
+    """Of many samples it is computed in another way; whole numbers leave no room for rounding."""
+    rng = np.random.default_rng(seed)
+    kernel, stride = rng.integers(1, 5, 2).tolist(), tuple(rng.integers(1, 5, 2).tolist())
+    top, left, bottom, right = padding = tuple(rng.integers(0, 4, 4).tolist())
+    channels, out, height, width = (int(n) for n in rng.integers((1, 1, kernel[0], kernel[1]), (4, 5, 9, 9)))
+    shape = ((height + top + bottom - kernel[0]) // stride[0] + 1, (width + left + right - kernel[1]) // stride[1] + 1)
+
+    def whole(*size: int) -> torch.Tensor:
+        return torch.from_numpy(rng.integers(-9, 10, size)).double()
+
+    node = Conv2d(
+        name="conv",
+        inputs=(0,),
+        shape=(out, *shape),
+        weight=whole(out, channels, *kernel),
+        bias=whole(out),
+        stride=stride,
+        padding=padding,
+    )
+    x = whole(17, channels, height, width)
+    assert torch.equal(node.forward(x), torch.cat([node.forward(one) for one in x.split(1)]))
+    assert torch.equal(node.linear(x), torch.cat([node.linear(one) for one in x.split(1)]))

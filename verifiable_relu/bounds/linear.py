@@ -260,9 +260,10 @@ class Relaxation:
     def _single(self, index: int) -> _Single | None:
         """For a convolution that rows are pulled back through in float32."""
         if index not in self._singles:
-            node = self.network.nodes[index]
-            taken = isinstance(node, Conv2d) and index in self._in_single
-            self._singles[index] = _Single.of(node, self.values[node.inputs[0]]) if taken else None  # type: ignore
+            node, found = self.network.nodes[index], None
+            if isinstance(node, Conv2d) and index in self._in_single:
+                found = _Single.of(node, self.values[node.inputs[0]])
+            self._singles[index] = found
         return self._singles[index]
 
     def ball(self, index: int, rounded: bool = False) -> tuple[Tensor, Tensor]:
@@ -474,11 +475,8 @@ class Relaxation:
                 give(node.inputs[0], whole(a, index), norm)
                 continue
             if isinstance(node, Permute) and not ends:
-                give(
-                    node.inputs[0],
-                    node.adjoint(whole(a, index).reshape(-1, *node.shape)).reshape(groups, each, -1),
-                    norm,
-                )
+                back = node.adjoint(whole(a, index).reshape(-1, *node.shape))
+                give(node.inputs[0], back.reshape(groups, each, -1), norm)
                 continue
             if isinstance(a, Window):
                 if every is None:
@@ -496,8 +494,9 @@ class Relaxation:
                     terms.append(added)
                     continue
                 a = whole(a, index)
-            if rounded and norm is None and not ends:
-                norm = a.abs().sum(2)
+            if rounded and not ends:
+                norm = a.abs().sum(2) if norm is None else norm
+                errors.append(norm * unit(index, own))
             match node:
                 case _ if ends:
                     center, radius = (_of(t, sample) for t in self.ball(index, rounded))
@@ -509,15 +508,10 @@ class Relaxation:
                     back = node.adjoint(a.reshape(-1, *node.shape), shape, single=True).reshape(groups, each, -1)
                     added = _dot(a, _of(single.image, sample)) - _dot(back, _of(single.center, sample))
                     if rounded:
-                        assert norm is not None
-                        entry_unit, lost = (_of(t, sample) for t in single.error)
-                        errors += [norm * unit(index, own), _dot(a.abs(), entry_unit)]
-                        errors.append(lost[:, None].expand(groups, each))
+                        per_entry, lost = (_of(t, sample) for t in single.error)
+                        errors += [_dot(a.abs(), per_entry), lost[:, None].expand(groups, each)]
                     give(node.inputs[0], back, None)
                 case Affine():
-                    if rounded:
-                        assert norm is not None
-                        errors.append(norm * unit(index, own))
                     added = a @ node.offset().expand(node.shape).flatten()
                     shape = nodes[node.inputs[0]].shape
                     back = node.adjoint(a if len(node.shape) == 1 else a.reshape(-1, *node.shape), shape)
@@ -526,9 +520,8 @@ class Relaxation:
                     linear = nodes[node.inputs[0]]
                     assert isinstance(linear, Linear)
                     passed.append(node.inputs[0])
-                    if rounded:
-                        assert norm is not None
-                        errors.append(norm * (unit(index, own) + unit(node.inputs[0], own)))
+                    if norm is not None:
+                        errors.append(norm * unit(node.inputs[0], own))
                     a, step, weight = alive.restrict(a, sample, linear)
                     negative = a.clamp(max=0)
                     assert step.floor is not None
@@ -537,15 +530,12 @@ class Relaxation:
                     give(linear.inputs[0], a @ weight, None)
                 case Activation():
                     step = self._step(index).map(lambda t: _of(t, sample)) if own is None else _Step.of(node, own)
-                    if record is not None:
+                    if record is not None and own is not None:
                         record[index] = a.flatten(0, 1)
                     negative = a.clamp(max=0)
                     added = _dot(negative, step.lift)
                     if step.floor is not None:
                         added = added + _dot(a, step.floor)
-                    if rounded:
-                        assert norm is not None
-                        errors.append(norm * unit(index, own))
                     a = (a * step.low[:, None]).addcmul_(negative, step.rise[:, None])
                     # Slopes of at most 1 let no coefficient grow.
                     give(node.inputs[0], a, norm if isinstance(node, Relu) else None)

@@ -119,6 +119,9 @@ _SMALL = 1 << 14
 _FEW = 16
 """Below this number of input channels a convolution's adjoint in float32 is faster by matrix products."""
 
+_MANY = 16
+"""From so many samples on matrix products are faster for a convolution in float64, too."""
+
 _BLOCKS = 4
 """Up to so many products of blocks of the kernel, these are faster than one product, folded."""
 
@@ -227,6 +230,8 @@ class Conv2d(Affine):
 
     def _convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         top, left, bottom, right = self.padding
+        if weight is self.weight and self._by_blocks(x):
+            return self._summed(x, bias)
         if (top, left) == (bottom, right):
             return F.conv2d(x, weight, bias, self.stride, (top, left), self.dilation, self.groups)
         return F.conv2d(F.pad(x, (left, right, top, bottom)), weight, bias, self.stride, 0, self.dilation, self.groups)
@@ -265,10 +270,9 @@ class Conv2d(Affine):
         weight, kernel = self.weight, self.weight.shape[2:]
         if single:
             a, weight = a.to(torch.float32), self._single
-        if weight.dtype == torch.float32 and self._narrow and a.device.type == "cpu":
-            high, wide = self._blocks
-            if high * wide <= _BLOCKS:
-                return _Shifted.apply(a, self, size) if a.requires_grad else self._shifted(a, size)  # type: ignore
+        if weight.dtype == torch.float32 and self._narrow and a.device.type == "cpu" and not a.requires_grad:
+            if math.prod(self._blocks) <= _BLOCKS:
+                return self._shifted(a, size)
             if single:
                 columns = kept(self, "_columns", lambda: self._single.flatten(1).T.contiguous()) @ a.flatten(2)
                 return F.fold(columns, size, tuple(kernel), stride=self.stride)
@@ -278,6 +282,52 @@ class Conv2d(Affine):
         ]
         beyond = (size[0] - reached[0], size[1] - reached[1])
         return F.conv_transpose2d(a, weight, None, self.stride, 0, beyond, self.groups, self.dilation)
+
+    def _by_blocks(self, x: Tensor) -> bool:
+        """Whether ``_summed`` is faster than torch's convolution in float64 on a CPU."""
+        if x.dtype != torch.float64 or x.device.type != "cpu" or x.requires_grad or len(x) < _MANY:
+            return False
+        plain = self.groups == 1 and self.dilation == (1, 1) and self.constant
+        return plain and math.prod(self._blocks) <= _BLOCKS
+
+    def _summed(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """The convolution as a sum of matrix products, one for each block of the kernel, as in ``_shifted``.
+
+        Here the numbers of a cell are channels, (rows, channels·stride, cells), and a block is a product with all
+        cells from a constant distance on.
+        """
+        (high, wide), (up, across) = self._blocks, self.stride
+        out, height, width = self.shape
+        down, right = height + high - 1, width + wide - 1
+        top, left = self.padding[:2]
+        margins = (left, right * across - left - x.shape[3], top, down * up - top - x.shape[2])
+        padded = F.pad(x, margins).reshape(len(x), -1, down, up, right, across)
+        # The last outputs of the last row reach beyond; they are cut off.
+        cells = x.new_zeros(len(x), padded.shape[1] * up * across, down * right + wide - 1)
+        seen = cells[:, :, : down * right].unflatten(2, (down, right)).unflatten(1, (up, across, -1))
+        seen.copy_(padded.permute(0, 3, 5, 1, 2, 4))
+        size = height * right
+        found = x.new_zeros(len(x), out, size)
+        if bias is not None:
+            found += bias[:, None]
+        for i in range(high):
+            for j in range(wide):
+                block = self._blocked[i, j].expand(len(x), -1, -1)
+                found.baddbmm_(block, cells[:, :, i * right + j : i * right + j + size])
+        return found.unflatten(2, (height, right))[:, :, :, :width]
+
+    @property
+    def _blocked(self) -> Tensor:
+        """The weight in blocks of one stride, padded with zeros: (high, wide, out, numbers of a cell)."""
+
+        def make() -> Tensor:
+            (high, wide), (up, across) = self._blocks, self.stride
+            out, channels, *kernel = self.weight.shape
+            padded = F.pad(self.weight, (0, wide * across - kernel[1], 0, high * up - kernel[0]))
+            blocks = padded.reshape(out, channels, high, up, wide, across).permute(2, 4, 0, 3, 5, 1)
+            return blocks.reshape(high, wide, out, -1).contiguous()
+
+        return kept(self, "_in_blocks", make)
 
     @property
     def _narrow(self) -> bool:
@@ -299,17 +349,10 @@ class Conv2d(Affine):
         each block is one product of all outputs, added to all cells a constant distance further on.
         """
         (high, wide), (up, across) = self._blocks, self.stride
-        out, channels, *kernel = self.weight.shape
-        margins = (0, wide * across - kernel[1], 0, high * up - kernel[0])
-
-        def blocks() -> Tensor:
-            padded = F.pad(self._single, margins).reshape(out, channels, high, up, wide, across)
-            return padded.permute(2, 4, 0, 3, 5, 1).reshape(high, wide, out, -1).contiguous()
-
-        weight = kept(self, "_blocked", blocks)
+        weight = kept(self, "_in_single_blocks", lambda: self._blocked.to(torch.float32))
         rows, _, height, width = a.shape
         down, right = height + high - 1, width + wide - 1
-        outputs = a.new_zeros(rows, down, right, out)
+        outputs = a.new_zeros(rows, down, right, self.weight.shape[0])
         outputs[:, :height, :width] = a.permute(0, 2, 3, 1)
         outputs = outputs.flatten(0, 2)
         cells = a.new_zeros(len(outputs) + (high - 1) * right + wide - 1, weight.shape[3])
@@ -317,8 +360,8 @@ class Conv2d(Affine):
             for j in range(wide):
                 start = i * right + j
                 cells[start : start + len(outputs)].addmm_(outputs, weight[i, j])
-        cells = cells[: len(outputs)].reshape(rows, down, right, up, across, channels)
-        image = cells.transpose(2, 3).reshape(rows, down * up, right * across, channels).permute(0, 3, 1, 2)
+        cells = cells[: len(outputs)].reshape(rows, down, right, up, across, -1)
+        image = cells.transpose(2, 3).reshape(rows, down * up, right * across, -1).permute(0, 3, 1, 2)
         image = image[:, :, : size[0], : size[1]]
         return F.pad(image, (0, size[1] - image.shape[3], 0, size[0] - image.shape[2]))
 
@@ -350,21 +393,6 @@ class Conv2d(Affine):
     def terms(self) -> int:
         out, per_group, *kernel = self.weight.shape
         return max(per_group, out // self.groups) * math.prod(kernel)
-
-
-class _Shifted(torch.autograd.Function):
-    """``Conv2d._shifted``, whose derivative is the convolution."""
-
-    @staticmethod
-    def forward(ctx: Any, a: Tensor, node: Conv2d, size: tuple[int, int]) -> Tensor:
-        ctx.node, ctx.shape = node, a.shape[2:]
-        return node._shifted(a, size)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        (height, width), node = ctx.shape, ctx.node
-        found = F.conv2d(gradients[0], node._single, None, node.stride)
-        return found[:, :, :height, :width], None, None
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
