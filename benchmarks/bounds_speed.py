@@ -505,8 +505,9 @@ def write(options: argparse.Namespace, lines: Sequence[Line], parts: Sequence[st
     notes = (
         "Lower bounds of nine margins per image. IBP and CROWN start from the boxes, intermediate bounds included. "
         f"α-CROWN is the search alone: {ITERATIONS} iterations, both given our CROWN's intermediate bounds, no early "
-        "stop, each library's own learning rate. Our bounds account for rounding (float64 throughout, but "
-        "α-CROWN's search, which proves nothing, runs in float32); auto_LiRPA's do not. *ratio*: median of the pairs' "
+        "stop, each library's own learning rate. Our bounds account for rounding, also in those sums of the first "
+        "convolutions that are in float32 (the rest is float64, but α-CROWN's search, which proves nothing, runs in "
+        "float32); auto_LiRPA's do not. *ratio*: median of the pairs' "
         "auto_LiRPA s / ours s. *width*: our bounds' width over theirs, mean. *worst*: by how much one of our lower "
         "bounds lies below theirs at most, in widths of theirs; negative: all of ours are higher. *unstable*: share of "
         "the neurons. *peak*: our matrix products and convolutions, at the rate of a large matrix product, as a part "
