@@ -686,8 +686,11 @@ def test_a_convolution_of_many_samples_is_that_of_each(seed: int) -> None:
     """Of many samples it is computed in another way; whole numbers leave no room for rounding."""
     rng = np.random.default_rng(seed)
     kernel, stride = rng.integers(1, 5, 2).tolist(), tuple(rng.integers(1, 5, 2).tolist())
-    top, left, bottom, right = padding = tuple(rng.integers(0, 4, 4).tolist())
-    channels, out, height, width = (int(n) for n in rng.integers((1, 1, kernel[0], kernel[1]), (4, 5, 9, 9)))
+    channels, out, height, width = (int(n) for n in rng.integers(1, (4, 5, 6, 6)))
+    top, left, bottom, right = rng.integers(0, 8, 4).tolist()
+    # A kernel may be larger than its image, which then lies in the padding.
+    top, left = max(top, kernel[0] - height), max(left, kernel[1] - width)
+    padding = (top, left, bottom, right)
     shape = ((height + top + bottom - kernel[0]) // stride[0] + 1, (width + left + right - kernel[1]) // stride[1] + 1)
 
     def whole(*size: int) -> torch.Tensor:

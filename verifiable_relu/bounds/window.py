@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from verifiable_relu.network.graph import Conv2d, Shape, kept
+from verifiable_relu.network.graph import Conv2d, Shape, framed, kept
 
 _EMPTIER = 8
 """How many times the kernel's area a window may have, for a matrix to be worth its zeros."""
@@ -50,9 +50,8 @@ class Grid:
         for axis in (1, 0):
             reach = (self.points[axis] - 1) * self.stride[axis] + self.size[axis] - self.offset[axis]
             margins += [self.offset[axis], reach - values.shape[2 + axis]]
-        # All that lies beyond the edges first: windows may begin after the image ends, or end before it begins.
-        wide = F.pad(values, [max(m, 0) for m in margins])
-        columns = F.unfold(F.pad(wide, [min(m, 0) for m in margins]), self.size, stride=self.stride)
+        # Windows may begin after the image ends, or end before it begins.
+        columns = F.unfold(framed(values, margins), self.size, stride=self.stride)
         return columns.transpose(1, 2).reshape(-1, values.shape[1], *self.size)
 
 

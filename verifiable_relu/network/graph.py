@@ -15,7 +15,7 @@ import hashlib
 import math
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, ClassVar
@@ -150,6 +150,11 @@ def kept(node: Affine, name: str, make: Callable[[], Tensor]) -> Tensor:
         node.__dict__[name] = make()
     kept: Tensor = node.__dict__[name]
     return kept
+
+
+def framed(x: Tensor, margins: Sequence[int]) -> Tensor:
+    """``F.pad`` of x: zeros where margins are positive, cuts where they are negative, even into the zeros."""
+    return F.pad(F.pad(x, [max(m, 0) for m in margins]), [min(m, 0) for m in margins])
 
 
 def _magnitude(node: Linear | Conv2d) -> Tensor:
@@ -301,7 +306,7 @@ class Conv2d(Affine):
         down, right = height + high - 1, width + wide - 1
         top, left = self.padding[:2]
         margins = (left, right * across - left - x.shape[3], top, down * up - top - x.shape[2])
-        padded = F.pad(x, margins).reshape(len(x), -1, down, up, right, across)
+        padded = framed(x, margins).reshape(len(x), -1, down, up, right, across)
         # The last outputs of the last row reach beyond; they are cut off.
         cells = x.new_zeros(len(x), padded.shape[1] * up * across, down * right + wide - 1)
         seen = cells[:, :, : down * right].unflatten(2, (down, right)).unflatten(1, (up, across, -1))
