@@ -681,6 +681,21 @@ def test_mostly_zero_weights_are_multiplied_as_sparse_matrices() -> None:
     assert replace(node, weight=torch.ones(160, 200))._sparse is None
 
 
+def test_many_samples_whose_outputs_see_no_image() -> None:
+    """One column of numbers after six of padding, of which kernels of four see the first four alone."""
+    one = torch.ones(1, 1, 1, 4).double()
+    node = Conv2d(
+        name="conv",
+        inputs=(0,),
+        shape=(1, 1, 1),
+        weight=one,
+        bias=one.flatten()[:1],
+        stride=(4, 4),
+        padding=(0, 6, 0, 0),
+    )
+    assert node.forward(torch.ones(20, 1, 1, 1).double()).flatten().tolist() == [1] * 20
+
+
 @pytest.mark.parametrize("seed", range(40))
 def test_a_convolution_of_many_samples_is_that_of_each(seed: int) -> None:
     """Of many samples it is computed in another way; whole numbers leave no room for rounding."""
