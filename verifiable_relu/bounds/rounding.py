@@ -30,8 +30,9 @@ from verifiable_relu.network.graph import Activation, Affine, Conv2d, Network, N
 def covers(network: Network, dtype: torch.dtype, device: torch.device | str) -> bool:
     """Whether the analysis covers how bounds of the network are computed: convolutions in float64 on a CPU.
 
-    Elsewhere a library may choose a transformed algorithm for a convolution, and does not tell. Products in float32
-    are covered unless torch was told to compute them with fewer digits.
+    Elsewhere a library may choose a transformed algorithm for a convolution, and does not tell. (There sums may be
+    taken in float32 on the way, where ``single`` allows that.) Products in float32 are covered unless torch was told
+    to compute them with fewer digits.
     """
     kind = torch.device(device).type
     if dtype == torch.float32 and not _all_digits(kind):
