@@ -178,7 +178,7 @@ def _kinked(left: Tensor, bounds: Bounds, alpha: Tensor | None) -> Lines:
 
 
 def _relu_lines(node: Relu | Hardened, bounds: Bounds, slope: Tensor | None) -> Lines:
-    """As ``_kinked`` makes them, of fewer operations: the chord of max(x, 0) over [l, u] ∩ [l, 0] ∪ [0, u]."""
+    """As ``_kinked`` makes them, of fewer operations: the chord joins (min(l, 0), 0) and (max(u, 0), max(u, 0))."""
     lo, hi = bounds.lower.clamp(max=0), bounds.upper.clamp(min=0)
     # A floor under the width keeps the gradient finite where the interval is as good as a point.
     chord = hi / (hi - lo).clamp(min=torch.finfo(lo.dtype).tiny ** 0.5)

@@ -324,7 +324,7 @@ class Relaxation:
                     added = added + dot(a.values, at("floor", step.floor))
                 values = (a.values * at("low", step.low)).addcmul_(negative, at("rise", step.rise))
                 return added, Window(values, a.point, grid, clean=True), None
-            case Conv2d() if node.groups == 1 and node.dilation == (1, 1):
+            case Conv2d() if node.plain:
                 whole = Window(cleaned(), a.point, grid, clean=True)
                 if whole.small(node) or (single := self._single(index)) is None:
                     return whole.values.sum((2, 3)) @ node.bias, whole.before(node), None
@@ -495,7 +495,7 @@ class Relaxation:
                     continue
                 a = whole(a, index)
             if rounded and not ends:
-                norm = a.abs().sum(2) if norm is None else norm
+                norm = self._norm(a, groups) if norm is None else norm
                 errors.append(norm * unit(index, own))
             match node:
                 case _ if ends:

@@ -154,7 +154,10 @@ def kept(node: Affine, name: str, make: Callable[[], Tensor]) -> Tensor:
 
 def framed(x: Tensor, margins: Sequence[int]) -> Tensor:
     """``F.pad`` of x: zeros where margins are positive, cuts where they are negative, even into the zeros."""
-    return F.pad(F.pad(x, [max(m, 0) for m in margins]), [min(m, 0) for m in margins])
+    for part in ([max(m, 0) for m in margins], [min(m, 0) for m in margins]):
+        # Without margins, too, F.pad copies.
+        x = F.pad(x, part) if any(part) else x
+    return x
 
 
 def _magnitude(node: Linear | Conv2d) -> Tensor:
@@ -292,8 +295,7 @@ class Conv2d(Affine):
         """Whether ``_summed`` is faster than torch's convolution in float64 on a CPU."""
         if x.dtype != torch.float64 or x.device.type != "cpu" or x.requires_grad or len(x) < _MANY:
             return False
-        plain = self.groups == 1 and self.dilation == (1, 1) and self.constant
-        return plain and math.prod(self._blocks) <= _BLOCKS
+        return self.plain and self.constant and math.prod(self._blocks) <= _BLOCKS
 
     def _summed(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """The convolution as a sum of matrix products, one for each block of the kernel, as in ``_shifted``.
@@ -337,8 +339,7 @@ class Conv2d(Affine):
     @property
     def _narrow(self) -> bool:
         """Whether matrix products are faster than torch's transposed convolution in float32 on a CPU."""
-        plain = self.groups == 1 and self.dilation == (1, 1) and self.constant
-        return plain and self.weight.shape[1] < _FEW
+        return self.plain and self.constant and self.weight.shape[1] < _FEW
 
     @property
     def _blocks(self) -> tuple[int, int]:
@@ -367,13 +368,17 @@ class Conv2d(Affine):
                 cells[start : start + len(outputs)].addmm_(outputs, weight[i, j])
         cells = cells[: len(outputs)].reshape(rows, down, right, up, across, -1)
         image = cells.transpose(2, 3).reshape(rows, down * up, right * across, -1).permute(0, 3, 1, 2)
-        image = image[:, :, : size[0], : size[1]]
-        return F.pad(image, (0, size[1] - image.shape[3], 0, size[0] - image.shape[2]))
+        return framed(image, (0, size[1] - image.shape[3], 0, size[0] - image.shape[2]))
+
+    @property
+    def plain(self) -> bool:
+        """Whether every output sees every channel, and all of its window."""
+        return self.groups == 1 and self.dilation == (1, 1)
 
     @property
     def single(self) -> bool:
         """Whether ``transposed`` may take float32: the weights are the same there, and the kernel is a plain one."""
-        if self.groups != 1 or self.dilation != (1, 1) or not self.constant:
+        if not self.plain or not self.constant:
             return False
         return bool(kept(self, "_is_single", lambda: (self._single.to(self.weight) == self.weight).all()))
 
