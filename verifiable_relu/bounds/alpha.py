@@ -229,7 +229,7 @@ class _Search:
         rows, constant = self.rows[at].float(), self.constant[at].float()
         fixed, free = self.fixed.index_select(0, sample), self.free.index_select(0, sample)
         common = {
-            index: Lines(*(t.float().index_select(0, sample) for t in _tensors(self.relaxation.lines(index))))
+            index: Lines(*(t.float().index_select(0, sample) for t in self.relaxation.lines(index).parts()))
             for index in self.activations
             if self._relu(index)
         }
@@ -242,7 +242,7 @@ class _Search:
                     continue
                 with torch.enable_grad():
                     leaves[index] = part.to(self.rows.dtype).requires_grad_()
-                    chosen[index] = _tensors(self.relaxation.chosen_lines(index, sample, leaves[index]))
+                    chosen[index] = self.relaxation.chosen_lines(index, sample, leaves[index]).parts()
                 lines[index] = Lines(*(t.detach().float() for t in chosen[index]))
             record: dict[int, Tensor] = {}
             with torch.no_grad():
@@ -322,10 +322,6 @@ class _Search:
         return torch.maximum(
             found, self.relaxation.lower(self.target, self.rows, self.sample, constant=self.constant)[0]
         )
-
-
-def _tensors(lines: Lines) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return lines.lower_slope, lines.lower_offset, lines.upper_slope, lines.upper_offset
 
 
 class _Adam:

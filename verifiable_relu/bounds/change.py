@@ -29,7 +29,6 @@ from verifiable_relu.bounds.linear import (
     groups,
     interval_is_exact,
     preactivation_bounds,
-    signed,
 )
 from verifiable_relu.bounds.types import Bounds, Lines
 from verifiable_relu.errors import UnsupportedError
@@ -162,7 +161,6 @@ class _Change(Relaxation):
             part = number.flatten()
             for sign, bounds in ((1, lower), (-1, upper)):
                 signs = lower.new_full((len(part),), sign)
-                target, rows, constant = signed(self.network, index, neuron[part], signs)
-                bounds[sample[part], neuron[part]] = sign * self.lower(target, rows, mine, constant=constant)[0]
+                bounds[sample[part], neuron[part]] = sign * self.neurons(index, neuron[part], signs, mine)
         shape = interval.lower.shape
         return intersect(interval, Bounds(lower.reshape(shape), upper.reshape(shape)))

@@ -9,16 +9,16 @@ is found by walking from the target back to the input: affine nodes pull A back 
 replaces A⁺ by A⁺·(lower line) and A⁻ by A⁻·(upper line). An upper bound is the negated lower bound of −c.
 
 Rows come in groups of equal size, each of one sample of the batch, so that what is known of a sample is held once for
-all its rows (``groups``): a bound is wanted of other neurons, and of another number of them, in every sample. Rounding
-errors are collected beside the constants, as ‖A‖₁ times a per-sample error unit of each node (``rounding``), and
-subtracted at the end.
+all its rows (``groups``): a bound is wanted of other neurons, and of another number of them, in every sample. They are
+propagated about a point of every node (``reference``), and what rounding may change is part of the lines.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 import torch.nn.functional as F
@@ -27,8 +27,9 @@ from torch import Tensor
 from verifiable_relu.bounds import rounding
 from verifiable_relu.bounds.activations import relax, row, unstable
 from verifiable_relu.bounds.interval import intersect, largest, node_image
+from verifiable_relu.bounds.reference import Reference, border, covered
 from verifiable_relu.bounds.types import Bounds, Lines
-from verifiable_relu.bounds.window import Grid, Window, windows
+from verifiable_relu.bounds.window import Grid, Window, kernels, windows
 from verifiable_relu.errors import UnsupportedError
 from verifiable_relu.network.graph import (
     Activation,
@@ -38,6 +39,7 @@ from verifiable_relu.network.graph import (
     Input,
     Linear,
     Network,
+    Node,
     Permute,
     Relu,
     Reshape,
@@ -49,10 +51,6 @@ MEMORY = 1 << 30
 
 _CACHED = 1 << 24
 """The same on a CPU, where chunks that stay in the cache, and in memory that was touched before, go faster."""
-
-_SINGLE = 192
-"""So many terms, of the first convolutions together, may be summed in float32: these are where the time goes, and where
-it moves bounds least, in the networks of ``benchmarks/bounds_speed.py`` by at most 1e-4 of their width."""
 
 _ALIVE = 0.75
 """Up to this share of neurons that are not inactive, rows are worth restricting to them."""
@@ -101,35 +99,17 @@ class _Step:
         floor = None if self.floor is None else change(self.floor)
         return _Step(change(self.low), change(self.rise), floor, change(self.lift))
 
-
-@dataclass(frozen=True)
-class _Single:
-    """What pulling rows A back through a convolution in float32 takes (``rounding.backward_single``).
-
-    Attributes:
-        center: c of the box of inputs, (batch, inputs).
-        image: W·c + b, (batch, neurons).
-        error: of one unit of |A|, (batch, neurons), and of any row, (batch,), beside ``Relaxation.error_unit``.
-    """
-
-    center: Tensor
-    image: Tensor
-    error: tuple[Tensor, Tensor]
-
-    @staticmethod
-    def of(node: Conv2d, box: Bounds) -> _Single:
-        """Over a box of the convolution's inputs."""
-        center = torch.lerp(box.lower, box.upper, 0.5)
-        spread = node.absolute(rounding.radius(box, center))
-        per_entry, lost = rounding.backward_single(node, spread, largest(box), center[0].numel())
-        return _Single(center.flatten(1), node.forward(center).flatten(1), (per_entry.flatten(1), lost))
+    def back(self, a: Tensor) -> tuple[Tensor, Tensor]:
+        """Coefficients (groups, each, neurons) before the activation of those after it, and their negative part."""
+        negative = a.clamp(max=0)
+        return (a * self.low[:, None]).addcmul_(negative, self.rise[:, None]), negative
 
 
 @dataclass(frozen=True)
 class _Alive:
     """The neurons of a ReLU that are not inactive, sample by sample, with the linear map W·x + b before it.
 
-    Of the other neurons no coefficient is passed on. What b adds to a row is part of ``lift`` and ``floor``.
+    Of the other neurons no coefficient is passed on.
 
     Attributes:
         numbers: (batch, most) their numbers; what lies beyond a sample's count is to be ignored, and has a step of 0.
@@ -146,8 +126,6 @@ class _Alive:
     @staticmethod
     def of(pre: Bounds, step: _Step, linear: Linear) -> _Alive:
         """From bounds and step of all neurons, (batch, neurons)."""
-        bias = linear.bias
-        step = _Step(step.low, step.rise, step.low * bias, torch.addcmul(step.lift, step.rise, bias))
         if len(pre.upper) == 1:
             numbers = (~(pre.upper <= 0)).nonzero()[:, 1][None]
             chosen = step.map(lambda t: t.index_select(1, numbers[0]))
@@ -161,14 +139,14 @@ class _Alive:
         there = torch.arange(most, device=sample.device) < counts[:, None]
         return _Alive(numbers, counts.tolist(), step.map(lambda t: t.gather(1, numbers) * there), None)
 
-    def restrict(self, a: Tensor, sample: Tensor, linear: Linear) -> tuple[Tensor, _Step, Tensor]:
-        """Coefficients (groups, each, most) of those given of all neurons, steps (groups, most) and rows of W."""
+    def restrict(self, a: Tensor, sample: Tensor, linear: Linear) -> tuple[Tensor, _Step, Tensor, Tensor]:
+        """Coefficients (groups, each, most) of those given of all neurons, steps (groups, most), rows of W and b."""
         if self.weight is not None and len(sample) == 1:
-            return a.index_select(2, self.numbers[0]), self.step, self.weight
+            return a.index_select(2, self.numbers[0]), self.step, self.weight, linear.bias[self.numbers]
         most = max((self.counts[i] for i in sample.tolist()), default=0)
         numbers = self.numbers[sample, :most]
         chosen = a.gather(2, numbers[:, None].expand(-1, a.shape[1], -1))
-        return chosen, self.step.map(lambda t: t[sample, :most]), linear.weight[numbers]
+        return chosen, self.step.map(lambda t: t[sample, :most]), linear.weight[numbers], linear.bias[numbers]
 
 
 class Relaxation:
@@ -181,23 +159,22 @@ class Relaxation:
 
     Attributes:
         entry: the node at which rows end (``entry``).
+        border: the last node whose coefficients are taken in float32 (``reference.border``).
     """
 
     def __init__(self, network: Network, box: Bounds, known: Mapping[int, Bounds] | None = None) -> None:
         self.network = network
         self.entry = entry(network)
+        self.border = border(network, box, self.entry)
         self.values: list[Bounds] = [box]
         self.pre: dict[int, Bounds] = {}
         self._known = known or {}
-        self._in_single = in_single(network, box)
         self._lines: dict[int, Lines] = {}
-        self._steps: dict[int, _Step] = {}
-        self._living: dict[int, _Alive | None] = {}
-        self._singles: dict[int, _Single | None] = {}
-        self._balls: dict[tuple[int, bool], tuple[Tensor, Tensor]] = {}
-        self._errors: dict[int, Tensor] = {}
+        self._references: dict[bool, Reference] = {}
+        self._steps: dict[tuple[int, bool], _Step] = {}
+        self._living: dict[tuple[int, bool], _Alive | None] = {}
+        self._radii: dict[tuple[int, bool], Tensor] = {}
         self._most: dict[int, Tensor] = {}
-        self._lost: dict[tuple[int, bool], Tensor] = {}
         self._ends: dict[int, tuple[Tensor, ...]] = {}
         self._tables: dict[tuple[Grid, int, str], Tensor] = {}
 
@@ -231,115 +208,154 @@ class Relaxation:
             self._lines[index] = relax(node, self.pre[index])
         return self._lines[index]
 
-    def _step(self, index: int) -> _Step:
-        """The lines of activation ``index`` as ``lower`` uses them."""
-        if index not in self._steps:
+    def reference(self, intervals: bool = False) -> Reference:
+        """The points about which rows are propagated, back to the inputs or to the last activations' ``intervals``."""
+        if intervals not in self._references:
+            self._references[intervals] = Reference(self, intervals)
+        return self._references[intervals]
+
+    def _step(self, index: int, rounded: bool) -> _Step:
+        """The lines of activation ``index`` as ``lower`` uses them, outward if ``rounded``."""
+        if (index, rounded) not in self._steps:
             node = self.network.nodes[index]
             assert isinstance(node, Activation)
-            self._steps[index] = _Step.of(node, self.lines(index))
-        return self._steps[index]
+            lines = self.lines(index)
+            self._steps[index, rounded] = self._outward(index, lines, None) if rounded else _Step.of(node, lines)
+        return self._steps[index, rounded]
 
-    def _alive(self, index: int) -> _Alive | None:
+    def _outward(self, index: int, lines: Lines, sample: Tensor | None) -> _Step:
+        """Lines of activation ``index`` about its points, moved outward by what rounding may change.
+
+        Those of every sample, ``lines``; or rows' own, of the samples named.
+        """
+        node, reference = self.network.nodes[index], self.reference()
+        source = node.inputs[0]
+        assert isinstance(node, Activation)
+
+        def of(values: Tensor) -> Tensor:
+            return values if sample is None else _of(values, sample)
+
+        lines = Lines(*(t.flatten(1) for t in lines.parts()))
+        z, error = of(reference.point(source).flatten(1)), of(reference.unit(source))
+        rise = lines.upper_slope - lines.lower_slope
+        if isinstance(node, Relu):
+            error = error * of(~(self.pre[index].upper <= 0)).flatten(1)
+            top = torch.addcmul(lines.upper_offset, rise, z)
+        else:
+            error = error * torch.maximum(lines.lower_slope.abs(), lines.upper_slope.abs())
+            reach, image = of(reference.reach(source)), of(reference.reach(index))
+            error = error + rounding.backward_activation(node, reach, image, lines)
+            top = torch.addcmul(lines.upper_offset - lines.lower_offset, rise, z)
+        if self.network.uses[index] > 1:
+            error = error + of(reference.merged(index))
+        floor = None
+        if sample is not None:
+            floor = torch.addcmul(lines.lower_offset, lines.lower_slope, z) - of(reference.point(index).flatten(1))
+        lift, floor = rounding.outward(top, floor, error, node.size)
+        step = _Step(lines.lower_slope, rise, floor, lift)
+        if index > self.border:
+            return step
+        return replace(step, lift=rounding.summed_single(lift, sum(_folded(node)) + 4)).map(lambda t: t.float())
+
+    def _alive(self, index: int, rounded: bool) -> _Alive | None:
         """What of activation ``index`` is alive, where the linear map before it is worth restricting to that."""
-        if index not in self._living:
+        if (index, rounded) not in self._living:
             node, found = self.network.nodes[index], None
             if isinstance(node, Relu) and self._restricts(node.inputs[0]):
                 linear = self.network.nodes[node.inputs[0]]
                 most = int((~(self.pre[index].upper <= 0)).sum(1).amax())
                 if most <= _ALIVE * node.size:
                     assert isinstance(linear, Linear)
-                    found = _Alive.of(self.pre[index], self._step(index), linear)
-            self._living[index] = found
-        return self._living[index]
+                    found = _Alive.of(self.pre[index], self._step(index, rounded), linear)
+            self._living[index, rounded] = found
+        return self._living[index, rounded]
 
     def _restricts(self, index: int) -> bool:
         """Whether the node is a dense linear map that one node alone uses."""
         node = self.network.nodes[index]
         return isinstance(node, Linear) and len(node.shape) == 1 and not node.sparse and self.network.uses[index] == 1
 
-    def _single(self, index: int) -> _Single | None:
-        """For a convolution that rows are pulled back through in float32."""
-        if index not in self._singles:
-            node, found = self.network.nodes[index], None
-            if isinstance(node, Conv2d) and index in self._in_single:
-                found = _Single.of(node, self.values[node.inputs[0]])
-            self._singles[index] = found
-        return self._singles[index]
+    def ball(self, index: int) -> tuple[Tensor, Tensor]:
+        """Centre and radius of the box of node ``index``, flattened: (batch, size)."""
+        self.advance(index)
+        box = self.values[index].flat()
+        return torch.lerp(box.lower, box.upper, 0.5), (box.upper - box.lower) / 2
 
-    def ball(self, index: int, rounded: bool = False) -> tuple[Tensor, Tensor]:
-        """Centre c and radius r of the box of node ``index``, flattened: (batch, size).
+    def _radius(self, index: int, intervals: bool) -> Tensor:
+        """(batch, size) r so large that −|A|·r, computed, is a lower bound of A·(v − v̂) where rows end."""
+        if (index, intervals) not in self._radii:
+            node, reference = self.network.nodes[index], self.reference(intervals)
+            radius = reference.radius(index).flatten(1)
+            if self.network.uses[index] > 1:
+                radius = radius + reference.merged(index)
+            if index <= self.border:
+                radius = rounding.concretise(radius, sum(_folded(node)) + 4, torch.float32).float()
+            else:
+                radius = rounding.concretise(radius, node.size, radius.dtype)
+            self._radii[index, intervals] = radius
+        return self._radii[index, intervals]
 
-        If ``rounded``, r is so large that A·c − |A|·r, computed, is a lower bound of A·x, up to underflow.
+    def _at(self, a: Window, index: int, name: str, values: Tensor, sample: Tensor | None) -> Tensor:
+        """Some values of node ``index`` within windows; their table is kept for the next chunk.
+
+        ``values`` (batch, a multiple of size): as if the node had a multiple of its channels.
         """
-        if (index, rounded) not in self._balls:
-            self.advance(index)
-            box = Bounds(self.values[index].lower.flatten(1), self.values[index].upper.flatten(1))
-            center, radius = torch.lerp(box.lower, box.upper, 0.5), (box.upper - box.lower) / 2
-            if rounded:
-                radius = radius + rounding.concretise(box.lower.shape[1], largest(box))[:, None]
-            self._balls[index, rounded] = center, radius
-        return self._balls[index, rounded]
-
-    def _table(self, grid: Grid, index: int, name: str, values: Tensor) -> Tensor:
-        """A grid's windows of some values of node ``index``, kept for the next chunk of rows."""
-        key = (grid, index, name)
+        key = (a.grid, index, name)
         if key not in self._tables:
-            self._tables[key] = grid.table(values)
-        return self._tables[key]
+            shape = self.network.nodes[index].shape
+            self._tables[key] = a.grid.table(values.to(a.values.dtype).reshape(len(values), -1, *shape[1:]))
+        return a.of(self._tables[key], sample)
 
     def _windowed(
         self, a: Window, index: int, sample: Tensor, rounded: bool
-    ) -> tuple[Tensor, Window | None, Tensor | None] | None:
-        """One step of ``lower`` within windows: what is added to the constants, the rows before the node, an error.
+    ) -> tuple[list[Tensor], Window | None] | None:
+        """One step of ``lower`` within windows: what is added to the constants, and the rows before the node.
 
-        None where the node does not act on windows. ``sample`` (rows,) is that of each row. The error is that of
-        rounding, where the node's unit does not cover it.
+        None where the node does not act on windows. ``sample`` (rows,) is that of each row.
         """
         node, grid = self.network.nodes[index], a.grid
         if len(node.shape) != 3 or _FULL * math.prod(grid.size) > math.prod(node.shape[1:]):
             return None
+        added: list[Tensor] = []
 
-        def at(name: str, values: Tensor, of: Tensor | None = sample) -> Tensor:
-            return a.of(self._table(grid, index, name, values), of)
-
-        def dot(x: Tensor, y: Tensor) -> Tensor:
-            return (x * y).flatten(1).sum(1)
-
-        def cleaned() -> Tensor:
+        def cleaned() -> Window:
             """The coefficients, zero beyond the edges."""
             if a.clean:
-                return a.values
-            return a.values * at("inside", a.values.new_ones(1, *node.shape), None)
+                return a
+            inside = self._at(a, index, "inside", a.values.new_ones(1, node.size), None)
+            return Window(a.values * inside, a.point, grid, clean=True)
 
         match node:
             case _ if index == self.entry:
-                center, radius = (t.unflatten(1, node.shape) for t in self.ball(index, rounded))
-                name = "radius" if rounded else "exact radius"
-                return dot(a.values, at("center", center)) - dot(a.values.abs(), at(name, radius)), None, None
+                if rounded:
+                    radius = self._radius(index, False)
+                else:
+                    center, radius = self.ball(index)
+                    added.append(_sum(a.values * self._at(a, index, "center", center, sample)))
+                return [*added, -_sum(a.values.abs() * self._at(a, index, f"radius {rounded}", radius, sample))], None
             case Activation():
-                step = self._step(index).map(lambda t: t.unflatten(1, node.shape))
+                step = self._step(index, rounded)
+                parts = [step.low, step.rise, step.lift] + ([] if step.floor is None else [step.floor])
+                stacked = self._at(a, index, f"step {rounded}", torch.cat(parts, 1), sample)
+                low, rise, lift, *floor = stacked.chunk(len(parts), 1)
                 negative = a.values.clamp(max=0)
-                added = dot(negative, at("lift", step.lift))
-                if step.floor is not None:
-                    added = added + dot(a.values, at("floor", step.floor))
-                values = (a.values * at("low", step.low)).addcmul_(negative, at("rise", step.rise))
-                return added, Window(values, a.point, grid, clean=True), None
+                offsets = negative * lift
+                if floor:
+                    offsets.addcmul_(a.values, floor[0])
+                values = (a.values * low).addcmul_(negative, rise)
+                return [_sum(offsets)], Window(values, a.point, grid, clean=True)
             case Conv2d() if node.plain:
-                whole = Window(cleaned(), a.point, grid, clean=True)
-                if whole.small(node) or (single := self._single(index)) is None:
-                    return whole.values.sum((2, 3)) @ node.bias, whole.before(node), None
-                before, source = whole.before(node, single=True), node.inputs[0]
-                center = single.center.unflatten(1, self.network.nodes[source].shape)
-                image, error = (t.unflatten(1, node.shape) for t in (single.image, single.error[0]))
-                added = dot(whole.values, at("image", image))
-                added = added - dot(before.values, before.of(self._table(before.grid, index, "input", center), sample))
-                lost = dot(whole.values.abs(), at("error", error)) + single.error[1][sample] if rounded else None
-                return added, before, lost
+                a = cleaned()
+                if not rounded:
+                    added.append(a.values.sum((2, 3)) @ node.bias)
+                return added, a.before(node)
             case Scale():
-                values = cleaned()
-                added = dot(values, at("offset", node.offset().expand(1, *node.shape), None))
-                values = values * at("scale", node.scale.expand(1, *node.shape), None)
-                return added, Window(values, a.point, grid, clean=True), None
+                a = cleaned()
+                if not rounded:
+                    offset = node.offset().expand(1, *node.shape).flatten(1)
+                    added.append(_sum(a.values * self._at(a, index, "offset", offset, None)))
+                scale = self._at(a, index, "scale", node.scale.expand(1, *node.shape).flatten(1), None)
+                return added, Window(a.values * scale, a.point, grid, clean=True)
         return None
 
     def free(self, index: int) -> Tensor:
@@ -375,22 +391,10 @@ class Relaxation:
             _of(common.upper_offset, sample),
         )
 
-    def error_unit(self, index: int) -> Tensor:
-        """(batch,) rounding error per unit of ‖A‖₁ when rows are pulled back through node ``index``."""
-        if index not in self._errors:
-            node = self.network.nodes[index]
-            if isinstance(node, Affine):
-                unit = rounding.backward_affine(node, self._largest(node.inputs[0]))
-            else:
-                assert isinstance(node, Activation)
-                unit = rounding.backward_activation(node, self.pre[index], self.lines(index))
-            self._errors[index] = unit
-        return self._errors[index]
-
     def lower(
         self,
         target: int,
-        rows: Tensor | Window,
+        rows: Tensor,
         sample: Tensor,
         *,
         constant: Tensor | None = None,
@@ -416,153 +420,59 @@ class Relaxation:
             (R,) lower bounds; if ``rounded``, NaN or −inf where arithmetic broke down and never too high.
             (R, input_size) the coefficients A of ``entry`` in the linear lower bound; None if rows ended elsewhere.
         """
-        nodes = self.network.nodes
         groups, each = len(sample), len(rows) // max(1, len(sample))
-        every: Tensor | None = None
-
-        def whole(a: Tensor | Window, index: int) -> Tensor:
-            """Dense coefficients of a node, (groups, each, neurons)."""
-            if isinstance(a, Window):
-                a = a.dense(nodes[index].shape)
-            return a.reshape(groups, each, nodes[index].size)
-
-        def mine(values: Tensor) -> Tensor:
-            """A value of each sample as one of each group, (groups, 1)."""
-            return _of(values, sample)[:, None]
-
+        a = rows.reshape(groups, each, -1)
         terms = [] if constant is None else [constant.reshape(groups, each)]
-        errors: list[Tensor] = []
-        reached: Tensor | None = None
-        coefficients: dict[int, Tensor | Window] = {target: rows if isinstance(rows, Window) else whole(rows, target)}
-        norms: dict[int, Tensor] = {}
-        passed: list[int] = []
-
-        def give(index: int, a: Tensor | Window, norm: Tensor | None) -> None:
-            """Rows of node ``index``, and upper bounds of their ‖A‖₁ if these are known."""
-            if index in coefficients:
-                other = coefficients[index]
-                both = a.plus(other) if isinstance(a, Window) and isinstance(other, Window) else None
-                a, norm = whole(a, index) + whole(other, index) if both is None else both, None
-                norms.pop(index, None)
-                if rounded:
-                    errors.append(self._norm(a, groups) * mine(rounding.accumulate(self._largest(index))))
-            coefficients[index] = a
-            if norm is not None:
-                norms[index] = norm
-
-        def unit(index: int, own: Lines | None) -> Tensor:
-            """The rounding error of one unit of ‖A‖₁ at a node, (groups, 1)."""
-            if own is None:
-                return mine(self.error_unit(index))
-            node, pre = nodes[index], self.pre[index]
-            assert isinstance(node, Activation)
-            bounds = Bounds(_of(pre.lower, sample), _of(pre.upper, sample))
-            return rounding.backward_activation(node, bounds, own)[:, None]
-
-        for index in range(target, -1, -1):
-            if index not in coefficients:
-                continue
-            a, node, norm = coefficients.pop(index), nodes[index], norms.get(index)
-            ends = index == self.entry or (intervals and isinstance(node, Activation))
-            own = lines.get(index) if lines is not None and not ends else None
-            if not ends:
-                passed.append(index)
-            if isinstance(node, Add):
-                for source in node.inputs:
-                    give(source, a, norm)
-                continue
-            if isinstance(node, Reshape) and not ends:
-                give(node.inputs[0], whole(a, index), norm)
-                continue
-            if isinstance(node, Permute) and not ends:
-                back = node.adjoint(whole(a, index).reshape(-1, *node.shape))
-                give(node.inputs[0], back.reshape(groups, each, -1), norm)
-                continue
-            if isinstance(a, Window):
-                if every is None:
-                    every = sample if each == 1 else sample.repeat_interleave(each)
-                stepped = self._windowed(a, index, every, rounded) if own is None else None
-                if stepped is not None:
-                    added, before, lost = stepped[0].reshape(groups, each), *stepped[1:]
-                    if rounded and before is not None:
-                        norm = self._norm(a, groups) if norm is None else norm
-                        errors.append(norm * unit(index, own))
-                        if lost is not None:
-                            errors.append(lost.reshape(groups, each))
-                    if before is not None:
-                        give(node.inputs[0], before, norm if isinstance(node, Relu) else None)
-                    terms.append(added)
-                    continue
-                a = whole(a, index)
-            if rounded and not ends:
-                norm = self._norm(a, groups) if norm is None else norm
-                errors.append(norm * unit(index, own))
-            match node:
-                case _ if ends:
-                    center, radius = (_of(t, sample) for t in self.ball(index, rounded))
-                    added = _dot(a, center) - _dot(a.abs(), radius)
-                    if index == self.entry:
-                        reached = a.flatten(0, 1)
-                case Conv2d() if (single := self._single(index)) is not None:
-                    shape = nodes[node.inputs[0]].shape
-                    back = node.adjoint(a.reshape(-1, *node.shape), shape, single=True).reshape(groups, each, -1)
-                    added = _dot(a, _of(single.image, sample)) - _dot(back, _of(single.center, sample))
-                    if rounded:
-                        per_entry, lost = (_of(t, sample) for t in single.error)
-                        errors += [_dot(a.abs(), per_entry), lost[:, None].expand(groups, each)]
-                    give(node.inputs[0], back, None)
-                case Affine():
-                    added = a @ node.offset().expand(node.shape).flatten()
-                    shape = nodes[node.inputs[0]].shape
-                    back = node.adjoint(a if len(node.shape) == 1 else a.reshape(-1, *node.shape), shape)
-                    give(node.inputs[0], back.reshape(groups, each, -1), None)
-                case Activation() if own is None and (alive := self._alive(index)) is not None:
-                    linear = nodes[node.inputs[0]]
-                    assert isinstance(linear, Linear)
-                    passed.append(node.inputs[0])
-                    if norm is not None:
-                        errors.append(norm * unit(node.inputs[0], own))
-                    a, step, weight = alive.restrict(a, sample, linear)
-                    negative = a.clamp(max=0)
-                    assert step.floor is not None
-                    added = _dot(negative, step.lift) + _dot(a, step.floor)
-                    a = (a * step.low[:, None]).addcmul_(negative, step.rise[:, None])
-                    give(linear.inputs[0], a @ weight, None)
-                case Activation():
-                    step = self._step(index).map(lambda t: _of(t, sample)) if own is None else _Step.of(node, own)
-                    if record is not None and own is not None:
-                        record[index] = a.flatten(0, 1)
-                    negative = a.clamp(max=0)
-                    added = _dot(negative, step.lift)
-                    if step.floor is not None:
-                        added = added + _dot(a, step.floor)
-                    a = (a * step.low[:, None]).addcmul_(negative, step.rise[:, None])
-                    # Slopes of at most 1 let no coefficient grow.
-                    give(node.inputs[0], a, norm if isinstance(node, Relu) else None)
-                case _:
-                    raise UnsupportedError("no linear bound is known", place=f"node '{node.name}' ({node.op})")
-            terms.append(added)
         if rounded:
-            errors.append(mine(self._underflow(target, intervals, passed)).expand(groups, each))
-        found = rounding.total(torch.stack(terms), errors) if rounded else sum(terms[1:], terms[0])
-        return found.flatten(), reached
+            reference = self.reference(intervals)
+            terms.append(_dot(a, _of(reference.point(target).flatten(1), sample)))
+            terms.append(-_dot(a.abs(), _of(reference.unit(target), sample)))
+            if target <= self.border:
+                narrow = a.float()
+                gone = (narrow.to(a) - a).abs()
+                terms.append(-_dot(gone, _of(reference.radius(target).flatten(1), sample)))
+        walk = _Walk(self, sample, each, intervals, rounded, lines or {}, record)
+        return walk.back(target, a, terms, covered(self.network, target))
 
-    def _largest(self, index: int) -> Tensor:
+    def neurons(self, index: int, neuron: Tensor, sign: Tensor, sample: Tensor) -> Tensor:
+        """(R,) lower bounds of sign·(neurons of node ``index``), rounding accounted for.
+
+        A neuron of a linear layer is a row of its weights, one of a convolution the kernel within a window.
+
+        Args:
+            index: the node; node bounds must have been advanced to it.
+            neuron: (R,) their numbers, group after group.
+            sign: (R,) ±1.
+            sample: (G,) the sample of each group of R/G rows.
+        """
+        node, reference = self.network.nodes[index], self.reference()
+        groups, each = len(sample), len(neuron) // max(1, len(sample))
+        which = sample if each == 1 else sample.repeat_interleave(each)
+        point, unit = reference.point(index).flatten(1)[which, neuron], reference.unit(index)[which, neuron]
+        terms = [torch.addcmul(-unit, sign, point).reshape(groups, each)]
+        walk, done = _Walk(self, sample, each), covered(self.network, index)
+        rows: Tensor | Window
+        if isinstance(node, Linear) and len(node.shape) == 1:
+            rows = (node.weight[neuron] * sign[:, None]).reshape(groups, each, -1)
+            return walk.back(node.inputs[0], rows, terms, done)[0]
+        if isinstance(node, Conv2d) and node.plain:
+            return walk.back(node.inputs[0], kernels(node, neuron, sign), terms, done)[0]
+        if isinstance(node, Conv2d | Scale | Add) and len(node.shape) == 3:
+            rows = windows(node.shape, neuron, sign)
+        else:
+            rows = sign.new_zeros(len(neuron), node.size)
+            rows = rows.scatter(1, neuron[:, None], sign[:, None]).reshape(groups, each, -1)
+        return walk.back(index, rows, terms, done)[0]
+
+    def largest(self, index: int) -> Tensor:
         """(batch,) the largest absolute value that node ``index`` may have."""
         if index not in self._most:
             self._most[index] = largest(self.values[index])
         return self._most[index]
 
-    def _underflow(self, target: int, intervals: bool, passed: Sequence[int]) -> Tensor:
-        """(batch,) what underflow may change in a row of ``target`` on its way back through the nodes ``passed``."""
-        if (target, intervals) not in self._lost:
-            nodes = [self.network.nodes[i] for i in passed]
-            lost = [rounding.underflow(node, self._largest(node.inputs[0])) for node in nodes]
-            self._lost[target, intervals] = sum(lost, self.values[0].lower.new_zeros(self.samples))
-        return self._lost[target, intervals]
-
     def of_input(self, rows: Tensor) -> Tensor:
         """Coefficients of the input, (R, input_size), from those of node ``entry``."""
+        rows = rows.to(self.values[0].lower)
         for index in range(self.entry, 0, -1):
             node, shape = self.network.nodes[index], self.network.nodes[self.network.nodes[index].inputs[0]].shape
             rows = rows.reshape(-1, *node.shape)
@@ -571,13 +481,6 @@ class Relaxation:
             elif isinstance(node, Permute):
                 rows = node.adjoint(rows)
         return rows.flatten(1)
-
-    @staticmethod
-    def _norm(a: Tensor | Window, groups: int) -> Tensor:
-        """‖A‖₁ of rows: (groups, each)."""
-        if isinstance(a, Window):
-            return a.values.abs().flatten(1).sum(1).reshape(groups, -1)
-        return a.abs().sum(2)
 
     def outputs(
         self,
@@ -607,6 +510,168 @@ class Relaxation:
         return found.new_empty(len(rows)).index_copy(0, torch.cat(order), found)
 
 
+class _Walk:
+    """One chunk of rows on its way back through a relaxation's network (``Relaxation.lower``)."""
+
+    def __init__(
+        self,
+        relaxation: Relaxation,
+        sample: Tensor,
+        each: int,
+        intervals: bool = False,
+        rounded: bool = True,
+        lines: Mapping[int, Lines] | None = None,
+        record: dict[int, Tensor] | None = None,
+    ) -> None:
+        self.of = relaxation
+        self.nodes = relaxation.network.nodes
+        self.sample, self.groups, self.each = sample, len(sample), each
+        self.intervals, self.rounded = intervals, rounded
+        self.lines, self.record = lines or {}, record
+        self.coefficients: dict[int, Tensor | Window] = {}
+
+    @cached_property
+    def _every(self) -> Tensor:
+        """(rows,) the sample of each row."""
+        return self.sample if self.each == 1 else self.sample.repeat_interleave(self.each)
+
+    def back(
+        self, start: int, rows: Tensor | Window, terms: list[Tensor], done: frozenset[int]
+    ) -> tuple[Tensor, Tensor | None]:
+        """What ``Relaxation.lower`` returns.
+
+        Args:
+            start: the node.
+            rows: of the node, (groups, each, neurons).
+            terms: of their constants, (groups, each) each.
+            done: nodes whose rounding errors are accounted for.
+        """
+        charged, reached = set(done), None
+        self._give(start, rows)
+        for index in range(start, -1, -1):
+            if index not in self.coefficients:
+                continue
+            a, node = self.coefficients.pop(index), self.nodes[index]
+            ends = index == self.of.entry or (self.intervals and isinstance(node, Activation))
+            if isinstance(node, Activation) and not ends and self.of.network.uses[node.inputs[0]] == 1:
+                charged |= covered(self.of.network, node.inputs[0])
+            if self.rounded and not ends and index not in charged and self._errs(index):
+                terms.append(-self._charge(a, index))
+                charged |= covered(self.of.network, index)
+            if isinstance(a, Window) and index not in self.lines and not isinstance(node, Add | Reshape | Permute):
+                stepped = self.of._windowed(a, index, self._every, self.rounded)
+                if stepped is not None:
+                    terms += [added.reshape(self.groups, self.each) for added in stepped[0]]
+                    if stepped[1] is not None:
+                        self._give(node.inputs[0], stepped[1])
+                    continue
+            if ends:
+                a = self._whole(a, index)
+                terms += self._concretised(a, index)
+                reached = a.flatten(0, 1) if index == self.of.entry else None
+                continue
+            if isinstance(node, Add):
+                for source in node.inputs:
+                    self._give(source, a)
+            else:
+                terms += self._through(self._whole(a, index), index)
+        terms = [term.to(self.of.values[0].lower.dtype) for term in terms]
+        if self.rounded:
+            lost = _of(self.of.reference(self.intervals).lost(start), self.sample)[:, None]
+            found = rounding.total(torch.stack(terms), lost)
+        else:
+            found = sum(terms[1:], terms[0])
+        return found.flatten(), reached
+
+    def _errs(self, index: int) -> bool:
+        """Whether pulling rows back through the node is subject to rounding, or they were added up there."""
+        node = self.nodes[index]
+        return isinstance(node, Affine | Add) or (self.of.network.uses[index] > 1 and not isinstance(node, Activation))
+
+    def _charge(self, a: Tensor | Window, index: int) -> Tensor:
+        """The rounding error of pulling rows back through a node, (groups, each)."""
+        unit = self.of.reference(self.intervals).unit(index)
+        if not isinstance(a, Window):
+            return self._sum(a.abs(), _of(unit, self.sample), index)
+        return _sum(a.values.abs() * self.of._at(a, index, "unit", unit, self._every)).reshape(self.groups, self.each)
+
+    def _whole(self, a: Tensor | Window, index: int) -> Tensor:
+        """Dense coefficients of a node, (groups, each, neurons)."""
+        if isinstance(a, Window):
+            a = a.dense(self.nodes[index].shape)
+        return a.reshape(self.groups, self.each, self.nodes[index].size)
+
+    def _give(self, index: int, a: Tensor | Window) -> None:
+        """Rows of node ``index``."""
+        if index <= self.of.border:
+            a = a.float()
+        if index in self.coefficients:
+            other = self.coefficients[index]
+            both = a.plus(other) if isinstance(a, Window) and isinstance(other, Window) else None
+            a = self._whole(a, index) + self._whole(other, index) if both is None else both
+        self.coefficients[index] = a
+
+    def _sum(self, a: Tensor, values: Tensor, index: int) -> Tensor:
+        """a·values group by group: of (groups, each, n) and (groups, n), (groups, each)."""
+        if index > self.of.border:
+            return _dot(a, values)
+        return _sum_folded(a * values.to(a.dtype)[:, None], self.nodes[index])
+
+    def _concretised(self, a: Tensor, index: int) -> list[Tensor]:
+        """The least values of rows of a node at which they end."""
+        if self.rounded:
+            return [-self._sum(a.abs(), _of(self.of._radius(index, self.intervals), self.sample), index)]
+        center, radius = (_of(t, self.sample) for t in self.of.ball(index))
+        return [_dot(a, center), -_dot(a.abs(), radius)]
+
+    def _through(self, a: Tensor, index: int) -> list[Tensor]:
+        """Pull rows back through a node of one input; what is added to their constants."""
+        node = self.nodes[index]
+        source = node.inputs[0]
+        match node:
+            case Reshape():
+                self._give(source, a)
+                return []
+            case Permute():
+                self._give(source, node.adjoint(a.reshape(-1, *node.shape)).reshape(self.groups, self.each, -1))
+                return []
+            case Affine():
+                shaped = a if len(node.shape) == 1 else a.reshape(-1, *node.shape)
+                back = node.adjoint(shaped, self.nodes[source].shape)
+                self._give(source, back.reshape(self.groups, self.each, -1))
+                return [] if self.rounded else [a @ node.offset().expand(node.shape).flatten()]
+            case Activation() if index in self.lines:
+                own = self.lines[index]
+                if self.record is not None:
+                    self.record[index] = a.flatten(0, 1)
+                return self._relaxed(
+                    a, index, self.of._outward(index, own, self.sample) if self.rounded else _Step.of(node, own)
+                )
+            case Activation() if (alive := self.of._alive(index, self.rounded)) is not None:
+                linear = self.nodes[source]
+                assert isinstance(linear, Linear)
+                a, step, weight, bias = alive.restrict(a, self.sample, linear)
+                before, negative = step.back(a)
+                self._give(linear.inputs[0], before @ weight)
+                added = [_dot(negative, step.lift)]
+                if step.floor is not None:
+                    added.append(_dot(a, step.floor))
+                return added if self.rounded else [*added, _dot(before, bias)]
+            case Activation():
+                return self._relaxed(a, index, self.of._step(index, self.rounded).map(lambda t: _of(t, self.sample)))
+        raise UnsupportedError("no linear bound is known", place=f"node '{node.name}' ({node.op})")
+
+    def _relaxed(self, a: Tensor, index: int, step: _Step) -> list[Tensor]:
+        """Pull rows back through an activation."""
+        before, negative = step.back(a)
+        self._give(self.nodes[index].inputs[0], before)
+        if index > self.of.border:
+            added = [_dot(negative, step.lift)]
+            return added if step.floor is None else [*added, _dot(a, step.floor)]
+        assert step.floor is not None
+        return [_sum_folded((negative * step.lift[:, None]).addcmul_(a, step.floor[:, None]), self.nodes[index])]
+
+
 def _dot(a: Tensor, values: Tensor) -> Tensor:
     """a·values group by group: of (groups, each, n) and (groups, n), (groups, each)."""
     if len(values) == 1:
@@ -616,6 +681,24 @@ def _dot(a: Tensor, values: Tensor) -> Tensor:
     return (values[:, None] @ a.mT).squeeze(1)
 
 
+def _folded(node: Node) -> tuple[int, int]:
+    """A node's numbers as lines of numbers: sums in float32 go along the lines first, so that few errors add up."""
+    if len(node.shape) == 3:
+        return node.shape[0] * node.shape[1], node.shape[2]
+    length = next(n for n in range(math.isqrt(node.size), 0, -1) if node.size % n == 0)
+    return node.size // length, length
+
+
+def _sum_folded(products: Tensor, node: Node) -> Tensor:
+    """Sums in float32 of (groups, each, neurons), (groups, each)."""
+    return products.unflatten(2, _folded(node)).sum(3).sum(2)
+
+
+def _sum(products: Tensor) -> Tensor:
+    """Sums of each row's window (rows, channels, height, width), (rows,)."""
+    return products.sum(3).flatten(1).sum(1) if products.dtype == torch.float32 else products.flatten(1).sum(1)
+
+
 def _of(values: Tensor, sample: Tensor) -> Tensor:
     """Those of the samples named, one after another."""
     if len(values) == 1 == len(sample):
@@ -623,19 +706,15 @@ def _of(values: Tensor, sample: Tensor) -> Tensor:
     return values.index_select(0, sample)
 
 
-def signed(network: Network, index: int, neuron: Tensor, sign: Tensor) -> tuple[int, Tensor | Window, Tensor | None]:
+def signed(network: Network, index: int, neuron: Tensor, sign: Tensor) -> tuple[int, Tensor, Tensor | None]:
     """sign·(neurons of node ``index``) as rows of a target node, and constants, typed like ``sign``.
 
-    ``neuron`` and ``sign``, ±1, are (R,). A neuron of a linear layer is its row of the weights, one of an image a
-    window of one point.
+    ``neuron`` and ``sign``, ±1, are (R,). A neuron of a linear layer is its row of the weights.
     """
     node = network.nodes[index]
     if isinstance(node, Linear) and len(node.shape) == 1 and not node.weight_error:
         return node.inputs[0], node.weight[neuron] * sign[:, None], node.bias[neuron] * sign
-    if isinstance(node, Conv2d | Scale | Add) and len(node.shape) == 3:
-        return index, windows(node.shape, neuron, sign), None
-    ones = sign.new_zeros(len(neuron), node.size)
-    ones[torch.arange(len(neuron), device=sign.device), neuron] = sign
+    ones = sign.new_zeros(len(neuron), node.size).scatter(1, neuron[:, None], sign[:, None])
     return index, ones.reshape(-1, *node.shape), None
 
 
@@ -680,17 +759,6 @@ def groups(sample: Tensor, size: int, samples: int) -> Iterator[tuple[Tensor, Te
         del pieces[:taken]
         place = torch.minimum(torch.arange(int(lengths[-1]), device=sample.device), lengths[:, None] - 1)
         yield order[starts[:, None] + place], mine
-
-
-def in_single(network: Network, box: Bounds) -> frozenset[int]:
-    """The convolutions that rows are pulled back through in float32, by index: the first of the network."""
-    found, terms = set(), 0
-    for index, node in enumerate(network.nodes):
-        if isinstance(node, Conv2d):
-            terms += node.adjoint_terms
-            if terms <= _SINGLE and rounding.single(node, box.lower):
-                found.add(index)
-    return frozenset(found)
 
 
 def entry(network: Network) -> int:
@@ -760,12 +828,12 @@ def relaxed(
                     return
                 part = number.flatten()
                 at = negative[part], sample[part], neuron[part]
-                target, rows, constant = signed(network, activation.inputs[0], at[2], (1 - 2 * at[0]).to(both))
+                sign = (1 - 2 * at[0]).to(both)
                 if search is None:
-                    found = relaxation.lower(target, rows, mine, constant=constant)[0]
+                    found = relaxation.neurons(activation.inputs[0], at[2], sign, mine)
                 else:
-                    whole = rows.dense(network.nodes[target].shape) if isinstance(rows, Window) else rows
-                    found = search(relaxation, target, whole, at[1], constant)
+                    target, rows, constant = signed(network, activation.inputs[0], at[2], sign)
+                    found = search(relaxation, target, rows, at[1], constant)
                 both[at] = torch.maximum(both[at], found)
 
         many = _WORTH // sum(node.size for node in network.nodes[:index])

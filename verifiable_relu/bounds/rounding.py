@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -138,99 +137,159 @@ def interval_activation(node: Activation, image: Bounds) -> Bounds:
     return Bounds(outward.lower - absolute, outward.upper + absolute)
 
 
-def backward_affine(node: Affine, largest: Tensor) -> Tensor:
-    """Per sample, the error of one unit of ‖A‖₁ in pulling rows A back through y = W·x + b.
-
-    A row's new coefficients fl(Wᵀ·A) are off by at most γ·|W|ᵀ·|A|, which moves the row's value by at most
-    γ·|A|·(|W|·|x|); its constant gains fl(A·b), off by at most γ·|A|·|b|. With ``largest`` ≥ |x| of shape (batch,),
-    both are at most γ·‖A‖₁·(the largest sum of |W|'s rows, times ``largest``, plus |b|). Returns (batch,).
-    """
-    dtype = largest.dtype
-    relative = 2 * gamma(max(node.terms, node.size) + 8, dtype) + 2 * node.weight_error
-    reach = largest * node.row_sums.amax() + node.offset_magnitude().amax()
-    return relative * reach + 8 * node.size * _tiny(dtype)
+def radius(box: Bounds, point: Tensor) -> Tensor:
+    """An upper bound of |x − point| in a box."""
+    reach = torch.maximum(box.upper - point, point - box.lower)
+    return torch.add(4 * _tiny(reach.dtype), reach, alpha=1 + 8 * unit_roundoff(reach.dtype))
 
 
-def radius(box: Bounds, center: Tensor) -> Tensor:
-    """An upper bound of |x − center| in a box, the centre being its middle up to rounding."""
-    size = torch.maximum(box.upper.abs(), box.lower.abs())
-    return (
-        torch.maximum(box.upper - center, center - box.lower) + 4 * unit_roundoff(size.dtype) * size + _tiny(size.dtype)
-    )
-
-
-def backward_single(node: Conv2d, spread: Tensor, largest: Tensor, inputs: int) -> tuple[Tensor, Tensor]:
-    """Errors beside ``backward_affine`` of pulling rows A back in float32, about the centre c of a box of radius r.
-
-    With A′ what float32 makes of A·W, a row's value A·y is A′·(x − c) + A·(W·c + b) but for (A·W − A′)·(x − c). A is
-    rounded once, and weights not at all (``Conv2d.single``): that is at most γ·|A|·|W|·r, with γ of float32 and of the
-    terms of one entry. The constant A·(W·c + b) − A′·c is three more sums in the dtype of the bounds, each as far off
-    as the one that ``backward_affine`` counts; A′·c at most by twice that. Underflow loses at most the smallest normal
-    number of each entry of A and of each product.
+def value(size: int, reach: Tensor) -> Tensor:
+    """The error of one unit of |A| in A·v̂ over ``size`` numbers, and of a ReLU's lines there.
 
     Args:
-        node: the convolution.
-        spread: |W|·r, (batch, *shape).
-        largest: (batch,) ≥ |x|.
-        inputs: how many there are.
+        size: how many there are.
+        reach: (batch,) ≥ |v|, |v̂|.
 
     Returns:
-        The error of one unit of |A|, (batch, *shape), and that of any row, (batch,).
+        (batch, 1).
     """
-    dtype = spread.dtype
-    reach = largest * node.row_sums.amax() + node.offset_magnitude().amax()
-    further = 4 * gamma(max(node.terms, node.size, inputs) + 8, dtype) * reach + 8 * inputs * _tiny(dtype)
-    lost = spread.flatten(1).sum(1) + 2 * node.adjoint_terms * inputs * largest
-    rough = 1.01 * gamma(node.adjoint_terms + 4, torch.float32) * spread
-    return rough + further[:, None, None, None], 8 * _tiny(torch.float32) * lost
+    dtype = reach.dtype
+    relative = 2 * gamma(size + 8, dtype) + _LINES * unit_roundoff(dtype)
+    return (relative * reach + 8 * size * _tiny(dtype))[:, None]
 
 
-def backward_activation(node: Activation, pre: Bounds, lines: Lines) -> Tensor:
-    """Per sample, the error of one unit of ‖A‖₁ in replacing an activation by its lines.
+_LINES = 28
+"""How many u of |z|, |ẑ| a ReLU's lines and what is computed with them may be off by: 8 its offsets, 2 the point, 6 how
+far its upper line lies above, 8 the new coefficients, of z − ẑ."""
+
+
+def backward_affine(node: Affine, reach: Tensor) -> Tensor:
+    """The error of one unit of |A| in pulling rows A back through y = W·x + b, about a point x̂.
+
+    With ŷ = fl(W·x̂ + b), A·(y − ŷ) is A′·(x − x̂) with A′ = fl(A·W) but for (A·W − A′)·(x − x̂), at most
+    γ·|A|·|W|·|x − x̂|, and A·(W·x̂ + b − ŷ), at most γ·|A|·(|W|·|x̂| + |b|). Both together are at most
+    3γ·|A|·m, m = reach·(sums of |W|'s rows) + |b| being an upper bound of |y| and of |ŷ|, too. Two more γ·|A|·m cover
+    the sum A⁻·(upper − lower line) at a ReLU of y, whose lines are no further apart than 2m at ŷ, or A·ŷ where rows
+    begin; ``_LINES`` the lines themselves.
+
+    Args:
+        node: the affine map.
+        reach: (batch,) ≥ |x|, |x̂|.
+
+    Returns:
+        (batch, *shape), or broadcastable to it.
+    """
+    dtype = reach.dtype
+    relative = 5 * gamma(max(node.terms, node.size) + 4, dtype) + _LINES * unit_roundoff(dtype) + 2 * node.weight_error
+    least = kept(node, "_unit_offset", lambda: relative * node.offset_magnitude() + 8 * node.size * _tiny(dtype))
+    sums = kept(node, "_unit_sums", lambda: relative * node.row_sums)
+    return torch.addcmul(least, sums, reach.reshape(-1, *[1] * len(node.shape)))
+
+
+def backward_single(spread: Tensor, depth: int) -> Tensor:
+    """What ``backward_affine`` grows by where A is taken in float32: γ·|W|·|x − x̂| with γ of float32.
+
+    Weights lose nothing there (``Conv2d.single``). A is rounded once, at a ReLU of y a few times more: only where y is
+    unstable, by units of |y − ŷ|, which is at most |W|·|x − x̂|. Products and sums are about the point: magnitudes
+    don't count.
+
+    Args:
+        spread: an upper bound of |W|·|x − x̂|, up to rounding.
+        depth: how many sums a product takes part in (``Conv2d.adjoint_depth``).
+    """
+    single = torch.float32
+    return torch.add(8 * _tiny(single), spread, alpha=1.01 * gamma(depth + 12, single))
+
+
+def backward_activation(node: Activation, reach: Tensor, image: Tensor, lines: Lines) -> Tensor:
+    """The error of one unit of |A| in replacing an activation by its lines, beside that of ``backward_affine``.
 
     Covers the rounding in the lines themselves (their offsets are computed from slopes and end points), in the
     products slope·A and offset·A, and in summing the latter: A⁺·lower + A⁻·upper is computed as A·lower +
-    A⁻·(upper − lower), of which no part is larger than three times the result may be. Returns (batch,).
+    A⁻·(upper − lower), of which no part is larger than three times the result may be. For a ReLU, whose slopes are
+    at most 1 and offsets at most |z|, ``backward_affine`` and ``value`` cover all that.
+
+    Args:
+        node: the activation.
+        reach: (batch,) ≥ |z|, |ẑ|.
+        image: (batch,) ≥ |x̂|, of the output.
+        lines: over the bounds of z, (rows, neurons).
+
+    Returns:
+        (rows, neurons).
     """
-    dtype = pre.lower.dtype
-    reach = torch.maximum(pre.lower.abs(), pre.upper.abs())
+    dtype = reach.dtype
     slope = torch.maximum(lines.lower_slope.abs(), lines.upper_slope.abs())
     offset = torch.maximum(lines.lower_offset.abs(), lines.upper_offset.abs())
     known = row(node)
-    # Ten more for the products.
-    line = unit_roundoff(dtype) * ((known.ulps + 10) * (slope * reach + offset) + 2 * known.absolute(node))
-    total = 4 * gamma(node.size + 8, dtype) * offset
-    return (line + total).flatten(1).amax(1) + 8 * node.size * _tiny(dtype)
+    size = slope * reach[:, None] + offset
+    line = unit_roundoff(dtype) * ((known.ulps + _LINES) * size + 2 * known.absolute(node) + 8 * image[:, None])
+    return line + 3 * gamma(node.size + 8, dtype) * size + 8 * node.size * _tiny(dtype)
 
 
-def underflow(node: Node, largest: Tensor) -> Tensor:
-    """Per sample, what underflow of the coefficients may change when rows are pulled back through a node.
+def outward(top: Tensor, floor: Tensor | None, error: Tensor, terms: int) -> tuple[Tensor, Tensor]:
+    """Lines of an activation moved outward, by the error of one unit of |A| below and above.
 
-    Every product that makes a coefficient of its input, |x| ≤ ``largest``, may be off by the smallest subnormal number,
-    however small ‖A‖₁ is.
+    With a lower line ``floor`` and an upper one ``top`` above it, A⁺·lower + A⁻·(lower + top) is computed as
+    A·floor + A⁻·top: lowered by |A|·error that is A·(floor − error) + A⁻·(top + 2·error).
+
+    Args:
+        top: how far the upper line lies above the lower one, at the point.
+        floor: the lower line there, None for 0.
+        error: of one unit of |A|.
+        terms: how many products are summed.
+
+    Returns:
+        ``top`` and ``floor``, moved.
     """
-    info = torch.finfo(largest.dtype)
+    dtype = error.dtype
+    relative = 1 + 4 * gamma(terms + 8, dtype)
+    if floor is None:
+        return torch.add(top, error, alpha=2 * relative), error * -relative
+    error = error + 4 * gamma(terms + 8, dtype) * floor.abs()
+    return torch.add(top, error, alpha=2 * relative), torch.sub(floor, error, alpha=relative)
+
+
+def summed_single(top: Tensor, terms: int) -> Tensor:
+    """The ``top`` of ``outward`` so high that A⁻·top, summed in float32, is not too high.
+
+    Args:
+        top: moved outward.
+        terms: how many sums a product takes part in.
+    """
+    return torch.add(top, top.abs(), alpha=2 * gamma(terms + 8, torch.float32))
+
+
+def concretise(radius: Tensor, terms: int, dtype: torch.dtype) -> Tensor:
+    """A radius so large that −|A|·radius, summed in ``dtype``, is not too high, but for underflow (``lost``)."""
+    return radius * (1 + 2 * gamma(terms + 8, dtype)) + 4 * _tiny(dtype)
+
+
+def accumulate(radius: Tensor, uses: int, dtype: torch.dtype) -> Tensor:
+    """The error of one unit of |A| where rows of ``uses`` nodes are added, of which A comes, about a point."""
+    return 4 * (uses - 1) * unit_roundoff(dtype) * radius
+
+
+def lost(node: Node, reach: Tensor, size: int, dtype: torch.dtype) -> Tensor:
+    """What underflow may change in a row that is pulled back through a node, however small ‖A‖₁ is: (batch,).
+
+    Every product that makes a coefficient of its input may be off by the smallest number of ``dtype``, that of float32
+    by the smallest normal one, where libraries may flush the others to zero; and so may those of a row's sums.
+
+    Args:
+        node: the node.
+        reach: (batch,) ≥ |x|, |x̂| of its input.
+        size: of the larger of its input and itself.
+        dtype: of A.
+    """
+    info = torch.finfo(dtype)
+    smallest = info.tiny * (info.eps if dtype == reach.dtype else 1)
     terms = node.terms if isinstance(node, Affine) else 4
-    return 8 * terms * node.size * info.tiny * info.eps * largest
+    return 8 * terms * size * smallest * (1 + reach)
 
 
-def accumulate(largest: Tensor) -> Tensor:
-    """Per sample, the error of one unit of ‖A‖₁ in adding two rows' coefficients at a node of values ≤ ``largest``."""
-    return 4 * unit_roundoff(largest.dtype) * largest + _tiny(largest.dtype)
-
-
-def concretise(size: int, largest: Tensor) -> Tensor:
-    """Per sample, the error of one unit of ‖A‖₁ in A·c − |A|·r + constants, of a ball of values ≤ ``largest``.
-
-    What the computed c and r miss of the ball is a few units of roundoff of ``largest``, and covered.
-    """
-    dtype = largest.dtype
-    return 4 * gamma(size + 16, dtype) * largest + 8 * size * _tiny(dtype)
-
-
-def total(terms: Tensor, errors: Sequence[Tensor]) -> Tensor:
-    """The sum of ``terms`` (n, …) less that of their ``errors``, rounded down."""
-    relative = 2 * (len(terms) + len(errors) + 4) * unit_roundoff(terms.dtype)
+def total(terms: Tensor, lost: Tensor) -> Tensor:
+    """The sum of ``terms`` (n, …) less ``lost``, rounded down."""
+    relative = 2 * (len(terms) + 4) * unit_roundoff(terms.dtype)
     value, scale = terms.sum(0), terms.abs().sum(0)
-    error = torch.stack([relative * scale, *errors]).sum(0)
-    return value - (1 + relative) * error - _tiny(value.dtype)
+    return value - (1 + relative) * torch.add(lost, scale, alpha=relative) - _tiny(value.dtype)

@@ -32,3 +32,7 @@ class Lines:
     lower_offset: Tensor
     upper_slope: Tensor
     upper_offset: Tensor
+
+    def parts(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """All four, in this order."""
+        return self.lower_slope, self.lower_offset, self.upper_slope, self.upper_offset

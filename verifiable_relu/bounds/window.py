@@ -9,7 +9,7 @@ same size, and only their position differs from row to row. (The idea is that of
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -79,11 +79,11 @@ class Window:
         count = self.grid.points[0] * self.grid.points[1]
         return table.index_select(0, self.point if sample is None else sample * count + self.point)
 
-    def before(self, node: Conv2d, *, single: bool = False) -> Window:
-        """Pulled back through a convolution; with ``single``, with sums in float32 (``Conv2d.transposed``)."""
+    def before(self, node: Conv2d) -> Window:
+        """Pulled back through a convolution."""
         grid = self.grid.before(node)
-        if single:
-            values = node.transposed(self.values, grid.size, single=True).to(self.values)
+        if self.values.dtype != node.weight.dtype:
+            values = node.transposed(self.values, grid.size)
         elif self.grid.size == (1, 1):
             values = (self.values.flatten(1) @ node.weight.flatten(1)).unflatten(1, node.weight.shape[1:])
         elif (matrix := _matrix(node, self.grid)) is not None:
@@ -92,9 +92,9 @@ class Window:
             values = node.transposed(self.values, grid.size)
         return Window(values, self.point, grid)
 
-    def small(self, node: Conv2d) -> bool:
-        """Whether ``before`` is a product with a matrix."""
-        return self.grid.size == (1, 1) or _matrix(node, self.grid) is not None
+    def float(self) -> Window:
+        """In float32."""
+        return self if self.values.dtype == torch.float32 else replace(self, values=self.values.float())
 
     def plus(self, other: Window) -> Window | None:
         """The sum, in windows that cover both; None where the grids do not go together."""
@@ -146,6 +146,20 @@ def _matrix(node: Conv2d, grid: Grid) -> Tensor | None:
         return node.transposed(one.unflatten(1, (out, *grid.size)), grid.before(node).size).flatten(1)
 
     return kept(node, f"_adjoint{grid.size}", make)
+
+
+def kernels(node: Conv2d, neuron: Tensor, sign: Tensor) -> Window:
+    """sign·(neurons of a convolution) as rows of its input: kernels in their windows.
+
+    Args:
+        node: the convolution, plain.
+        neuron: (rows,) the neurons' numbers, in row-major order.
+        sign: (rows,) ±1.
+    """
+    points = node.shape[1:]
+    size = math.prod(points)
+    values = node.weight[neuron.div(size, rounding_mode="floor")] * sign[:, None, None, None]
+    return Window(values, neuron % size, Grid(points, (1, 1), (1, 1), (0, 0)).before(node))  # type: ignore[arg-type]
 
 
 def windows(shape: Shape, neuron: Tensor, sign: Tensor) -> Window:

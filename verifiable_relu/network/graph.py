@@ -119,6 +119,9 @@ _SMALL = 1 << 14
 _FEW = 16
 """Below this number of input channels a convolution's adjoint in float32 is faster by matrix products."""
 
+_FEWER = 8
+"""Below this number it is, too, where the product has to be folded."""
+
 _MANY = 16
 """From so many samples on matrix products are faster for a convolution in float64, too."""
 
@@ -262,31 +265,31 @@ class Conv2d(Affine):
         found: Tensor = convolution(x.to(torch.float32), weight, None, (top, left), self.stride, self.dilation, 1)
         return found.to(x.dtype)
 
-    def adjoint(self, a: Tensor, input_shape: Shape, *, single: bool = False) -> Tensor:
-        """With ``single``, sums are in float32 (``transposed``)."""
+    def adjoint(self, a: Tensor, input_shape: Shape) -> Tensor:
+        """In the dtype of ``a`` (``transposed``)."""
         top, left, bottom, right = self.padding
         _, height, width = input_shape
-        full = self.transposed(a, (height + top + bottom, width + left + right), single=single)
-        return full[:, :, top : top + height, left : left + width].to(a.dtype, memory_format=torch.contiguous_format)
+        full = self.transposed(a, (height + top + bottom, width + left + right))
+        return full[:, :, top : top + height, left : left + width].contiguous()
 
-    def transposed(self, a: Tensor, size: tuple[int, int], *, single: bool = False) -> Tensor:
+    def transposed(self, a: Tensor, size: tuple[int, int]) -> Tensor:
         """Wᵀ·a on inputs of a size, without padding: (rows, channels, *size) from (rows, out, height, width).
 
-        With ``single``, of a network in float64, sums are in float32 and so is what is returned, which on a CPU takes
-        a fraction of the time. Each entry sums ``adjoint_terms`` products at most, directly.
+        Of ``a`` in float32, where the network is in float64, the weights are taken in float32 (``single``), too: on a
+        CPU that takes a fraction of the time. Each entry sums ``adjoint_terms`` products at most, directly, and each
+        of them is rounded ``adjoint_depth`` times at most.
         """
-        weight, kernel = self.weight, self.weight.shape[2:]
-        if single:
-            a, weight = a.to(torch.float32), self._single
-        if weight.dtype == torch.float32 and self._narrow and a.device.type == "cpu" and not a.requires_grad:
+        rough = a.dtype != self.weight.dtype
+        weight = self._single if rough else self.weight
+        if a.dtype == torch.float32 and self._narrow and a.device.type == "cpu" and not a.requires_grad:
             if math.prod(self._blocks) <= _BLOCKS:
                 return self._shifted(a, size)
-            if single:
+            if rough and self._folds:
                 columns = kept(self, "_columns", lambda: self._single.flatten(1).T.contiguous()) @ a.flatten(2)
-                return F.fold(columns, size, tuple(kernel), stride=self.stride)
+                return F.fold(columns, size, tuple(weight.shape[2:]), stride=self.stride)
         reached = [
             (n - 1) * s + d * (k - 1) + 1
-            for n, s, d, k in zip(a.shape[2:], self.stride, self.dilation, kernel, strict=True)
+            for n, s, d, k in zip(a.shape[2:], self.stride, self.dilation, weight.shape[2:], strict=True)
         ]
         beyond = (size[0] - reached[0], size[1] - reached[1])
         return F.conv_transpose2d(a, weight, None, self.stride, 0, beyond, self.groups, self.dilation)
@@ -342,6 +345,11 @@ class Conv2d(Affine):
         return self.plain and self.constant and self.weight.shape[1] < _FEW
 
     @property
+    def _folds(self) -> bool:
+        """Whether one matrix product, folded, is faster still."""
+        return self.weight.shape[1] < _FEWER
+
+    @property
     def _blocks(self) -> tuple[int, int]:
         """How many strides the kernel is high and wide."""
         high, wide = (-(-k // s) for k, s in zip(self.weight.shape[2:], self.stride, strict=True))
@@ -391,6 +399,16 @@ class Conv2d(Affine):
         """The largest number of products that one entry of the adjoint sums."""
         out, _, *kernel = self.weight.shape
         return out // self.groups * math.prod(-(-k // s) for k, s in zip(kernel, self.stride, strict=True))
+
+    @property
+    def adjoint_depth(self) -> int:
+        """How many sums one product takes part in at most, in the adjoint in float32 of a network in float64.
+
+        In sums of matrix products, those of one matrix product and one for every block of the kernel.
+        """
+        if not self._narrow or (math.prod(self._blocks) > _BLOCKS and not self._folds):
+            return self.adjoint_terms
+        return min(self.adjoint_terms, len(self.weight) + math.prod(self._blocks) + 1)
 
     @property
     def row_sums(self) -> Tensor:

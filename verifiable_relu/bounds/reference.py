@@ -1,0 +1,169 @@
+"""A point for every node of a network about which rows of coefficients are propagated, and what rounding adds there.
+
+Rows A of a node of values v are taken about a point v̂ of it: A·v is A·v̂, once, where the rows begin, and A·(v − v̂),
+which is pulled back. For an affine map y = W·x + b and ŷ = W·x̂ + b, A·(y − ŷ) = (A·W)·(x − x̂): no constant is left.
+For an activation x̂ is the value of its lower line at ẑ, so that A·(x − x̂) ≥ A⁺·low·(z − ẑ) + A⁻·(up·(z − ẑ) + top),
+where ``top`` is how far the upper line lies above the lower one at ẑ: zero for all neurons whose lines are one. What
+is left over at the input is −|A|·radius. So errors in A count by how far v may be from v̂, not by how large v is, and A
+may be taken in float32 without bounds being moved by more than a small part of their width.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from verifiable_relu.bounds import rounding
+from verifiable_relu.bounds.types import Bounds
+from verifiable_relu.network.graph import Activation, Add, Affine, Conv2d, Network, Permute, Relu, Reshape
+
+if TYPE_CHECKING:
+    from verifiable_relu.bounds.linear import Relaxation
+
+_SINGLE = 192
+"""So deep may the sums in float32 be, of the first convolutions together: these are where the time goes, and where
+it moves bounds least, in the networks of ``benchmarks/bounds_speed.py`` by at most 1e-4 of their width."""
+
+
+class Reference:
+    """The points of a relaxation's nodes, made as they are needed; (batch, *shape) each.
+
+    Args:
+        relaxation: whose node bounds and lines are used.
+        intervals: about the middles of the activations' intervals, where rows are to end there.
+    """
+
+    def __init__(self, relaxation: Relaxation, intervals: bool) -> None:
+        self._of = relaxation
+        self._intervals = intervals
+        self._points: dict[int, Tensor] = {}
+        self._reaches: dict[int, Tensor] = {}
+        self._radii: dict[int, Tensor] = {}
+        self._units: dict[int, Tensor] = {}
+        self._losses: dict[int, Tensor] = {}
+
+    def point(self, index: int) -> Tensor:
+        """v̂ of node ``index``."""
+        if index not in self._points:
+            node = self._of.network.nodes[index]
+            if self._ends(index):
+                box = self._of.values[index]
+                found = torch.lerp(box.lower, box.upper, 0.5)
+            elif isinstance(node, Activation):
+                z, lines = self.point(node.inputs[0]), self._of.lines(index)
+                found = lines.lower_slope * z
+                if not isinstance(node, Relu):
+                    found = found + lines.lower_offset
+            else:
+                found = node.forward(*(self.point(i) for i in node.inputs))
+            self._points[index] = found
+        return self._points[index]
+
+    def _ends(self, index: int) -> bool:
+        """Whether rows end at node ``index``."""
+        return index == self._of.entry or (self._intervals and isinstance(self._of.network.nodes[index], Activation))
+
+    def reach(self, index: int) -> Tensor:
+        """(batch,) ≥ |v|, |v̂|."""
+        if index not in self._reaches:
+            size = self.point(index).flatten(1).abs().amax(1)
+            self._reaches[index] = torch.maximum(self._of.largest(index), size)
+        return self._reaches[index]
+
+    def radius(self, index: int) -> Tensor:
+        """≥ |v − v̂|."""
+        if index not in self._radii:
+            self._radii[index] = rounding.radius(self._of.values[index], self.point(index))
+        return self._radii[index]
+
+    def unit(self, index: int) -> Tensor:
+        """(batch, size) the error of one unit of |A| in pulling rows A back through node ``index``.
+
+        It covers the lines of a ReLU after the node too, and A·v̂ where rows begin, and what is before the node if
+        it passes A on unchanged (``covered``).
+        """
+        if index not in self._units:
+            node, single = self._of.network.nodes[index], index <= self._of.border
+            if self._ends(index) or isinstance(node, Activation):
+                unit = rounding.value(node.size, self.reach(index)).expand(-1, node.size)
+                if single:
+                    unit = unit + rounding.backward_single(self.radius(index).flatten(1), 0)
+            elif isinstance(node, Affine):
+                source = node.inputs[0]
+                unit = rounding.backward_affine(node, self.reach(source))
+                if source <= self._of.border:
+                    depth = node.adjoint_depth if single and isinstance(node, Conv2d) else 0
+                    unit = unit + rounding.backward_single(node.absolute(self.radius(source)), depth)
+                unit = unit.expand(-1, *node.shape).flatten(1)
+            elif isinstance(node, Add):
+                first, second = (self.unit(i) for i in node.inputs)
+                unit = first + second
+            elif isinstance(node, Permute):
+                before = self._of.network.nodes[node.inputs[0]]
+                unit = node.forward(self.unit(node.inputs[0]).unflatten(1, before.shape)).flatten(1)
+            else:
+                unit = self.unit(node.inputs[0])
+            self._units[index] = unit + self.merged(index) if self._of.network.uses[index] > 1 else unit
+        return self._units[index]
+
+    def merged(self, index: int) -> Tensor:
+        """(batch, size) the error of one unit of |A| in adding rows that several nodes give to node ``index``."""
+        dtype = torch.float32 if index <= self._of.border else self.point(index).dtype
+        return rounding.accumulate(self.radius(index).flatten(1), self._of.network.uses[index], dtype)
+
+    def lost(self, index: int) -> Tensor:
+        """(batch,) what underflow may change in a row of node ``index`` on its way back."""
+        if index not in self._losses:
+            node, single = self._of.network.nodes[index], index <= self._of.border
+            if self._ends(index):
+                sources, sizes, reach = [], [node.size], self.reach(index)
+            else:
+                sources = list(node.inputs)
+                sizes = [node.size, *(self._of.network.nodes[i].size for i in sources)]
+                reach = sum((self.reach(i) for i in sources[1:]), self.reach(sources[0]))
+                single = single or sources[0] <= self._of.border
+            dtype = torch.float32 if single else reach.dtype
+            found = rounding.lost(node, reach, max(sizes), dtype)
+            self._losses[index] = sum((self.lost(i) for i in sources), found)
+        return self._losses[index]
+
+
+def covered(network: Network, index: int) -> frozenset[int]:
+    """The nodes whose error in pulling rows back is part of ``Reference.unit`` of node ``index``.
+
+    Its own, and that of those before it to which it alone gives its rows, as they are.
+    """
+    node, found = network.nodes[index], {index}
+    if isinstance(node, Add | Reshape | Permute):
+        for source in node.inputs:
+            if network.uses[source] == 1 and not isinstance(network.nodes[source], Activation):
+                found |= covered(network, source)
+    return frozenset(found)
+
+
+def border(network: Network, box: Bounds, entry: int) -> int:
+    """The last node up to which coefficients are taken in float32, −1 if none.
+
+    These are the first convolutions of a network, with the ReLUs between them. Only affine maps take rows across.
+    """
+    depth, last = 0, entry
+    for index in range(entry + 1, len(network.nodes)):
+        node = network.nodes[index]
+        if isinstance(node, Conv2d):
+            depth += node.adjoint_depth
+            if depth > _SINGLE or not rounding.single(node, box.lower):
+                break
+        elif not isinstance(node, Relu | Add | Reshape | Permute):
+            break
+        last = index
+
+    def crossed(last: int) -> bool:
+        """Whether other nodes take rows across."""
+        after = network.nodes[last + 1 :]
+        return any(not isinstance(node, Affine) and min(node.inputs) <= last for node in after)
+
+    while last > entry and crossed(last):
+        last -= 1
+    return last if any(isinstance(node, Conv2d) for node in network.nodes[entry + 1 : last + 1]) else -1
