@@ -180,7 +180,7 @@ def backward_affine(node: Affine, reach: Tensor) -> Tensor:
         (batch, *shape), or broadcastable to it.
     """
     dtype = reach.dtype
-    relative = 5 * gamma(max(node.terms, node.size) + 4, dtype) + _LINES * unit_roundoff(dtype) + 2 * node.weight_error
+    relative = 5 * gamma(max(node.terms, node.size) + 2, dtype) + _LINES * unit_roundoff(dtype) + 2 * node.weight_error
     least = kept(node, "_unit_offset", lambda: relative * node.offset_magnitude() + 8 * node.size * _tiny(dtype))
     sums = kept(node, "_unit_sums", lambda: relative * node.row_sums)
     return torch.addcmul(least, sums, reach.reshape(-1, *[1] * len(node.shape)))
