@@ -158,7 +158,7 @@ def value(size: int, reach: Tensor) -> Tensor:
     return (relative * reach + 8 * size * _tiny(dtype))[:, None]
 
 
-_LINES = 28
+_LINES = 24
 """How many u of |z|, |ẑ| a ReLU's lines and what is computed with them may be off by: 8 its offsets, 2 the point, 6 how
 far its upper line lies above, 8 the new coefficients, of z − ẑ."""
 
