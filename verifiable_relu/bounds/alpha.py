@@ -247,7 +247,14 @@ class _Search:
             record: dict[int, Tensor] = {}
             with torch.no_grad():
                 values, reached = self.rough.lower(
-                    self.target, rows, sample, constant=constant, lines=lines, rounded=False, record=record
+                    self.target,
+                    rows,
+                    sample,
+                    constant=constant,
+                    lines=lines,
+                    rounded=False,
+                    record=record,
+                    coefficients=True,
                 )
             assert reached is not None
 

@@ -39,11 +39,11 @@ from verifiable_relu.network.graph import (
     Input,
     Linear,
     Network,
-    Node,
     Permute,
     Relu,
     Reshape,
     Scale,
+    Shape,
 )
 
 MEMORY = 1 << 30
@@ -173,10 +173,10 @@ class Relaxation:
         self._references: dict[bool, Reference] = {}
         self._steps: dict[tuple[int, bool], _Step] = {}
         self._living: dict[tuple[int, bool], _Alive | None] = {}
-        self._radii: dict[tuple[int, bool], Tensor] = {}
+        self._radii: dict[tuple[int, bool, Shape], Tensor] = {}
         self._most: dict[int, Tensor] = {}
         self._ends: dict[int, tuple[Tensor, ...]] = {}
-        self._tables: dict[tuple[Grid, int, str], Tensor] = {}
+        self._tables: dict[tuple[Grid | None, int, str], Tensor] = {}
 
     @property
     def samples(self) -> int:
@@ -255,7 +255,7 @@ class Relaxation:
         step = _Step(lines.lower_slope, rise, floor, lift)
         if index > self.border:
             return step
-        return replace(step, lift=rounding.summed_single(lift, sum(_folded(node)) + 4)).map(lambda t: t.float())
+        return replace(step, lift=rounding.summed_single(lift, _depth(node.shape))).map(lambda t: t.float())
 
     def _alive(self, index: int, rounded: bool) -> _Alive | None:
         """What of activation ``index`` is alive, where the linear map before it is worth restricting to that."""
@@ -281,19 +281,44 @@ class Relaxation:
         box = self.values[index].flat()
         return torch.lerp(box.lower, box.upper, 0.5), (box.upper - box.lower) / 2
 
-    def _radius(self, index: int, intervals: bool) -> Tensor:
-        """(batch, size) r so large that −|A|·r, computed, is a lower bound of A·(v − v̂) where rows end."""
-        if (index, intervals) not in self._radii:
-            node, reference = self.network.nodes[index], self.reference(intervals)
+    def radius(self, index: int, intervals: bool = False, along: Shape | None = None) -> Tensor:
+        """(batch, size) r so large that −|A|·r, computed, is a lower bound of A·(v − v̂) where rows end.
+
+        ``along``: the shape along which sums go, if not the node's.
+        """
+        node = self.network.nodes[index]
+        key = (index, intervals, along or node.shape)
+        if key not in self._radii:
+            reference = self.reference(intervals)
             radius = reference.radius(index).flatten(1)
             if self.network.uses[index] > 1:
                 radius = radius + reference.merged(index)
             if index <= self.border:
-                radius = rounding.concretise(radius, sum(_folded(node)) + 4, torch.float32).float()
+                radius = rounding.concretise(radius, _depth(along or node.shape), torch.float32).float()
             else:
                 radius = rounding.concretise(radius, node.size, radius.dtype)
-            self._radii[index, intervals] = radius
-        return self._radii[index, intervals]
+            self._radii[key] = radius
+        return self._radii[key]
+
+    def cells(self, node: Conv2d, grid: Grid | None = None) -> Tensor:
+        """The radius of the entry in cells of the convolution after it, or in those of its windows."""
+        key = (grid, self.entry, "cells")
+        if key not in self._tables:
+            size = node.shape[1:] if grid is None else grid.size
+            radius = self.radius(self.entry, along=node.cells_shape(size))
+            image = radius.unflatten(1, self.network.nodes[self.entry].shape)
+            if grid is None:
+                self._tables[key] = node.in_cells(image, size, node.padding[:2])
+            else:
+                self._tables[key] = node.in_cells(grid.before(node).table(image), size)
+        return self._tables[key]
+
+    def last_step(self, index: int) -> bool:
+        """Whether rows of node ``index`` need not be pulled back to the entry: their values in cells tell as much."""
+        node = self.network.nodes[index]
+        if not isinstance(node, Conv2d) or index > self.border:
+            return False
+        return node.inputs[0] == self.entry and self.network.uses[self.entry] == 1
 
     def _at(self, a: Window, index: int, name: str, values: Tensor, sample: Tensor | None) -> Tensor:
         """Some values of node ``index`` within windows; their table is kept for the next chunk.
@@ -328,7 +353,7 @@ class Relaxation:
         match node:
             case _ if index == self.entry:
                 if rounded:
-                    radius = self._radius(index, False)
+                    radius = self.radius(index)
                 else:
                     center, radius = self.ball(index)
                     added.append(_sum(a.values * self._at(a, index, "center", center, sample)))
@@ -348,6 +373,8 @@ class Relaxation:
                 a = cleaned()
                 if not rounded:
                     added.append(a.values.sum((2, 3)) @ node.bias)
+                if rounded and self.last_step(index):
+                    return [-_sum(node.cells(a.values).abs_().mul_(a.of(self.cells(node, grid), sample)))], None
                 return added, a.before(node)
             case Scale():
                 a = cleaned()
@@ -402,6 +429,7 @@ class Relaxation:
         lines: Mapping[int, Lines] | None = None,
         rounded: bool = True,
         record: dict[int, Tensor] | None = None,
+        coefficients: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         """Lower bounds of rows·y + constant over the box, y being the value of node ``target``.
 
@@ -415,10 +443,11 @@ class Relaxation:
             lines: for some activations, by index, each row's own lines (``chosen_lines``), (R, *shape), with G = R.
             rounded: whether to account for rounding. Without, the values may steer a search and prove nothing.
             record: takes the coefficients of the activations that have their own lines, (R, neurons), by index.
+            coefficients: whether those of ``entry`` are wanted.
 
         Returns:
             (R,) lower bounds; if ``rounded``, NaN or −inf where arithmetic broke down and never too high.
-            (R, input_size) the coefficients A of ``entry`` in the linear lower bound; None if rows ended elsewhere.
+            (R, input_size) the coefficients A of ``entry`` in the linear lower bound, if wanted, and rows end there.
         """
         groups, each = len(sample), len(rows) // max(1, len(sample))
         a = rows.reshape(groups, each, -1)
@@ -431,7 +460,7 @@ class Relaxation:
                 narrow = a.float()
                 gone = (narrow.to(a) - a).abs()
                 terms.append(-_dot(gone, _of(reference.radius(target).flatten(1), sample)))
-        walk = _Walk(self, sample, each, intervals, rounded, lines or {}, record)
+        walk = _Walk(self, sample, each, intervals, rounded, lines or {}, record, coefficients)
         return walk.back(target, a, terms, covered(self.network, target))
 
     def neurons(self, index: int, neuron: Tensor, sign: Tensor, sample: Tensor) -> Tensor:
@@ -522,12 +551,14 @@ class _Walk:
         rounded: bool = True,
         lines: Mapping[int, Lines] | None = None,
         record: dict[int, Tensor] | None = None,
+        wanted: bool = False,
     ) -> None:
         self.of = relaxation
         self.nodes = relaxation.network.nodes
         self.sample, self.groups, self.each = sample, len(sample), each
         self.intervals, self.rounded = intervals, rounded
         self.lines, self.record = lines or {}, record
+        self.wanted = wanted
         self.coefficients: dict[int, Tensor | Window] = {}
 
     @cached_property
@@ -565,10 +596,18 @@ class _Walk:
                     if stepped[1] is not None:
                         self._give(node.inputs[0], stepped[1])
                     continue
+            if not self.wanted and self.of.last_step(index):
+                assert isinstance(node, Conv2d)
+                cells = node.cells(self._whole(a, index).reshape(-1, *node.shape))
+                radius = _of(self.of.cells(node), self.sample)
+                products = cells.abs_().unflatten(0, (self.groups, self.each)).mul_(radius[:, None])
+                terms.append(-_sum(products))
+                continue
             if ends:
                 a = self._whole(a, index)
                 terms += self._concretised(a, index)
-                reached = a.flatten(0, 1) if index == self.of.entry else None
+                if self.wanted and index == self.of.entry:
+                    reached = a.flatten(0, 1)
                 continue
             if isinstance(node, Add):
                 for source in node.inputs:
@@ -615,12 +654,13 @@ class _Walk:
         """a·values group by group: of (groups, each, n) and (groups, n), (groups, each)."""
         if index > self.of.border:
             return _dot(a, values)
-        return _sum_folded(a * values.to(a.dtype)[:, None], self.nodes[index])
+        shape = _folded(self.nodes[index].shape)
+        return _sum((a * values.to(a.dtype)[:, None]).unflatten(2, shape), len(shape))
 
     def _concretised(self, a: Tensor, index: int) -> list[Tensor]:
         """The least values of rows of a node at which they end."""
         if self.rounded:
-            return [-self._sum(a.abs(), _of(self.of._radius(index, self.intervals), self.sample), index)]
+            return [-self._sum(a.abs(), _of(self.of.radius(index, self.intervals), self.sample), index)]
         center, radius = (_of(t, self.sample) for t in self.of.ball(index))
         return [_dot(a, center), -_dot(a.abs(), radius)]
 
@@ -669,7 +709,8 @@ class _Walk:
             added = [_dot(negative, step.lift)]
             return added if step.floor is None else [*added, _dot(a, step.floor)]
         assert step.floor is not None
-        return [_sum_folded((negative * step.lift[:, None]).addcmul_(a, step.floor[:, None]), self.nodes[index])]
+        shape = _folded(self.nodes[index].shape)
+        return [_sum((negative * step.lift[:, None]).addcmul_(a, step.floor[:, None]).unflatten(2, shape), len(shape))]
 
 
 def _dot(a: Tensor, values: Tensor) -> Tensor:
@@ -681,22 +722,30 @@ def _dot(a: Tensor, values: Tensor) -> Tensor:
     return (values[:, None] @ a.mT).squeeze(1)
 
 
-def _folded(node: Node) -> tuple[int, int]:
-    """A node's numbers as lines of numbers: sums in float32 go along the lines first, so that few errors add up."""
-    if len(node.shape) == 3:
-        return node.shape[0] * node.shape[1], node.shape[2]
-    length = next(n for n in range(math.isqrt(node.size), 0, -1) if node.size % n == 0)
-    return node.size // length, length
+def _folded(shape: Shape) -> Shape:
+    """Lines and columns of numbers of a shape: sums in float32 go along each axis, so that few errors add up."""
+    size = math.prod(shape)
+    if len(shape) == 3 or size == 1:
+        return shape
+    length = next(n for n in range(math.isqrt(size), 0, -1) if size % n == 0)
+    return size // length, length
 
 
-def _sum_folded(products: Tensor, node: Node) -> Tensor:
-    """Sums in float32 of (groups, each, neurons), (groups, each)."""
-    return products.unflatten(2, _folded(node)).sum(3).sum(2)
+def _depth(shape: Shape) -> int:
+    """How many sums a product takes part in where those of a shape are summed up in float32.
+
+    Within windows no more: numbers beyond the edges are 0. A dozen are for what is added before.
+    """
+    return sum(_folded(shape)) + 12
 
 
-def _sum(products: Tensor) -> Tensor:
-    """Sums of each row's window (rows, channels, height, width), (rows,)."""
-    return products.sum(3).flatten(1).sum(1) if products.dtype == torch.float32 else products.flatten(1).sum(1)
+def _sum(products: Tensor, axes: int = 3) -> Tensor:
+    """Sums along the last three axes, or so many, the last one first (``_folded``)."""
+    if products.dtype == torch.float64:
+        return products.flatten(-axes).sum(-1)
+    for _ in range(axes):
+        products = products.sum(-1)
+    return products
 
 
 def _of(values: Tensor, sample: Tensor) -> Tensor:

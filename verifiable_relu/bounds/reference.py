@@ -94,7 +94,7 @@ class Reference:
                 source = node.inputs[0]
                 unit = rounding.backward_affine(node, self.reach(source))
                 if source <= self._of.border:
-                    depth = node.adjoint_depth if single and isinstance(node, Conv2d) else 0
+                    depth = node.adjoint_terms if single and isinstance(node, Conv2d) else 0
                     unit = unit + rounding.backward_single(node.absolute(self.radius(source)), depth)
                 unit = unit.expand(-1, *node.shape).flatten(1)
             elif isinstance(node, Add):
@@ -152,7 +152,7 @@ def border(network: Network, box: Bounds, entry: int) -> int:
     for index in range(entry + 1, len(network.nodes)):
         node = network.nodes[index]
         if isinstance(node, Conv2d):
-            depth += node.adjoint_depth
+            depth += node.adjoint_terms
             if depth > _SINGLE or not rounding.single(node, box.lower):
                 break
         elif not isinstance(node, Relu | Add | Reshape | Permute):

@@ -186,7 +186,7 @@ def backward_affine(node: Affine, reach: Tensor) -> Tensor:
     return torch.addcmul(least, sums, reach.reshape(-1, *[1] * len(node.shape)))
 
 
-def backward_single(spread: Tensor, depth: int) -> Tensor:
+def backward_single(spread: Tensor, terms: int) -> Tensor:
     """What ``backward_affine`` grows by where A is taken in float32: γ·|W|·|x − x̂| with γ of float32.
 
     Weights lose nothing there (``Conv2d.single``). A is rounded once, at a ReLU of y a few times more: only where y is
@@ -195,10 +195,10 @@ def backward_single(spread: Tensor, depth: int) -> Tensor:
 
     Args:
         spread: an upper bound of |W|·|x − x̂|, up to rounding.
-        depth: how many sums a product takes part in (``Conv2d.adjoint_depth``).
+        terms: how many products a sum has (``Conv2d.adjoint_terms``).
     """
     single = torch.float32
-    return torch.add(8 * _tiny(single), spread, alpha=1.01 * gamma(depth + 12, single))
+    return torch.add(8 * _tiny(single), spread, alpha=1.01 * gamma(terms + 12, single))
 
 
 def backward_activation(node: Activation, reach: Tensor, image: Tensor, lines: Lines) -> Tensor:

@@ -117,10 +117,10 @@ _SMALL = 1 << 14
 """Below this number of weights nothing is gained."""
 
 _FEW = 16
-"""Below this number of input channels a convolution's adjoint in float32 is faster by matrix products."""
+"""Below this number of input channels a strided convolution's adjoint in float32 is faster by matrix products."""
 
-_FEWER = 8
-"""Below this number it is, too, where the product has to be folded."""
+_WIDE = 32
+"""From this number of output channels on, another layout is faster."""
 
 _MANY = 16
 """From so many samples on matrix products are faster for a convolution in float64, too."""
@@ -276,23 +276,72 @@ class Conv2d(Affine):
         """Wᵀ·a on inputs of a size, without padding: (rows, channels, *size) from (rows, out, height, width).
 
         Of ``a`` in float32, where the network is in float64, the weights are taken in float32 (``single``), too: on a
-        CPU that takes a fraction of the time. Each entry sums ``adjoint_terms`` products at most, directly, and each
-        of them is rounded ``adjoint_depth`` times at most.
+        CPU that takes a fraction of the time. Each entry sums ``adjoint_terms`` products at most, directly.
         """
-        rough = a.dtype != self.weight.dtype
-        weight = self._single if rough else self.weight
-        if a.dtype == torch.float32 and self._narrow and a.device.type == "cpu" and not a.requires_grad:
-            if math.prod(self._blocks) <= _BLOCKS:
+        if a.dtype != self.weight.dtype:
+            if self.stride != (1, 1) and self.weight.shape[1] < _FEW:
                 return self._shifted(a, size)
-            if rough and self._folds:
-                columns = kept(self, "_columns", lambda: self._single.flatten(1).T.contiguous()) @ a.flatten(2)
-                return F.fold(columns, size, tuple(weight.shape[2:]), stride=self.stride)
+            return self._from_cells(self.cells(a), size)
         reached = [
             (n - 1) * s + d * (k - 1) + 1
-            for n, s, d, k in zip(a.shape[2:], self.stride, self.dilation, weight.shape[2:], strict=True)
+            for n, s, d, k in zip(a.shape[2:], self.stride, self.dilation, self.weight.shape[2:], strict=True)
         ]
         beyond = (size[0] - reached[0], size[1] - reached[1])
-        return F.conv_transpose2d(a, weight, None, self.stride, 0, beyond, self.groups, self.dilation)
+        return F.conv_transpose2d(a, self.weight, None, self.stride, 0, beyond, self.groups, self.dilation)
+
+    def cells(self, a: Tensor) -> Tensor:
+        """``transposed`` in float32, in cells of one stride: a convolution of ``a`` with the kernel's blocks.
+
+        Output (y, x) reaches the cells (y + i, x + j) by the kernel's blocks (i, j).
+
+        Args:
+            a: (rows, out, height, width) in float32.
+
+        Returns:
+            (rows, channels · stride, height + blocks − 1, width + blocks − 1), as ``in_cells`` orders them.
+        """
+        (high, wide), (up, across) = self._blocks, self.stride
+        if (up, across) != (1, 1) and self.weight.shape[0] >= _WIDE:
+            a = a.contiguous(memory_format=torch.channels_last)
+
+        def make() -> Tensor:
+            out, channels, *kernel = self.weight.shape
+            padded = F.pad(self._single, (0, wide * across - kernel[1], 0, high * up - kernel[0]))
+            blocks = padded.reshape(out, channels, high, up, wide, across).permute(1, 3, 5, 0, 2, 4)
+            return blocks.flip(4, 5).reshape(-1, out, high, wide).contiguous()
+
+        weight = kept(self, "_cells", make)
+        found: Tensor = torch.ops.aten.mkldnn_convolution(a, weight, None, (high - 1, wide - 1), (1, 1), (1, 1), 1)
+        return found
+
+    def cells_shape(self, size: Shape) -> Shape:
+        """The shape of what ``cells`` returns for one row of outputs of a size."""
+        (high, wide), (up, across) = self._blocks, self.stride
+        return self.weight.shape[1] * up * across, size[0] + high - 1, size[1] + wide - 1
+
+    def in_cells(self, x: Tensor, size: Shape, start: Shape = (0, 0)) -> Tensor:
+        """Images (rows, channels, height, width) in as many cells as ``cells`` returns for outputs of a size.
+
+        Args:
+            x: the images.
+            size: height and width of the outputs.
+            start: where in the first cell the images begin.
+        """
+        _, down, right = self.cells_shape(size)
+        (up, across), (high, wide) = self.stride, (down * self.stride[0], right * self.stride[1])
+        x = framed(x, (start[1], wide - start[1] - x.shape[3], start[0], high - start[0] - x.shape[2]))
+        x = x.reshape(len(x), -1, down, up, right, across).permute(0, 1, 3, 5, 2, 4)
+        return x.reshape(len(x), -1, down, right)
+
+    def _from_cells(self, cells: Tensor, size: tuple[int, int]) -> Tensor:
+        """Images of a size whose cells these are."""
+        (up, across), (high, wide) = self.stride, cells.shape[2:]
+        if up == across:
+            image = F.pixel_shuffle(cells, up) if up > 1 else cells
+        else:
+            image = cells.unflatten(1, (-1, up, across)).permute(0, 1, 4, 2, 5, 3)
+            image = image.reshape(len(cells), -1, high * up, wide * across)
+        return framed(image, (0, size[1] - image.shape[3], 0, size[0] - image.shape[2]))
 
     def _by_blocks(self, x: Tensor) -> bool:
         """Whether ``_summed`` is faster than torch's convolution in float64 on a CPU."""
@@ -338,16 +387,6 @@ class Conv2d(Affine):
             return blocks.reshape(high, wide, out, -1).contiguous()
 
         return kept(self, "_in_blocks", make)
-
-    @property
-    def _narrow(self) -> bool:
-        """Whether matrix products are faster than torch's transposed convolution in float32 on a CPU."""
-        return self.plain and self.constant and self.weight.shape[1] < _FEW
-
-    @property
-    def _folds(self) -> bool:
-        """Whether one matrix product, folded, is faster still."""
-        return self.weight.shape[1] < _FEWER
 
     @property
     def _blocks(self) -> tuple[int, int]:
@@ -399,16 +438,6 @@ class Conv2d(Affine):
         """The largest number of products that one entry of the adjoint sums."""
         out, _, *kernel = self.weight.shape
         return out // self.groups * math.prod(-(-k // s) for k, s in zip(kernel, self.stride, strict=True))
-
-    @property
-    def adjoint_depth(self) -> int:
-        """How many sums one product takes part in at most, in the adjoint in float32 of a network in float64.
-
-        In sums of matrix products, those of one matrix product and one for every block of the kernel.
-        """
-        if not self._narrow or (math.prod(self._blocks) > _BLOCKS and not self._folds):
-            return self.adjoint_terms
-        return min(self.adjoint_terms, len(self.weight) + math.prod(self._blocks) + 1)
 
     @property
     def row_sums(self) -> Tensor:

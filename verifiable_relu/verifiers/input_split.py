@@ -125,7 +125,7 @@ class _Search:
         size = chunk_size(self.network, matrix, self.options.memory // 2)
         for number, mine in groups(rows.sample, size, len(owner)):
             part = number.flatten()
-            values[part], reached = relaxation.lower(last, matrix[part], mine)
+            values[part], reached = relaxation.lower(last, matrix[part], mine, coefficients=True)
             assert reached is not None
             coefficients[part] = relaxation.of_input(reached)
         bounds = torch.nextafter(values.cpu() - rows.bound, torch.tensor(-torch.inf, dtype=torch.float64))
