@@ -49,28 +49,28 @@ def largest(bounds: Bounds) -> Tensor:
     return torch.maximum(-bounds.lower.flatten(1).amin(1), bounds.upper.flatten(1).amax(1))
 
 
-def affine_image(node: Affine, box: Bounds) -> Bounds:
-    """The box of W·x + b over a box of x, shaped (batch, *shape)."""
+def affine_image(node: Affine, box: Bounds, most: Tensor | None = None) -> Bounds:
+    """The box of W·x + b over a box of x, shaped (batch, *shape); ``most`` (batch,) is its ``largest``, if known."""
     center, radius = rounding.ball(box)
     middle = node.forward(center)
     if isinstance(node, Conv2d) and len(radius) >= _MANY and node.terms <= _SINGLE and rounding.single(node, radius):
         spread, terms = node.absolute(radius, single=True), node.weight[0].numel()
     else:
         spread, terms = node.absolute(radius), 0
-    growth, extra = rounding.interval_affine(node, largest(box), terms)
+    growth, extra = rounding.interval_affine(node, largest(box) if most is None else most, terms)
     spread = torch.add(extra, spread, alpha=growth)
     return Bounds(middle - spread, middle + spread)
 
 
-def node_image(node: Node, boxes: Sequence[Bounds]) -> Bounds:
-    """The box of one node's value over boxes of its inputs.
+def node_image(node: Node, boxes: Sequence[Bounds], most: Tensor | None = None) -> Bounds:
+    """The box of one node's value over boxes of its inputs (``most``: ``affine_image``).
 
     Raises:
         UnsupportedError: for an operator without an interval image.
     """
     match node:
         case Affine():
-            return affine_image(node, boxes[0])
+            return affine_image(node, boxes[0], most)
         case Activation():
             return rounding.interval_activation(node, image(node, boxes[0]))
         case Add():

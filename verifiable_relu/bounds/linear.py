@@ -43,7 +43,6 @@ from verifiable_relu.network.graph import (
     Relu,
     Reshape,
     Scale,
-    Shape,
 )
 
 MEMORY = 1 << 30
@@ -60,6 +59,9 @@ _FULL = 2
 
 _WORTH = 1 << 18
 """From so many coefficients on, two passes are worth it, of which the second has fewer rows."""
+
+_LINE = 96
+"""Sums in float32 are of this length at least, one after another: shorter ones take more time, longer ones err more."""
 
 _COPIES = 6
 """How many arrays of a chunk's coefficients are alive at once at the widest node."""
@@ -98,6 +100,12 @@ class _Step:
         """With ``change`` applied to each."""
         floor = None if self.floor is None else change(self.floor)
         return _Step(change(self.low), change(self.rise), floor, change(self.lift))
+
+    def single(self, terms: int) -> _Step:
+        """In float32, where so many numbers are summed."""
+        assert self.floor is not None
+        lift, floor = rounding.summed_single(self.lift, self.floor, _depth(terms))
+        return replace(self, lift=lift, floor=floor).map(lambda t: t.float())
 
     def back(self, a: Tensor) -> tuple[Tensor, Tensor]:
         """Coefficients (groups, each, neurons) before the activation of those after it, and their negative part."""
@@ -171,9 +179,9 @@ class Relaxation:
         self._known = known or {}
         self._lines: dict[int, Lines] = {}
         self._references: dict[bool, Reference] = {}
-        self._steps: dict[tuple[int, bool], _Step] = {}
+        self._steps: dict[tuple[int, bool, int], _Step] = {}
         self._living: dict[tuple[int, bool], _Alive | None] = {}
-        self._radii: dict[tuple[int, bool, Shape], Tensor] = {}
+        self._radii: dict[tuple[int, bool, int], Tensor] = {}
         self._most: dict[int, Tensor] = {}
         self._ends: dict[int, tuple[Tensor, ...]] = {}
         self._tables: dict[tuple[Grid | None, int, str], Tensor] = {}
@@ -198,7 +206,8 @@ class Relaxation:
                     boxes = [tighten(current, boxes[0])]
                     self.values[node.inputs[0]] = boxes[0]
                 self.pre[current] = boxes[0]
-            self.values.append(node_image(node, boxes))
+            most = self.largest(node.inputs[0]) if isinstance(node, Affine) else None
+            self.values.append(node_image(node, boxes, most))
 
     def lines(self, index: int) -> Lines:
         """The lines of activation ``index`` over its input's bounds."""
@@ -214,14 +223,21 @@ class Relaxation:
             self._references[intervals] = Reference(self, intervals)
         return self._references[intervals]
 
-    def _step(self, index: int, rounded: bool) -> _Step:
-        """The lines of activation ``index`` as ``lower`` uses them, outward if ``rounded``."""
-        if (index, rounded) not in self._steps:
+    def _step(self, index: int, rounded: bool, terms: int = 0) -> _Step:
+        """The lines of activation ``index`` as ``lower`` uses them, outward if ``rounded``.
+
+        ``terms``: how many numbers of its output are summed, in float32.
+        """
+        key = (index, rounded, terms)
+        if key not in self._steps:
             node = self.network.nodes[index]
             assert isinstance(node, Activation)
-            lines = self.lines(index)
-            self._steps[index, rounded] = self._outward(index, lines, None) if rounded else _Step.of(node, lines)
-        return self._steps[index, rounded]
+            if terms:
+                self._steps[key] = self._step(index, rounded).single(terms)
+            else:
+                lines = self.lines(index)
+                self._steps[key] = self._outward(index, lines, None) if rounded else _Step.of(node, lines)
+        return self._steps[key]
 
     def _outward(self, index: int, lines: Lines, sample: Tensor | None) -> _Step:
         """Lines of activation ``index`` about its points, moved outward by what rounding may change.
@@ -246,16 +262,11 @@ class Relaxation:
             reach, image = of(reference.reach(source)), of(reference.reach(index))
             error = error + rounding.backward_activation(node, reach, image, lines)
             top = torch.addcmul(lines.upper_offset - lines.lower_offset, rise, z)
-        if self.network.uses[index] > 1:
-            error = error + of(reference.merged(index))
         floor = None
         if sample is not None:
             floor = torch.addcmul(lines.lower_offset, lines.lower_slope, z) - of(reference.point(index).flatten(1))
         lift, floor = rounding.outward(top, floor, error, node.size)
-        step = _Step(lines.lower_slope, rise, floor, lift)
-        if index > self.border:
-            return step
-        return replace(step, lift=rounding.summed_single(lift, _depth(node.shape))).map(lambda t: t.float())
+        return _Step(lines.lower_slope, rise, floor, lift)
 
     def _alive(self, index: int, rounded: bool) -> _Alive | None:
         """What of activation ``index`` is alive, where the linear map before it is worth restricting to that."""
@@ -281,22 +292,20 @@ class Relaxation:
         box = self.values[index].flat()
         return torch.lerp(box.lower, box.upper, 0.5), (box.upper - box.lower) / 2
 
-    def radius(self, index: int, intervals: bool = False, along: Shape | None = None) -> Tensor:
+    def radius(self, index: int, intervals: bool = False, terms: int = 0) -> Tensor:
         """(batch, size) r so large that −|A|·r, computed, is a lower bound of A·(v − v̂) where rows end.
 
-        ``along``: the shape along which sums go, if not the node's.
+        ``terms``: how many numbers are summed, if not the node's.
         """
-        node = self.network.nodes[index]
-        key = (index, intervals, along or node.shape)
+        terms = terms or self.network.nodes[index].size
+        key = (index, intervals, terms)
         if key not in self._radii:
             reference = self.reference(intervals)
             radius = reference.radius(index).flatten(1)
-            if self.network.uses[index] > 1:
-                radius = radius + reference.merged(index)
             if index <= self.border:
-                radius = rounding.concretise(radius, _depth(along or node.shape), torch.float32).float()
+                radius = rounding.concretise(radius, _depth(terms), torch.float32).float()
             else:
-                radius = rounding.concretise(radius, node.size, radius.dtype)
+                radius = rounding.concretise(radius, terms, radius.dtype)
             self._radii[key] = radius
         return self._radii[key]
 
@@ -305,7 +314,7 @@ class Relaxation:
         key = (grid, self.entry, "cells")
         if key not in self._tables:
             size = node.shape[1:] if grid is None else grid.size
-            radius = self.radius(self.entry, along=node.cells_shape(size))
+            radius = self.radius(self.entry, terms=math.prod(node.cells_shape(size)))
             image = radius.unflatten(1, self.network.nodes[self.entry].shape)
             if grid is None:
                 self._tables[key] = node.in_cells(image, size, node.padding[:2])
@@ -353,34 +362,37 @@ class Relaxation:
         match node:
             case _ if index == self.entry:
                 if rounded:
-                    radius = self.radius(index)
+                    radius = self.radius(index, terms=a.values[0].numel())
                 else:
                     center, radius = self.ball(index)
-                    added.append(_sum(a.values * self._at(a, index, "center", center, sample)))
-                return [*added, -_sum(a.values.abs() * self._at(a, index, f"radius {rounded}", radius, sample))], None
+                    added.append(_sum(a.values * self._at(a, index, "center", center, sample), 3))
+                return [
+                    *added,
+                    -_sum(a.values.abs() * self._at(a, index, f"radius {rounded}", radius, sample), 3),
+                ], None
             case Activation():
-                step = self._step(index, rounded)
+                step = self._step(index, rounded, a.values[0].numel() if index <= self.border else 0)
                 parts = [step.low, step.rise, step.lift] + ([] if step.floor is None else [step.floor])
                 stacked = self._at(a, index, f"step {rounded}", torch.cat(parts, 1), sample)
                 low, rise, lift, *floor = stacked.chunk(len(parts), 1)
                 negative = a.values.clamp(max=0)
-                offsets = negative * lift
+                values = (a.values * low).addcmul_(negative, rise)
+                offsets = negative.mul_(lift)
                 if floor:
                     offsets.addcmul_(a.values, floor[0])
-                values = (a.values * low).addcmul_(negative, rise)
-                return [_sum(offsets)], Window(values, a.point, grid, clean=True)
+                return [_sum(offsets, 3)], Window(values, a.point, grid, clean=True)
             case Conv2d() if node.plain:
                 a = cleaned()
                 if not rounded:
                     added.append(a.values.sum((2, 3)) @ node.bias)
                 if rounded and self.last_step(index):
-                    return [-_sum(node.cells(a.values).abs_().mul_(a.of(self.cells(node, grid), sample)))], None
+                    return [-_sum(node.cells(a.values).abs_().mul_(a.of(self.cells(node, grid), sample)), 3)], None
                 return added, a.before(node)
             case Scale():
                 a = cleaned()
                 if not rounded:
                     offset = node.offset().expand(1, *node.shape).flatten(1)
-                    added.append(_sum(a.values * self._at(a, index, "offset", offset, None)))
+                    added.append(_sum(a.values * self._at(a, index, "offset", offset, None), 3))
                 scale = self._at(a, index, "scale", node.scale.expand(1, *node.shape).flatten(1), None)
                 return added, Window(a.values * scale, a.point, grid, clean=True)
         return None
@@ -461,7 +473,7 @@ class Relaxation:
                 gone = (narrow.to(a) - a).abs()
                 terms.append(-_dot(gone, _of(reference.radius(target).flatten(1), sample)))
         walk = _Walk(self, sample, each, intervals, rounded, lines or {}, record, coefficients)
-        return walk.back(target, a, terms, covered(self.network, target))
+        return walk.back(target, a, terms, target)
 
     def neurons(self, index: int, neuron: Tensor, sign: Tensor, sample: Tensor) -> Tensor:
         """(R,) lower bounds of sign·(neurons of node ``index``), rounding accounted for.
@@ -476,22 +488,24 @@ class Relaxation:
         """
         node, reference = self.network.nodes[index], self.reference()
         groups, each = len(sample), len(neuron) // max(1, len(sample))
-        which = sample if each == 1 else sample.repeat_interleave(each)
-        point, unit = reference.point(index).flatten(1)[which, neuron], reference.unit(index)[which, neuron]
+        number = (sample[:, None] * node.size + neuron.reshape(groups, each)).flatten()
+        point, unit = (t.flatten().index_select(0, number) for t in (reference.point(index), reference.unit(index)))
         terms = [torch.addcmul(-unit, sign, point).reshape(groups, each)]
-        walk, done = _Walk(self, sample, each), covered(self.network, index)
+        walk = _Walk(self, sample, each)
         rows: Tensor | Window
         if isinstance(node, Linear) and len(node.shape) == 1:
-            rows = (node.weight[neuron] * sign[:, None]).reshape(groups, each, -1)
-            return walk.back(node.inputs[0], rows, terms, done)[0]
+            weight = node.weight.index_select(0, neuron)
+            weight = weight.float() if node.inputs[0] <= self.border else weight
+            rows = weight.mul_(sign[:, None]).reshape(groups, each, -1)
+            return walk.back(node.inputs[0], rows, terms, index)[0]
         if isinstance(node, Conv2d) and node.plain:
-            return walk.back(node.inputs[0], kernels(node, neuron, sign), terms, done)[0]
+            return walk.back(node.inputs[0], kernels(node, neuron, sign), terms, index)[0]
         if isinstance(node, Conv2d | Scale | Add) and len(node.shape) == 3:
             rows = windows(node.shape, neuron, sign)
         else:
             rows = sign.new_zeros(len(neuron), node.size)
             rows = rows.scatter(1, neuron[:, None], sign[:, None]).reshape(groups, each, -1)
-        return walk.back(index, rows, terms, done)[0]
+        return walk.back(index, rows, terms, index)[0]
 
     def largest(self, index: int) -> Tensor:
         """(batch,) the largest absolute value that node ``index`` may have."""
@@ -566,18 +580,17 @@ class _Walk:
         """(rows,) the sample of each row."""
         return self.sample if self.each == 1 else self.sample.repeat_interleave(self.each)
 
-    def back(
-        self, start: int, rows: Tensor | Window, terms: list[Tensor], done: frozenset[int]
-    ) -> tuple[Tensor, Tensor | None]:
+    def back(self, start: int, rows: Tensor | Window, terms: list[Tensor], origin: int) -> tuple[Tensor, Tensor | None]:
         """What ``Relaxation.lower`` returns.
 
         Args:
             start: the node.
             rows: of the node, (groups, each, neurons).
             terms: of their constants, (groups, each) each.
-            done: nodes whose rounding errors are accounted for.
+            origin: the node whose rows they were, and whose rounding errors are among the terms.
         """
-        charged, reached = set(done), None
+        self.terms = terms
+        charged, reached = set(covered(self.of.network, origin)), None
         self._give(start, rows)
         for index in range(start, -1, -1):
             if index not in self.coefficients:
@@ -587,7 +600,7 @@ class _Walk:
             if isinstance(node, Activation) and not ends and self.of.network.uses[node.inputs[0]] == 1:
                 charged |= covered(self.of.network, node.inputs[0])
             if self.rounded and not ends and index not in charged and self._errs(index):
-                terms.append(-self._charge(a, index))
+                terms.append(-self._weighed(a, index, "unit", self.of.reference(self.intervals).unit(index)))
                 charged |= covered(self.of.network, index)
             if isinstance(a, Window) and index not in self.lines and not isinstance(node, Add | Reshape | Permute):
                 stepped = self.of._windowed(a, index, self._every, self.rounded)
@@ -596,12 +609,12 @@ class _Walk:
                     if stepped[1] is not None:
                         self._give(node.inputs[0], stepped[1])
                     continue
-            if not self.wanted and self.of.last_step(index):
+            if self.rounded and not self.wanted and self.of.last_step(index):
                 assert isinstance(node, Conv2d)
                 cells = node.cells(self._whole(a, index).reshape(-1, *node.shape))
                 radius = _of(self.of.cells(node), self.sample)
                 products = cells.abs_().unflatten(0, (self.groups, self.each)).mul_(radius[:, None])
-                terms.append(-_sum(products))
+                terms.append(-_sum(products, 3))
                 continue
             if ends:
                 a = self._whole(a, index)
@@ -616,23 +629,22 @@ class _Walk:
                 terms += self._through(self._whole(a, index), index)
         terms = [term.to(self.of.values[0].lower.dtype) for term in terms]
         if self.rounded:
-            lost = _of(self.of.reference(self.intervals).lost(start), self.sample)[:, None]
+            lost = _of(self.of.reference(self.intervals).lost(origin), self.sample)[:, None]
             found = rounding.total(torch.stack(terms), lost)
         else:
             found = sum(terms[1:], terms[0])
         return found.flatten(), reached
 
     def _errs(self, index: int) -> bool:
-        """Whether pulling rows back through the node is subject to rounding, or they were added up there."""
-        node = self.nodes[index]
-        return isinstance(node, Affine | Add) or (self.of.network.uses[index] > 1 and not isinstance(node, Activation))
+        """Whether pulling rows back through the node is subject to rounding."""
+        return isinstance(self.nodes[index], Affine | Add)
 
-    def _charge(self, a: Tensor | Window, index: int) -> Tensor:
-        """The rounding error of pulling rows back through a node, (groups, each)."""
-        unit = self.of.reference(self.intervals).unit(index)
+    def _weighed(self, a: Tensor | Window, index: int, name: str, values: Tensor) -> Tensor:
+        """|A|·values of node ``index``, (batch, size): (groups, each)."""
         if not isinstance(a, Window):
-            return self._sum(a.abs(), _of(unit, self.sample), index)
-        return _sum(a.values.abs() * self.of._at(a, index, "unit", unit, self._every)).reshape(self.groups, self.each)
+            return self._sum(a.abs(), _of(values, self.sample), index)
+        products = a.values.abs() * self.of._at(a, index, name, values, self._every)
+        return _sum(products, 3).reshape(self.groups, self.each)
 
     def _whole(self, a: Tensor | Window, index: int) -> Tensor:
         """Dense coefficients of a node, (groups, each, neurons)."""
@@ -648,14 +660,15 @@ class _Walk:
             other = self.coefficients[index]
             both = a.plus(other) if isinstance(a, Window) and isinstance(other, Window) else None
             a = self._whole(a, index) + self._whole(other, index) if both is None else both
+            if self.rounded:
+                self.terms.append(-self._weighed(a, index, "sum", self.of.reference(self.intervals).merged(index)))
         self.coefficients[index] = a
 
     def _sum(self, a: Tensor, values: Tensor, index: int) -> Tensor:
         """a·values group by group: of (groups, each, n) and (groups, n), (groups, each)."""
         if index > self.of.border:
             return _dot(a, values)
-        shape = _folded(self.nodes[index].shape)
-        return _sum((a * values.to(a.dtype)[:, None]).unflatten(2, shape), len(shape))
+        return _sum(a * values.to(a.dtype)[:, None], 1)
 
     def _concretised(self, a: Tensor, index: int) -> list[Tensor]:
         """The least values of rows of a node at which they end."""
@@ -684,9 +697,8 @@ class _Walk:
                 own = self.lines[index]
                 if self.record is not None:
                     self.record[index] = a.flatten(0, 1)
-                return self._relaxed(
-                    a, index, self.of._outward(index, own, self.sample) if self.rounded else _Step.of(node, own)
-                )
+                step = self.of._outward(index, own, self.sample) if self.rounded else _Step.of(node, own)
+                return self._relaxed(a, index, step.single(node.size) if index <= self.of.border else step)
             case Activation() if (alive := self.of._alive(index, self.rounded)) is not None:
                 linear = self.nodes[source]
                 assert isinstance(linear, Linear)
@@ -698,7 +710,8 @@ class _Walk:
                     added.append(_dot(a, step.floor))
                 return added if self.rounded else [*added, _dot(before, bias)]
             case Activation():
-                return self._relaxed(a, index, self.of._step(index, self.rounded).map(lambda t: _of(t, self.sample)))
+                step = self.of._step(index, self.rounded, node.size if index <= self.of.border else 0)
+                return self._relaxed(a, index, step.map(lambda t: _of(t, self.sample)))
         raise UnsupportedError("no linear bound is known", place=f"node '{node.name}' ({node.op})")
 
     def _relaxed(self, a: Tensor, index: int, step: _Step) -> list[Tensor]:
@@ -709,8 +722,7 @@ class _Walk:
             added = [_dot(negative, step.lift)]
             return added if step.floor is None else [*added, _dot(a, step.floor)]
         assert step.floor is not None
-        shape = _folded(self.nodes[index].shape)
-        return [_sum((negative * step.lift[:, None]).addcmul_(a, step.floor[:, None]).unflatten(2, shape), len(shape))]
+        return [_sum(negative.mul_(step.lift[:, None]).addcmul_(a, step.floor[:, None]), 1)]
 
 
 def _dot(a: Tensor, values: Tensor) -> Tensor:
@@ -722,30 +734,24 @@ def _dot(a: Tensor, values: Tensor) -> Tensor:
     return (values[:, None] @ a.mT).squeeze(1)
 
 
-def _folded(shape: Shape) -> Shape:
-    """Lines and columns of numbers of a shape: sums in float32 go along each axis, so that few errors add up."""
-    size = math.prod(shape)
-    if len(shape) == 3 or size == 1:
-        return shape
-    length = next(n for n in range(math.isqrt(size), 0, -1) if size % n == 0)
+def _folded(size: int) -> tuple[int, int]:
+    """As how many lines of how many numbers so many are summed in float32, so that few errors add up."""
+    length = next(n for n in range(min(size, _LINE), size + 1) if size % n == 0)
     return size // length, length
 
 
-def _depth(shape: Shape) -> int:
-    """How many sums a product takes part in where those of a shape are summed up in float32.
-
-    Within windows no more: numbers beyond the edges are 0. A dozen are for what is added before.
-    """
-    return sum(_folded(shape)) + 12
+def _depth(size: int) -> int:
+    """How many sums a product takes part in where so many are summed in float32, and what is added before."""
+    return sum(_folded(size)) + 4
 
 
-def _sum(products: Tensor, axes: int = 3) -> Tensor:
-    """Sums along the last three axes, or so many, the last one first (``_folded``)."""
+def _sum(products: Tensor, axes: int) -> Tensor:
+    """Sums along so many last axes."""
+    products = products.flatten(-axes)
     if products.dtype == torch.float64:
-        return products.flatten(-axes).sum(-1)
-    for _ in range(axes):
-        products = products.sum(-1)
-    return products
+        return products.sum(-1)
+    lines, length = _folded(products.shape[-1])
+    return products.unflatten(-1, (lines, length)).sum(-1).sum(-1) if lines > 1 else products.sum(-1)
 
 
 def _of(values: Tensor, sample: Tensor) -> Tensor:

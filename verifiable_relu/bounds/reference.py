@@ -99,34 +99,37 @@ class Reference:
                 unit = unit.expand(-1, *node.shape).flatten(1)
             elif isinstance(node, Add):
                 first, second = (self.unit(i) for i in node.inputs)
-                unit = first + second
+                unit = first + second + rounding.point(self.reach(index))
             elif isinstance(node, Permute):
                 before = self._of.network.nodes[node.inputs[0]]
                 unit = node.forward(self.unit(node.inputs[0]).unflatten(1, before.shape)).flatten(1)
             else:
                 unit = self.unit(node.inputs[0])
-            self._units[index] = unit + self.merged(index) if self._of.network.uses[index] > 1 else unit
+            self._units[index] = unit
         return self._units[index]
 
     def merged(self, index: int) -> Tensor:
-        """(batch, size) the error of one unit of |A| in adding rows that several nodes give to node ``index``."""
+        """(batch, size) the error of one unit of |A| in adding two rows of node ``index``."""
         dtype = torch.float32 if index <= self._of.border else self.point(index).dtype
-        return rounding.accumulate(self.radius(index).flatten(1), self._of.network.uses[index], dtype)
+        return rounding.accumulate(self.radius(index).flatten(1), dtype)
 
     def lost(self, index: int) -> Tensor:
         """(batch,) what underflow may change in a row of node ``index`` on its way back."""
         if index not in self._losses:
-            node, single = self._of.network.nodes[index], index <= self._of.border
-            if self._ends(index):
-                sources, sizes, reach = [], [node.size], self.reach(index)
-            else:
-                sources = list(node.inputs)
-                sizes = [node.size, *(self._of.network.nodes[i].size for i in sources)]
-                reach = sum((self.reach(i) for i in sources[1:]), self.reach(sources[0]))
-                single = single or sources[0] <= self._of.border
-            dtype = torch.float32 if single else reach.dtype
-            found = rounding.lost(node, reach, max(sizes), dtype)
-            self._losses[index] = sum((self.lost(i) for i in sources), found)
+            nodes, node = self._of.network.nodes, self._of.network.nodes[index]
+            sources = () if self._ends(index) else node.inputs
+            parts = [self.lost(i) for i in sources]
+            affine = isinstance(node, Affine)
+            if (
+                affine
+                or self._ends(index)
+                or (isinstance(node, Activation) and not isinstance(nodes[sources[0]], Affine))
+            ):
+                source = sources[0] if sources else index
+                reach, size = self.reach(source), max(node.size, nodes[source].size)
+                dtype = torch.float32 if source <= self._of.border else reach.dtype
+                parts.append(rounding.lost(node, reach, size, dtype))
+            self._losses[index] = sum(parts[1:], parts[0])
         return self._losses[index]
 
 

@@ -250,14 +250,18 @@ def outward(top: Tensor, floor: Tensor | None, error: Tensor, terms: int) -> tup
     return torch.add(top, error, alpha=2 * relative), torch.sub(floor, error, alpha=relative)
 
 
-def summed_single(top: Tensor, terms: int) -> Tensor:
-    """The ``top`` of ``outward`` so high that A⁻·top, summed in float32, is not too high.
+def summed_single(top: Tensor, floor: Tensor, terms: int) -> tuple[Tensor, Tensor]:
+    """The ``top`` and ``floor`` of ``outward``, so far out that A·floor + A⁻·top, summed in float32, is not too high.
 
     Args:
         top: moved outward.
+        floor: moved outward.
         terms: how many sums a product takes part in.
     """
-    return torch.add(top, top.abs(), alpha=2 * gamma(terms + 8, torch.float32))
+    relative = 2 * gamma(terms + 8, torch.float32)
+    lowered = torch.sub(floor, floor.abs(), alpha=relative)
+    raised = torch.add(top, floor - lowered, alpha=2)
+    return torch.add(raised, raised.abs(), alpha=relative), lowered
 
 
 def concretise(radius: Tensor, terms: int, dtype: torch.dtype) -> Tensor:
@@ -265,27 +269,37 @@ def concretise(radius: Tensor, terms: int, dtype: torch.dtype) -> Tensor:
     return radius * (1 + 2 * gamma(terms + 8, dtype)) + 4 * _tiny(dtype)
 
 
-def accumulate(radius: Tensor, uses: int, dtype: torch.dtype) -> Tensor:
-    """The error of one unit of |A| where rows of ``uses`` nodes are added, of which A comes, about a point."""
-    return 4 * (uses - 1) * unit_roundoff(dtype) * radius
+def accumulate(radius: Tensor, dtype: torch.dtype) -> Tensor:
+    """The error of one unit of |A| in adding two rows of which A is the sum, about a point."""
+    return 2 * unit_roundoff(dtype) * radius
+
+
+def point(reach: Tensor) -> Tensor:
+    """The error of one unit of |A| in the sum of two points, both with their sum within ``reach``: (batch, 1)."""
+    return 2 * unit_roundoff(reach.dtype) * reach[:, None]
 
 
 def lost(node: Node, reach: Tensor, size: int, dtype: torch.dtype) -> Tensor:
     """What underflow may change in a row that is pulled back through a node, however small ‖A‖₁ is: (batch,).
 
     Every product that makes a coefficient of its input may be off by the smallest number of ``dtype``, that of float32
-    by the smallest normal one, where libraries may flush the others to zero; and so may those of a row's sums.
+    by the smallest normal one, where libraries may flush the others to zero; and so may those of a row's sums. An
+    affine map's part covers that of an activation after it, whose input is at most that map's bound.
 
     Args:
         node: the node.
-        reach: (batch,) ≥ |x|, |x̂| of its input.
+        reach: (batch,) ≥ |x|, |x̂| of its input; its own where rows end.
         size: of the larger of its input and itself.
-        dtype: of A.
+        dtype: of A before the node.
     """
     info = torch.finfo(dtype)
-    smallest = info.tiny * (info.eps if dtype == reach.dtype else 1)
-    terms = node.terms if isinstance(node, Affine) else 4
-    return 8 * terms * size * smallest * (1 + reach)
+    each = 8 * size * info.tiny * (info.eps if dtype == reach.dtype else 1)
+    if not isinstance(node, Affine):
+        return 4 * each * (1 + reach)
+    name = f"_lost{dtype}"
+    slope = kept(node, f"{name}_slope", lambda: each * (node.terms + 5 * node.row_sums.amax()))
+    offset = kept(node, f"{name}_offset", lambda: each * (node.terms + 4 + 5 * node.offset_magnitude().amax()))
+    return torch.addcmul(offset, slope, reach)
 
 
 def total(terms: Tensor, lost: Tensor) -> Tensor:

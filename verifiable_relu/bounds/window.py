@@ -158,7 +158,7 @@ def kernels(node: Conv2d, neuron: Tensor, sign: Tensor) -> Window:
     """
     points = node.shape[1:]
     size = math.prod(points)
-    values = node.weight[neuron.div(size, rounding_mode="floor")] * sign[:, None, None, None]
+    values = node.weight.index_select(0, neuron.div(size, rounding_mode="floor")).mul_(sign[:, None, None, None])
     return Window(values, neuron % size, Grid(points, (1, 1), (1, 1), (0, 0)).before(node))  # type: ignore[arg-type]
 
 
