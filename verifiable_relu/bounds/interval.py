@@ -49,10 +49,19 @@ def largest(bounds: Bounds) -> Tensor:
     return torch.maximum(-bounds.lower.flatten(1).amin(1), bounds.upper.flatten(1).amax(1))
 
 
-def affine_image(node: Affine, box: Bounds, most: Tensor | None = None) -> Bounds:
-    """The box of W·x + b over a box of x, shaped (batch, *shape); ``most`` (batch,) is its ``largest``, if known."""
-    center, radius = rounding.ball(box)
-    middle = node.forward(center)
+def affine_image(
+    node: Affine, box: Bounds, most: Tensor | None = None, about: tuple[Tensor, Tensor] | None = None
+) -> Bounds:
+    """The box of W·x + b over a box of x, shaped (batch, *shape).
+
+    Args:
+        node: the affine map.
+        box: of x.
+        most: (batch,) ``largest`` of the box, if known.
+        about: the box's centre, and W·x + b there, if known.
+    """
+    center, radius = rounding.ball(box, None if about is None else about[0])
+    middle = node.forward(center) if about is None else about[1]
     if isinstance(node, Conv2d) and len(radius) >= _MANY and node.terms <= _SINGLE and rounding.single(node, radius):
         spread, terms = node.absolute(radius, single=True), node.weight[0].numel()
     else:
@@ -62,15 +71,15 @@ def affine_image(node: Affine, box: Bounds, most: Tensor | None = None) -> Bound
     return Bounds(middle - spread, middle + spread)
 
 
-def node_image(node: Node, boxes: Sequence[Bounds], most: Tensor | None = None) -> Bounds:
-    """The box of one node's value over boxes of its inputs (``most``: ``affine_image``).
+def node_image(node: Node, boxes: Sequence[Bounds]) -> Bounds:
+    """The box of one node's value over boxes of its inputs.
 
     Raises:
         UnsupportedError: for an operator without an interval image.
     """
     match node:
         case Affine():
-            return affine_image(node, boxes[0], most)
+            return affine_image(node, boxes[0])
         case Activation():
             return rounding.interval_activation(node, image(node, boxes[0]))
         case Add():

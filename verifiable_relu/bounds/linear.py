@@ -26,7 +26,7 @@ from torch import Tensor
 
 from verifiable_relu.bounds import rounding
 from verifiable_relu.bounds.activations import relax, row, unstable
-from verifiable_relu.bounds.interval import intersect, largest, node_image
+from verifiable_relu.bounds.interval import affine_image, intersect, largest, node_image
 from verifiable_relu.bounds.reference import Reference, border, covered
 from verifiable_relu.bounds.types import Bounds, Lines
 from verifiable_relu.bounds.window import Grid, Window, kernels, windows
@@ -56,6 +56,9 @@ _ALIVE = 0.75
 
 _FULL = 2
 """From windows of this part of an image on, rows of whole images are faster: nothing has to be looked up row by row."""
+
+_MULTIPLE = 8
+"""Libraries prepare a convolution anew for every number of rows: so there are fewer of these."""
 
 _WORTH = 1 << 18
 """From so many coefficients on, two passes are worth it, of which the second has fewer rows."""
@@ -132,12 +135,12 @@ class _Alive:
     weight: Tensor | None
 
     @staticmethod
-    def of(pre: Bounds, step: _Step, linear: Linear) -> _Alive:
+    def of(pre: Bounds, step: _Step, weight: Tensor) -> _Alive:
         """From bounds and step of all neurons, (batch, neurons)."""
         if len(pre.upper) == 1:
             numbers = (~(pre.upper <= 0)).nonzero()[:, 1][None]
             chosen = step.map(lambda t: t.index_select(1, numbers[0]))
-            return _Alive(numbers, [numbers.shape[1]], chosen, linear.weight[None, numbers[0]])
+            return _Alive(numbers, [numbers.shape[1]], chosen, weight.index_select(0, numbers[0])[None])
         sample, neuron = (~(pre.upper <= 0)).nonzero().unbind(1)
         counts = torch.bincount(sample, minlength=len(pre.upper))
         place = torch.arange(len(sample), device=sample.device) - (counts.cumsum(0) - counts)[sample]
@@ -147,14 +150,14 @@ class _Alive:
         there = torch.arange(most, device=sample.device) < counts[:, None]
         return _Alive(numbers, counts.tolist(), step.map(lambda t: t.gather(1, numbers) * there), None)
 
-    def restrict(self, a: Tensor, sample: Tensor, linear: Linear) -> tuple[Tensor, _Step, Tensor, Tensor]:
-        """Coefficients (groups, each, most) of those given of all neurons, steps (groups, most), rows of W and b."""
+    def restrict(self, a: Tensor, sample: Tensor, weight: Tensor) -> tuple[Tensor, _Step, Tensor, Tensor]:
+        """Coefficients (groups, each, most) of those given of all neurons, steps (groups, most), rows of W, numbers."""
         if self.weight is not None and len(sample) == 1:
-            return a.index_select(2, self.numbers[0]), self.step, self.weight, linear.bias[self.numbers]
+            return a.index_select(2, self.numbers[0]), self.step, self.weight, self.numbers
         most = max((self.counts[i] for i in sample.tolist()), default=0)
         numbers = self.numbers[sample, :most]
         chosen = a.gather(2, numbers[:, None].expand(-1, a.shape[1], -1))
-        return chosen, self.step.map(lambda t: t[sample, :most]), linear.weight[numbers], linear.bias[numbers]
+        return chosen, self.step.map(lambda t: t[sample, :most]), weight[numbers], numbers
 
 
 class Relaxation:
@@ -206,8 +209,14 @@ class Relaxation:
                     boxes = [tighten(current, boxes[0])]
                     self.values[node.inputs[0]] = boxes[0]
                 self.pre[current] = boxes[0]
-            most = self.largest(node.inputs[0]) if isinstance(node, Affine) else None
-            self.values.append(node_image(node, boxes, most))
+            if not isinstance(node, Affine):
+                self.values.append(node_image(node, boxes))
+                continue
+            about = None
+            if node.inputs[0] == self.entry:
+                reference = self.reference()
+                about = reference.point(self.entry), reference.point(current)
+            self.values.append(affine_image(node, boxes[0], self.largest(node.inputs[0]), about))
 
     def lines(self, index: int) -> Lines:
         """The lines of activation ``index`` over its input's bounds."""
@@ -277,7 +286,7 @@ class Relaxation:
                 most = int((~(self.pre[index].upper <= 0)).sum(1).amax())
                 if most <= _ALIVE * node.size:
                     assert isinstance(linear, Linear)
-                    found = _Alive.of(self.pre[index], self._step(index, rounded), linear)
+                    found = _Alive.of(self.pre[index], self._step(index, rounded), self.weight(node.inputs[0]))
             self._living[index, rounded] = found
         return self._living[index, rounded]
 
@@ -285,6 +294,20 @@ class Relaxation:
         """Whether the node is a dense linear map that one node alone uses."""
         node = self.network.nodes[index]
         return isinstance(node, Linear) and len(node.shape) == 1 and not node.sparse and self.network.uses[index] == 1
+
+    def narrows(self, index: int) -> bool:
+        """Whether rows of the linear map ``index`` are taken in float32 in pulling them back."""
+        node = self.network.nodes[index]
+        return (
+            isinstance(node, Linear) and node.inputs[0] <= self.border and rounding.single(node, self.values[0].lower)
+        )
+
+    def weight(self, index: int) -> Tensor:
+        """W of the linear map ``index`` as rows are multiplied with it."""
+        node = self.network.nodes[index]
+        assert isinstance(node, Linear)
+        like = self.values[0].lower
+        return node.rows_like(like.float() if self.narrows(index) else like)
 
     def ball(self, index: int) -> tuple[Tensor, Tensor]:
         """Centre and radius of the box of node ``index``, flattened: (batch, size)."""
@@ -494,9 +517,7 @@ class Relaxation:
         walk = _Walk(self, sample, each)
         rows: Tensor | Window
         if isinstance(node, Linear) and len(node.shape) == 1:
-            weight = node.weight.index_select(0, neuron)
-            weight = weight.float() if node.inputs[0] <= self.border else weight
-            rows = weight.mul_(sign[:, None]).reshape(groups, each, -1)
+            rows = self.weight(index).index_select(0, neuron).mul_(sign[:, None]).reshape(groups, each, -1)
             return walk.back(node.inputs[0], rows, terms, index)[0]
         if isinstance(node, Conv2d) and node.plain:
             return walk.back(node.inputs[0], kernels(node, neuron, sign), terms, index)[0]
@@ -642,7 +663,10 @@ class _Walk:
     def _weighed(self, a: Tensor | Window, index: int, name: str, values: Tensor) -> Tensor:
         """|A|·values of node ``index``, (batch, size): (groups, each)."""
         if not isinstance(a, Window):
-            return self._sum(a.abs(), _of(values, self.sample), index)
+            values = _of(values, self.sample)
+            if index > self.of.border:
+                return _dot(a.abs(), values)
+            return _sum(a.abs().mul_(values.to(a.dtype)[:, None]), 1)
         products = a.values.abs() * self.of._at(a, index, name, values, self._every)
         return _sum(products, 3).reshape(self.groups, self.each)
 
@@ -664,16 +688,10 @@ class _Walk:
                 self.terms.append(-self._weighed(a, index, "sum", self.of.reference(self.intervals).merged(index)))
         self.coefficients[index] = a
 
-    def _sum(self, a: Tensor, values: Tensor, index: int) -> Tensor:
-        """a·values group by group: of (groups, each, n) and (groups, n), (groups, each)."""
-        if index > self.of.border:
-            return _dot(a, values)
-        return _sum(a * values.to(a.dtype)[:, None], 1)
-
     def _concretised(self, a: Tensor, index: int) -> list[Tensor]:
         """The least values of rows of a node at which they end."""
         if self.rounded:
-            return [-self._sum(a.abs(), _of(self.of.radius(index, self.intervals), self.sample), index)]
+            return [-self._weighed(a, index, "radius", self.of.radius(index, self.intervals))]
         center, radius = (_of(t, self.sample) for t in self.of.ball(index))
         return [_dot(a, center), -_dot(a.abs(), radius)]
 
@@ -689,10 +707,11 @@ class _Walk:
                 self._give(source, node.adjoint(a.reshape(-1, *node.shape)).reshape(self.groups, self.each, -1))
                 return []
             case Affine():
+                a = a.float() if self.of.narrows(index) else a
                 shaped = a if len(node.shape) == 1 else a.reshape(-1, *node.shape)
                 back = node.adjoint(shaped, self.nodes[source].shape)
                 self._give(source, back.reshape(self.groups, self.each, -1))
-                return [] if self.rounded else [a @ node.offset().expand(node.shape).flatten()]
+                return [] if self.rounded else [a @ node.offset().expand(node.shape).flatten().to(a.dtype)]
             case Activation() if index in self.lines:
                 own = self.lines[index]
                 if self.record is not None:
@@ -702,16 +721,18 @@ class _Walk:
             case Activation() if (alive := self.of._alive(index, self.rounded)) is not None:
                 linear = self.nodes[source]
                 assert isinstance(linear, Linear)
-                a, step, weight, bias = alive.restrict(a, self.sample, linear)
+                a, step, weight, numbers = alive.restrict(a, self.sample, self.of.weight(source))
                 before, negative = step.back(a)
-                self._give(linear.inputs[0], before @ weight)
+                self._give(linear.inputs[0], before.to(weight.dtype) @ weight)
                 added = [_dot(negative, step.lift)]
                 if step.floor is not None:
                     added.append(_dot(a, step.floor))
-                return added if self.rounded else [*added, _dot(before, bias)]
+                return added if self.rounded else [*added, _dot(before, linear.bias[numbers])]
             case Activation():
                 step = self.of._step(index, self.rounded, node.size if index <= self.of.border else 0)
-                return self._relaxed(a, index, step.map(lambda t: _of(t, self.sample)))
+                return self._relaxed(
+                    a, index, step if self.of.samples == 1 else step.map(lambda t: _of(t, self.sample))
+                )
         raise UnsupportedError("no linear bound is known", place=f"node '{node.name}' ({node.op})")
 
     def _relaxed(self, a: Tensor, index: int, step: _Step) -> list[Tensor]:
@@ -780,20 +801,23 @@ def chunk_size(network: Network, like: Tensor, memory: int, copies: int = _COPIE
     return max(1, limit // (widest * like.element_size() * copies))
 
 
-def groups(sample: Tensor, size: int, samples: int) -> Iterator[tuple[Tensor, Tensor]]:
+def groups(sample: Tensor, size: int, samples: int, multiple: int = 1) -> Iterator[tuple[Tensor, Tensor]]:
     """Rows in chunks of at most ``size``, each of some groups of equal size.
 
     Args:
         sample: (R,) the sample of each row, in any order.
         size: at least 1.
         samples: how many there are.
+        multiple: of which the rows of a chunk are to be, where there is one sample; ``size`` is rounded up to it.
 
     Yields:
         (groups, each) numbers of rows, a group's last one repeated where it has too few, and (groups,) its sample.
     """
     if samples == 1:
+        size = -(-size // multiple) * multiple
         for start in range(0, len(sample), size):
-            yield torch.arange(start, min(start + size, len(sample)), device=sample.device)[None], sample[:1]
+            rows = min(size, -(-(len(sample) - start) // multiple) * multiple)
+            yield torch.arange(start, start + rows, device=sample.device).clamp_(max=len(sample) - 1)[None], sample[:1]
         return
     order = sample.argsort(stable=True)
     counts = torch.bincount(sample).tolist()
@@ -873,12 +897,14 @@ def relaxed(
         both = torch.stack([interval.lower.flatten(1), -interval.upper.flatten(1)])
         # Windows take part of the memory of whole rows.
         copies = _COPIES if search is not None or len(interval.lower.shape) != 4 else _COPIES // 3
-        size = chunk_size(network, both, memory, copies)
+        size = chunk_size(network, both.float() if relaxation.border > relaxation.entry else both, memory, copies)
+
+        multiple = _MULTIPLE if relaxation.border > relaxation.entry else 1
 
         def side(wanted: Tensor) -> None:
             """Bound what is wanted of ``both`` anew."""
             negative, sample, neuron = wanted.nonzero().unbind(1)
-            for number, mine in groups(sample, size, relaxation.samples):
+            for number, mine in groups(sample, size, relaxation.samples, multiple):
                 if stop is not None and stop():
                     return
                 part = number.flatten()

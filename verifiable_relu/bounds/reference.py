@@ -17,7 +17,7 @@ from torch import Tensor
 
 from verifiable_relu.bounds import rounding
 from verifiable_relu.bounds.types import Bounds
-from verifiable_relu.network.graph import Activation, Add, Affine, Conv2d, Network, Permute, Relu, Reshape
+from verifiable_relu.network.graph import Activation, Add, Affine, Conv2d, Linear, Network, Permute, Relu, Reshape
 
 if TYPE_CHECKING:
     from verifiable_relu.bounds.linear import Relaxation
@@ -25,6 +25,12 @@ if TYPE_CHECKING:
 _SINGLE = 192
 """So deep may the sums in float32 be, of the first convolutions together: these are where the time goes, and where
 it moves bounds least, in the networks of ``benchmarks/bounds_speed.py`` by at most 1e-4 of their width."""
+
+_MANY = 256
+"""From so many inputs on float32 is worth it for these alone."""
+
+_WIDEST = 256
+"""Up to so many neurons of the first linear map."""
 
 
 class Reference:
@@ -94,8 +100,7 @@ class Reference:
                 source = node.inputs[0]
                 unit = rounding.backward_affine(node, self.reach(source))
                 if source <= self._of.border:
-                    depth = node.adjoint_terms if single and isinstance(node, Conv2d) else 0
-                    unit = unit + rounding.backward_single(node.absolute(self.radius(source)), depth)
+                    unit = unit + rounding.backward_single(node.absolute(self.radius(source)), self._terms(index))
                 unit = unit.expand(-1, *node.shape).flatten(1)
             elif isinstance(node, Add):
                 first, second = (self.unit(i) for i in node.inputs)
@@ -107,6 +112,18 @@ class Reference:
                 unit = self.unit(node.inputs[0])
             self._units[index] = unit
         return self._units[index]
+
+    def _terms(self, index: int) -> int | Tensor:
+        """How many products that are not zero are summed up in float32, in pulling rows back through an affine map."""
+        node = self._of.network.nodes[index]
+        if isinstance(node, Conv2d):
+            return node.adjoint_terms if index <= self._of.border else 0
+        if not self._of.narrows(index):
+            return 0
+        after = [k for k in self._of.pre if self._of.network.nodes[k].inputs == (index,)]
+        if self._of.network.uses[index] == 1 and after and isinstance(self._of.network.nodes[after[0]], Relu):
+            return (~(self._of.pre[after[0]].upper <= 0)).sum(1, keepdim=True)
+        return node.size
 
     def merged(self, index: int) -> Tensor:
         """(batch, size) the error of one unit of |A| in adding two rows of node ``index``."""
@@ -149,11 +166,12 @@ def covered(network: Network, index: int) -> frozenset[int]:
 def border(network: Network, box: Bounds, entry: int) -> int:
     """The last node up to which coefficients are taken in float32, −1 if none.
 
-    These are the first convolutions of a network, with the ReLUs between them. Only affine maps take rows across.
+    These are the inputs, where there are many, and the first convolutions of a network, with the ReLUs between them.
+    Only affine maps take rows across.
     """
-    depth, last = 0, entry
-    for index in range(entry + 1, len(network.nodes)):
-        node = network.nodes[index]
+    depth, last, nodes = 0, entry, network.nodes
+    for index in range(entry + 1, len(nodes)):
+        node = nodes[index]
         if isinstance(node, Conv2d):
             depth += node.adjoint_terms
             if depth > _SINGLE or not rounding.single(node, box.lower):
@@ -161,12 +179,14 @@ def border(network: Network, box: Bounds, entry: int) -> int:
         elif not isinstance(node, Relu | Add | Reshape | Permute):
             break
         last = index
-
-    def crossed(last: int) -> bool:
-        """Whether other nodes take rows across."""
-        after = network.nodes[last + 1 :]
-        return any(not isinstance(node, Affine) and min(node.inputs) <= last for node in after)
-
-    while last > entry and crossed(last):
+    while last >= entry and any(
+        not isinstance(node, Affine) and min(node.inputs) <= last for node in nodes[last + 1 :]
+    ):
         last -= 1
-    return last if any(isinstance(node, Conv2d) for node in network.nodes[entry + 1 : last + 1]) else -1
+    if any(isinstance(node, Conv2d) for node in nodes[entry + 1 : last + 1]):
+        return last
+    first = [node for node in nodes[1:] if node.inputs == (entry,)]
+    narrow = all(
+        isinstance(node, Linear) and node.size <= _WIDEST and rounding.single(node, box.lower) for node in first
+    )
+    return entry if last >= entry and narrow and nodes[entry].size >= _MANY else -1

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from verifiable_relu.bounds.activations import row
 from verifiable_relu.bounds.types import Bounds, Lines
-from verifiable_relu.network.graph import Activation, Affine, Conv2d, Network, Node, kept
+from verifiable_relu.network.graph import Activation, Affine, Conv2d, Linear, Network, Node, kept
 
 
 def covers(network: Network, dtype: torch.dtype, device: torch.device | str) -> bool:
@@ -62,12 +62,12 @@ def _tiny(dtype: torch.dtype) -> float:
 
 
 def single(node: Node, like: Tensor) -> bool:
-    """Whether sums of a convolution may be taken in float32, in bounds typed like a tensor.
+    """Whether sums of a convolution or a linear map may be taken in float32, in bounds typed like a tensor.
 
     That needs float32 to be what it says: torch, and its library for convolutions, may be told to compute with fewer
     digits, and on other processors than these the library is not known to sum directly.
     """
-    if not isinstance(node, Conv2d) or like.dtype != torch.float64 or like.device.type != "cpu":
+    if not isinstance(node, Conv2d | Linear) or like.dtype != torch.float64 or like.device.type != "cpu":
         return False
     return _all_digits("cpu") and platform.machine() in _DIRECT and node.single
 
@@ -84,9 +84,10 @@ _SHORTENS = ("ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE")
 _DIRECT = ("x86_64", "AMD64")
 
 
-def ball(box: Bounds) -> tuple[Tensor, Tensor]:
-    """Centre and radius of a box, up to rounding, which ``interval_affine`` accounts for."""
-    center = torch.lerp(box.lower, box.upper, 0.5)
+def ball(box: Bounds, center: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Centre, if not known, and radius of a box, up to rounding, which ``interval_affine`` accounts for."""
+    if center is None:
+        center = torch.lerp(box.lower, box.upper, 0.5)
     return center, box.upper - center
 
 
@@ -186,7 +187,7 @@ def backward_affine(node: Affine, reach: Tensor) -> Tensor:
     return torch.addcmul(least, sums, reach.reshape(-1, *[1] * len(node.shape)))
 
 
-def backward_single(spread: Tensor, terms: int) -> Tensor:
+def backward_single(spread: Tensor, terms: int | Tensor) -> Tensor:
     """What ``backward_affine`` grows by where A is taken in float32: γ·|W|·|x − x̂| with γ of float32.
 
     Weights lose nothing there (``Conv2d.single``). A is rounded once, at a ReLU of y a few times more: only where y is
@@ -195,10 +196,13 @@ def backward_single(spread: Tensor, terms: int) -> Tensor:
 
     Args:
         spread: an upper bound of |W|·|x − x̂|, up to rounding.
-        terms: how many products a sum has (``Conv2d.adjoint_terms``).
+        terms: how many products a sum has that are not zero (``Conv2d.adjoint_terms``): of all rows, or (batch, 1).
     """
     single = torch.float32
-    return torch.add(8 * _tiny(single), spread, alpha=1.01 * gamma(terms + 12, single))
+    if isinstance(terms, int):
+        return torch.add(8 * _tiny(single), spread, alpha=1.01 * gamma(terms + 12, single))
+    product = (terms + 12) * unit_roundoff(single)
+    return 8 * _tiny(single) + 1.01 * product / (1 - product) * spread
 
 
 def backward_activation(node: Activation, reach: Tensor, image: Tensor, lines: Lines) -> Tensor:

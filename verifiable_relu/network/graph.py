@@ -168,6 +168,16 @@ def _magnitude(node: Linear | Conv2d) -> Tensor:
     return kept(node, "_absolute", node.weight.abs)
 
 
+def _in_single(node: Linear | Conv2d) -> Tensor:
+    """The weight in float32."""
+    return kept(node, "_float32", lambda: node.weight.to(torch.float32))
+
+
+def _is_single(node: Linear | Conv2d) -> bool:
+    """Whether the weight's numbers are float32 numbers."""
+    return bool(kept(node, "_is_float32", lambda: (_in_single(node).to(node.weight) == node.weight).all()))
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Linear(Affine):
     """y = x·weightᵀ + bias over the last axis. ``weight`` (out, in), ``bias`` (out,)."""
@@ -193,9 +203,19 @@ class Linear(Affine):
         return (x.reshape(-1, x.shape[-1]) @ self._sparse.absolute).reshape(*x.shape[:-1], -1)
 
     def adjoint(self, a: Tensor, input_shape: Shape) -> Tensor:
+        """In the dtype of ``a``: of one in float32, where the network is in float64, the weights are taken so, too."""
         if self._sparse is None:
-            return a @ self.weight
+            return a @ self.rows_like(a)
         return (a.reshape(-1, a.shape[-1]) @ self._sparse.weight).reshape(*a.shape[:-1], -1)
+
+    def rows_like(self, a: Tensor) -> Tensor:
+        """The weight in the dtype of ``a``."""
+        return self.weight if a.dtype == self.weight.dtype else _in_single(self)
+
+    @property
+    def single(self) -> bool:
+        """Whether ``adjoint`` may take float32: the weights are the same there, and dense."""
+        return self.constant and not self.sparse and len(self.shape) == 1 and _is_single(self)
 
     @property
     def row_sums(self) -> Tensor:
@@ -258,7 +278,7 @@ class Conv2d(Affine):
         if not single:
             return self._convolve(x, _magnitude(self), None)
         top, left, bottom, right = self.padding
-        weight = kept(self, "_float32_absolute", lambda: self._single.abs())
+        weight = kept(self, "_float32_absolute", lambda: _in_single(self).abs())
         if (top, left) != (bottom, right):
             x, top, left = F.pad(x, (left, right, top, bottom)), 0, 0
         convolution = torch.ops.aten.mkldnn_convolution
@@ -306,7 +326,7 @@ class Conv2d(Affine):
 
         def make() -> Tensor:
             out, channels, *kernel = self.weight.shape
-            padded = F.pad(self._single, (0, wide * across - kernel[1], 0, high * up - kernel[0]))
+            padded = F.pad(_in_single(self), (0, wide * across - kernel[1], 0, high * up - kernel[0]))
             blocks = padded.reshape(out, channels, high, up, wide, across).permute(1, 3, 5, 0, 2, 4)
             return blocks.flip(4, 5).reshape(-1, out, high, wide).contiguous()
 
@@ -425,13 +445,7 @@ class Conv2d(Affine):
     @property
     def single(self) -> bool:
         """Whether ``transposed`` may take float32: the weights are the same there, and the kernel is a plain one."""
-        if not self.plain or not self.constant:
-            return False
-        return bool(kept(self, "_is_single", lambda: (self._single.to(self.weight) == self.weight).all()))
-
-    @property
-    def _single(self) -> Tensor:
-        return kept(self, "_float32", lambda: self.weight.to(torch.float32))
+        return self.plain and self.constant and _is_single(self)
 
     @property
     def adjoint_terms(self) -> int:
