@@ -203,7 +203,7 @@ def ours(problem: Problem, method: str) -> Tensor:
     samples, rows, outputs = problem.objective.shape
     matrix = problem.objective.reshape(-1, outputs)
     sample = torch.arange(samples).repeat_interleave(rows)
-    with torch.no_grad():
+    with torch.no_grad() if method == "alpha-crown" else torch.inference_mode():
         if method == "ibp":
             lower = linear_lower_bounds(network, box, {}, matrix, sample, intervals=True)
         elif method == "crown":
@@ -219,6 +219,7 @@ class Settings:
 
     conv: str
     sparse: bool
+    inference: bool = False
 
     def __str__(self) -> str:
         return f"{self.conv}, {'sparse' if self.sparse else 'dense'} α"
@@ -232,6 +233,7 @@ class Theirs:
     ) -> None:
         self.method = METHODS[method]
         self.given = given and method == "alpha-crown"
+        self.inference = settings.inference
         self.dtype = dtype
         options = {
             "conv_mode": settings.conv,
@@ -249,7 +251,8 @@ class Theirs:
         """Its lower bounds, (batch, rows)."""
         library = auto_lirpa._library()
         box = problem.box
-        with auto_lirpa._quiet(self.dtype), torch.set_grad_enabled(self.method == "alpha-CROWN"):
+        mode = torch.inference_mode() if self.inference else torch.set_grad_enabled(self.method == "alpha-CROWN")
+        with auto_lirpa._quiet(self.dtype), mode:
             ball = library.PerturbationLpNorm(norm=np.inf, x_L=box.lower, x_U=box.upper)
             x = library.BoundedTensor((box.lower + box.upper) / 2, ball)
             lower, _ = self.module.compute_bounds(
@@ -283,11 +286,15 @@ def fastest(problem: Problem, method: str, dtype: torch.dtype, limit: float) -> 
         Late, or what the library raised: if no settings work within the limit.
     """
     convolutions = any(isinstance(node, Conv2d) for node in problem.network.nodes)
-    sparse = (True, False) if method == "alpha-crown" else (True,)
+    alpha = method == "alpha-crown"
     best: tuple[float, Theirs, str] | None = None
     failure: BaseException | None = None
-    for conv, alpha in itertools.product(("patches", "matrix") if convolutions else ("patches",), sparse):
-        settings = Settings(conv, alpha)
+    for settings in (
+        Settings(conv, sparse, inference)
+        for conv in (("patches", "matrix") if convolutions else ("patches",))
+        for sparse in ((True, False) if alpha else (True,))
+        for inference in ((False,) if alpha else (True, False))
+    ):
         try:
             with limited(limit if best is None else 3 * best[0] + 1):
                 theirs = Theirs(problem.network, method, dtype, settings)
@@ -297,7 +304,7 @@ def fastest(problem: Problem, method: str, dtype: torch.dtype, limit: float) -> 
             failure = failure or error
             continue
         if best is None or taken < best[0]:
-            best = (taken, theirs, str(settings) if method == "alpha-crown" else conv)
+            best = (taken, theirs, str(settings) if alpha else settings.conv)
     if best is None:
         assert failure is not None
         raise failure

@@ -113,7 +113,7 @@ class _Step:
     def back(self, a: Tensor) -> tuple[Tensor, Tensor]:
         """Coefficients (groups, each, neurons) before the activation of those after it, and their negative part."""
         negative = a.clamp(max=0)
-        return (a * self.low[:, None]).addcmul_(negative, self.rise[:, None]), negative
+        return (a * self.low.unsqueeze(1)).addcmul_(negative, self.rise.unsqueeze(1)), negative
 
 
 @dataclass(frozen=True)
@@ -286,7 +286,8 @@ class Relaxation:
                 most = int((~(self.pre[index].upper <= 0)).sum(1).amax())
                 if most <= _ALIVE * node.size:
                     assert isinstance(linear, Linear)
-                    found = _Alive.of(self.pre[index], self._step(index, rounded), self.weight(node.inputs[0]))
+                    weight = self.weight(node.inputs[0], rounded)
+                    found = _Alive.of(self.pre[index], self._step(index, rounded), weight)
             self._living[index, rounded] = found
         return self._living[index, rounded]
 
@@ -302,12 +303,12 @@ class Relaxation:
             isinstance(node, Linear) and node.inputs[0] <= self.border and rounding.single(node, self.values[0].lower)
         )
 
-    def weight(self, index: int) -> Tensor:
+    def weight(self, index: int, rounded: bool) -> Tensor:
         """W of the linear map ``index`` as rows are multiplied with it."""
         node = self.network.nodes[index]
         assert isinstance(node, Linear)
         like = self.values[0].lower
-        return node.rows_like(like.float() if self.narrows(index) else like)
+        return node.rows_like(like.float() if rounded and self.narrows(index) else like)
 
     def ball(self, index: int) -> tuple[Tensor, Tensor]:
         """Centre and radius of the box of node ``index``, flattened: (batch, size)."""
@@ -394,13 +395,13 @@ class Relaxation:
                     -_sum(a.values.abs() * self._at(a, index, f"radius {rounded}", radius, sample), 3),
                 ], None
             case Activation():
-                step = self._step(index, rounded, a.values[0].numel() if index <= self.border else 0)
+                step = self._step(index, rounded, a.values[0].numel() if rounded and index <= self.border else 0)
                 parts = [step.low, step.rise, step.lift] + ([] if step.floor is None else [step.floor])
                 stacked = self._at(a, index, f"step {rounded}", torch.cat(parts, 1), sample)
                 low, rise, lift, *floor = stacked.chunk(len(parts), 1)
                 negative = a.values.clamp(max=0)
                 values = (a.values * low).addcmul_(negative, rise)
-                offsets = negative.mul_(lift)
+                offsets = negative * lift if negative.requires_grad else negative.mul_(lift)
                 if floor:
                     offsets.addcmul_(a.values, floor[0])
                 return [_sum(offsets, 3)], Window(values, a.point, grid, clean=True)
@@ -517,7 +518,7 @@ class Relaxation:
         walk = _Walk(self, sample, each)
         rows: Tensor | Window
         if isinstance(node, Linear) and len(node.shape) == 1:
-            rows = self.weight(index).index_select(0, neuron).mul_(sign[:, None]).reshape(groups, each, -1)
+            rows = self.weight(index, True).index_select(0, neuron).mul_(sign[:, None]).reshape(groups, each, -1)
             return walk.back(node.inputs[0], rows, terms, index)[0]
         if isinstance(node, Conv2d) and node.plain:
             return walk.back(node.inputs[0], kernels(node, neuron, sign), terms, index)[0]
@@ -592,6 +593,7 @@ class _Walk:
         self.nodes = relaxation.network.nodes
         self.sample, self.groups, self.each = sample, len(sample), each
         self.intervals, self.rounded = intervals, rounded
+        self.border = relaxation.border if rounded else -1
         self.lines, self.record = lines or {}, record
         self.wanted = wanted
         self.coefficients: dict[int, Tensor | Window] = {}
@@ -664,7 +666,7 @@ class _Walk:
         """|A|·values of node ``index``, (batch, size): (groups, each)."""
         if not isinstance(a, Window):
             values = _of(values, self.sample)
-            if index > self.of.border:
+            if index > self.border:
                 return _dot(a.abs(), values)
             return _sum(a.abs().mul_(values.to(a.dtype)[:, None]), 1)
         products = a.values.abs() * self.of._at(a, index, name, values, self._every)
@@ -678,7 +680,7 @@ class _Walk:
 
     def _give(self, index: int, a: Tensor | Window) -> None:
         """Rows of node ``index``."""
-        if index <= self.of.border:
+        if index <= self.border:
             a = a.float()
         if index in self.coefficients:
             other = self.coefficients[index]
@@ -707,21 +709,21 @@ class _Walk:
                 self._give(source, node.adjoint(a.reshape(-1, *node.shape)).reshape(self.groups, self.each, -1))
                 return []
             case Affine():
-                a = a.float() if self.of.narrows(index) else a
+                a = a.float() if self.rounded and self.of.narrows(index) else a
                 shaped = a if len(node.shape) == 1 else a.reshape(-1, *node.shape)
                 back = node.adjoint(shaped, self.nodes[source].shape)
                 self._give(source, back.reshape(self.groups, self.each, -1))
-                return [] if self.rounded else [a @ node.offset().expand(node.shape).flatten().to(a.dtype)]
+                return [] if self.rounded else [a @ node.offset().expand(node.shape).flatten()]
             case Activation() if index in self.lines:
                 own = self.lines[index]
                 if self.record is not None:
                     self.record[index] = a.flatten(0, 1)
                 step = self.of._outward(index, own, self.sample) if self.rounded else _Step.of(node, own)
-                return self._relaxed(a, index, step.single(node.size) if index <= self.of.border else step)
+                return self._relaxed(a, index, step.single(node.size) if index <= self.border else step)
             case Activation() if (alive := self.of._alive(index, self.rounded)) is not None:
                 linear = self.nodes[source]
                 assert isinstance(linear, Linear)
-                a, step, weight, numbers = alive.restrict(a, self.sample, self.of.weight(source))
+                a, step, weight, numbers = alive.restrict(a, self.sample, self.of.weight(source, self.rounded))
                 before, negative = step.back(a)
                 self._give(linear.inputs[0], before.to(weight.dtype) @ weight)
                 added = [_dot(negative, step.lift)]
@@ -729,7 +731,7 @@ class _Walk:
                     added.append(_dot(a, step.floor))
                 return added if self.rounded else [*added, _dot(before, linear.bias[numbers])]
             case Activation():
-                step = self.of._step(index, self.rounded, node.size if index <= self.of.border else 0)
+                step = self.of._step(index, self.rounded, node.size if index <= self.border else 0)
                 return self._relaxed(
                     a, index, step if self.of.samples == 1 else step.map(lambda t: _of(t, self.sample))
                 )
@@ -739,11 +741,11 @@ class _Walk:
         """Pull rows back through an activation."""
         before, negative = step.back(a)
         self._give(self.nodes[index].inputs[0], before)
-        if index > self.of.border:
+        if index > self.border:
             added = [_dot(negative, step.lift)]
             return added if step.floor is None else [*added, _dot(a, step.floor)]
         assert step.floor is not None
-        return [_sum(negative.mul_(step.lift[:, None]).addcmul_(a, step.floor[:, None]), 1)]
+        return [_sum(negative.mul_(step.lift.unsqueeze(1)).addcmul_(a, step.floor.unsqueeze(1)), 1)]
 
 
 def _dot(a: Tensor, values: Tensor) -> Tensor:
@@ -903,23 +905,26 @@ def relaxed(
 
         def side(wanted: Tensor) -> None:
             """Bound what is wanted of ``both`` anew."""
-            negative, sample, neuron = wanted.nonzero().unbind(1)
+            places, neurons = wanted.flatten().nonzero().squeeze(1), chosen.shape[1]
+            sample = places.div(neurons, rounding_mode="floor") % relaxation.samples
             for number, mine in groups(sample, size, relaxation.samples, multiple):
                 if stop is not None and stop():
                     return
-                part = number.flatten()
-                at = negative[part], sample[part], neuron[part]
-                sign = (1 - 2 * at[0]).to(both)
+                number = number.flatten()
+                place = places.index_select(0, number)
+                neuron, sign = place % neurons, (place < chosen.numel()).to(both).mul_(2).sub_(1)
                 if search is None:
-                    found = relaxation.neurons(activation.inputs[0], at[2], sign, mine)
+                    found = relaxation.neurons(activation.inputs[0], neuron, sign, mine)
                 else:
-                    target, rows, constant = signed(network, activation.inputs[0], at[2], sign)
-                    found = search(relaxation, target, rows, at[1], constant)
-                both[at] = torch.maximum(both[at], found)
+                    target, rows, constant = signed(network, activation.inputs[0], neuron, sign)
+                    found = search(relaxation, target, rows, sample[number], constant)
+                known = both.view(-1)
+                known.index_copy_(0, place, torch.maximum(known.index_select(0, place), found))
 
+        counts = chosen.sum(1, keepdim=True)
         many = _WORTH // sum(node.size for node in network.nodes[:index])
-        later = chosen & (both[0] < both[1]) & (chosen.sum(1, keepdim=True) > many)
-        if isinstance(activation, Relu) and bool(later.any()):
+        if isinstance(activation, Relu) and int(counts.amax()) > many:
+            later = chosen & (both[0] < both[1]) & (counts > many)
             side(torch.stack([chosen & ~later, chosen]))
             side(torch.stack([later & (both[1] < 0), torch.zeros_like(later)]))
         else:

@@ -307,7 +307,7 @@ def lost(node: Node, reach: Tensor, size: int, dtype: torch.dtype) -> Tensor:
 
 
 def total(terms: Tensor, lost: Tensor) -> Tensor:
-    """The sum of ``terms`` (n, …) less ``lost``, rounded down."""
+    """The sum of ``terms`` (n, …) less ``lost``, of which a part is to spare, rounded down."""
     relative = 2 * (len(terms) + 4) * unit_roundoff(terms.dtype)
-    value, scale = terms.sum(0), terms.abs().sum(0)
-    return value - (1 + relative) * torch.add(lost, scale, alpha=relative) - _tiny(value.dtype)
+    error = torch.add(lost, terms.abs().sum(0), alpha=relative)
+    return terms.sum(0).sub_(error)

@@ -149,8 +149,10 @@ def kept(node: Affine, name: str, make: Callable[[], Tensor]) -> Tensor:
     """What ``make`` makes of a node's tensors, made once where these are constant."""
     if not node.constant:
         return make()
+    # Others than who asks first may want gradients.
     if name not in node.__dict__:
-        node.__dict__[name] = make()
+        with torch.inference_mode(False):
+            node.__dict__[name] = make()
     kept: Tensor = node.__dict__[name]
     return kept
 
@@ -715,7 +717,8 @@ class Network:
         """
         key = (dtype, torch.device(device))
         if key not in self._converted:
-            nodes = tuple(_converted(node, dtype, key[1]) for node in self.nodes)
+            with torch.inference_mode(False):
+                nodes = tuple(_converted(node, dtype, key[1]) for node in self.nodes)
             self._converted[key] = replace(self, nodes=nodes, _converted={})
         return self._converted[key]
 

@@ -47,6 +47,7 @@ class _Bounding:
 
     name: ClassVar[str]
     complete: ClassVar[bool] = False
+    mode: ClassVar[type[torch.inference_mode | torch.no_grad]] = torch.inference_mode
 
     def relaxation(self, network: Network, box: Bounds, stop: Callable[[], bool]) -> Relaxation:
         """The network over a batch of boxes, with bounds of every node."""
@@ -70,7 +71,7 @@ class _Bounding:
         if allowance <= 0:
             return [Outcome.unknown(Reason.TIMEOUT, self.name, "no time was left")] * len(part)
         try:
-            with budget.charging(part) as elapsed, torch.no_grad():
+            with budget.charging(part) as elapsed, self.mode():
                 stop: Callable[[], bool] = lambda: elapsed() > allowance  # noqa: E731
                 dtype: torch.dtype = getattr(torch, self.dtype)
                 net = network.to(dtype, self.device)
@@ -153,6 +154,8 @@ class AlphaCrown(Crown):
     intermediate: Ascent | None = None
 
     name = "alpha-crown"
+    # The search for lines of smooth activations takes gradients.
+    mode = torch.no_grad
 
     def relaxation(self, network: Network, box: Bounds, stop: Callable[[], bool]) -> Relaxation:
         if self.intermediate is None:
