@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.test_bounds_rounding import in_order
 from verifiable_relu.bounds import Bounds, Relaxation, interval_bounds, reference, relaxed, rounding
 from verifiable_relu.bounds import linear as crown
 from verifiable_relu.bounds import window as patches
@@ -375,6 +376,70 @@ def test_inputs_beyond_float32_prove_nothing() -> None:
     assert _border(net, Bounds(-end, end)) > 0 and not bool((found > torch.tensor([-2e40, 0])).any())
 
 
+def _disappearing(channels: int) -> Tensor:
+    """(1, channels, 64, 64) coefficients, the same in every channel, of which all but the first are lost beside it,
+    in every line, and all but the first line's sum."""
+    small = 0.99 * rounding.unit_roundoff(torch.float32)
+    a = torch.full((64, 64), small / 64, dtype=torch.float64)
+    a[0] = small
+    a[0, 0] = 1
+    return a.float().double().expand(1, channels, 64, 64)
+
+
+def _image(channels: int, relu: bool) -> Network:
+    """Every pixel, with alternating sign in each channel."""
+    build = Builder((1, 64, 64))
+    signs = torch.tensor([(-1.0) ** i for i in range(channels)], dtype=torch.float64)
+    x = build.conv2d(0, signs.reshape(-1, 1, 1, 1), None, "conv")
+    return build.network(build.activation(x, Relu, "act") if relu else x, name="image")
+
+
+@pytest.mark.parametrize("place", ("concretise", "summed_single"))
+def test_sums_in_float32_may_be_taken_in_any_order(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One after the other, the first ones large and the others lost beside them: the radii of the input, and how far
+    upper lines lie above the lower ones where that is all that there is, in −relu(x) − relu(−x) = −|x|."""
+    monkeypatch.setattr(
+        crown,
+        "_sum_folded",
+        lambda products, node: in_order(in_order(products.unflatten(2, crown._folded(node)))),
+    )
+    relu = place == "summed_single"
+    net, a = _image(1 + relu, relu), -_disappearing(1 + relu)
+    box = Bounds(-torch.ones(1, 1, 64, 64).double(), torch.ones(1, 1, 64, 64).double())
+    last = len(net.nodes) - 1
+    value = sum((Fraction(c) for c in a[0, 0].flatten().tolist()), Fraction(0))
+
+    def wrong() -> int:
+        return _excluded(relaxed(net, box).lower(last, a, torch.tensor([0]))[0], [value])
+
+    assert _border(net, box) == last and not wrong()
+    monkeypatch.setattr(rounding, place, lambda given, *others: given)
+    assert wrong()
+
+
+def test_many_rows_added_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the first, each too small to be seen in the sum."""
+    build, uses = Builder((1, 1, 1)), 100
+    weight = torch.full((uses, 1, 1, 1, 1), 0.99 * rounding.unit_roundoff(torch.float32), dtype=torch.float64)
+    # Rows come in the opposite order.
+    weight[-1] = 1
+    parts = [build.conv2d(0, w, None, f"part{i}") for i, w in enumerate(weight.float().double())]
+    x = parts[0]
+    for i, part in enumerate(parts[1:]):
+        x = build.add(x, part, f"sum{i}")
+    net = build.network(x, name="shared")
+    one = torch.ones(1, 1, 1, 1).double()
+
+    def wrong() -> int:
+        found = relaxed(net, Bounds(-one, one)).lower(x, one, torch.tensor([0]))[0]
+        return _excluded(found, _exact(net, x, -one))
+
+    assert _border(net, Bounds(-one, one)) == x and not wrong()
+    full = rounding.accumulate
+    monkeypatch.setattr(rounding, "accumulate", lambda *given: 0 * full(*given))
+    assert wrong()
+
+
 def _rounded(weight: Tensor) -> Tensor:
     return weight.float().double()
 
@@ -415,7 +480,8 @@ def test_so_do_all_where_float32_is_told_to_be_less(monkeypatch: pytest.MonkeyPa
     one = torch.ones(1, *net.input_shape).double()
     box = Bounds(one, one)
     assert _border(net, box) == 1
-    library = torch.backends.mkldnn.matmul
+    backend: Any = torch.backends.mkldnn
+    library = backend.matmul
     before = library.fp32_precision
     try:
         library.fp32_precision = "bf16"
