@@ -24,16 +24,17 @@ from verifiable_relu.network.build import Builder
 from verifiable_relu.network.graph import Conv2d, Network, Relu
 from verifiable_relu.trust.exact import evaluate_exact
 
-WAYS = {"shifted": (1 << 10, 1 << 10), "folded": (1 << 10, 0), "transposed": (0, 0)}
-"""The ways in which a convolution is pulled back in float32, as (graph._FEW, graph._BLOCKS)."""
+WAYS = {"shifted": (1 << 10, 1 << 10), "cells": (0, 1 << 10), "channels last": (0, 0)}
+"""The ways in which a convolution is pulled back in float32, as (graph._FEW, graph._WIDE); without strides the first is
+the second."""
 
 SEEDS = range(32)
 
 
 def _force(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
-    few, blocks = WAYS[way]
+    few, wide = WAYS[way]
     monkeypatch.setattr(graph, "_FEW", few)
-    monkeypatch.setattr(graph, "_BLOCKS", blocks)
+    monkeypatch.setattr(graph, "_WIDE", wide)
 
 
 def _windows_always(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,8 +137,9 @@ def _wrong(net: Network, box: Bounds) -> int:
     samples = torch.arange(len(box.lower))
 
     def lower(target: int, rows: Tensor) -> tuple[Tensor, Tensor | None]:
-        found, reached = relaxation.lower(target, rows, samples)
-        return found.unflatten(0, (len(samples), -1)), reached
+        """The higher bounds of those with and without the coefficients of the input, and these."""
+        found, reached = relaxation.lower(target, rows, samples, coefficients=True)
+        return torch.fmax(found, relaxation.lower(target, rows, samples)[0]).unflatten(0, (len(samples), -1)), reached
 
     def least(reached: Tensor | None, sample: int, row: int) -> Tensor:
         """Where the linear lower bound of a row is least in a sample's box."""
@@ -239,6 +241,26 @@ def test_the_adjoint_in_float32_is_the_adjoint(
 
 @pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
 @pytest.mark.parametrize("way", WAYS)
+def test_images_in_cells_meet_their_coefficients(way: str, geometry: Geometry, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small integers again: a·(W·x) cell by cell, whole images or the windows of single outputs."""
+    _force(monkeypatch, way)
+    draw = Draw(2)
+    net, node = _convolution(draw, geometry)
+    a, x = draw.integers(5, *node.shape), draw.integers(1, *net.input_shape)
+    right = (a * node.linear(x)).flatten(1).sum(1)
+    size = node.shape[1:]
+    cells, image = node.cells(a.float()), node.in_cells(x, size, node.padding[:2])
+    assert cells.shape[1:] == image.shape[1:] == node.cells_shape(size)
+    assert torch.equal((cells * image).flatten(1).sum(1), right)
+    neuron = torch.arange(node.size)
+    outputs = windows(node.shape, neuron, a[0].flatten())
+    seen = node.in_cells(outputs.grid.before(node).table(x), outputs.grid.size)
+    found = (node.cells(outputs.values.float()) * seen[outputs.point]).flatten(1).sum(1)
+    assert torch.equal(found, (a[0] * node.linear(x)[0]).flatten())
+
+
+@pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
+@pytest.mark.parametrize("way", WAYS)
 def test_an_entry_sums_no_more_terms_than_are_accounted_for(
     way: str, geometry: Geometry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -266,12 +288,11 @@ def test_a_product_is_rounded_no_more_often_than_is_accounted_for(
     for seed, geometry in enumerate(GEOMETRIES):
         draw = Draw(seed)
         net, node = _convolution(draw, geometry, channels)
-        assert node.adjoint_depth <= node.adjoint_terms
         node.weight.copy_(draw(*node.weight.shape).float())
         a = draw(200, *node.shape).float()
         off = (node.adjoint(a, net.input_shape) - node.adjoint(a.double(), net.input_shape)).abs()
         size = replace(node, weight=node.weight.abs()).adjoint(a.double().abs(), net.input_shape)
-        allowed = size * rounding.gamma(node.adjoint_depth, torch.float32)
+        allowed = size * rounding.gamma(node.adjoint_terms, torch.float32)
         assert bool((off <= allowed).all()), geometry
         share = max(share, float((off / allowed).nan_to_num().amax()))
     assert share > 0.1
@@ -398,11 +419,13 @@ def _image(channels: int, relu: bool) -> Network:
 def test_sums_in_float32_may_be_taken_in_any_order(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """One after the other, the first ones large and the others lost beside them: the radii of the input, and how far
     upper lines lie above the lower ones where that is all that there is, in −relu(x) − relu(−x) = −|x|."""
-    monkeypatch.setattr(
-        crown,
-        "_sum_folded",
-        lambda products, node: in_order(in_order(products.unflatten(2, crown._folded(node)))),
-    )
+
+    def summed(products: Tensor, axes: int = 3) -> Tensor:
+        for _ in range(axes):
+            products = in_order(products)
+        return products
+
+    monkeypatch.setattr(crown, "_sum", summed)
     relu = place == "summed_single"
     net, a = _image(1 + relu, relu), -_disappearing(1 + relu)
     box = Bounds(-torch.ones(1, 1, 64, 64).double(), torch.ones(1, 1, 64, 64).double())
