@@ -195,7 +195,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "wrong corner where the last convolution is taken in cells",
         "corners",
-        (Change("bounds.linear:_Walk.back", "terms.append(-_sum(products))", "terms.append(_sum(products))"),),
+        (Change("bounds.linear:_Walk.back", "terms.append(-_sum(products", "terms.append(_sum(products"),),
     ),
     Fault(
         "wrong corner within windows, in cells",
