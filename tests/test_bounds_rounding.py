@@ -308,16 +308,17 @@ def _before_relu(seed: int, dtype: torch.dtype) -> int:
 
 
 def _many_uses(seed: int, dtype: torch.dtype) -> int:
-    """Many rows are added to the first, each too small to be seen in the sum."""
+    """Many rows are added to the first, each too small to be seen in the sum, of which the last leaves little."""
     build, uses = Builder((1,)), 200
     small = 0.99 * rounding.unit_roundoff(dtype)
     # Rows come in the opposite order.
-    weights = [small] * (uses - 1) + [1.0]
+    weights = [-1.0] + [small] * (uses - 2) + [1.0]
     parts = [
         build.scale(0, f"part{i}", scale=torch.full((1,), weight, dtype=dtype)) for i, weight in enumerate(weights)
     ]
-    x = parts[0]
-    for i, part in enumerate(parts[1:]):
+    # The small ones first, so that most sums are small and round by little.
+    x, *others = [*parts[1:-1], parts[0], parts[-1]]
+    for i, part in enumerate(others):
         x = build.add(x, part, f"sum{i}")
     one = torch.ones(1, 1, dtype=dtype)
     return _outside(build.network(x, name="shared"), Bounds(-one, one), x, one, -one)

@@ -399,12 +399,12 @@ def test_inputs_beyond_float32_prove_nothing() -> None:
 
 def _disappearing(channels: int) -> Tensor:
     """(1, channels, 64, 64) coefficients, the same in every channel, of which all but the first are lost beside it,
-    in every line, and all but the first line's sum."""
-    small = 0.99 * rounding.unit_roundoff(torch.float32)
-    a = torch.full((64, 64), small / 64, dtype=torch.float64)
-    a[0] = small
-    a[0, 0] = 1
-    return a.float().double().expand(1, channels, 64, 64)
+    in the first line that is summed, and all but that line's sum."""
+    small, length = 0.99 * rounding.unit_roundoff(torch.float32), crown._folded(64 * 64)[1]
+    a = torch.full((64 * 64,), small / length, dtype=torch.float64)
+    a[:length] = small
+    a[0] = 1
+    return a.float().double().reshape(64, 64).expand(1, channels, 64, 64)
 
 
 def _image(channels: int, relu: bool) -> Network:
@@ -420,10 +420,9 @@ def test_sums_in_float32_may_be_taken_in_any_order(place: str, monkeypatch: pyte
     """One after the other, the first ones large and the others lost beside them: the radii of the input, and how far
     upper lines lie above the lower ones where that is all that there is, in −relu(x) − relu(−x) = −|x|."""
 
-    def summed(products: Tensor, axes: int = 3) -> Tensor:
-        for _ in range(axes):
-            products = in_order(products)
-        return products
+    def summed(products: Tensor, axes: int) -> Tensor:
+        products = products.flatten(-axes)
+        return in_order(in_order(products.unflatten(-1, crown._folded(products.shape[-1]))))
 
     monkeypatch.setattr(crown, "_sum", summed)
     relu = place == "summed_single"
@@ -436,16 +435,17 @@ def test_sums_in_float32_may_be_taken_in_any_order(place: str, monkeypatch: pyte
         return _excluded(relaxed(net, box).lower(last, a, torch.tensor([0]))[0], [value])
 
     assert _border(net, box) == last and not wrong()
-    monkeypatch.setattr(rounding, place, lambda given, *others: given)
+    monkeypatch.setattr(rounding, place, lambda *given: given[:2] if relu else given[0])
     assert wrong()
 
 
-def test_many_rows_added_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
-    """To the first, each too small to be seen in the sum."""
+@pytest.mark.parametrize("first", (1.0, -1.0))
+def test_many_rows_added_in_float32(first: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the first, each too small to be seen in the sum; and what is left may be small, too, if the last is opposed."""
     build, uses = Builder((1, 1, 1)), 100
     weight = torch.full((uses, 1, 1, 1, 1), 0.99 * rounding.unit_roundoff(torch.float32), dtype=torch.float64)
     # Rows come in the opposite order.
-    weight[-1] = 1
+    weight[0], weight[-1] = first, 1
     parts = [build.conv2d(0, w, None, f"part{i}") for i, w in enumerate(weight.float().double())]
     x = parts[0]
     for i, part in enumerate(parts[1:]):
