@@ -176,8 +176,8 @@ FAULTS: tuple[Fault, ...] = (
         (
             Change(
                 "bounds.linear:_Walk._concretised",
-                "-self._sum(a.abs()",
-                "self._sum(a.abs()",
+                "[-self._weighed",
+                "[self._weighed",
             ),
         ),
     ),
@@ -276,8 +276,8 @@ FAULTS: tuple[Fault, ...] = (
         (
             Change(
                 "bounds.window:kernels",
-                'node.weight[neuron.div(size, rounding_mode="floor")]',
-                'node.weight.flip(0)[neuron.div(size, rounding_mode="floor")]',
+                "node.weight.index_select",
+                "node.weight.flip(0).index_select",
             ),
         ),
     ),
