@@ -5,22 +5,41 @@ from __future__ import annotations
 import itertools
 import math
 import random
+from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from verifiable_relu.bounds import Bounds, Relaxation, interval_bounds, relaxed, rounding
 from verifiable_relu.bounds import linear as crown
+from verifiable_relu.bounds.activations import TABLE
 from verifiable_relu.network import graph
 from verifiable_relu.network.build import Builder
-from verifiable_relu.network.graph import Affine, LeakyRelu, Linear, Network, Node, Relu, Scale
+from verifiable_relu.network.graph import Affine, LeakyRelu, Linear, Network, Node, Relu, Scale, Sigmoid
 from verifiable_relu.trust.exact import evaluate_exact
 
 SEEDS = range(30)
 DTYPES = (torch.float64, torch.float32)
+
+Situation = Callable[[int, torch.dtype], int]
+"""How many values a bound excludes, by seed and dtype."""
+
+Without = Callable[[Callable[..., Any]], Callable[..., Any]]
+"""A function of ``rounding`` without its slack, from the function."""
+
+
+def _none_of(full: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return lambda *given: 0 * full(*given)
+
+
+def in_order(products: Tensor) -> Tensor:
+    """Sums along the last axis, one number after the other: an order that the analysis allows as it does any other."""
+    return torch.from_numpy(np.add.accumulate(products.numpy(), axis=-1)[..., -1])
 
 
 class Numbers:
@@ -213,36 +232,47 @@ def test_operators_within_the_weight_error_are_enclosed() -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("terms", (1, 2, 30))
 def test_sums_are_pulled_back_within_their_unit(dtype: torch.dtype, terms: int) -> None:
-    """Rows through one affine map at one point, in exact arithmetic: the unit covers the error, and not by magnitudes
-    more than the number of terms."""
+    """Rows through one affine map, in exact arithmetic: the unit covers A·ŷ and A′·(x − x̂) about the point, and not by
+    magnitudes more than the number of terms."""
     worst = Fraction(0)
-    for seed, sign in itertools.product(range(12), (1, -1)):
+    for seed, sign, width in itertools.product(range(12), (1, -1), (0, 1)):
         numbers = Numbers(seed, 3)
         build = Builder((terms,))
         x = build.linear(0, numbers.tensor(terms, terms), numbers.tensor(terms), "fc")
         net = stored(build.network(x, name="one"), dtype)
-        point = numbers.tensor(1, terms).to(dtype)
-        relaxation = Relaxation(net, Bounds(point, point))
+        center = numbers.tensor(1, terms)
+        box = Bounds(*((center + side * width * numbers.tensor(1, 1).abs()).to(dtype) for side in (-1, 1)))
+        relaxation = Relaxation(net, Bounds(torch.minimum(box.lower, box.upper), torch.maximum(box.lower, box.upper)))
         relaxation.advance(1)
-        node = net.nodes[1]
+        reference, node = relaxation.reference(), net.nodes[1]
         assert isinstance(node, Linear)
         a = sign * numbers.tensor(1, terms).to(dtype)
-        unit = Fraction(float(relaxation.error_unit(1)))
-        norm = sum(abs(Fraction(v)) for v in a[0].tolist())
-        back, constant = node.adjoint(a, (terms,)), (a * node.offset()).sum()
-        after = sum(
-            (Fraction(c) * Fraction(p) for c, p in zip(back[0].tolist(), point[0].tolist(), strict=True)),
-            Fraction(float(constant)),
-        )
-        before = sum(Fraction(c) * y for c, y in zip(a[0].tolist(), exact(net, point), strict=True))
-        error = abs(after - before)
-        assert error <= norm * unit
-        worst = max(worst, error / (norm * unit))
+        back, constant = node.adjoint(a, (terms,)), (a * reference.point(1)).sum()
+        allowed = _times(a.abs(), _fractions(reference.unit(1)))
+        for x_hat, point in ((reference.point(0), box.lower), (reference.point(0), box.upper)):
+            away = [v - w for v, w in zip(_fractions(point), _fractions(x_hat), strict=True)]
+            error = abs(_times(a, exact(net, point)) - Fraction(float(constant)) - _times(back, away))
+            assert error <= allowed
+            worst = max(worst, error / allowed)
     assert worst > Fraction(1, 2000)
 
 
-def _nothing(*sizes: object) -> Tensor:
-    return torch.zeros(1)
+def _fractions(values: Tensor) -> list[Fraction]:
+    return [Fraction(v) for v in values.flatten().tolist()]
+
+
+def _times(a: Tensor, values: list[Fraction]) -> Fraction:
+    """a·values, exactly."""
+    return sum((c * v for c, v in zip(_fractions(a), values, strict=True)), Fraction(0))
+
+
+def _outside(net: Network, box: Bounds, target: int, a: Tensor, x: Tensor, constant: Tensor | None = None) -> int:
+    """Whether the bound of a row of node ``target`` excludes its value at x."""
+    relaxation = relaxed(net, box)
+    found = relaxation.lower(target, a, torch.tensor([0]), constant=constant)[0]
+    part = Network(net.nodes[: target + 1], name="part")
+    value = _times(a, exact(part, x)) + (0 if constant is None else Fraction(float(constant)))
+    return excluded(found, [value])
 
 
 def _cancelling(seed: int, place: str, dtype: torch.dtype) -> int:
@@ -252,7 +282,7 @@ def _cancelling(seed: int, place: str, dtype: torch.dtype) -> int:
     point, a = numbers.tensor(1, 2).to(dtype), numbers.tensor(1, 2).to(dtype)
     constant = torch.zeros(1, dtype=dtype)
     match place:
-        case "concretise":
+        case "value":
             # The row's own products cancel.
             a[0, 1] = -a[0, 0] * point[0, 0] / point[0, 1]
         case "backward_affine":
@@ -262,24 +292,122 @@ def _cancelling(seed: int, place: str, dtype: torch.dtype) -> int:
             constant += 1e6 * numbers.tensor(1)
     build = Builder((2,))
     net = build.network(build.linear(0, weight, torch.zeros(2, dtype=dtype), "fc"), name="cancelling")
-    relaxation = Relaxation(net, Bounds(point, point))
-    relaxation.advance(1)
-    target = 1 if place == "backward_affine" else 0
-    found = relaxation.lower(target, a, torch.tensor([0]), constant=constant)[0]
-    at = exact(net, point) if target else [Fraction(v) for v in point[0].tolist()]
-    value = sum(Fraction(c) * y for c, y in zip(a[0].tolist(), at, strict=True)) + Fraction(float(constant))
-    return excluded(found, [value])
+    return _outside(net, Bounds(point, point), 1 if place == "backward_affine" else 0, a, point, constant)
+
+
+def _before_relu(seed: int, dtype: torch.dtype) -> int:
+    """Here the products before a ReLU cancel, so that nothing but its outward lines knows how large they were."""
+    numbers = Numbers(seed, 0)
+    weight, point = 1e6 * numbers.tensor(1, 2).to(dtype), numbers.tensor(1, 2).to(dtype)
+    weight[0, 1] = -weight[0, 0] * point[0, 0] / point[0, 1]
+    build = Builder((2,))
+    x = build.activation(build.linear(0, weight, torch.full((1,), 2.0, dtype=dtype), "fc"), Relu, "act")
+    out = (1 if seed % 2 else -1) * numbers.tensor(1, 1).abs().to(dtype)
+    net = build.network(build.linear(x, out, None, "out"), name="before")
+    return _outside(net, Bounds(point, point), 3, torch.ones(1, 1, dtype=dtype), point)
+
+
+def _many_uses(seed: int, dtype: torch.dtype) -> int:
+    """Many rows are added to the first, each too small to be seen in the sum, of which the last leaves little."""
+    build, uses = Builder((1,)), 200
+    small = 0.99 * rounding.unit_roundoff(dtype)
+    # Rows come in the opposite order.
+    weights = [-1.0] + [small] * (uses - 2) + [1.0]
+    parts = [
+        build.scale(0, f"part{i}", scale=torch.full((1,), weight, dtype=dtype)) for i, weight in enumerate(weights)
+    ]
+    # The small ones first, so that most sums are small and round by little.
+    x, *others = [*parts[1:-1], parts[0], parts[-1]]
+    for i, part in enumerate(others):
+        x = build.add(x, part, f"sum{i}")
+    one = torch.ones(1, 1, dtype=dtype)
+    return _outside(build.network(x, name="shared"), Bounds(-one, one), x, one, -one)
+
+
+def _underflowing(seed: int, dtype: torch.dtype) -> int:
+    """The one coefficient of the input is too small to be a number."""
+    out, inner, value = (1e-30, 1e-17, 1e25) if dtype == torch.float32 else (1e-300, 1.1e-26, 1e100)
+    build = Builder((1,))
+    x = build.linear(0, torch.full((1, 1), inner, dtype=dtype), None, "fc")
+    net = build.network(build.linear(x, torch.full((1, 1), out, dtype=dtype), None, "out"), name="small")
+    end = torch.full((1, 1), value, dtype=dtype)
+    return _outside(net, Bounds(-end, end), 2, torch.ones(1, 1, dtype=dtype), -end)
+
+
+SLACKS: dict[str, tuple[Situation, Without]] = {
+    "value": (lambda seed, dtype: _cancelling(seed, "value", dtype), _none_of),
+    "backward_affine": (lambda seed, dtype: _cancelling(seed, "backward_affine", dtype), _none_of),
+    "total": (
+        lambda seed, dtype: _cancelling(seed, "total", dtype),
+        lambda full: lambda terms, lost: terms.sum(0) - lost,
+    ),
+    "outward": (
+        _before_relu,
+        lambda full: lambda top, floor, error, terms: (top, torch.zeros_like(top) if floor is None else floor),
+    ),
+    "accumulate": (_many_uses, _none_of),
+    "lost": (_underflowing, _none_of),
+}
+"""By the name of its function, where each slack is needed, and what the function is without it."""
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("place", ("concretise", "backward_affine", "total"))
-def test_each_slack_is_needed_where_numbers_cancel(
-    place: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("place", SLACKS)
+def test_each_slack_is_needed_somewhere(place: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    situation, without = SLACKS[place]
+    seeds = range(20 if situation not in (_many_uses, _underflowing) else 1)
+    assert not any(situation(seed, dtype) for seed in seeds)
+    monkeypatch.setattr(rounding, place, without(getattr(rounding, place)))
+    assert any(situation(seed, dtype) for seed in seeds)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_an_upper_line_rises_twice_as_far_as_a_lower_one_falls(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert not any(_cancelling(seed, place, dtype) for seed in range(20))
-    without = _nothing if place != "total" else lambda terms, errors: terms.sum(0) - sum(errors)
-    monkeypatch.setattr(rounding, place, without)
-    assert any(_cancelling(seed, place, dtype) for seed in range(20))
+    """Negative coefficients take back what positive ones lose at the lower line."""
+    assert not any(_before_relu(seed, dtype) for seed in range(20))
+    full = rounding.outward
+    monkeypatch.setattr(rounding, "outward", lambda top, *others: (top, full(top, *others)[1]))
+    assert any(_before_relu(seed, dtype) for seed in range(20))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("off", (1, -1))
+def test_a_library_may_be_off_by_as_much_as_is_granted(
+    dtype: torch.dtype, off: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """σ(z) for next to no z, where it is nearly all offset, by a library that is wrong in the last digits."""
+    point = torch.full((1, 1), 2.0**-60, dtype=dtype)
+    build = Builder((1,))
+    one = torch.ones(1, 1, dtype=dtype)
+    x = build.activation(build.linear(0, one, None, "fc"), Sigmoid, "act")
+    net = build.network(build.linear(x, one, None, "out"), name="sigmoid")
+    library, granted = torch.sigmoid, TABLE[Sigmoid].ulps * rounding.unit_roundoff(dtype)
+    monkeypatch.setattr(torch, "sigmoid", lambda x: library(x) * (1 + off * granted))
+
+    def wrong() -> int:
+        found = relaxed(net, Bounds(point, point)).lower(3, torch.cat([one, -one]), torch.tensor([0]))[0]
+        value = Fraction(1, 2) + Fraction(2.0**-62)
+        return excluded(found, [value, -value])
+
+    assert not wrong()
+    monkeypatch.setattr(rounding, "backward_activation", _none_of(rounding.backward_activation))
+    assert wrong()
+
+
+def test_radii_may_be_summed_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One after the other, the first ones large and the others lost beside them."""
+    monkeypatch.setattr(crown, "_dot", lambda a, values: in_order(a * values[:, None]))
+    build, size = Builder((1, 64, 64)), rounding.unit_roundoff(torch.float64)
+    # No float32 number, so that all is in float64.
+    weight = torch.full((1, 1, 1, 64), 1 + 2.0**-30, dtype=torch.float64)
+    net = build.network(build.conv2d(0, weight, None, "conv"), name="long")
+    one, a = torch.ones(1, 1, 64, 64).double(), torch.full((1, 1, 64, 1), 63 * size, dtype=torch.float64)
+    a[0, 0, 0] = 1
+    assert not _outside(net, Bounds(-one, one), 1, a, -one)
+    monkeypatch.setattr(rounding, "concretise", lambda radius, terms, dtype: radius)
+    assert _outside(net, Bounds(-one, one), 1, a, -one)
 
 
 @pytest.mark.parametrize("padding", [(2, 2, 2, 2), (0, 0, 0, 3), (0, 3, 0, 0), (3, 0, 0, 0), (0, 0, 3, 0)], ids=str)

@@ -175,9 +175,9 @@ FAULTS: tuple[Fault, ...] = (
         "corners",
         (
             Change(
-                "bounds.linear:Relaxation.lower",
-                "- _dot(a.abs(), radius)",
-                "+ _dot(a.abs(), radius)",
+                "bounds.linear:_Walk._concretised",
+                "[-self._weighed",
+                "[self._weighed",
             ),
         ),
     ),
@@ -193,9 +193,93 @@ FAULTS: tuple[Fault, ...] = (
         ),
     ),
     Fault(
-        "centre of the box left out where a convolution's coefficients are in float32",
-        "planted",
-        (Change("bounds.linear:Relaxation.lower", " - _dot(back, _of(single.center, sample))", ""),),
+        "wrong corner where the last convolution is taken in cells",
+        "corners",
+        (Change("bounds.linear:_Walk.back", "terms.append(-_sum(products", "terms.append(_sum(products"),),
+    ),
+    Fault(
+        "wrong corner within windows, in cells",
+        "corners",
+        (Change("bounds.linear:Relaxation._windowed", "[-_sum(node.cells", "[_sum(node.cells"),),
+    ),
+    Fault(
+        "the constant at the target's point left out",
+        "corners",
+        (Change("bounds.linear:Relaxation.lower", "_of(reference.point(target).flatten(1), sample)", "0 * rows[:1]"),),
+    ),
+    Fault(
+        "an activation's point taken for that of its input",
+        "corners",
+        (Change("bounds.reference:Reference.point", "found = lines.lower_slope * z", "found = z"),),
+    ),
+    Fault(
+        "the upper line not raised by how far it lies above the lower one at the point",
+        "corners",
+        (Change("bounds.linear:Relaxation._outward", "torch.addcmul(lines.upper_offset, rise, z)", "0 * z"),),
+    ),
+    Fault(
+        "the upper line raised as about zero",
+        "corners",
+        (
+            Change(
+                "bounds.linear:Relaxation._outward",
+                "torch.addcmul(lines.upper_offset, rise, z)",
+                "lines.upper_offset",
+            ),
+        ),
+    ),
+    Fault(
+        "rows' own lower lines taken for those of all rows at the point",
+        "agreement",
+        (Change("bounds.linear:Relaxation._outward", "- of(reference.point(index).flatten(1))", "* 0"),),
+    ),
+    Fault(
+        "rounding errors of all nodes before a target taken for covered by it",
+        "corners",
+        (Change("bounds.reference:covered", "frozenset(found)", "frozenset(range(index + 1))"),),
+    ),
+    Fault(
+        "rounding of coefficients in float32 left out",
+        "corners",
+        (Change("bounds.rounding:backward_single", "gamma(terms + 12, single)", "0.0"),),
+    ),
+    Fault(
+        "rows of one of two nodes alone where both use a third",
+        "corners",
+        (
+            Change(
+                "bounds.linear:_Walk._give",
+                "self._whole(a, index) + self._whole(other, index) if both is None else both",
+                "self._whole(a, index)",
+            ),
+        ),
+    ),
+    Fault(
+        "rows of one of two nodes alone where both use a third, within windows",
+        "corners",
+        (
+            Change(
+                "bounds.window:Window.plus",
+                "self._within(grid) + other._within(grid)",
+                "self._within(grid)",
+            ),
+        ),
+    ),
+    Fault(
+        "the window of a neighbouring neuron",
+        "corners",
+        (Change("bounds.window:kernels", "neuron % size", "(neuron + 1) % size"),),
+    ),
+    Fault(
+        "the kernel of another channel",
+        "corners",
+        (
+            Change(
+                "bounds.window:kernels",
+                "node.weight.index_select",
+                "node.weight.flip(0).index_select",
+            ),
+        ),
     ),
     Fault(
         "stale intermediate bound in a relaxation: that of the batch's first box",

@@ -210,6 +210,8 @@ def corner_networks(rng: np.random.Generator, smooth: bool) -> list[Network]:
         *nets.pieces(rng, nets.uneven(rng, 6, positive=True)),
         *(_active(nets.mlp(rng, nets.uneven(rng, spread), widths=(4, 6, 5, 3)), 4.0) for spread in (1, 4, 10)),
         nets.mlp(rng, uneven, widths=(4, 5)),
+        *(nets.image(rng, nets.uneven(rng, spread)) for spread in (0, 3, 10)),
+        *(nets.opposed(rng, nets.uneven(rng, 0), *of) for of in itertools.product((False, True), repeat=2)),
     ]
 
 

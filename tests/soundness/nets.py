@@ -136,6 +136,51 @@ def cnn(rng: np.random.Generator, draw: Weights, kind: type[Activation] = Relu) 
     return chain.network(f"cnn-{kind.op}")
 
 
+def image(rng: np.random.Generator, draw: Weights, kind: type[Activation] = Relu) -> Network:
+    """Plain convolutions with and without strides, one within a block x + f(x): coefficients in float32, in windows."""
+    chain = Chain((1, 4, 3))
+    chain.add(Conv2d, (2, 4, 3), weight=draw((2, 1, 2, 2), 4), bias=draw((2,), 4), padding=(1, 0, 0, 1))
+    before = _activation(chain, kind, rng)
+    inner = chain.add(Conv2d, (2, 4, 3), weight=draw((2, 2, 3, 1), 6), bias=draw((2,), 4), padding=(1, 0, 1, 0))
+    chain.add(Add, (2, 4, 3), inner, before)
+    _activation(chain, kind, rng)
+    chain.add(Conv2d, (2, 2, 1), weight=draw((2, 2, 2, 2), 8), bias=draw((2,), 4), stride=(2, 2))
+    _activation(chain, kind, rng)
+    chain.add(Reshape, (4,))
+    chain.linear(draw((2, 4), 4), draw((2,), 4))
+    return chain.network(f"image-{kind.op}")
+
+
+def opposed(rng: np.random.Generator, draw: Weights, images: bool, relu: bool) -> Network:
+    """Neighbouring neurons nearly the same, then counted with opposite signs: little is left of large numbers."""
+
+    def nearly(weight: Tensor) -> Tensor:
+        return weight * (1 + torch.from_numpy(rng.uniform(size=weight.shape)) * 2.0**-20)
+
+    def paired(shape: Shape, fan: int) -> Tensor:
+        return nearly(draw((shape[0] // 2, *shape[1:]), fan).repeat_interleave(2, 0)).float()
+
+    def cancelling(shape: Shape, fan: int) -> Tensor:
+        value = draw((shape[0], shape[1] // 2, *shape[2:]), fan).repeat_interleave(2, 1)
+        value[:, 1::2] *= -1
+        return nearly(value).float()
+
+    nothing = torch.zeros(4)
+    chain = Chain((1, 3, 2) if images else (3,))
+    if images:
+        chain.add(Conv2d, (4, 2, 2), weight=paired((4, 1, 2, 1), 2), bias=nothing)
+        chain.add(Conv2d, (4, 2, 1), weight=cancelling((4, 4, 1, 2), 4), bias=nothing)
+    else:
+        chain.linear(paired((4, 3), 3), nothing)
+        chain.linear(cancelling((4, 4), 4), nothing)
+    if relu:
+        _activation(chain, Relu, rng)
+    if images:
+        chain.add(Reshape, (8,))
+    chain.linear(draw((2, chain.nodes[-1].size), 8), torch.zeros(2))
+    return chain.network(f"opposed-{'image' if images else 'mlp'}{'-Relu' * relu}")
+
+
 def residual(rng: np.random.Generator, draw: Weights, kind: type[Activation] = Relu) -> Network:
     """Two blocks x + f(x), the first around a wide affine node, the second around an activation."""
     chain = Chain((4,))

@@ -1,0 +1,392 @@
+"""Rows about points of nodes against CROWN written down again, with dense matrices and without points: all graphs."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from verifiable_relu.bounds import Bounds, Lines, Relaxation, relaxed
+from verifiable_relu.bounds import linear as crown
+from verifiable_relu.bounds import window as patches
+from verifiable_relu.network import graph
+from verifiable_relu.network.build import Builder
+from verifiable_relu.network.graph import (
+    Activation,
+    Add,
+    Conv2d,
+    LeakyRelu,
+    Linear,
+    Network,
+    Permute,
+    Relu,
+    Scale,
+    Tanh,
+)
+
+# ---------------------------------------------------------------- networks
+
+
+class Draw:
+    """Layers of random weights; ``single`` ones are float32 numbers."""
+
+    def __init__(self, seed: int, single: bool, *shape: int) -> None:
+        self.generator = torch.Generator().manual_seed(seed)
+        self.single = single
+        self.build = Builder(shape)
+
+    def __call__(self, *shape: int) -> Tensor:
+        value = torch.randn(*shape, generator=self.generator, dtype=torch.float64)
+        return value.float().double() * (1 if self.single else 1 + 2.0**-30)
+
+    def conv(self, x: int, out: int, kernel: tuple[int, int], **options: object) -> int:
+        inside = self.build.shape(x)[0]
+        weight = self(out, inside, *kernel) / 4
+        return self.build.conv2d(x, weight, self(out) / 2, f"conv{len(self.build.nodes)}", **options)  # type: ignore[arg-type]
+
+    def relu(self, x: int, kind: type[Activation] = Relu, **parameters: float) -> int:
+        tensors = {name: torch.tensor(value, dtype=torch.float64) for name, value in parameters.items()}
+        return self.build.activation(x, kind, f"act{len(self.build.nodes)}", **tensors)
+
+    def add(self, x: int, y: int) -> int:
+        return self.build.add(x, y, f"sum{len(self.build.nodes)}")
+
+    def flat(self, x: int) -> int:
+        return self.build.reshape(x, (math.prod(self.build.shape(x)),), f"flat{len(self.build.nodes)}")
+
+    def permute(self, x: int, *axes: int) -> int:
+        return self.build.permute(x, axes, f"permute{len(self.build.nodes)}")
+
+    def scale(self, x: int) -> int:
+        channels = (self.build.shape(x)[0], *[1] * (len(self.build.shape(x)) - 1))
+        name = f"scale{len(self.build.nodes)}"
+        return self.build.scale(x, name, scale=self(*channels), center=self(*channels), shift=self(*channels))
+
+    def linear(self, x: int, out: int, bias: float = 0.0) -> int:
+        inside = self.build.shape(x)[-1]
+        return self.build.linear(x, self(out, inside) / inside**0.5, self(out) / 2 + bias, f"fc{len(self.build.nodes)}")
+
+    def end(self, x: int) -> Network:
+        return self.build.network(x, name="graph")
+
+
+SAME = {"padding": (1, 1, 1, 1)}
+
+
+def _chain(single: bool) -> Network:
+    """Strides, uneven padding, windows up to three convolutions deep."""
+    draw = Draw(0, single, 2, 8, 7)
+    x = draw.relu(draw.conv(draw.scale(0), 3, (3, 2), padding=(1, 0, 1, 1)))
+    x = draw.relu(draw.conv(x, 4, (2, 3), stride=(2, 1), padding=(0, 1, 0, 1)))
+    x = draw.relu(draw.conv(x, 2, (2, 2), stride=(1, 2)))
+    return draw.end(draw.linear(draw.relu(draw.linear(draw.flat(x), 6)), 3))
+
+
+def _wide(single: bool) -> Network:
+    """So many channels that another layout is taken, and a strided last step."""
+    draw = Draw(1, single, 1, 6, 6)
+    x = draw.relu(draw.conv(0, 40, (2, 2), stride=(2, 2)))
+    return draw.end(draw.linear(draw.flat(draw.relu(draw.conv(x, 3, (2, 2)))), 3))
+
+
+def _blocks(single: bool) -> Network:
+    """Residual blocks, ReLU on their sums; the second one's shortcut has a convolution of its own."""
+    draw = Draw(2, single, 2, 5, 5)
+    x = draw.relu(draw.conv(0, 3, (3, 3), **SAME))
+    x = draw.relu(
+        draw.add(
+            draw.conv(draw.relu(draw.conv(x, 3, (3, 1), padding=(1, 0, 1, 0))), 3, (1, 3), padding=(0, 1, 0, 1)), x
+        )
+    )
+    x = draw.relu(draw.add(draw.conv(x, 3, (3, 3), stride=(2, 2), **SAME), draw.conv(x, 3, (1, 1), stride=(2, 2))))
+    return draw.end(draw.linear(draw.flat(x), 3))
+
+
+def _sums(single: bool) -> Network:
+    """Sums of activations, of a node with itself, of sums; the input is used twice."""
+    draw = Draw(3, single, 2, 4, 4)
+    x = draw.add(draw.conv(0, 2, (3, 3), **SAME), 0)
+    one, two = draw.relu(x), draw.relu(draw.conv(x, 2, (1, 1)))
+    x = draw.add(draw.add(one, two), draw.add(one, one))
+    x = draw.relu(draw.conv(x, 2, (2, 2)))
+    return draw.end(draw.linear(draw.flat(draw.add(x, x)), 3))
+
+
+def _many(single: bool) -> Network:
+    """One node used five times, by convolutions, an activation and a sum."""
+    draw = Draw(4, single, 1, 4, 3)
+    hub = draw.conv(0, 2, (2, 2), padding=(1, 0, 0, 1))
+    parts = [draw.conv(hub, 2, (1, 1)), draw.relu(hub), draw.relu(draw.conv(hub, 2, (3, 3), **SAME)), draw.relu(hub)]
+    x = hub
+    for part in parts:
+        x = draw.add(x, part)
+    return draw.end(draw.linear(draw.flat(draw.relu(x)), 3))
+
+
+def _reordered(single: bool) -> Network:
+    """ReLU after a reordering and after a flattening, on which a residual sum follows."""
+    draw = Draw(5, single, 2, 4, 3)
+    x = draw.relu(draw.permute(draw.conv(0, 3, (2, 2)), 2, 0, 1))
+    x = draw.flat(draw.permute(draw.conv(x, 2, (2, 1)), 1, 2, 0))
+    y = draw.relu(x)
+    x = draw.relu(draw.add(draw.linear(y, draw.build.shape(y)[0]), y))
+    return draw.end(draw.linear(x, 3))
+
+
+def _scaled(single: bool) -> Network:
+    """Scales between convolutions, before and after a ReLU."""
+    draw = Draw(6, single, 2, 5, 5)
+    x = draw.scale(draw.relu(draw.scale(draw.conv(0, 3, (2, 2)))))
+    x = draw.scale(draw.relu(draw.conv(x, 3, (2, 2))))
+    return draw.end(draw.linear(draw.relu(draw.linear(draw.flat(x), 5)), 3))
+
+
+def _smooth(single: bool) -> Network:
+    """Activations with lines that do not go through the origin, used twice."""
+    draw = Draw(7, single, 2, 4, 4)
+    x = draw.relu(draw.conv(draw.relu(draw.conv(0, 3, (2, 2))), 3, (1, 2)), Tanh)
+    x = draw.add(draw.relu(draw.conv(x, 3, (3, 3), **SAME), LeakyRelu, slope=1.5), x)
+    x = draw.relu(draw.linear(draw.flat(x), 6), LeakyRelu, slope=0.1)
+    return draw.end(draw.linear(draw.relu(draw.linear(x, 4), Tanh), 3))
+
+
+def _image(single: bool) -> Network:
+    """The output is an image, a ReLU's: rows begin in float32."""
+    draw = Draw(8, single, 1, 5, 4)
+    x = draw.relu(draw.conv(0, 2, (2, 2)))
+    return draw.end(draw.relu(draw.add(draw.conv(x, 2, (3, 3), **SAME), x)))
+
+
+def _inactive(single: bool) -> Network:
+    """Dense layers of which most neurons are inactive."""
+    draw = Draw(9, single, 2, 3, 3)
+    x = draw.relu(draw.linear(draw.flat(draw.relu(draw.conv(0, 2, (2, 2)))), 12, -0.8))
+    return draw.end(draw.linear(draw.relu(draw.linear(x, 10, -0.3)), 3))
+
+
+GRAPHS: dict[str, Callable[[bool], Network]] = {
+    "chain": _chain,
+    "wide": _wide,
+    "blocks": _blocks,
+    "sums": _sums,
+    "many": _many,
+    "reordered": _reordered,
+    "scaled": _scaled,
+    "smooth": _smooth,
+    "image": _image,
+    "inactive": _inactive,
+}
+graphs = pytest.mark.parametrize("make", GRAPHS.values(), ids=GRAPHS.keys())
+zones = pytest.mark.parametrize("single", (True, False), ids=("float32", "float64"))
+
+
+def boxes(net: Network, batch: int) -> Bounds:
+    """Boxes that differ in place and size, so that other neurons are unstable in each."""
+    generator = torch.Generator().manual_seed(batch)
+    center = torch.randn(batch, *net.input_shape, generator=generator, dtype=torch.float64)
+    size = torch.logspace(0, -1.2, batch, dtype=torch.float64).reshape(-1, *[1] * len(net.input_shape))
+    radius = size * torch.rand(center.shape, generator=generator, dtype=torch.float64)
+    return Bounds(center - radius, center + radius)
+
+
+# ---------------------------------------------------------------- the same by hand
+
+
+def _dense(node: graph.Node, before: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """W and b of y = W·x + b on flattened numbers."""
+    size = math.prod(before)
+    match node:
+        case Linear():
+            return node.weight.numpy(), node.bias.numpy()
+        case Scale():
+            scale, shift, center = (
+                t.expand(node.shape).flatten().numpy() for t in (node.scale, node.shift, node.center)
+            )
+            return np.diag(scale), shift - scale * center
+        case Permute():
+            return np.eye(size)[np.arange(size).reshape(before).transpose(node.axes).flatten()], np.zeros(size)
+    if not isinstance(node, Conv2d):
+        return np.eye(size), np.zeros(size)
+    places = np.arange(size).reshape(before)
+    weight, matrix = node.weight.numpy(), np.zeros((*node.shape, size))
+    for (o, i, j), (c, u, v) in itertools.product(np.ndindex(*node.shape), np.ndindex(*weight.shape[1:])):
+        y, x = i * node.stride[0] + u - node.padding[0], j * node.stride[1] + v - node.padding[1]
+        if 0 <= y < before[1] and 0 <= x < before[2]:
+            matrix[o, i, j, places[c, y, x]] += weight[o, c, u, v]
+    bias = np.broadcast_to(node.bias.numpy()[:, None, None], node.shape)
+    return matrix.reshape(-1, size), bias.flatten()
+
+
+class ByHand:
+    """Linear lower bounds of rows of any node, from the lines of a relaxation's activations."""
+
+    def __init__(self, relaxation: Relaxation) -> None:
+        self.relaxation, self.nodes = relaxation, relaxation.network.nodes
+        self.maps = [_dense(n, self.nodes[n.inputs[0]].shape) if n.inputs else None for n in self.nodes]
+
+    def least(self, index: int, a: np.ndarray, sample: int) -> float:
+        """Over a node's interval."""
+        lower, upper = (t[sample].flatten().numpy() for t in _ends(self.relaxation.values[index]))
+        return float(np.minimum(a * lower, a * upper).sum())
+
+    def lower(
+        self,
+        target: int,
+        row: np.ndarray,
+        sample: int,
+        own: Mapping[int, tuple[np.ndarray, ...]] | None = None,
+        intervals: bool = False,
+    ) -> tuple[float, np.ndarray]:
+        """The bound, and coefficients of the input."""
+        rows, constant = {target: row}, 0.0
+        for index in range(target, 0, -1):
+            if index not in rows:
+                continue
+            a, node = rows.pop(index), self.nodes[index]
+            if isinstance(node, Activation) and intervals:
+                constant += self.least(index, a, sample)
+                continue
+            if isinstance(node, Activation):
+                lines = own[index] if own else _of(self.relaxation.lines(index), sample)
+                low, floor, up, top = lines
+                positive, negative = np.maximum(a, 0), np.minimum(a, 0)
+                constant += positive @ floor + negative @ top
+                given = [positive * low + negative * up]
+            elif isinstance(node, Add):
+                given = [a, a]
+            else:
+                weight, bias = self.maps[index]
+                constant += a @ bias
+                given = [a @ weight]
+            for source, value in zip(node.inputs, given, strict=True):
+                rows[source] = rows.get(source, 0) + value
+        a = rows.get(0, np.zeros(self.nodes[0].size))
+        return constant + self.least(0, a, sample), a
+
+
+def _ends(bounds: Bounds) -> tuple[Tensor, Tensor]:
+    return bounds.lower, bounds.upper
+
+
+def _of(lines: Lines, row: int) -> tuple[np.ndarray, ...]:
+    return tuple(t[row].flatten().numpy() for t in lines.parts())
+
+
+def assert_the_same(found: Tensor, right: list[float], single: bool) -> None:
+    """Rows first, then their negatives: never higher, and lower by a small part of the width between the two."""
+    expected = torch.tensor(right, dtype=torch.float64)
+    half = len(expected) // 2
+    width = -(expected[:half] + expected[half:]).repeat(2)
+    assert bool((found <= expected + 1e-13 * (1 + expected.abs())).all())
+    # Neurons of which nothing is left, too, have a share in rounding.
+    assert bool((expected - found <= (1e-4 if single else 1e-9) * width + 1e-12).all())
+
+
+def _signs(count: int) -> Tensor:
+    return torch.cat([torch.ones(count), -torch.ones(count)]).double()
+
+
+# ---------------------------------------------------------------- tests
+
+
+def _always(monkeypatch: pytest.MonkeyPatch, windows: bool) -> None:
+    """Windows up to whole images, without matrices; or no windows at all."""
+    monkeypatch.setattr(patches, "_LARGEST", 0)
+    monkeypatch.setattr(crown, "_FULL", 1 if windows else math.inf)
+
+
+@graphs
+@zones
+@pytest.mark.parametrize("windows", (True, False), ids=("windows", "whole"))
+def test_neurons_of_every_node(
+    make: Callable[[bool], Network], single: bool, windows: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each sample's own number of neurons, in groups."""
+    _always(monkeypatch, windows)
+    net = make(single)
+    relaxation = relaxed(net, boxes(net, 3))
+    assert relaxation.border > relaxation.entry if single else relaxation.border == -1
+    hand = ByHand(relaxation)
+    for index in range(relaxation.entry + 1, len(net.nodes)):
+        size = net.nodes[index].size
+        neuron = torch.arange(0, size, max(1, size // 4))[:5]
+        sign, samples = _signs(len(neuron)), torch.tensor([2, 0, 1])
+        found = relaxation.neurons(index, neuron.repeat(6), sign.repeat(3), samples)
+        for sample, mine in zip(samples.tolist(), found.unflatten(0, (3, -1)), strict=True):
+            rows = np.eye(size)[neuron.repeat(2)] * sign.numpy()[:, None]
+            assert_the_same(mine, [hand.lower(index, row, sample)[0] for row in rows], single)
+
+
+@graphs
+@zones
+@pytest.mark.parametrize("batch", (1, 4))
+def test_rows_of_the_output(make: Callable[[bool], Network], single: bool, batch: int) -> None:
+    """In groups and one by one, with and without the coefficients of the input, which are the same; intervals too."""
+    net = make(single)
+    relaxation = relaxed(net, boxes(net, batch))
+    hand, last = ByHand(relaxation), len(net.nodes) - 1
+    generator = torch.Generator().manual_seed(0)
+    one = torch.randn(2, net.output_size, generator=generator, dtype=torch.float64)
+    rows, constant = torch.cat([one, -one]), torch.tensor([1.0, 2.0, -1.0, -2.0]).double()
+    samples = torch.arange(batch)
+    every = samples.repeat_interleave(4)
+    for intervals in (False, True):
+        right, coefficients = [], []
+        for sample in samples.tolist():
+            for row, offset in zip(rows.numpy(), constant.tolist(), strict=True):
+                value, a = hand.lower(last, row, sample, intervals=intervals)
+                right.append(value + offset)
+                coefficients.append(a)
+        for mine in (samples, every):
+            for wanted in (False, True):
+                found, reached = relaxation.lower(
+                    last,
+                    rows.repeat(batch, 1),
+                    mine,
+                    constant=constant.repeat(batch),
+                    intervals=intervals,
+                    coefficients=wanted,
+                )
+                for sample in range(batch):
+                    part = slice(4 * sample, 4 * sample + 4)
+                    assert_the_same(found[part], right[part], single)
+                if wanted and not intervals:
+                    assert reached is not None
+                    expected = torch.from_numpy(np.stack(coefficients))
+                    off = (relaxation.of_input(reached) - expected).abs().amax()
+                    assert off <= (1e-5 if single else 1e-12) * expected.abs().amax()
+
+
+@graphs
+@zones
+def test_rows_with_lines_of_their_own(make: Callable[[bool], Network], single: bool) -> None:
+    """Of all activations or of some, about points that are those of the common lines."""
+    net = make(single)
+    relaxation = relaxed(net, boxes(net, 3))
+    hand, last = ByHand(relaxation), len(net.nodes) - 1
+    generator = torch.Generator().manual_seed(1)
+    sample = torch.tensor([0, 1, 1, 2, 0, 1, 1, 2])
+    one = torch.randn(4, net.output_size, generator=generator, dtype=torch.float64)
+    rows = torch.cat([one, -one])
+    for chosen in (net.activations, net.activations[:1], net.activations[1:]):
+        own = {}
+        for index in chosen:
+            # A row and its negative choose alike.
+            slope = torch.rand(4, *net.nodes[index].shape, generator=generator, dtype=torch.float64)
+            own[index] = relaxation.chosen_lines(index, sample, torch.cat([slope, slope]))
+        record: dict[int, Tensor] = {}
+        found, _ = relaxation.lower(last, rows, sample, lines=own, record=record)
+        assert set(record) == set(chosen)
+        right = []
+        for i, which in enumerate(sample.tolist()):
+            lines = {
+                index: _of(own[index], i) if index in own else _of(relaxation.lines(index), which)
+                for index in net.activations
+            }
+            right.append(hand.lower(last, rows[i].numpy(), which, lines)[0])
+        assert_the_same(found, right, single)
