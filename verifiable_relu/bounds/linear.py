@@ -296,19 +296,12 @@ class Relaxation:
         node = self.network.nodes[index]
         return isinstance(node, Linear) and len(node.shape) == 1 and not node.sparse and self.network.uses[index] == 1
 
-    def narrows(self, index: int) -> bool:
-        """Whether rows of the linear map ``index`` are taken in float32 in pulling them back."""
-        node = self.network.nodes[index]
-        return (
-            isinstance(node, Linear) and node.inputs[0] <= self.border and rounding.single(node, self.values[0].lower)
-        )
-
     def weight(self, index: int, rounded: bool) -> Tensor:
         """W of the linear map ``index`` as rows are multiplied with it."""
         node = self.network.nodes[index]
         assert isinstance(node, Linear)
         like = self.values[0].lower
-        return node.rows_like(like.float() if rounded and self.narrows(index) else like)
+        return node.rows_like(like.float() if rounded and self.reference().narrows(index) else like)
 
     def ball(self, index: int) -> tuple[Tensor, Tensor]:
         """Centre and radius of the box of node ``index``, flattened: (batch, size)."""
@@ -326,7 +319,7 @@ class Relaxation:
         if key not in self._radii:
             reference = self.reference(intervals)
             radius = reference.radius(index).flatten(1)
-            if index <= self.border:
+            if index <= reference.border:
                 radius = rounding.concretise(radius, _depth(terms), torch.float32).float()
             else:
                 radius = rounding.concretise(radius, terms, radius.dtype)
@@ -492,7 +485,7 @@ class Relaxation:
             reference = self.reference(intervals)
             terms.append(_dot(a, _of(reference.point(target).flatten(1), sample)))
             terms.append(-_dot(a.abs(), _of(reference.unit(target), sample)))
-            if target <= self.border:
+            if target <= reference.border:
                 narrow = a.float()
                 gone = (narrow.to(a) - a).abs()
                 terms.append(-_dot(gone, _of(reference.radius(target).flatten(1), sample)))
@@ -593,7 +586,8 @@ class _Walk:
         self.nodes = relaxation.network.nodes
         self.sample, self.groups, self.each = sample, len(sample), each
         self.intervals, self.rounded = intervals, rounded
-        self.border = relaxation.border if rounded else -1
+        self.reference = relaxation.reference(intervals)
+        self.border = self.reference.border if rounded else -1
         self.lines, self.record = lines or {}, record
         self.wanted = wanted
         self.coefficients: dict[int, Tensor | Window] = {}
@@ -623,7 +617,7 @@ class _Walk:
             if isinstance(node, Activation) and not ends and self.of.network.uses[node.inputs[0]] == 1:
                 charged |= covered(self.of.network, node.inputs[0])
             if self.rounded and not ends and index not in charged and self._errs(index):
-                terms.append(-self._weighed(a, index, "unit", self.of.reference(self.intervals).unit(index)))
+                terms.append(-self._weighed(a, index, "unit", self.reference.unit(index)))
                 charged |= covered(self.of.network, index)
             if isinstance(a, Window) and index not in self.lines and not isinstance(node, Add | Reshape | Permute):
                 stepped = self.of._windowed(a, index, self._every, self.rounded)
@@ -652,7 +646,7 @@ class _Walk:
                 terms += self._through(self._whole(a, index), index)
         terms = [term.to(self.of.values[0].lower.dtype) for term in terms]
         if self.rounded:
-            lost = _of(self.of.reference(self.intervals).lost(origin), self.sample)[:, None]
+            lost = _of(self.reference.lost(origin), self.sample)[:, None]
             found = rounding.total(torch.stack(terms), lost)
         else:
             found = sum(terms[1:], terms[0])
@@ -687,7 +681,7 @@ class _Walk:
             both = a.plus(other) if isinstance(a, Window) and isinstance(other, Window) else None
             a = self._whole(a, index) + self._whole(other, index) if both is None else both
             if self.rounded:
-                self.terms.append(-self._weighed(a, index, "sum", self.of.reference(self.intervals).merged(index)))
+                self.terms.append(-self._weighed(a, index, "sum", self.reference.merged(index)))
         self.coefficients[index] = a
 
     def _concretised(self, a: Tensor, index: int) -> list[Tensor]:
@@ -709,7 +703,7 @@ class _Walk:
                 self._give(source, node.adjoint(a.reshape(-1, *node.shape)).reshape(self.groups, self.each, -1))
                 return []
             case Affine():
-                a = a.float() if self.rounded and self.of.narrows(index) else a
+                a = a.float() if self.rounded and self.reference.narrows(index) else a
                 shaped = a if len(node.shape) == 1 else a.reshape(-1, *node.shape)
                 back = node.adjoint(shaped, self.nodes[source].shape)
                 self._give(source, back.reshape(self.groups, self.each, -1))

@@ -39,11 +39,15 @@ class Reference:
     Args:
         relaxation: whose node bounds and lines are used.
         intervals: about the middles of the activations' intervals, where rows are to end there.
+
+    Attributes:
+        border: the last node whose coefficients are taken in float32, −1 if none.
     """
 
     def __init__(self, relaxation: Relaxation, intervals: bool) -> None:
         self._of = relaxation
         self._intervals = intervals
+        self.border = -1 if intervals else relaxation.border
         self._points: dict[int, Tensor] = {}
         self._reaches: dict[int, Tensor] = {}
         self._radii: dict[int, Tensor] = {}
@@ -91,7 +95,7 @@ class Reference:
         it passes A on unchanged (``covered``).
         """
         if index not in self._units:
-            node, single = self._of.network.nodes[index], index <= self._of.border
+            node, single = self._of.network.nodes[index], index <= self.border
             if self._ends(index) or isinstance(node, Activation):
                 unit = rounding.value(node.size, self.reach(index)).expand(-1, node.size)
                 if single:
@@ -99,7 +103,7 @@ class Reference:
             elif isinstance(node, Affine):
                 source = node.inputs[0]
                 unit = rounding.backward_affine(node, self.reach(source))
-                if source <= self._of.border:
+                if source <= self.border:
                     unit = unit + rounding.backward_single(node.absolute(self.radius(source)), self._terms(index))
                 unit = unit.expand(-1, *node.shape).flatten(1)
             elif isinstance(node, Add):
@@ -117,17 +121,23 @@ class Reference:
         """How many products that are not zero are summed up in float32, in pulling rows back through an affine map."""
         node = self._of.network.nodes[index]
         if isinstance(node, Conv2d):
-            return node.adjoint_terms if index <= self._of.border else 0
-        if not self._of.narrows(index):
+            return node.adjoint_terms if index <= self.border else 0
+        if not self.narrows(index):
             return 0
         after = [k for k in self._of.pre if self._of.network.nodes[k].inputs == (index,)]
         if self._of.network.uses[index] == 1 and after and isinstance(self._of.network.nodes[after[0]], Relu):
             return (~(self._of.pre[after[0]].upper <= 0)).sum(1, keepdim=True)
         return node.size
 
+    def narrows(self, index: int) -> bool:
+        """Whether rows of the linear map ``index`` are taken in float32 in pulling them back."""
+        node = self._of.network.nodes[index]
+        like = self._of.values[0].lower
+        return isinstance(node, Linear) and node.inputs[0] <= self.border and rounding.single(node, like)
+
     def merged(self, index: int) -> Tensor:
         """(batch, size) the error of one unit of |A| in adding two rows of node ``index``."""
-        dtype = torch.float32 if index <= self._of.border else self.point(index).dtype
+        dtype = torch.float32 if index <= self.border else self.point(index).dtype
         return rounding.accumulate(self.radius(index).flatten(1), dtype)
 
     def lost(self, index: int) -> Tensor:
@@ -144,7 +154,7 @@ class Reference:
             ):
                 source = sources[0] if sources else index
                 reach, size = self.reach(source), max(node.size, nodes[source].size)
-                dtype = torch.float32 if source <= self._of.border else reach.dtype
+                dtype = torch.float32 if source <= self.border else reach.dtype
                 parts.append(rounding.lost(node, reach, size, dtype))
             self._losses[index] = sum(parts[1:], parts[0])
         return self._losses[index]
