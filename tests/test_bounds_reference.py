@@ -227,7 +227,7 @@ class ByHand:
 
     def __init__(self, relaxation: Relaxation) -> None:
         self.relaxation, self.nodes = relaxation, relaxation.network.nodes
-        self.maps = [_dense(n, self.nodes[n.inputs[0]].shape) if n.inputs else None for n in self.nodes]
+        self.maps = {i: _dense(n, self.nodes[n.inputs[0]].shape) for i, n in enumerate(self.nodes) if n.inputs}
 
     def least(self, index: int, a: np.ndarray, sample: int) -> float:
         """Over a node's interval."""
@@ -255,13 +255,13 @@ class ByHand:
                 lines = own[index] if own else _of(self.relaxation.lines(index), sample)
                 low, floor, up, top = lines
                 positive, negative = np.maximum(a, 0), np.minimum(a, 0)
-                constant += positive @ floor + negative @ top
+                constant += float(positive @ floor + negative @ top)
                 given = [positive * low + negative * up]
             elif isinstance(node, Add):
                 given = [a, a]
             else:
                 weight, bias = self.maps[index]
-                constant += a @ bias
+                constant += float(a @ bias)
                 given = [a @ weight]
             for source, value in zip(node.inputs, given, strict=True):
                 rows[source] = rows.get(source, 0) + value
@@ -390,3 +390,6 @@ def test_rows_with_lines_of_their_own(make: Callable[[bool], Network], single: b
             }
             right.append(hand.lower(last, rows[i].numpy(), which, lines)[0])
         assert_the_same(found, right, single)
+        if not single:
+            rough, _ = relaxation.lower(last, rows, sample, lines=own, rounded=False)
+            torch.testing.assert_close(rough, torch.tensor(right, dtype=torch.float64), rtol=1e-12, atol=1e-12)

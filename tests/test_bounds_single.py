@@ -441,7 +441,7 @@ def test_sums_in_float32_may_be_taken_in_any_order(place: str, monkeypatch: pyte
 
 @pytest.mark.parametrize("first", (1.0, -1.0))
 def test_many_rows_added_in_float32(first: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """To the first, each too small to be seen in the sum; and what is left may be small, too, if the last is opposed."""
+    """To the first, each too small to be seen in the sum; little is left of it where the last is opposed."""
     build, uses = Builder((1, 1, 1)), 100
     weight = torch.full((uses, 1, 1, 1, 1), 0.99 * rounding.unit_roundoff(torch.float32), dtype=torch.float64)
     # Rows come in the opposite order.
