@@ -606,7 +606,7 @@ class _Walk:
             terms: of their constants, (groups, each) each.
             origin: the node whose rows they were, and whose rounding errors are among the terms.
         """
-        self.terms = terms
+        self.start, self.terms = start, terms
         charged, reached = set(covered(self.of.network, origin)), None
         self._give(start, rows)
         for index in range(start, -1, -1):
@@ -626,7 +626,7 @@ class _Walk:
                     if stepped[1] is not None:
                         self._give(node.inputs[0], stepped[1])
                     continue
-            if self.rounded and not self.wanted and self.of.last_step(index):
+            if index <= self.border and not self.wanted and self.of.last_step(index):
                 assert isinstance(node, Conv2d)
                 cells = node.cells(self._whole(a, index).reshape(-1, *node.shape))
                 radius = _of(self.of.cells(node), self.sample)
@@ -703,7 +703,9 @@ class _Walk:
                 self._give(source, node.adjoint(a.reshape(-1, *node.shape)).reshape(self.groups, self.each, -1))
                 return []
             case Affine():
-                a = a.float() if self.rounded and self.reference.narrows(index) else a
+                # Rows that begin here may have coefficients for neurons that are inactive after it.
+                narrow = self.rounded and index != self.start and self.reference.narrows(index)
+                a = a.float() if narrow else a
                 shaped = a if len(node.shape) == 1 else a.reshape(-1, *node.shape)
                 back = node.adjoint(shaped, self.nodes[source].shape)
                 self._give(source, back.reshape(self.groups, self.each, -1))
