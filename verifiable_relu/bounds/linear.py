@@ -261,7 +261,7 @@ class Relaxation:
             return values if sample is None else _of(values, sample)
 
         lines = Lines(*(t.flatten(1) for t in lines.parts()))
-        z, error = of(reference.point(source).flatten(1)), of(reference.unit(source))
+        z, error = of(reference.point(source).flatten(1)), of(reference.unit(source, self._sparing(index)))
         rise = lines.upper_slope - lines.lower_slope
         if isinstance(node, Relu):
             error = error * of(~(self.pre[index].upper <= 0)).flatten(1)
@@ -276,6 +276,11 @@ class Relaxation:
             floor = torch.addcmul(lines.lower_offset, lines.lower_slope, z) - of(reference.point(index).flatten(1))
         lift, floor = rounding.outward(top, floor, error, node.size)
         return _Step(lines.lower_slope, rise, floor, lift)
+
+    def _sparing(self, index: int) -> int | None:
+        """The activation, if rows of its input that come from it have no coefficients where it is inactive."""
+        node = self.network.nodes[index]
+        return index if isinstance(node, Relu) and self.network.uses[node.inputs[0]] == 1 else None
 
     def _alive(self, index: int, rounded: bool) -> _Alive | None:
         """What of activation ``index`` is alive, where the linear map before it is worth restricting to that."""
@@ -506,7 +511,9 @@ class Relaxation:
         node, reference = self.network.nodes[index], self.reference()
         groups, each = len(sample), len(neuron) // max(1, len(sample))
         number = (sample[:, None] * node.size + neuron.reshape(groups, each)).flatten()
-        point, unit = (t.flatten().index_select(0, number) for t in (reference.point(index), reference.unit(index)))
+        point, unit = (
+            t.flatten().index_select(0, number) for t in (reference.point(index), reference.unit(index, alone=True))
+        )
         terms = [torch.addcmul(-unit, sign, point).reshape(groups, each)]
         walk = _Walk(self, sample, each)
         rows: Tensor | Window

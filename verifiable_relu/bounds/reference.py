@@ -51,7 +51,7 @@ class Reference:
         self._points: dict[int, Tensor] = {}
         self._reaches: dict[int, Tensor] = {}
         self._radii: dict[int, Tensor] = {}
-        self._units: dict[int, Tensor] = {}
+        self._units: dict[tuple[int, int | None, bool], Tensor] = {}
         self._losses: dict[int, Tensor] = {}
 
     def point(self, index: int) -> Tensor:
@@ -88,46 +88,59 @@ class Reference:
             self._radii[index] = rounding.radius(self._of.values[index], self.point(index))
         return self._radii[index]
 
-    def unit(self, index: int) -> Tensor:
+    def unit(self, index: int, after: int | None = None, alone: bool = False) -> Tensor:
         """(batch, size) the error of one unit of |A| in pulling rows A back through node ``index``.
 
         It covers the lines of a ReLU after the node too, and A·v̂ where rows begin, and what is before the node if
         it passes A on unchanged (``covered``).
+
+        Args:
+            index: the node.
+            after: the ReLU that rows come from, if they do: they have no coefficients where it is inactive.
+            alone: of rows that begin at one neuron each, of the same node.
         """
-        if index not in self._units:
-            node, single = self._of.network.nodes[index], index <= self.border
+        key = (index, after, alone)
+        if key not in self._units:
+            nodes = self._of.network.nodes
+            node = nodes[index]
             if self._ends(index) or isinstance(node, Activation):
                 unit = rounding.value(node.size, self.reach(index)).expand(-1, node.size)
-                if single:
-                    unit = unit + rounding.backward_single(self.radius(index).flatten(1), 0)
+                if index <= self.border:
+                    unit = unit + rounding.backward_single(self.radius(index).flatten(1))
             elif isinstance(node, Affine):
                 source = node.inputs[0]
                 unit = rounding.backward_affine(node, self.reach(source))
-                if source <= self.border:
-                    unit = unit + rounding.backward_single(node.absolute(self.radius(source)), self._terms(index))
+                if source <= self.border and not (alone and rounding.single(node, self._of.values[0].lower)):
+                    terms = 0 if alone else self._terms(index, after)
+                    unit = unit + rounding.backward_single(self.radius(source), terms, node)
                 unit = unit.expand(-1, *node.shape).flatten(1)
             elif isinstance(node, Add):
-                first, second = (self.unit(i) for i in node.inputs)
+                first, second = (
+                    self.unit(i, after if self._of.network.uses[i] == 1 else None, alone) for i in node.inputs
+                )
                 unit = first + second + rounding.point(self.reach(index))
             elif isinstance(node, Permute):
-                before = self._of.network.nodes[node.inputs[0]]
-                unit = node.forward(self.unit(node.inputs[0]).unflatten(1, before.shape)).flatten(1)
+                before = self.unit(node.inputs[0], alone=alone).unflatten(1, nodes[node.inputs[0]].shape)
+                unit = node.forward(before).flatten(1)
             else:
-                unit = self.unit(node.inputs[0])
-            self._units[index] = unit
-        return self._units[index]
+                unit = self.unit(node.inputs[0], alone=alone)
+            self._units[key] = unit
+        return self._units[key]
 
-    def _terms(self, index: int) -> int | Tensor:
-        """How many products that are not zero are summed up in float32, in pulling rows back through an affine map."""
+    def _terms(self, index: int, after: int | None) -> int | Tensor:
+        """How many products that are not zero are summed up in float32, in pulling rows back through an affine map.
+
+        For every coefficient of its input, (batch, *shape) or broadcastable to it, or for all.
+        """
         node = self._of.network.nodes[index]
-        if isinstance(node, Conv2d):
-            return node.adjoint_terms if index <= self.border else 0
+        if isinstance(node, Conv2d) and index <= self.border:
+            if after is None:
+                return node.adjoint_terms
+            alive = ~(self._of.pre[after].upper <= 0)
+            return node.seen_by(alive, self._of.network.nodes[node.inputs[0]].shape)
         if not self.narrows(index):
             return 0
-        after = [k for k in self._of.pre if self._of.network.nodes[k].inputs == (index,)]
-        if self._of.network.uses[index] == 1 and after and isinstance(self._of.network.nodes[after[0]], Relu):
-            return (~(self._of.pre[after[0]].upper <= 0)).sum(1, keepdim=True)
-        return node.size
+        return node.size if after is None else (~(self._of.pre[after].upper <= 0)).sum(1, keepdim=True)
 
     def narrows(self, index: int) -> bool:
         """Whether rows of the linear map ``index`` are taken in float32 in pulling them back."""

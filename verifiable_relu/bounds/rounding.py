@@ -187,22 +187,25 @@ def backward_affine(node: Affine, reach: Tensor) -> Tensor:
     return torch.addcmul(least, sums, reach.reshape(-1, *[1] * len(node.shape)))
 
 
-def backward_single(spread: Tensor, terms: int | Tensor) -> Tensor:
-    """What ``backward_affine`` grows by where A is taken in float32: γ·|W|·|x − x̂| with γ of float32.
+def backward_single(radius: Tensor, terms: int | Tensor = 0, node: Affine | None = None) -> Tensor:
+    """What ``backward_affine`` grows by where A is taken in float32: |W|·(γ·|x − x̂|) with γ of float32.
 
-    Weights lose nothing there (``Conv2d.single``). A is rounded once, at a ReLU of y a few times more: only where y is
-    unstable, by units of |y − ŷ|, which is at most |W|·|x − x̂|. Products and sums are about the point: magnitudes
-    don't count.
+    Weights lose nothing there (``single``). A is rounded once where it comes from float64, or five times at a ReLU of
+    y, where y is unstable, by units of |y − ŷ|, which is at most |W|·|x − x̂|. Products and sums are about the point:
+    magnitudes don't count.
 
     Args:
-        spread: an upper bound of |W|·|x − x̂|, up to rounding.
-        terms: how many products a sum has that are not zero (``Conv2d.adjoint_terms``): of all rows, or (batch, 1).
+        radius: ≥ |x − x̂|, (batch, *shape of x).
+        terms: how many products that are not zero a coefficient is the sum of: of all, or like ``radius``.
+        node: the affine map, by default the identity.
+
+    Returns:
+        (batch, *shape of y).
     """
     single = torch.float32
-    if isinstance(terms, int):
-        return torch.add(8 * _tiny(single), spread, alpha=1.01 * gamma(terms + 12, single))
-    product = (terms + 12) * unit_roundoff(single)
-    return 8 * _tiny(single) + 1.01 * product / (1 - product) * spread
+    product = (terms + 6) * unit_roundoff(single)
+    error = radius * (1.01 * product / (1 - product))
+    return 8 * _tiny(single) + (error if node is None else node.absolute(error))
 
 
 def backward_activation(node: Activation, reach: Tensor, image: Tensor, lines: Lines) -> Tensor:
@@ -262,15 +265,21 @@ def summed_single(top: Tensor, floor: Tensor, terms: int) -> tuple[Tensor, Tenso
         floor: moved outward.
         terms: how many sums a product takes part in.
     """
-    relative = 2 * gamma(terms + 8, torch.float32)
+    relative = _inflated(terms, torch.float32)
     lowered = torch.sub(floor, floor.abs(), alpha=relative)
     raised = torch.add(top, floor - lowered, alpha=2)
     return torch.add(raised, raised.abs(), alpha=relative), lowered
 
 
+def _inflated(terms: int, dtype: torch.dtype) -> float:
+    """1/(1 − γ) − 1 and a little more: numbers larger by that have a computed sum of products that is no smaller."""
+    error = gamma(terms + 4, dtype)
+    return 1.01 * error / (1 - error)
+
+
 def concretise(radius: Tensor, terms: int, dtype: torch.dtype) -> Tensor:
     """A radius so large that −|A|·radius, summed in ``dtype``, is not too high, but for underflow (``lost``)."""
-    return radius * (1 + 2 * gamma(terms + 8, dtype)) + 4 * _tiny(dtype)
+    return radius * (1 + _inflated(terms, dtype)) + 4 * _tiny(dtype)
 
 
 def accumulate(radius: Tensor, dtype: torch.dtype) -> Tensor:

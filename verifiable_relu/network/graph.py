@@ -300,7 +300,8 @@ class Conv2d(Affine):
         Of ``a`` in float32, where the network is in float64, the weights are taken in float32 (``single``), too: on a
         CPU that takes a fraction of the time. Each entry sums ``adjoint_terms`` products at most, directly.
         """
-        if a.dtype != self.weight.dtype:
+        fast = a.dtype == torch.float32 and a.device.type == "cpu" and not a.requires_grad
+        if a.dtype != self.weight.dtype or (fast and self.plain and self.constant):
             if self.stride != (1, 1) and self.weight.shape[1] < _FEW:
                 return self._shifted(a, size)
             return self._from_cells(self.cells(a), size)
@@ -333,8 +334,20 @@ class Conv2d(Affine):
             return blocks.flip(4, 5).reshape(-1, out, high, wide).contiguous()
 
         weight = kept(self, "_cells", make)
+        if a.dtype == self.weight.dtype:
+            return F.conv2d(a, weight, None, (1, 1), (high - 1, wide - 1))
+        # By name, since another library may transform the sums.
         found: Tensor = torch.ops.aten.mkldnn_convolution(a, weight, None, (high - 1, wide - 1), (1, 1), (1, 1), 1)
         return found
+
+    def seen_by(self, outputs: Tensor, input_shape: Shape) -> Tensor:
+        """How many of some outputs, (rows, *shape) bool, see every input: (rows, 1, height, width) of the input."""
+        top, left = self.padding[:2]
+        count = outputs.sum(1, keepdim=True, dtype=self.weight.dtype)
+        ones = kept(self, "_ones", lambda: self.weight.new_ones(1, 1, *self.weight.shape[2:]))
+        seen = F.conv_transpose2d(count, ones, None, self.stride)
+        _, height, width = input_shape
+        return framed(seen, (-left, left + width - seen.shape[3], -top, top + height - seen.shape[2]))
 
     def cells_shape(self, size: Shape) -> Shape:
         """The shape of what ``cells`` returns for one row of outputs of a size."""
