@@ -563,7 +563,8 @@ class Relaxation:
         rows = matrix.to(self.values[0].lower).reshape(len(matrix), *network.output_shape)
         parts: list[Tensor] = []
         order: list[Tensor] = []
-        for number, mine in groups(sample, chunk_size(network, rows, memory), self.samples):
+        first = max(network.activations, default=0) if intervals else 0
+        for number, mine in groups(sample, chunk_size(network, rows, memory, first=first), self.samples):
             order.append(number.flatten())
             if stop is not None and stop():
                 parts.append(rows.new_full((number.numel(),), -math.inf))
@@ -799,9 +800,9 @@ def signed(network: Network, index: int, neuron: Tensor, sign: Tensor) -> tuple[
     return index, ones.reshape(-1, *node.shape), None
 
 
-def chunk_size(network: Network, like: Tensor, memory: int, copies: int = _COPIES) -> int:
-    """How many rows may be propagated at once, for their coefficients to stay within ``memory``."""
-    widest = max(node.size for node in network.nodes)
+def chunk_size(network: Network, like: Tensor, memory: int, copies: int = _COPIES, first: int = 0) -> int:
+    """How many rows may be propagated at once, back to node ``first``, for coefficients to stay within ``memory``."""
+    widest = max(node.size for node in network.nodes[first:])
     limit = min(memory, _CACHED) if like.device.type == "cpu" else memory
     return max(1, limit // (widest * like.element_size() * copies))
 
@@ -826,6 +827,9 @@ def groups(sample: Tensor, size: int, samples: int, multiple: int = 1) -> Iterat
         return
     order = sample.argsort(stable=True)
     counts = torch.bincount(sample).tolist()
+    if len(counts) == samples and len(sample) <= size and min(counts) == max(counts):
+        yield order.reshape(samples, -1), torch.arange(samples, device=sample.device)
+        return
     begin, pieces = 0, []
     for which, count in enumerate(counts):
         parts = -(-count // size)
