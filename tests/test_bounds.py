@@ -435,14 +435,14 @@ def test_windows_change_nothing_but_the_work(name: str, monkeypatch: pytest.Monk
     network = images(ACTS[name])
     box = boxes(network, batch=4)
     used: list[int] = []
-    through = Relaxation._windowed
+    through = Relaxation.windowed
 
-    def watched(self: Relaxation, a: Window, index: int, sample: Tensor, rounded: bool) -> object:
-        step = through(self, a, index, sample, rounded)
+    def watched(self: Relaxation, a: Window, index: int, sample: Tensor) -> object:
+        step = through(self, a, index, sample)
         used.append(index if step is not None else -1)
         return step
 
-    monkeypatch.setattr(Relaxation, "_windowed", watched)
+    monkeypatch.setattr(Relaxation, "windowed", watched)
     matrix, sample = rows(network, len(box.lower))
     found, lower = preactivation_bounds(network, box), output_bounds(network, box)
     kinds = {type(network.nodes[i]).__name__ for i in used if i >= 0}

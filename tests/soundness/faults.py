@@ -146,7 +146,13 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "a bias dropped in linear bounds",
         "corners",
-        (Change("network.graph:Linear.offset", "self.bias", "self.bias * 0"),),
+        (
+            Change(
+                "bounds.reference:Reference.point",
+                "node.forward(*(self.point(i) for i in node.inputs))",
+                'getattr(node, "linear", node.forward)(*map(self.point, node.inputs))',
+            ),
+        ),
     ),
     Fault(
         "a bias dropped in interval bounds",
@@ -200,7 +206,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "wrong corner within windows, in cells",
         "corners",
-        (Change("bounds.linear:Relaxation._windowed", "[-_sum(node.cells", "[_sum(node.cells"),),
+        (Change("bounds.linear:Relaxation.windowed", "return -_sum(node.cells", "return _sum(node.cells"),),
     ),
     Fault(
         "the constant at the target's point left out",
@@ -215,14 +221,14 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "the upper line not raised by how far it lies above the lower one at the point",
         "corners",
-        (Change("bounds.linear:Relaxation._outward", "torch.addcmul(lines.upper_offset, rise, z)", "0 * z"),),
+        (Change("bounds.linear:Relaxation.outward", "torch.addcmul(lines.upper_offset, rise, z)", "0 * z"),),
     ),
     Fault(
         "the upper line raised as about zero",
         "corners",
         (
             Change(
-                "bounds.linear:Relaxation._outward",
+                "bounds.linear:Relaxation.outward",
                 "torch.addcmul(lines.upper_offset, rise, z)",
                 "lines.upper_offset",
             ),
@@ -231,7 +237,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "rows' own lower lines taken for those of all rows at the point",
         "agreement",
-        (Change("bounds.linear:Relaxation._outward", "- of(reference.point(index).flatten(1))", "* 0"),),
+        (Change("bounds.linear:Relaxation.outward", "- of(reference.point(index).flatten(1))", "* 0"),),
     ),
     Fault(
         "rounding errors of all nodes before a target taken for covered by it",

@@ -232,7 +232,7 @@ class Relaxation:
             self._references[intervals] = Reference(self, intervals)
         return self._references[intervals]
 
-    def _step(self, index: int, rounded: bool, terms: int = 0) -> _Step:
+    def step(self, index: int, rounded: bool, terms: int = 0) -> _Step:
         """The lines of activation ``index`` as ``lower`` uses them, outward if ``rounded``.
 
         ``terms``: how many numbers of its output are summed, in float32.
@@ -242,13 +242,13 @@ class Relaxation:
             node = self.network.nodes[index]
             assert isinstance(node, Activation)
             if terms:
-                self._steps[key] = self._step(index, rounded).single(terms)
+                self._steps[key] = self.step(index, rounded).single(terms)
             else:
                 lines = self.lines(index)
-                self._steps[key] = self._outward(index, lines, None) if rounded else _Step.of(node, lines)
+                self._steps[key] = self.outward(index, lines, None) if rounded else _Step.of(node, lines)
         return self._steps[key]
 
-    def _outward(self, index: int, lines: Lines, sample: Tensor | None) -> _Step:
+    def outward(self, index: int, lines: Lines, sample: Tensor | None) -> _Step:
         """Lines of activation ``index`` about its points, moved outward by what rounding may change.
 
         Those of every sample, ``lines``; or rows' own, of the samples named.
@@ -282,7 +282,7 @@ class Relaxation:
         node = self.network.nodes[index]
         return index if isinstance(node, Relu) and self.network.uses[node.inputs[0]] == 1 else None
 
-    def _alive(self, index: int, rounded: bool) -> _Alive | None:
+    def alive(self, index: int, rounded: bool) -> _Alive | None:
         """What of activation ``index`` is alive, where the linear map before it is worth restricting to that."""
         if (index, rounded) not in self._living:
             node, found = self.network.nodes[index], None
@@ -292,7 +292,7 @@ class Relaxation:
                 if most <= _ALIVE * node.size:
                     assert isinstance(linear, Linear)
                     weight = self.weight(node.inputs[0], rounded)
-                    found = _Alive.of(self.pre[index], self._step(index, rounded), weight)
+                    found = _Alive.of(self.pre[index], self.step(index, rounded), weight)
             self._living[index, rounded] = found
         return self._living[index, rounded]
 
@@ -351,7 +351,7 @@ class Relaxation:
             return False
         return node.inputs[0] == self.entry and self.network.uses[self.entry] == 1
 
-    def _at(self, a: Window, index: int, name: str, values: Tensor, sample: Tensor | None) -> Tensor:
+    def at(self, a: Window, index: int, name: str, values: Tensor, sample: Tensor | None) -> Tensor:
         """Some values of node ``index`` within windows; their table is kept for the next chunk.
 
         ``values`` (batch, a multiple of size): as if the node had a multiple of its channels.
@@ -362,62 +362,38 @@ class Relaxation:
             self._tables[key] = a.grid.table(values.to(a.values.dtype).reshape(len(values), -1, *shape[1:]))
         return a.of(self._tables[key], sample)
 
-    def _windowed(
-        self, a: Window, index: int, sample: Tensor, rounded: bool
-    ) -> tuple[list[Tensor], Window | None] | None:
-        """One step of ``lower`` within windows: what is added to the constants, and the rows before the node.
+    def windowed(self, a: Window, index: int, sample: Tensor) -> tuple[Tensor | None, Window | None] | None:
+        """One step of ``neurons`` within windows: what is added to the constants, and the rows before the node.
 
         None where the node does not act on windows. ``sample`` (rows,) is that of each row.
         """
-        node, grid = self.network.nodes[index], a.grid
+        node, grid, each = self.network.nodes[index], a.grid, a.values[0].numel()
         if len(node.shape) != 3 or _FULL * math.prod(grid.size) > math.prod(node.shape[1:]):
             return None
-        added: list[Tensor] = []
-
-        def cleaned() -> Window:
-            """The coefficients, zero beyond the edges."""
-            if a.clean:
-                return a
-            inside = self._at(a, index, "inside", a.values.new_ones(1, node.size), None)
-            return Window(a.values * inside, a.point, grid, clean=True)
-
-        match node:
-            case _ if index == self.entry:
-                if rounded:
-                    radius = self.radius(index, terms=a.values[0].numel())
-                else:
-                    center, radius = self.ball(index)
-                    added.append(_sum(a.values * self._at(a, index, "center", center, sample), 3))
-                return [
-                    *added,
-                    -_sum(a.values.abs() * self._at(a, index, f"radius {rounded}", radius, sample), 3),
-                ], None
-            case Activation():
-                step = self._step(index, rounded, a.values[0].numel() if rounded and index <= self.border else 0)
-                parts = [step.low, step.rise, step.lift] + ([] if step.floor is None else [step.floor])
-                stacked = self._at(a, index, f"step {rounded}", torch.cat(parts, 1), sample)
-                low, rise, lift, *floor = stacked.chunk(len(parts), 1)
-                negative = a.values.clamp(max=0)
-                values = (a.values * low).addcmul_(negative, rise)
-                offsets = negative * lift if negative.requires_grad else negative.mul_(lift)
-                if floor:
-                    offsets.addcmul_(a.values, floor[0])
-                return [_sum(offsets, 3)], Window(values, a.point, grid, clean=True)
-            case Conv2d() if node.plain:
-                a = cleaned()
-                if not rounded:
-                    added.append(a.values.sum((2, 3)) @ node.bias)
-                if rounded and self.last_step(index):
-                    return [-_sum(node.cells(a.values).abs_().mul_(a.of(self.cells(node, grid), sample)), 3)], None
-                return added, a.before(node)
-            case Scale():
-                a = cleaned()
-                if not rounded:
-                    offset = node.offset().expand(1, *node.shape).flatten(1)
-                    added.append(_sum(a.values * self._at(a, index, "offset", offset, None), 3))
-                scale = self._at(a, index, "scale", node.scale.expand(1, *node.shape).flatten(1), None)
-                return added, Window(a.values * scale, a.point, grid, clean=True)
-        return None
+        if index == self.entry:
+            radius = self.at(a, index, "radius", self.radius(index, terms=each), sample)
+            return -_sum(a.values.abs() * radius, 3), None
+        if isinstance(node, Activation):
+            step = self.step(index, True, each if index <= self.border else 0)
+            assert step.floor is not None
+            lines = torch.cat([step.low, step.rise, step.lift, step.floor], 1)
+            low, rise, lift, floor = self.at(a, index, "lines", lines, sample).chunk(4, 1)
+            negative = a.values.clamp(max=0)
+            values = (a.values * low).addcmul_(negative, rise)
+            offsets = negative * lift if negative.requires_grad else negative.mul_(lift)
+            return _sum(offsets.addcmul_(a.values, floor), 3), Window(values, a.point, grid, clean=True)
+        if not isinstance(node, Scale) and not (isinstance(node, Conv2d) and node.plain):
+            return None
+        if not a.clean:
+            # Coefficients beyond the edges stand for nothing.
+            inside = self.at(a, index, "inside", a.values.new_ones(1, node.size), None)
+            a = Window(a.values * inside, a.point, grid, clean=True)
+        if isinstance(node, Scale):
+            scale = self.at(a, index, "scale", node.scale.expand(1, *node.shape).flatten(1), None)
+            return None, Window(a.values * scale, a.point, grid, clean=True)
+        if self.last_step(index):
+            return -_sum(node.cells(a.values).abs_().mul_(a.of(self.cells(node, grid), sample)), 3), None
+        return None, a.before(node)
 
     def free(self, index: int) -> Tensor:
         """Where activation ``index`` leaves a choice between lines, as 0 or 1: (batch, *shape)."""
@@ -494,7 +470,7 @@ class Relaxation:
                 narrow = a.float()
                 gone = (narrow.to(a) - a).abs()
                 terms.append(-_dot(gone, _of(reference.radius(target).flatten(1), sample)))
-        walk = _Walk(self, sample, each, intervals, rounded, lines or {}, record, coefficients)
+        walk = _Walk(self, sample, each, intervals, rounded, lines, record, coefficients)
         return walk.back(target, a, terms, target)
 
     def neurons(self, index: int, neuron: Tensor, sign: Tensor, sample: Tensor) -> Tensor:
@@ -624,15 +600,17 @@ class _Walk:
             ends = index == self.of.entry or (self.intervals and isinstance(node, Activation))
             if isinstance(node, Activation) and not ends and self.of.network.uses[node.inputs[0]] == 1:
                 charged |= covered(self.of.network, node.inputs[0])
-            if self.rounded and not ends and index not in charged and self._errs(index):
+            if self.rounded and not ends and index not in charged and isinstance(node, Affine | Add):
                 terms.append(-self._weighed(a, index, "unit", self.reference.unit(index)))
                 charged |= covered(self.of.network, index)
             if isinstance(a, Window) and index not in self.lines and not isinstance(node, Add | Reshape | Permute):
-                stepped = self.of._windowed(a, index, self._every, self.rounded)
+                stepped = self.of.windowed(a, index, self._every)
                 if stepped is not None:
-                    terms += [added.reshape(self.groups, self.each) for added in stepped[0]]
-                    if stepped[1] is not None:
-                        self._give(node.inputs[0], stepped[1])
+                    added, before = stepped
+                    if added is not None:
+                        terms.append(added.reshape(self.groups, self.each))
+                    if before is not None:
+                        self._give(node.inputs[0], before)
                     continue
             if index <= self.border and not self.wanted and self.of.last_step(index):
                 assert isinstance(node, Conv2d)
@@ -660,10 +638,6 @@ class _Walk:
             found = sum(terms[1:], terms[0])
         return found.flatten(), reached
 
-    def _errs(self, index: int) -> bool:
-        """Whether pulling rows back through the node is subject to rounding."""
-        return isinstance(self.nodes[index], Affine | Add)
-
     def _weighed(self, a: Tensor | Window, index: int, name: str, values: Tensor) -> Tensor:
         """|A|·values of node ``index``, (batch, size): (groups, each)."""
         if not isinstance(a, Window):
@@ -671,7 +645,7 @@ class _Walk:
             if index > self.border:
                 return _dot(a.abs(), values)
             return _sum(a.abs().mul_(values.to(a.dtype)[:, None]), 1)
-        products = a.values.abs() * self.of._at(a, index, name, values, self._every)
+        products = a.values.abs() * self.of.at(a, index, name, values, self._every)
         return _sum(products, 3).reshape(self.groups, self.each)
 
     def _whole(self, a: Tensor | Window, index: int) -> Tensor:
@@ -722,9 +696,9 @@ class _Walk:
                 own = self.lines[index]
                 if self.record is not None:
                     self.record[index] = a.flatten(0, 1)
-                step = self.of._outward(index, own, self.sample) if self.rounded else _Step.of(node, own)
+                step = self.of.outward(index, own, self.sample) if self.rounded else _Step.of(node, own)
                 return self._relaxed(a, index, step.single(node.size) if index <= self.border else step)
-            case Activation() if (alive := self.of._alive(index, self.rounded)) is not None:
+            case Activation() if (alive := self.of.alive(index, self.rounded)) is not None:
                 linear = self.nodes[source]
                 assert isinstance(linear, Linear)
                 a, step, weight, numbers = alive.restrict(a, self.sample, self.of.weight(source, self.rounded))
@@ -735,10 +709,9 @@ class _Walk:
                     added.append(_dot(a, step.floor))
                 return added if self.rounded else [*added, _dot(before, linear.bias[numbers])]
             case Activation():
-                step = self.of._step(index, self.rounded, node.size if index <= self.border else 0)
-                return self._relaxed(
-                    a, index, step if self.of.samples == 1 else step.map(lambda t: _of(t, self.sample))
-                )
+                step = self.of.step(index, self.rounded, node.size if index <= self.border else 0)
+                mine = step if self.of.samples == 1 else step.map(lambda t: _of(t, self.sample))
+                return self._relaxed(a, index, mine)
         raise UnsupportedError("no linear bound is known", place=f"node '{node.name}' ({node.op})")
 
     def _relaxed(self, a: Tensor, index: int, step: _Step) -> list[Tensor]:
