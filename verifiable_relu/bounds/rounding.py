@@ -80,7 +80,7 @@ def _all_digits(kind: str) -> bool:
     return plain and not torch.is_autocast_enabled(kind) and not any(os.environ.get(name) for name in _SHORTENS)
 
 
-_SHORTENS = ("ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE")
+_SHORTENS = ("ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE", "MKL_BLAS_COMPUTE_MODE")
 _DIRECT = ("x86_64", "AMD64")
 
 
@@ -111,7 +111,11 @@ def interval_affine(node: Affine, largest: Tensor, terms: int = 0) -> tuple[floa
     relative = gamma(2 * node.terms + 24, dtype) + 2 * node.weight_error
     growth, smallest, lost = relative, info.tiny / info.eps, 8 * node.terms * info.tiny
     if terms:
-        growth, smallest, lost = growth + 1.01 * gamma(terms + 4, torch.float32), 2 * few.tiny, 8 * terms * few.tiny
+        growth, smallest, lost = (
+            growth + 1.01 * gamma(terms + 4, torch.float32),
+            2 * few.tiny,
+            8 * node.terms * few.tiny,
+        )
     # Doubled, this sum overflows before any other may.
     offset = kept(node, "_twice_offset", lambda: 2 * node.offset_magnitude())
     reach = torch.addcmul(offset, 2 * largest.reshape(-1, *[1] * len(node.shape)), node.row_sums)

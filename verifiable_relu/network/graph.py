@@ -179,8 +179,14 @@ def _in_single(node: Linear | Conv2d) -> Tensor:
 
 
 def _is_single(node: Linear | Conv2d) -> bool:
-    """Whether the weight's numbers are float32 numbers."""
-    return bool(kept(node, "_is_float32", lambda: (_in_single(node).to(node.weight) == node.weight).all()))
+    """Whether the weight's numbers are float32 numbers, and none so small that a library may take it for 0."""
+
+    def make() -> Tensor:
+        single = _in_single(node)
+        normal = (single == 0) | (single.abs() >= torch.finfo(single.dtype).tiny)
+        return ((single.to(node.weight) == node.weight) & normal).all()
+
+    return bool(kept(node, "_is_float32", make))
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
