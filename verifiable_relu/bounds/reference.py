@@ -53,6 +53,7 @@ class Reference:
         self._radii: dict[int, Tensor] = {}
         self._units: dict[tuple[int, int | None, bool], Tensor] = {}
         self._losses: dict[int, Tensor] = {}
+        self._narrow: dict[int, bool] = {}
 
     def point(self, index: int) -> Tensor:
         """v̂ of node ``index``."""
@@ -140,13 +141,18 @@ class Reference:
             return node.seen_by(alive, self._of.network.nodes[node.inputs[0]].shape)
         if not self.narrows(index):
             return 0
-        return node.size if after is None else (~(self._of.pre[after].upper <= 0)).sum(1, keepdim=True)
+        if after is None:
+            return node.size
+        upper = self._of.pre[after].upper
+        return (~(upper <= 0)).sum(1, keepdim=True, dtype=upper.dtype)
 
     def narrows(self, index: int) -> bool:
         """Whether rows of the linear map ``index`` are taken in float32 in pulling them back."""
-        node = self._of.network.nodes[index]
-        like = self._of.values[0].lower
-        return isinstance(node, Linear) and node.inputs[0] <= self.border and rounding.single(node, like)
+        if index not in self._narrow:
+            node, like = self._of.network.nodes[index], self._of.values[0].lower
+            narrow = isinstance(node, Linear) and node.inputs[0] <= self.border and rounding.single(node, like)
+            self._narrow[index] = narrow
+        return self._narrow[index]
 
     def merged(self, index: int) -> Tensor:
         """(batch, size) the error of one unit of |A| in adding two rows of node ``index``."""

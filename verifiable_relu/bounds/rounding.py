@@ -207,9 +207,11 @@ def backward_single(radius: Tensor, terms: int | Tensor = 0, node: Affine | None
         (batch, *shape of y).
     """
     single = torch.float32
-    product = (terms + 6) * unit_roundoff(single)
-    error = radius * (1.01 * product / (1 - product))
-    return 8 * _tiny(single) + (error if node is None else node.absolute(error))
+    most = terms if isinstance(terms, int) else node.terms if node is not None else 0
+    # Of γ the denominator that is smallest.
+    unit = 1.01 * gamma(most + 6, single) / (most + 6)
+    error = radius * (unit * (most + 6) if isinstance(terms, int) else torch.add(terms, 6).mul_(unit))
+    return torch.add(error if node is None else node.absolute(error), 8 * _tiny(single))
 
 
 def backward_activation(node: Activation, reach: Tensor, image: Tensor, lines: Lines) -> Tensor:
