@@ -184,6 +184,7 @@ class Relaxation:
         self._references: dict[bool, Reference] = {}
         self._steps: dict[tuple[int, bool, int], _Step] = {}
         self._living: dict[tuple[int, bool], _Alive | None] = {}
+        self._between: dict[int, Tensor | None] = {}
         self._radii: dict[tuple[int, bool, int], Tensor] = {}
         self._most: dict[int, Tensor] = {}
         self._ends: dict[int, tuple[Tensor, ...]] = {}
@@ -295,6 +296,23 @@ class Relaxation:
                     found = _Alive.of(self.pre[index], self.step(index, rounded), weight)
             self._living[index, rounded] = found
         return self._living[index, rounded]
+
+    def between(self, index: int) -> Tensor | None:
+        """W between what of activation ``index`` and of that before it is alive, (1, most, most of the other).
+
+        None unless the linear map before ``index`` directly follows a ReLU that nobody else uses, in one sample.
+        """
+        if index not in self._between:
+            linear, found = self.network.nodes[self.network.nodes[index].inputs[0]], None
+            before = linear.inputs[0]
+            if self.samples == 1 and before > self.border and self.network.uses[before] == 1:
+                mine = self.alive(index, True)
+                other = self.alive(before, True) if isinstance(self.network.nodes[before], Relu) else None
+                if mine is not None and other is not None:
+                    assert mine.weight is not None
+                    found = mine.weight.index_select(2, other.numbers[0])
+            self._between[index] = found
+        return self._between[index]
 
     def _restricts(self, index: int) -> bool:
         """Whether the node is a dense linear map that one node alone uses."""
@@ -575,6 +593,8 @@ class _Walk:
         self.lines, self.record = lines or {}, record
         self.wanted = wanted
         self.coefficients: dict[int, Tensor | Window] = {}
+        # Activations whose coefficients are those of what is alive.
+        self.restricted: set[int] = set()
 
     @cached_property
     def _every(self) -> Tensor:
@@ -629,7 +649,7 @@ class _Walk:
                 for source in node.inputs:
                     self._give(source, a)
             else:
-                terms += self._through(self._whole(a, index), index)
+                terms += self._through(a if index in self.restricted else self._whole(a, index), index)
         terms = [term.to(self.of.values[0].lower.dtype) for term in terms]
         if self.rounded:
             lost = _of(self.reference.lost(origin), self.sample)[:, None]
@@ -673,8 +693,9 @@ class _Walk:
         center, radius = (_of(t, self.sample) for t in self.of.ball(index))
         return [_dot(a, center), -_dot(a.abs(), radius)]
 
-    def _through(self, a: Tensor, index: int) -> list[Tensor]:
+    def _through(self, a: Tensor | Window, index: int) -> list[Tensor]:
         """Pull rows back through a node of one input; what is added to their constants."""
+        assert isinstance(a, Tensor)
         node = self.nodes[index]
         source = node.inputs[0]
         match node:
@@ -701,9 +722,18 @@ class _Walk:
             case Activation() if (alive := self.of.alive(index, self.rounded)) is not None:
                 linear = self.nodes[source]
                 assert isinstance(linear, Linear)
-                a, step, weight, numbers = alive.restrict(a, self.sample, self.of.weight(source, self.rounded))
+                if index in self.restricted:
+                    assert alive.weight is not None
+                    step, weight, numbers = alive.step, alive.weight, alive.numbers
+                else:
+                    a, step, weight, numbers = alive.restrict(a, self.sample, self.of.weight(source, self.rounded))
                 before, negative = step.back(a)
-                self._give(linear.inputs[0], before.to(weight.dtype) @ weight)
+                further = linear.inputs[0]
+                free = self.rounded and not self.intervals and further not in self.lines
+                if free and (between := self.of.between(index)) is not None:
+                    self.restricted.add(further)
+                    weight = between
+                self._give(further, before.to(weight.dtype) @ weight)
                 added = [_dot(negative, step.lift)]
                 if step.floor is not None:
                     added.append(_dot(a, step.floor))
