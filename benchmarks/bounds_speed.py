@@ -79,6 +79,9 @@ class Case:
     std: tuple[float, ...] = (1.0,)
 
 
+LEAST = 0.1
+"""Seconds that a measurement takes at least: as long the same thing is done again, with warm caches, by either side."""
+
 _OVAL = ((0.485, 0.456, 0.406), (0.225, 0.225, 0.225))
 CASES = (
     Case("mnist_256x2", "data:vnncomp/mnist_fc/onnx/mnist-net_256x2.onnx.gz", "mnist", "0.02"),
@@ -272,11 +275,13 @@ class Theirs:
         return {option: dict(zip(nodes, bounds, strict=True))}
 
 
-def seconds(work: Callable[[], Any]) -> float:
-    """Wall clock of one run."""
-    start = time.perf_counter()
-    work()
-    return time.perf_counter() - start
+def seconds(work: Callable[[], Any], least: float = 0.0) -> float:
+    """Wall clock of one run: the mean of as many as take ``least`` seconds together."""
+    start, count = time.perf_counter(), 0
+    while count == 0 or time.perf_counter() - start < least:
+        work()
+        count += 1
+    return (time.perf_counter() - start) / count
 
 
 def fastest(problem: Problem, method: str, dtype: torch.dtype, limit: float) -> tuple[Theirs, str]:
@@ -359,7 +364,7 @@ def compare(case: Case, problem: Problem, method: str, dtype: str, runs: int, li
                 # Whoever comes second may find the caches warm.
                 work = [lambda: ours(problem, method), lambda: theirs(problem)]
                 turn = 1 if len(pairs) % 2 else -1
-                taken = [seconds(w) for w in work[::turn]][::turn]
+                taken = [seconds(w, LEAST) for w in work[::turn]][::turn]
                 pairs.append(taken)
         except Late:
             if not pairs:
@@ -418,9 +423,9 @@ def rounding_table(options: argparse.Namespace) -> Iterator[str]:
             for relaxation in (mixed, plain):
                 relaxation.advance(last)
             found = [way(last, matrix, sample)[0].reshape(samples, rows) for way in ways]
-            for _ in range(3 * options.runs):
+            for _ in range(options.runs):
                 for way, taken in zip(ways, times, strict=True):
-                    taken.append(seconds(lambda: way(last, matrix, sample)))  # noqa: B023
+                    taken.append(seconds(lambda: way(last, matrix, sample), LEAST))  # noqa: B023
         half = rows // 2
         width = -(found[0][:, half:] + found[0][:, :half])
         slack = [float(((found[0] - bounds)[:, :half] / width).mean()) for bounds in found]
@@ -513,7 +518,7 @@ def write(options: argparse.Namespace, lines: Sequence[Line], parts: Sequence[st
     ran = command().replace(options.library, "FOLDER") if options.library else command()
     head = (
         f"`{ran}`: auto_LiRPA {library_version()}, {torch.get_num_threads()} threads for both, up to "
-        f"{options.runs} pairs of runs in turn, medians. Peak: {peaks}. {load_average()} {describe()}."
+        f"{options.runs} pairs of runs in turn, each run repeated for {LEAST} s, medians. Peak: {peaks}. {load_average()} {describe()}."
     )
     notes = (
         "Lower bounds of nine margins per image. IBP and CROWN start from the boxes, intermediate bounds included. "

@@ -125,9 +125,6 @@ _WIDE = 32
 _MANY = 16
 """From so many samples on matrix products are faster for a convolution in float64, too."""
 
-_LONG = 400
-"""Longer sums in float32 are split, so that fewer errors add up."""
-
 _BLOCKS = 4
 """Up to so many products of blocks of the kernel, these are faster than one product, folded."""
 
@@ -208,13 +205,7 @@ class Linear(Affine):
             return F.linear(x, self.weight)
         return (x.reshape(-1, x.shape[-1]) @ self._sparse.transposed).reshape(*x.shape[:-1], -1)
 
-    def absolute(self, x: Tensor, *, single: bool = False) -> Tensor:
-        """With ``single``, of a network in float64, sums are in float32, of ``absolute_terms`` at most."""
-        if single:
-            weight, rows = kept(self, "_float32_absolute", lambda: _in_single(self).abs()), x.to(torch.float32)
-            parts = zip(rows.tensor_split(self._parts, -1), weight.tensor_split(self._parts, 1), strict=True)
-            found = [F.linear(*part) for part in parts]
-            return sum(found[1:], found[0]).to(x.dtype)
+    def absolute(self, x: Tensor) -> Tensor:
         if self._sparse is None:
             return F.linear(x, _magnitude(self))
         return (x.reshape(-1, x.shape[-1]) @ self._sparse.absolute).reshape(*x.shape[:-1], -1)
@@ -224,15 +215,6 @@ class Linear(Affine):
         if self._sparse is None:
             return a @ self.rows_like(a)
         return (a.reshape(-1, a.shape[-1]) @ self._sparse.weight).reshape(*a.shape[:-1], -1)
-
-    @property
-    def _parts(self) -> int:
-        return -(-self.weight.shape[1] // _LONG)
-
-    @property
-    def absolute_terms(self) -> int:
-        """How many sums a product takes part in, in ``absolute`` in float32."""
-        return -(-self.weight.shape[1] // self._parts) + self._parts
 
     def rows_like(self, a: Tensor) -> Tensor:
         """The weight in the dtype of ``a``."""
@@ -363,11 +345,6 @@ class Conv2d(Affine):
         # By name, since another library may transform the sums.
         found: Tensor = torch.ops.aten.mkldnn_convolution(a, weight, None, (high - 1, wide - 1), (1, 1), (1, 1), 1)
         return found
-
-    @property
-    def absolute_terms(self) -> int:
-        """How many sums a product takes part in, in ``absolute`` in float32."""
-        return self.weight[0].numel()
 
     def seen_by(self, outputs: Tensor, input_shape: Shape) -> Tensor:
         """How many of some outputs, (rows, *shape) bool, see every input: (rows, 1, height, width) of the input."""
