@@ -417,7 +417,7 @@ def rounding_table(options: argparse.Namespace) -> Iterator[str]:
         known = preactivation_bounds(problem.network, problem.box)
         mixed, plain = (Relaxation(problem.network, problem.box, known) for _ in range(2))
         plain.border = -1
-        ways = [partial(plain.lower, rounded=False), plain.lower, mixed.lower]
+        ways: list[Callable[..., Any]] = [partial(plain.lower, rounded=False), plain.lower, mixed.lower]
         times: list[list[float]] = [[] for _ in ways]
         with torch.inference_mode():
             for relaxation in (mixed, plain):
@@ -518,7 +518,8 @@ def write(options: argparse.Namespace, lines: Sequence[Line], parts: Sequence[st
     ran = command().replace(options.library, "FOLDER") if options.library else command()
     head = (
         f"`{ran}`: auto_LiRPA {library_version()}, {torch.get_num_threads()} threads for both, up to "
-        f"{options.runs} pairs of runs in turn, each run repeated for {LEAST} s, medians. Peak: {peaks}. {load_average()} {describe()}."
+        f"{options.runs} pairs of runs in turn, each run repeated for {LEAST} s, medians. Peak: {peaks}. "
+        f"{load_average()} {describe()}."
     )
     notes = (
         "Lower bounds of nine margins per image. IBP and CROWN start from the boxes, intermediate bounds included. "
