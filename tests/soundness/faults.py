@@ -247,7 +247,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "rounding of coefficients in float32 left out",
         "corners",
-        (Change("bounds.rounding:backward_single", "1.01 * gamma(most + 6, single) / (most + 6)", "0.0"),),
+        (Change("bounds.rounding:backward_single", "1.01 * gamma(most + 9, single) / (most + 9)", "0.0"),),
     ),
     Fault(
         "rows of one of two nodes alone where both use a third",

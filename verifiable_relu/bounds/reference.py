@@ -195,7 +195,7 @@ def covered(network: Network, index: int) -> frozenset[int]:
 def border(network: Network, box: Bounds, entry: int) -> int:
     """The last node up to which coefficients are taken in float32, −1 if none.
 
-    These are the inputs, where there are many, and the first convolutions of a network, with the ReLUs between them.
+    These are the inputs, where there are many, and the first convolutions of a network, with what is between them.
     Only affine maps take rows across.
     """
     depth, last, nodes = 0, entry, network.nodes
@@ -207,7 +207,7 @@ def border(network: Network, box: Bounds, entry: int) -> int:
             depth += node.adjoint_terms
             if depth > _SINGLE or not rounding.single(node, box.lower):
                 break
-        elif not isinstance(node, Relu | Add | Reshape | Permute):
+        elif not isinstance(node, Activation | Add | Reshape | Permute):
             break
         last = index
     while last >= entry and any(

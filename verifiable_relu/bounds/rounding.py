@@ -194,9 +194,9 @@ def backward_affine(node: Affine, reach: Tensor) -> Tensor:
 def backward_single(radius: Tensor, terms: int | Tensor = 0, node: Affine | None = None) -> Tensor:
     """What ``backward_affine`` grows by where A is taken in float32: |W|·(γ·|x − x̂|) with γ of float32.
 
-    Weights lose nothing there (``single``). A is rounded once where it comes from float64, or five times at a ReLU of
-    y, where y is unstable, by units of |y − ŷ|, which is at most |W|·|x − x̂|. Products and sums are about the point:
-    magnitudes don't count.
+    Weights lose nothing there (``single``). A is rounded once where it comes from float64, and at an activation of y of
+    slopes at most s by 2·|low| + 2·|upper − low| + s ≤ 7·s units, of |y − ŷ|, which is at most |W|·|x − x̂|. Products
+    and sums are about the point: magnitudes don't count.
 
     Args:
         radius: ≥ |x − x̂|, (batch, *shape of x).
@@ -209,8 +209,8 @@ def backward_single(radius: Tensor, terms: int | Tensor = 0, node: Affine | None
     single = torch.float32
     most = terms if isinstance(terms, int) else node.terms if node is not None else 0
     # Of γ the denominator that is smallest.
-    unit = 1.01 * gamma(most + 6, single) / (most + 6)
-    error = radius * (unit * (most + 6) if isinstance(terms, int) else torch.add(terms, 6).mul_(unit))
+    unit = 1.01 * gamma(most + 9, single) / (most + 9)
+    error = radius * (unit * (most + 9) if isinstance(terms, int) else torch.add(terms, 9).mul_(unit))
     return torch.add(error if node is None else node.absolute(error), 8 * _tiny(single))
 
 
@@ -237,7 +237,8 @@ def backward_activation(node: Activation, reach: Tensor, image: Tensor, lines: L
     known = row(node)
     size = slope * reach[:, None] + offset
     line = unit_roundoff(dtype) * ((known.ulps + _LINES) * size + 2 * known.absolute(node) + 8 * image[:, None])
-    return line + 3 * gamma(node.size + 8, dtype) * size + 8 * node.size * _tiny(dtype)
+    # The last part is that of numbers too small for float32.
+    return line + 3 * gamma(node.size + 8, dtype) * size + 8 * node.size * _tiny(dtype) + 8 * _tiny(torch.float32)
 
 
 def outward(top: Tensor, floor: Tensor | None, error: Tensor, terms: int) -> tuple[Tensor, Tensor]:
