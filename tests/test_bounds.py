@@ -430,6 +430,27 @@ def images(act: Act, seed: int = 0) -> Network:
     return build.network(build.linear(x, rng.normal(3, 4), rng.normal(3), "fc2"), name="images")
 
 
+def test_one_sample_is_bounded_as_in_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Alone, coefficients between two ReLUs are those of the neurons that are alive on both sides."""
+    network = mlp(ACTS["relu"], sizes=(6, 12, 12, 12, 12, 3))
+    box = boxes(network)
+    used: list[bool] = []
+    through = Relaxation.between
+
+    def watched(self: Relaxation, index: int) -> Tensor | None:
+        found = through(self, index)
+        used.append(found is not None)
+        return found
+
+    monkeypatch.setattr(Relaxation, "between", watched)
+    together = output_bounds(network, box).reshape(len(box.lower), -1)
+    assert used and not any(used)
+    for i, lower in enumerate(together):
+        one = Bounds(box.lower[i : i + 1], box.upper[i : i + 1])
+        torch.testing.assert_close(output_bounds(network, one), lower, rtol=1e-9, atol=1e-9)
+    assert any(used)
+
+
 @pytest.mark.parametrize("name", ["relu", "leaky1.5", "sigmoid", "gelu5"])
 def test_windows_change_nothing_but_the_work(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     network = images(ACTS[name])
