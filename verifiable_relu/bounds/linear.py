@@ -909,9 +909,11 @@ def relaxed(
         both = torch.stack([interval.lower.flatten(1), -interval.upper.flatten(1)])
         # Windows take part of the memory of whole rows.
         copies = _COPIES if search is not None or len(interval.lower.shape) != 4 else _COPIES // 3
-        size = chunk_size(network, both.float() if relaxation.border > relaxation.entry else both, memory, copies)
-
-        multiple = _MULTIPLE if relaxation.border > relaxation.entry else 1
+        narrow = relaxation.border > relaxation.entry
+        size, multiple = (
+            chunk_size(network, both.float() if narrow else both, memory, copies),
+            _MULTIPLE if narrow else 1,
+        )
 
         def side(wanted: Tensor) -> None:
             """Bound what is wanted of ``both`` anew."""

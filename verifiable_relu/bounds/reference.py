@@ -165,12 +165,9 @@ class Reference:
             nodes, node = self._of.network.nodes, self._of.network.nodes[index]
             sources = () if self._ends(index) else node.inputs
             parts = [self.lost(i) for i in sources]
-            affine = isinstance(node, Affine)
-            if (
-                affine
-                or self._ends(index)
-                or (isinstance(node, Activation) and not isinstance(nodes[sources[0]], Affine))
-            ):
+            # An activation after an affine map is part of that, the others move rows about as they are.
+            own = Affine if sources and isinstance(nodes[sources[0]], Affine) else Affine | Activation
+            if not sources or isinstance(node, own):
                 source = sources[0] if sources else index
                 reach, size = self.reach(source), max(node.size, nodes[source].size)
                 dtype = torch.float32 if source <= self.border else reach.dtype
