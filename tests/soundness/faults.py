@@ -242,7 +242,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "rounding errors of all nodes before a target taken for covered by it",
         "corners",
-        (Change("bounds.reference:covered", "frozenset(found)", "frozenset(range(index + 1))"),),
+        (Change("bounds.reference:Reference.covered", "frozenset(found)", "frozenset(range(index + 1))"),),
     ),
     Fault(
         "rounding of coefficients in float32 left out",

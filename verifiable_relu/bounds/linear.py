@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 
 import torch
 import torch.nn.functional as F
@@ -27,7 +27,7 @@ from torch import Tensor
 from verifiable_relu.bounds import rounding
 from verifiable_relu.bounds.activations import relax, row, unstable
 from verifiable_relu.bounds.interval import affine_image, intersect, largest, node_image
-from verifiable_relu.bounds.reference import Reference, border, covered
+from verifiable_relu.bounds.reference import Reference, border
 from verifiable_relu.bounds.types import Bounds, Lines
 from verifiable_relu.bounds.window import Grid, Window, kernels, windows
 from verifiable_relu.errors import UnsupportedError
@@ -110,10 +110,23 @@ class _Step:
         lift, floor = rounding.summed_single(self.lift, self.floor, _depth(terms))
         return replace(self, lift=lift, floor=floor).map(lambda t: t.float())
 
-    def back(self, a: Tensor) -> tuple[Tensor, Tensor]:
-        """Coefficients (groups, each, neurons) before the activation of those after it, and their negative part."""
-        negative = a.clamp(max=0)
-        return (a * self.low.unsqueeze(1)).addcmul_(negative, self.rise.unsqueeze(1)), negative
+    @cached_property
+    def _slopes(self) -> tuple[Tensor, Tensor]:
+        """``low`` and ``rise`` for every row of a sample, (batch, 1, neurons)."""
+        return self.low.unsqueeze(1), self.rise.unsqueeze(1)
+
+    def back(self, a: Tensor, single: bool = False) -> tuple[Tensor, list[Tensor]]:
+        """Coefficients before the activation of those after it, (groups, each, neurons), and terms of their constants.
+
+        ``single``: of those in float32, whose offsets are summed in float32.
+        """
+        (low, rise), negative = self._slopes, a.clamp(max=0)
+        before = (a * low).addcmul_(negative, rise)
+        if single:
+            assert self.floor is not None
+            return before, [_sum(negative.mul_(self.lift.unsqueeze(1)).addcmul_(a, self.floor.unsqueeze(1)), 1)]
+        added = [_dot(negative, self.lift)]
+        return before, added if self.floor is None else [*added, _dot(a, self.floor)]
 
 
 @dataclass(frozen=True)
@@ -135,14 +148,14 @@ class _Alive:
     weight: Tensor | None
 
     @staticmethod
-    def of(pre: Bounds, step: _Step, weight: Tensor) -> _Alive:
-        """From bounds and step of all neurons, (batch, neurons)."""
-        if len(pre.upper) == 1:
-            numbers = (~(pre.upper <= 0)).nonzero()[:, 1][None]
-            chosen = step.map(lambda t: t.index_select(1, numbers[0]))
-            return _Alive(numbers, [numbers.shape[1]], chosen, weight.index_select(0, numbers[0])[None])
-        sample, neuron = (~(pre.upper <= 0)).nonzero().unbind(1)
-        counts = torch.bincount(sample, minlength=len(pre.upper))
+    def of(living: Tensor, step: _Step, weight: Tensor) -> _Alive:
+        """From which neurons are not inactive and the step of all, (batch, neurons)."""
+        if len(living) == 1:
+            number = living[0].nonzero().squeeze(1)
+            chosen = step.map(lambda t: t.index_select(1, number))
+            return _Alive(number[None], [len(number)], chosen, weight.index_select(0, number)[None])
+        sample, neuron = living.nonzero().unbind(1)
+        counts = torch.bincount(sample, minlength=len(living))
         place = torch.arange(len(sample), device=sample.device) - (counts.cumsum(0) - counts)[sample]
         most = int(counts.max())
         numbers = sample.new_zeros(len(counts), most)
@@ -171,10 +184,12 @@ class Relaxation:
     Attributes:
         entry: the node at which rows end (``entry``).
         border: the last node whose coefficients are taken in float32 (``reference.border``).
+        samples: the size of the batch.
     """
 
     def __init__(self, network: Network, box: Bounds, known: Mapping[int, Bounds] | None = None) -> None:
         self.network = network
+        self.samples = len(box.lower)
         self.entry = entry(network)
         self.border = border(network, box, self.entry)
         self.values: list[Bounds] = [box]
@@ -183,17 +198,13 @@ class Relaxation:
         self._lines: dict[int, Lines] = {}
         self._references: dict[bool, Reference] = {}
         self._steps: dict[tuple[int, bool, int], _Step] = {}
-        self._living: dict[tuple[int, bool], _Alive | None] = {}
+        self._living: dict[int, Tensor] = {}
+        self._alive: dict[tuple[int, bool], _Alive | None] = {}
         self._between: dict[int, Tensor | None] = {}
         self._radii: dict[tuple[int, bool, int], Tensor] = {}
         self._most: dict[int, Tensor] = {}
         self._ends: dict[int, tuple[Tensor, ...]] = {}
         self._tables: dict[tuple[Grid | None, int, str], Tensor] = {}
-
-    @property
-    def samples(self) -> int:
-        """The size of the batch."""
-        return len(self.values[0].lower)
 
     def advance(self, index: int, tighten: Callable[[int, Bounds], Bounds] | None = None) -> None:
         """Extend the node bounds through node ``index``.
@@ -265,7 +276,7 @@ class Relaxation:
         z, error = of(reference.point(source).flatten(1)), of(reference.unit(source, self._sparing(index)))
         rise = lines.upper_slope - lines.lower_slope
         if isinstance(node, Relu):
-            error = error * of(~(self.pre[index].upper <= 0)).flatten(1)
+            error = error * of(self.living(index))
             top = torch.addcmul(lines.upper_offset, rise, z)
         else:
             error = error * torch.maximum(lines.lower_slope.abs(), lines.upper_slope.abs())
@@ -285,17 +296,20 @@ class Relaxation:
 
     def alive(self, index: int, rounded: bool) -> _Alive | None:
         """What of activation ``index`` is alive, where the linear map before it is worth restricting to that."""
-        if (index, rounded) not in self._living:
+        if (index, rounded) not in self._alive:
             node, found = self.network.nodes[index], None
             if isinstance(node, Relu) and self._restricts(node.inputs[0]):
-                linear = self.network.nodes[node.inputs[0]]
-                most = int((~(self.pre[index].upper <= 0)).sum(1).amax())
-                if most <= _ALIVE * node.size:
-                    assert isinstance(linear, Linear)
-                    weight = self.weight(node.inputs[0], rounded)
-                    found = _Alive.of(self.pre[index], self.step(index, rounded), weight)
-            self._living[index, rounded] = found
-        return self._living[index, rounded]
+                living = self.living(index)
+                if int(living.sum(1).amax()) <= _ALIVE * node.size:
+                    found = _Alive.of(living, self.step(index, rounded), self.weight(node.inputs[0], rounded))
+            self._alive[index, rounded] = found
+        return self._alive[index, rounded]
+
+    def living(self, index: int) -> Tensor:
+        """Which neurons of the ReLU ``index`` are not inactive: (batch, neurons) bool."""
+        if index not in self._living:
+            self._living[index] = ~(self.pre[index].upper.flatten(1) <= 0)
+        return self._living[index]
 
     def between(self, index: int) -> Tensor | None:
         """W between what of activation ``index`` and of that before it is alive, (1, most, most of the other).
@@ -503,8 +517,10 @@ class Relaxation:
             sample: (G,) the sample of each group of R/G rows.
         """
         node, reference = self.network.nodes[index], self.reference()
-        groups, each = len(sample), len(neuron) // max(1, len(sample))
-        number = (sample[:, None] * node.size + neuron.reshape(groups, each)).flatten()
+        groups = len(sample)
+        each, number = len(neuron) // max(1, groups), neuron
+        if self.samples > 1:
+            number = (sample[:, None] * node.size + neuron.reshape(groups, each)).flatten()
         point, unit = (
             t.flatten().index_select(0, number) for t in (reference.point(index), reference.unit(index, alone=True))
         )
@@ -526,7 +542,9 @@ class Relaxation:
     def largest(self, index: int) -> Tensor:
         """(batch,) the largest absolute value that node ``index`` may have."""
         if index not in self._most:
-            self._most[index] = largest(self.values[index])
+            box = self.values[index]
+            positive = isinstance(self.network.nodes[index], Relu)
+            self._most[index] = box.upper.flatten(1).amax(1) if positive else largest(box)
         return self._most[index]
 
     def of_input(self, rows: Tensor) -> Tensor:
@@ -611,7 +629,7 @@ class _Walk:
             origin: the node whose rows they were, and whose rounding errors are among the terms.
         """
         self.start, self.terms = start, terms
-        charged, reached = set(covered(self.of.network, origin)), None
+        charged, reached = set(self.reference.covered(origin)), None
         self._give(start, rows)
         for index in range(start, -1, -1):
             if index not in self.coefficients:
@@ -619,10 +637,10 @@ class _Walk:
             a, node = self.coefficients.pop(index), self.nodes[index]
             ends = index == self.of.entry or (self.intervals and isinstance(node, Activation))
             if isinstance(node, Activation) and not ends and self.of.network.uses[node.inputs[0]] == 1:
-                charged |= covered(self.of.network, node.inputs[0])
+                charged |= self.reference.covered(node.inputs[0])
             if self.rounded and not ends and index not in charged and isinstance(node, Affine | Add):
                 terms.append(-self._weighed(a, index, "unit", self.reference.unit(index)))
-                charged |= covered(self.of.network, index)
+                charged |= self.reference.covered(index)
             if isinstance(a, Window) and index not in self.lines and not isinstance(node, Add | Reshape | Permute):
                 stepped = self.of.windowed(a, index, self._every)
                 if stepped is not None:
@@ -650,7 +668,6 @@ class _Walk:
                     self._give(source, a)
             else:
                 terms += self._through(a if index in self.restricted else self._whole(a, index), index)
-        terms = [term.to(self.of.values[0].lower.dtype) for term in terms]
         if self.rounded:
             lost = _of(self.reference.lost(origin), self.sample)[:, None]
             found = rounding.total(torch.stack(terms), lost)
@@ -658,13 +675,15 @@ class _Walk:
             found = sum(terms[1:], terms[0])
         return found.flatten(), reached
 
-    def _weighed(self, a: Tensor | Window, index: int, name: str, values: Tensor) -> Tensor:
-        """|A|·values of node ``index``, (batch, size): (groups, each)."""
+    def _weighed(self, a: Tensor | Window, index: int, name: str, values: Tensor, spent: bool = False) -> Tensor:
+        """|A|·values of node ``index``, (batch, size): (groups, each). ``spent``: whether nobody else wants A."""
         if not isinstance(a, Window):
             values = _of(values, self.sample)
             if index > self.border:
                 return _dot(a.abs(), values)
-            return _sum(a.abs().mul_(values.to(a.dtype)[:, None]), 1)
+            # In float32 A is nobody's but this walk's.
+            size = a.abs_() if spent else a.abs()
+            return _sum(size.mul_(values.to(a.dtype)[:, None]), 1)
         products = a.values.abs() * self.of.at(a, index, name, values, self._every)
         return _sum(products, 3).reshape(self.groups, self.each)
 
@@ -689,7 +708,7 @@ class _Walk:
     def _concretised(self, a: Tensor, index: int) -> list[Tensor]:
         """The least values of rows of a node at which they end."""
         if self.rounded:
-            return [-self._weighed(a, index, "radius", self.of.radius(index, self.intervals))]
+            return [-self._weighed(a, index, "radius", self.of.radius(index, self.intervals), not self.wanted)]
         center, radius = (_of(t, self.sample) for t in self.of.ball(index))
         return [_dot(a, center), -_dot(a.abs(), radius)]
 
@@ -727,16 +746,13 @@ class _Walk:
                     step, weight, numbers = alive.step, alive.weight, alive.numbers
                 else:
                     a, step, weight, numbers = alive.restrict(a, self.sample, self.of.weight(source, self.rounded))
-                before, negative = step.back(a)
+                before, added = step.back(a)
                 further = linear.inputs[0]
                 free = self.rounded and not self.intervals and further not in self.lines
                 if free and (between := self.of.between(index)) is not None:
                     self.restricted.add(further)
                     weight = between
                 self._give(further, before.to(weight.dtype) @ weight)
-                added = [_dot(negative, step.lift)]
-                if step.floor is not None:
-                    added.append(_dot(a, step.floor))
                 return added if self.rounded else [*added, _dot(before, linear.bias[numbers])]
             case Activation():
                 step = self.of.step(index, self.rounded, node.size if index <= self.border else 0)
@@ -746,24 +762,21 @@ class _Walk:
 
     def _relaxed(self, a: Tensor, index: int, step: _Step) -> list[Tensor]:
         """Pull rows back through an activation."""
-        before, negative = step.back(a)
+        before, added = step.back(a, index <= self.border)
         self._give(self.nodes[index].inputs[0], before)
-        if index > self.border:
-            added = [_dot(negative, step.lift)]
-            return added if step.floor is None else [*added, _dot(a, step.floor)]
-        assert step.floor is not None
-        return [_sum(negative.mul_(step.lift.unsqueeze(1)).addcmul_(a, step.floor.unsqueeze(1)), 1)]
+        return added
 
 
 def _dot(a: Tensor, values: Tensor) -> Tensor:
     """a·values group by group: of (groups, each, n) and (groups, n), (groups, each)."""
-    if len(values) == 1:
+    if values.shape[0] == 1:
         return F.linear(a, values).squeeze(2)
     if a.shape[1] == 1:
         return (a.squeeze(1) * values).sum(1, keepdim=True)
     return (values[:, None] @ a.mT).squeeze(1)
 
 
+@cache
 def _folded(size: int) -> tuple[int, int]:
     """As how many lines of how many numbers so many are summed in float32, so that few errors add up."""
     length = next(n for n in range(min(size, _LINE), size + 1) if size % n == 0)
@@ -781,12 +794,12 @@ def _sum(products: Tensor, axes: int) -> Tensor:
     if products.dtype == torch.float64:
         return products.sum(-1)
     lines, length = _folded(products.shape[-1])
-    return products.unflatten(-1, (lines, length)).sum(-1).sum(-1) if lines > 1 else products.sum(-1)
+    return products.view(*products.shape[:-1], lines, length).sum(-1).sum(-1) if lines > 1 else products.sum(-1)
 
 
 def _of(values: Tensor, sample: Tensor) -> Tensor:
     """Those of the samples named, one after another."""
-    if len(values) == 1 == len(sample):
+    if values.shape[0] == 1 == sample.shape[0]:
         return values
     return values.index_select(0, sample)
 
@@ -823,10 +836,11 @@ def groups(sample: Tensor, size: int, samples: int, multiple: int = 1) -> Iterat
         (groups, each) numbers of rows, a group's last one repeated where it has too few, and (groups,) its sample.
     """
     if samples == 1:
-        size = -(-size // multiple) * multiple
-        for start in range(0, len(sample), size):
-            rows = min(size, -(-(len(sample) - start) // multiple) * multiple)
-            yield torch.arange(start, start + rows, device=sample.device).clamp_(max=len(sample) - 1)[None], sample[:1]
+        count, size = len(sample), -(-size // multiple) * multiple
+        for start in range(0, count, size):
+            end = start + min(size, -(-(count - start) // multiple) * multiple)
+            number = torch.arange(start, end, device=sample.device)
+            yield (number if end <= count else number.clamp_(max=count - 1))[None], sample[:1]
         return
     order = sample.argsort(stable=True)
     counts = torch.bincount(sample).tolist()
@@ -898,8 +912,8 @@ def relaxed(
     def bound(index: int, interval: Bounds, search: Search | None) -> Bounds:
         """The interval, with unstable neurons bounded anew.
 
-        Of a ReLU that turns out inactive the lower bound is used by nobody: in samples with many unstable neurons,
-        those that are mostly negative are bounded from above first.
+        Of a ReLU that turns out inactive nobody uses the lower bound, and of one that turns out active, after which
+        no other is bounded, the upper one: where that spares enough rows, they wait for the other side.
         """
         activation = network.nodes[index]
         chosen = unstable(activation, interval).flatten(1)
@@ -918,7 +932,7 @@ def relaxed(
         def side(wanted: Tensor) -> None:
             """Bound what is wanted of ``both`` anew."""
             places, neurons = wanted.flatten().nonzero().squeeze(1), chosen.shape[1]
-            sample = places.div(neurons, rounding_mode="floor") % relaxation.samples
+            sample = places // neurons % relaxation.samples
             for number, mine in groups(sample, size, relaxation.samples, multiple):
                 if stop is not None and stop():
                     return
@@ -933,14 +947,15 @@ def relaxed(
                 known = both.view(-1)
                 known.index_copy_(0, place, torch.maximum(known.index_select(0, place), found))
 
-        counts = chosen.sum(1, keepdim=True)
-        many = _WORTH // sum(node.size for node in network.nodes[:index])
-        if isinstance(activation, Relu) and int(counts.amax()) > many:
-            later = chosen & (both[0] < both[1]) & (counts > many)
-            side(torch.stack([chosen & ~later, chosen]))
-            side(torch.stack([later & (both[1] < 0), torch.zeros_like(later)]))
-        else:
-            side(torch.stack([chosen, chosen]))
+        wanted = chosen.expand(2, -1, -1)
+        enough = _WORTH // network.receptive[activation.inputs[0]]
+        if isinstance(activation, Relu) and int(chosen.sum(1).amax()) > enough:
+            negative = both[0] < both[1]
+            later = torch.stack([negative, ~negative & (index == network.activations[-1])]) & wanted
+            later &= later.sum((0, 2))[:, None] > enough
+            side(wanted & ~later)
+            wanted = later & (both < 0).all(0)
+        side(wanted)
         return Bounds(both[0].reshape(interval.lower.shape), -both[1].reshape(interval.upper.shape))
 
     def tighten(index: int, interval: Bounds) -> Bounds:

@@ -52,8 +52,10 @@ class Reference:
         self._reaches: dict[int, Tensor] = {}
         self._radii: dict[int, Tensor] = {}
         self._units: dict[tuple[int, int | None, bool], Tensor] = {}
+        self._affine: dict[int, Tensor] = {}
         self._losses: dict[int, Tensor] = {}
-        self._narrow: dict[int, bool] = {}
+        self._single: dict[int, bool] = {}
+        self._covered: dict[int, frozenset[int]] = {}
 
     def point(self, index: int) -> Tensor:
         """v̂ of node ``index``."""
@@ -110,8 +112,10 @@ class Reference:
                     unit = unit + rounding.backward_single(self.radius(index).flatten(1))
             elif isinstance(node, Affine):
                 source = node.inputs[0]
-                unit = rounding.backward_affine(node, self.reach(source))
-                if source <= self.border and not (alone and rounding.single(node, self._of.values[0].lower)):
+                if index not in self._affine:
+                    self._affine[index] = rounding.backward_affine(node, self.reach(source))
+                unit = self._affine[index]
+                if source <= self.border and not (alone and self._takes_single(index)):
                     terms = 0 if alone else self._terms(index, after)
                     unit = unit + rounding.backward_single(self.radius(source), terms, node)
                 unit = unit.expand(-1, *node.shape).flatten(1)
@@ -137,22 +141,38 @@ class Reference:
         if isinstance(node, Conv2d) and index <= self.border:
             if after is None:
                 return node.adjoint_terms
-            alive = ~(self._of.pre[after].upper <= 0)
-            return node.seen_by(alive, self._of.network.nodes[node.inputs[0]].shape)
+            living = self._of.living(after).unflatten(1, node.shape)
+            return node.seen_by(living, self._of.network.nodes[node.inputs[0]].shape)
         if not self.narrows(index):
             return 0
         if after is None:
             return node.size
-        upper = self._of.pre[after].upper
-        return (~(upper <= 0)).sum(1, keepdim=True, dtype=upper.dtype)
+        return self._of.living(after).sum(1, keepdim=True, dtype=self.point(index).dtype)
 
     def narrows(self, index: int) -> bool:
         """Whether rows of the linear map ``index`` are taken in float32 in pulling them back."""
-        if index not in self._narrow:
-            node, like = self._of.network.nodes[index], self._of.values[0].lower
-            narrow = isinstance(node, Linear) and node.inputs[0] <= self.border and rounding.single(node, like)
-            self._narrow[index] = narrow
-        return self._narrow[index]
+        node = self._of.network.nodes[index]
+        return isinstance(node, Linear) and node.inputs[0] <= self.border and self._takes_single(index)
+
+    def _takes_single(self, index: int) -> bool:
+        """``rounding.single`` of a node."""
+        if index not in self._single:
+            self._single[index] = rounding.single(self._of.network.nodes[index], self._of.values[0].lower)
+        return self._single[index]
+
+    def covered(self, index: int) -> frozenset[int]:
+        """The nodes whose error in pulling rows back is part of ``unit`` of node ``index``.
+
+        Its own, and that of those before it to which it alone gives its rows, as they are.
+        """
+        if index not in self._covered:
+            network, found = self._of.network, {index}
+            if isinstance(network.nodes[index], Add | Reshape | Permute):
+                for source in network.nodes[index].inputs:
+                    if network.uses[source] == 1 and not isinstance(network.nodes[source], Activation):
+                        found |= self.covered(source)
+            self._covered[index] = frozenset(found)
+        return self._covered[index]
 
     def merged(self, index: int) -> Tensor:
         """(batch, size) the error of one unit of |A| in adding two rows of node ``index``."""
@@ -174,19 +194,6 @@ class Reference:
                 parts.append(rounding.lost(node, reach, size, dtype))
             self._losses[index] = sum(parts[1:], parts[0])
         return self._losses[index]
-
-
-def covered(network: Network, index: int) -> frozenset[int]:
-    """The nodes whose error in pulling rows back is part of ``Reference.unit`` of node ``index``.
-
-    Its own, and that of those before it to which it alone gives its rows, as they are.
-    """
-    node, found = network.nodes[index], {index}
-    if isinstance(node, Add | Reshape | Permute):
-        for source in node.inputs:
-            if network.uses[source] == 1 and not isinstance(network.nodes[source], Activation):
-                found |= covered(network, source)
-    return frozenset(found)
 
 
 def border(network: Network, box: Bounds, entry: int) -> int:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import os
 import platform
+from functools import cache
 from typing import Any
 
 import torch
@@ -57,6 +58,7 @@ def gamma(terms: int, dtype: torch.dtype) -> float:
     return product / (1 - product)
 
 
+@cache
 def _tiny(dtype: torch.dtype) -> float:
     return torch.finfo(dtype).tiny
 

@@ -51,8 +51,9 @@ class Grid:
             reach = (self.points[axis] - 1) * self.stride[axis] + self.size[axis] - self.offset[axis]
             margins += [self.offset[axis], reach - values.shape[2 + axis]]
         # Windows may begin after the image ends, or end before it begins.
-        columns = F.unfold(framed(values, margins), self.size, stride=self.stride)
-        return columns.transpose(1, 2).reshape(-1, values.shape[1], *self.size)
+        rows = framed(values, margins).unfold(2, self.size[0], self.stride[0])
+        found = rows.unfold(3, self.size[1], self.stride[1])
+        return found.permute(0, 2, 3, 1, 4, 5).reshape(-1, values.shape[1], *self.size)
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ class Node:
         """Apply the operator to tensors shaped (batch, *input shape); returns (batch, *shape)."""
         raise NotImplementedError
 
-    @property
+    @cached_property
     def size(self) -> int:
         """Number of neurons: the product of ``shape``."""
         return math.prod(self.shape)
@@ -161,7 +161,7 @@ def framed(x: Tensor, margins: Sequence[int]) -> Tensor:
     """``F.pad`` of x: zeros where margins are positive, cuts where they are negative, even into the zeros."""
     for part in ([max(m, 0) for m in margins], [min(m, 0) for m in margins]):
         # Without margins, too, F.pad copies.
-        x = F.pad(x, part) if any(part) else x
+        x = torch.constant_pad_nd(x, part) if any(part) else x
     return x
 
 
@@ -429,7 +429,7 @@ class Conv2d(Affine):
 
         return kept(self, "_in_blocks", make)
 
-    @property
+    @cached_property
     def _blocks(self) -> tuple[int, int]:
         """How many strides the kernel is high and wide."""
         high, wide = (-(-k // s) for k, s in zip(self.weight.shape[2:], self.stride, strict=True))
@@ -468,7 +468,7 @@ class Conv2d(Affine):
         """Whether ``transposed`` may take float32: the weights are the same there, and the kernel is a plain one."""
         return self.plain and self.constant and _is_single(self)
 
-    @property
+    @cached_property
     def adjoint_terms(self) -> int:
         """The largest number of products that one entry of the adjoint sums."""
         out, _, *kernel = self.weight.shape
@@ -696,6 +696,32 @@ class Network:
     def piecewise_linear(self) -> bool:
         """Whether every activation is piecewise linear, so that MILP and SMT are complete and evaluation exact."""
         return all(isinstance(self.nodes[i], PIECEWISE_LINEAR) for i in self.activations)
+
+    @cached_property
+    def receptive(self) -> tuple[int, ...]:
+        """On how many values of all earlier nodes together a neuron of each node depends, at most, in node order."""
+        return tuple(self._receptive(index) for index in range(len(self.nodes)))
+
+    def _receptive(self, index: int) -> int:
+        """The same of one node: within an image by the windows that convolutions see, else by whole nodes."""
+        windows: dict[int, Shape] = {index: (1,) * len(self.nodes[index].shape[1:])}
+        count = 0
+        for current in range(index, -1, -1):
+            if current not in windows:
+                continue
+            node, window = self.nodes[current], windows[current]
+            if current < index:
+                count += min(node.size, math.prod((node.shape[0], *window)) if node.shape else 1)
+            for source in node.inputs:
+                before = self.nodes[source].shape[1:]
+                if isinstance(node, Conv2d):
+                    sizes = zip(window, node.weight.shape[2:], node.stride, node.dilation, strict=True)
+                    before = tuple((n - 1) * s + d * (k - 1) + 1 for n, k, s, d in sizes)
+                elif isinstance(node, Activation | Scale | Add):
+                    before = window
+                known = windows.get(source, before)
+                windows[source] = tuple(max(pair) for pair in zip(known, before, strict=True))
+        return count
 
     @cached_property
     def limit(self) -> Network:
