@@ -119,7 +119,7 @@ def alpha_lower_bounds(
     """
     relaxation = Relaxation(network, box, preactivations)
     last = len(network.nodes) - 1
-    relaxation.advance(last)
+    relaxation.advance(network.last_activation)
     rows = matrix.to(box.lower).reshape(len(matrix), *network.output_shape)
     return ascend(relaxation, last, rows, sample, ascent or Ascent(), settled=settled, memory=memory, stop=stop)
 

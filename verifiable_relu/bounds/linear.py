@@ -230,6 +230,11 @@ class Relaxation:
                 about = reference.point(self.entry), reference.point(current)
             self.values.append(affine_image(node, boxes[0], self.largest(node.inputs[0]), about))
 
+    def bounds(self, index: int) -> Bounds:
+        """Those of node ``index``."""
+        self.advance(index)
+        return self.values[index]
+
     def lines(self, index: int) -> Lines:
         """The lines of activation ``index`` over its input's bounds."""
         if index not in self._lines:
@@ -298,7 +303,8 @@ class Relaxation:
         """What of activation ``index`` is alive, where the linear map before it is worth restricting to that."""
         if (index, rounded) not in self._alive:
             node, found = self.network.nodes[index], None
-            if isinstance(node, Relu) and self._restricts(node.inputs[0]):
+            # Rows come to the last one but once.
+            if isinstance(node, Relu) and self._restricts(node.inputs[0]) and index < self.network.last_activation:
                 living = self.living(index)
                 if int(living.sum(1).amax()) <= _ALIVE * node.size:
                     found = _Alive.of(living, self.step(index, rounded), self.weight(node.inputs[0], rounded))
@@ -342,8 +348,7 @@ class Relaxation:
 
     def ball(self, index: int) -> tuple[Tensor, Tensor]:
         """Centre and radius of the box of node ``index``, flattened: (batch, size)."""
-        self.advance(index)
-        box = self.values[index].flat()
+        box = self.bounds(index).flat()
         return torch.lerp(box.lower, box.upper, 0.5), (box.upper - box.lower) / 2
 
     def radius(self, index: int, intervals: bool = False, terms: int = 0) -> Tensor:
@@ -476,7 +481,7 @@ class Relaxation:
         """Lower bounds of rows·y + constant over the box, y being the value of node ``target``.
 
         Args:
-            target: the node; node bounds must have been advanced to it.
+            target: the node; node bounds must have been advanced to the activations before it.
             rows: (R, *shape of the target), group after group.
             sample: (G,) the sample of each group of R/G rows; with G = R, of each row.
             constant: (R,), by default 0.
@@ -511,7 +516,7 @@ class Relaxation:
         A neuron of a linear layer is a row of its weights, one of a convolution the kernel within a window.
 
         Args:
-            index: the node; node bounds must have been advanced to it.
+            index: the node; node bounds must have been advanced to the activations before it.
             neuron: (R,) their numbers, group after group.
             sign: (R,) ±1.
             sample: (G,) the sample of each group of R/G rows.
@@ -542,7 +547,7 @@ class Relaxation:
     def largest(self, index: int) -> Tensor:
         """(batch,) the largest absolute value that node ``index`` may have."""
         if index not in self._most:
-            box = self.values[index]
+            box = self.bounds(index)
             positive = isinstance(self.network.nodes[index], Relu)
             self._most[index] = box.upper.flatten(1).amax(1) if positive else largest(box)
         return self._most[index]
@@ -571,11 +576,11 @@ class Relaxation:
         """(R,) lower bounds of matrix·y, y being the flattened output (``linear_lower_bounds``)."""
         network = self.network
         last = len(network.nodes) - 1
-        self.advance(last)
+        self.advance(network.last_activation)
         rows = matrix.to(self.values[0].lower).reshape(len(matrix), *network.output_shape)
         parts: list[Tensor] = []
         order: list[Tensor] = []
-        first = max(network.activations, default=0) if intervals else 0
+        first = network.last_activation if intervals else 0
         for number, mine in groups(sample, chunk_size(network, rows, memory, first=first), self.samples):
             order.append(number.flatten())
             if stop is not None and stop():
@@ -951,7 +956,7 @@ def relaxed(
         enough = _WORTH // network.receptive[activation.inputs[0]]
         if isinstance(activation, Relu) and int(chosen.sum(1).amax()) > enough:
             negative = both[0] < both[1]
-            later = torch.stack([negative, ~negative & (index == network.activations[-1])]) & wanted
+            later = torch.stack([negative, ~negative & (index == network.last_activation)]) & wanted
             later &= later.sum((0, 2))[:, None] > enough
             side(wanted & ~later)
             wanted = later & (both < 0).all(0)
@@ -964,7 +969,7 @@ def relaxed(
         tight = bound(index, interval, None)
         return tight if search is None else bound(index, tight, search)
 
-    relaxation.advance(len(network.nodes) - 1, tighten)
+    relaxation.advance(network.last_activation, tighten)
     return relaxation
 
 

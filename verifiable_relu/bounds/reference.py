@@ -62,7 +62,7 @@ class Reference:
         if index not in self._points:
             node = self._of.network.nodes[index]
             if self._ends(index):
-                box = self._of.values[index]
+                box = self._of.bounds(index)
                 found = torch.lerp(box.lower, box.upper, 0.5)
             elif isinstance(node, Activation):
                 z, lines = self.point(node.inputs[0]), self._of.lines(index)
@@ -88,7 +88,7 @@ class Reference:
     def radius(self, index: int) -> Tensor:
         """≥ |v − v̂|."""
         if index not in self._radii:
-            self._radii[index] = rounding.radius(self._of.values[index], self.point(index))
+            self._radii[index] = rounding.radius(self._of.bounds(index), self.point(index))
         return self._radii[index]
 
     def unit(self, index: int, after: int | None = None, alone: bool = False) -> Tensor:

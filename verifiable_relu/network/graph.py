@@ -693,6 +693,11 @@ class Network:
         return tuple(i for i, node in enumerate(self.nodes) if isinstance(node, Activation))
 
     @cached_property
+    def last_activation(self) -> int:
+        """The index of the last activation node, 0 if there is none."""
+        return max(self.activations, default=0)
+
+    @cached_property
     def piecewise_linear(self) -> bool:
         """Whether every activation is piecewise linear, so that MILP and SMT are complete and evaluation exact."""
         return all(isinstance(self.nodes[i], PIECEWISE_LINEAR) for i in self.activations)

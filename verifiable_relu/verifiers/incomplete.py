@@ -109,7 +109,7 @@ class Ibp(_Bounding):
 
     def relaxation(self, network: Network, box: Bounds, stop: Callable[[], bool]) -> Relaxation:
         relaxation = Relaxation(network, box)
-        relaxation.advance(len(network.nodes) - 1)
+        relaxation.advance(network.last_activation)
         return relaxation
 
     def rows(self, relaxation: Relaxation, rows: RowBatch, stop: Callable[[], bool]) -> Tensor:
