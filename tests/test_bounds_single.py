@@ -400,7 +400,7 @@ def test_inputs_beyond_float32_prove_nothing() -> None:
 def _disappearing(channels: int) -> Tensor:
     """(1, channels, 64, 64) coefficients, the same in every channel, of which all but the first are lost beside it,
     in the first line that is summed, and all but that line's sum."""
-    small, length = 0.99 * rounding.unit_roundoff(torch.float32), crown._folded(64 * 64)[1]
+    small, length = 0.99 * rounding.unit_roundoff(torch.float32), graph.folded(64 * 64)[1]
     a = torch.full((64 * 64,), small / length, dtype=torch.float64)
     a[:length] = small
     a[0] = 1
@@ -422,7 +422,7 @@ def test_sums_in_float32_may_be_taken_in_any_order(place: str, monkeypatch: pyte
 
     def summed(products: Tensor, axes: int) -> Tensor:
         products = products.flatten(-axes)
-        return in_order(in_order(products.unflatten(-1, crown._folded(products.shape[-1]))))
+        return in_order(in_order(products.unflatten(-1, graph.folded(products.shape[-1]))))
 
     monkeypatch.setattr(crown, "_sum", summed)
     relu = place == "summed_single"

@@ -16,11 +16,14 @@ from verifiable_relu.bounds import rounding
 from verifiable_relu.bounds.activations import image
 from verifiable_relu.bounds.types import Bounds
 from verifiable_relu.errors import UnsupportedError
-from verifiable_relu.network.graph import Activation, Add, Affine, Conv2d, Network, Node, Permute, Reshape
+from verifiable_relu.network.graph import Activation, Add, Affine, Conv2d, Linear, Network, Node, Permute, Reshape
 from verifiable_relu.spec.property import Property
 
 _MANY = 4
-"""From so many samples on a convolution is faster in float32."""
+"""From so many samples on sums in float32 are faster."""
+
+_LARGE = 1 << 21
+"""So many products a linear map has to have for that."""
 
 _SINGLE = 512
 """Up to so many terms a radius may be summed in float32: that widens it by about 1e-5."""
@@ -62,13 +65,19 @@ def affine_image(
     """
     center, radius = rounding.ball(box, None if about is None else about[0])
     middle = node.forward(center) if about is None else about[1]
-    if isinstance(node, Conv2d) and len(radius) >= _MANY and node.terms <= _SINGLE and rounding.single(node, radius):
-        spread, terms = node.absolute(radius, single=True), node.weight[0].numel()
-    else:
-        spread, terms = node.absolute(radius), 0
+    terms = _single_terms(node, radius)
+    spread = node.absolute(radius, terms > 0)
     growth, extra = rounding.interval_affine(node, largest(box) if most is None else most, terms)
     spread = torch.add(extra, spread, alpha=growth)
     return Bounds(middle - spread, middle + spread)
+
+
+def _single_terms(node: Affine, radius: Tensor) -> int:
+    """How many products are summed in float32 for |W|·radius, 0 where they are in float64."""
+    if not isinstance(node, Conv2d | Linear) or len(radius) < _MANY or node.single_terms > _SINGLE:
+        return 0
+    large = isinstance(node, Conv2d) or len(radius) * node.weight.numel() >= _LARGE
+    return node.single_terms if large and rounding.single(node, radius) else 0
 
 
 def node_image(node: Node, boxes: Sequence[Bounds]) -> Bounds:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cached_property
 
 import torch
 import torch.nn.functional as F
@@ -43,6 +43,7 @@ from verifiable_relu.network.graph import (
     Relu,
     Reshape,
     Scale,
+    folded,
 )
 
 MEMORY = 1 << 30
@@ -62,9 +63,6 @@ _MULTIPLE = 8
 
 _WORTH = 1 << 18
 """From so many coefficients on, two passes are worth it, of which the second has fewer rows."""
-
-_LINE = 96
-"""Sums in float32 are of this length at least, one after another: shorter ones take more time, longer ones err more."""
 
 _COPIES = 6
 """How many arrays of a chunk's coefficients are alive at once at the widest node."""
@@ -781,16 +779,9 @@ def _dot(a: Tensor, values: Tensor) -> Tensor:
     return (values[:, None] @ a.mT).squeeze(1)
 
 
-@cache
-def _folded(size: int) -> tuple[int, int]:
-    """As how many lines of how many numbers so many are summed in float32, so that few errors add up."""
-    length = next(n for n in range(min(size, _LINE), size + 1) if size % n == 0)
-    return size // length, length
-
-
 def _depth(size: int) -> int:
     """How many sums a product takes part in where so many are summed in float32, and what is added before."""
-    return sum(_folded(size)) + 4
+    return sum(folded(size)) + 4
 
 
 def _sum(products: Tensor, axes: int) -> Tensor:
@@ -798,7 +789,7 @@ def _sum(products: Tensor, axes: int) -> Tensor:
     products = products.flatten(-axes)
     if products.dtype == torch.float64:
         return products.sum(-1)
-    lines, length = _folded(products.shape[-1])
+    lines, length = folded(products.shape[-1])
     return products.view(*products.shape[:-1], lines, length).sum(-1).sum(-1) if lines > 1 else products.sum(-1)
 
 

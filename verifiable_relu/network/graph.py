@@ -17,7 +17,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, ClassVar
 
 import torch
@@ -77,8 +77,11 @@ class Affine(Node):
         """W·x for x of shape (batch, *input shape)."""
         raise NotImplementedError
 
-    def absolute(self, x: Tensor) -> Tensor:
-        """|W|·x for x of shape (batch, *input shape)."""
+    def absolute(self, x: Tensor, single: bool = False) -> Tensor:
+        """|W|·x for x of shape (batch, *input shape).
+
+        ``single``: with sums in float32, of a node in float64 that allows it.
+        """
         raise NotImplementedError
 
     def adjoint(self, a: Tensor, input_shape: Shape) -> Tensor:
@@ -125,6 +128,9 @@ _WIDE = 32
 _MANY = 16
 """From so many samples on matrix products are faster for a convolution in float64, too."""
 
+_LINE = 96
+"""Sums in float32 are of this length at least, one after another: shorter ones take more time, longer ones err more."""
+
 _BLOCKS = 4
 """Up to so many products of blocks of the kernel, these are faster than one product, folded."""
 
@@ -163,6 +169,13 @@ def framed(x: Tensor, margins: Sequence[int]) -> Tensor:
         # Without margins, too, F.pad copies.
         x = torch.constant_pad_nd(x, part) if any(part) else x
     return x
+
+
+@cache
+def folded(size: int) -> tuple[int, int]:
+    """As how many lines of how many numbers so many are summed in float32, so that few errors add up."""
+    length = next(n for n in range(min(size, _LINE), size + 1) if size % n == 0)
+    return size // length, length
 
 
 def _magnitude(node: Linear | Conv2d) -> Tensor:
@@ -205,7 +218,17 @@ class Linear(Affine):
             return F.linear(x, self.weight)
         return (x.reshape(-1, x.shape[-1]) @ self._sparse.transposed).reshape(*x.shape[:-1], -1)
 
-    def absolute(self, x: Tensor) -> Tensor:
+    def absolute(self, x: Tensor, single: bool = False) -> Tensor:
+        """With ``single``, of (batch, in), sums of ``single_terms`` are in float32, and their sums in float64."""
+        if single:
+            lines = folded(x.shape[1])
+
+            def make() -> Tensor:
+                return _in_single(self).abs().T.reshape(*lines, -1).contiguous()
+
+            weight = kept(self, "_float32_absolute", make)
+            narrow = x.to(torch.float32).unflatten(1, lines).transpose(0, 1)
+            return torch.bmm(narrow, weight).sum(0, dtype=x.dtype)
         if self._sparse is None:
             return F.linear(x, _magnitude(self))
         return (x.reshape(-1, x.shape[-1]) @ self._sparse.absolute).reshape(*x.shape[:-1], -1)
@@ -224,6 +247,11 @@ class Linear(Affine):
     def single(self) -> bool:
         """Whether ``adjoint`` may take float32: the weights are the same there, and dense."""
         return self.constant and not self.sparse and len(self.shape) == 1 and _is_single(self)
+
+    @property
+    def single_terms(self) -> int:
+        """How many products are summed in float32 by ``absolute`` with ``single``."""
+        return folded(self.weight.shape[1])[1]
 
     @property
     def row_sums(self) -> Tensor:
@@ -281,8 +309,8 @@ class Conv2d(Affine):
     def linear(self, x: Tensor) -> Tensor:
         return self._convolve(x, self.weight, None)
 
-    def absolute(self, x: Tensor, *, single: bool = False) -> Tensor:
-        """With ``single``, of a network in float64, sums are in float32, and direct (``mkldnn_convolution``)."""
+    def absolute(self, x: Tensor, single: bool = False) -> Tensor:
+        """With ``single``, sums of ``single_terms`` are in float32, and direct (``mkldnn_convolution``)."""
         if not single:
             return self._convolve(x, _magnitude(self), None)
         top, left, bottom, right = self.padding
@@ -468,6 +496,11 @@ class Conv2d(Affine):
         """Whether ``transposed`` may take float32: the weights are the same there, and the kernel is a plain one."""
         return self.plain and self.constant and _is_single(self)
 
+    @property
+    def single_terms(self) -> int:
+        """How many products are summed in float32 by ``absolute`` with ``single``."""
+        return self.weight[0].numel()
+
     @cached_property
     def adjoint_terms(self) -> int:
         """The largest number of products that one entry of the adjoint sums."""
@@ -506,7 +539,7 @@ class Scale(Affine):
     def linear(self, x: Tensor) -> Tensor:
         return self.scale * x
 
-    def absolute(self, x: Tensor) -> Tensor:
+    def absolute(self, x: Tensor, single: bool = False) -> Tensor:
         return self.scale.abs() * x
 
     def adjoint(self, a: Tensor, input_shape: Shape) -> Tensor:
