@@ -131,8 +131,14 @@ _MANY = 16
 _LINE = 96
 """Sums in float32 are of this length at least, one after another: shorter ones take more time, longer ones err more."""
 
+_CELL = 8
+"""Sums in products of the kernel's blocks are to be so long at least: shorter ones are slow."""
+
 _BLOCKS = 4
-"""Up to so many products of blocks of the kernel, these are faster than one product, folded."""
+"""Products of up to so many blocks that the kernel fills are faster than one product, folded, in float64."""
+
+_COLUMNS = 1 << 22
+"""So are all, beyond so many bytes that one product folds: these no longer stay in the cache."""
 
 
 @dataclass(frozen=True)
@@ -416,7 +422,12 @@ class Conv2d(Affine):
         """Whether ``_summed`` is faster than torch's convolution in float64 on a CPU."""
         if x.dtype != torch.float64 or x.device.type != "cpu" or x.requires_grad or len(x) < _MANY:
             return False
-        return self.plain and self.constant and math.prod(self._blocks) <= _BLOCKS
+        (out, *points), (_, channels, *kernel) = self.shape, self.weight.shape
+        if not self.plain or not self.constant or channels * math.prod(self.stride) < _CELL:
+            return False
+        whole = all(k % s == 0 for k, s in zip(kernel, self.stride, strict=True))
+        columns = x.element_size() * len(x) * channels * math.prod(kernel) * math.prod(points)
+        return columns > _COLUMNS or (whole and math.prod(self._blocks) <= _BLOCKS)
 
     def _summed(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """The convolution as a sum of matrix products, one for each block of the kernel, as in ``_shifted``.
