@@ -108,6 +108,12 @@ class Problem:
         with torch.no_grad():
             return preactivation_bounds(self.network, self.box)
 
+    @cached_property
+    def rows(self) -> tuple[Tensor, Tensor]:
+        """The objective as we take it: (rows, outputs), and the sample of each row."""
+        samples, rows, outputs = self.objective.shape
+        return self.objective.reshape(-1, outputs), torch.arange(samples).repeat_interleave(rows)
+
     def both_signs(self) -> Problem:
         """With the rows' negatives behind them, so that widths can be worked out."""
         return replace(self, objective=torch.cat([self.objective, -self.objective], 1))
@@ -203,9 +209,7 @@ def problem_of(case: Case, network: Network, batch: int, dtype: torch.dtype) -> 
 def ours(problem: Problem, method: str) -> Tensor:
     """Our lower bounds, (batch, rows)."""
     network, box = problem.network, problem.box
-    samples, rows, outputs = problem.objective.shape
-    matrix = problem.objective.reshape(-1, outputs)
-    sample = torch.arange(samples).repeat_interleave(rows)
+    matrix, sample = problem.rows
     with torch.no_grad() if method == "alpha-crown" else torch.inference_mode():
         if method == "ibp":
             lower = linear_lower_bounds(network, box, {}, matrix, sample, intervals=True)
@@ -213,7 +217,7 @@ def ours(problem: Problem, method: str) -> Tensor:
             lower = relaxed(network, box).outputs(matrix, sample)
         else:
             lower = alpha_lower_bounds(network, box, problem.pre, matrix, sample, Ascent(steps=ITERATIONS))
-    return lower.reshape(samples, rows)
+    return lower.reshape(problem.objective.shape[:2])
 
 
 @dataclass(frozen=True)
@@ -252,10 +256,17 @@ class Theirs:
 
     def __call__(self, problem: Problem) -> Tensor:
         """Its lower bounds, (batch, rows)."""
-        library = auto_lirpa._library()
-        box = problem.box
-        mode = torch.inference_mode() if self.inference else torch.set_grad_enabled(self.method == "alpha-CROWN")
-        with auto_lirpa._quiet(self.dtype), mode:
+        with auto_lirpa._quiet(self.dtype):
+            return self._bounds(problem)
+
+    def seconds(self, problem: Problem, least: float = 0.0) -> float:
+        """Wall clock of one run (``seconds``), without the adapter's preparations."""
+        with auto_lirpa._quiet(self.dtype):
+            return seconds(lambda: self._bounds(problem), least)
+
+    def _bounds(self, problem: Problem) -> Tensor:
+        library, box = auto_lirpa._library(), problem.box
+        with torch.inference_mode() if self.inference else torch.set_grad_enabled(self.method == "alpha-CROWN"):
             ball = library.PerturbationLpNorm(norm=np.inf, x_L=box.lower, x_U=box.upper)
             x = library.BoundedTensor((box.lower + box.upper) / 2, ball)
             lower, _ = self.module.compute_bounds(
@@ -304,7 +315,7 @@ def fastest(problem: Problem, method: str, dtype: torch.dtype, limit: float) -> 
             with limited(limit if best is None else 3 * best[0] + 1):
                 theirs = Theirs(problem.network, method, dtype, settings)
                 theirs(problem)
-                taken = seconds(lambda: theirs(problem))  # noqa: B023
+                taken = theirs.seconds(problem)
         except (Exception, Late) as error:
             failure = failure or error
             continue
@@ -362,10 +373,9 @@ def compare(case: Case, problem: Problem, method: str, dtype: str, runs: int, li
         try:
             while len(pairs) < runs:
                 # Whoever comes second may find the caches warm.
-                work = [lambda: ours(problem, method), lambda: theirs(problem)]
+                work = [partial(seconds, lambda: ours(problem, method)), partial(theirs.seconds, problem)]
                 turn = 1 if len(pairs) % 2 else -1
-                taken = [seconds(w, LEAST) for w in work[::turn]][::turn]
-                pairs.append(taken)
+                pairs.append([measured(LEAST) for measured in work[::turn]][::turn])
         except Late:
             if not pairs:
                 raise

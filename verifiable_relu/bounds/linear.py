@@ -397,10 +397,10 @@ class Relaxation:
             self._tables[key] = a.grid.table(values.to(a.values.dtype).reshape(len(values), -1, *shape[1:]))
         return a.of(self._tables[key], sample)
 
-    def windowed(self, a: Window, index: int, sample: Tensor) -> tuple[Tensor | None, Window | None] | None:
+    def windowed(self, a: Window, index: int, sample: Tensor | None) -> tuple[Tensor | None, Window | None] | None:
         """One step of ``neurons`` within windows: what is added to the constants, and the rows before the node.
 
-        None where the node does not act on windows. ``sample`` (rows,) is that of each row.
+        None where the node does not act on windows. ``sample`` (rows,) is that of each row, None if there is but one.
         """
         node, grid, each = self.network.nodes[index], a.grid, a.values[0].numel()
         if len(node.shape) != 3 or _FULL * math.prod(grid.size) > math.prod(node.shape[1:]):
@@ -618,8 +618,10 @@ class _Walk:
         self.restricted: set[int] = set()
 
     @cached_property
-    def _every(self) -> Tensor:
-        """(rows,) the sample of each row."""
+    def _every(self) -> Tensor | None:
+        """(rows,) the sample of each row; None where there is but one."""
+        if self.of.samples == 1:
+            return None
         return self.sample if self.each == 1 else self.sample.repeat_interleave(self.each)
 
     def back(self, start: int, rows: Tensor | Window, terms: list[Tensor], origin: int) -> tuple[Tensor, Tensor | None]:
