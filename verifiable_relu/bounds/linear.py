@@ -181,7 +181,6 @@ class Relaxation:
 
     Attributes:
         entry: the node at which rows end (``entry``).
-        border: the last node whose coefficients are taken in float32 (``reference.border``).
         samples: the size of the batch.
     """
 
@@ -189,7 +188,6 @@ class Relaxation:
         self.network = network
         self.samples = len(box.lower)
         self.entry = entry(network)
-        self.border = border(network, box, self.entry)
         self.values: list[Bounds] = [box]
         self.pre: dict[int, Bounds] = {}
         self._known = known or {}
@@ -203,6 +201,11 @@ class Relaxation:
         self._most: dict[int, Tensor] = {}
         self._ends: dict[int, tuple[Tensor, ...]] = {}
         self._tables: dict[tuple[Grid | None, int, str], Tensor] = {}
+
+    @cached_property
+    def border(self) -> int:
+        """The last node whose coefficients are taken in float32 (``reference.border``)."""
+        return border(self.network, self.values[0], self.entry)
 
     def advance(self, index: int, tighten: Callable[[int, Bounds], Bounds] | None = None) -> None:
         """Extend the node bounds through node ``index``.
@@ -545,9 +548,13 @@ class Relaxation:
     def largest(self, index: int) -> Tensor:
         """(batch,) the largest absolute value that node ``index`` may have."""
         if index not in self._most:
-            box = self.bounds(index)
-            positive = isinstance(self.network.nodes[index], Relu)
-            self._most[index] = box.upper.flatten(1).amax(1) if positive else largest(box)
+            node = self.network.nodes[index]
+            if isinstance(node, Reshape | Permute):
+                self._most[index] = self.largest(node.inputs[0])
+            elif isinstance(node, Relu):
+                self._most[index] = self.bounds(index).upper.flatten(1).amax(1)
+            else:
+                self._most[index] = largest(self.bounds(index))
         return self._most[index]
 
     def of_input(self, rows: Tensor) -> Tensor:
@@ -578,8 +585,10 @@ class Relaxation:
         rows = matrix.to(self.values[0].lower).reshape(len(matrix), *network.output_shape)
         parts: list[Tensor] = []
         order: list[Tensor] = []
-        first = network.last_activation if intervals else 0
-        for number, mine in groups(sample, chunk_size(network, rows, memory, first=first), self.samples):
+        size = chunk_size(network, rows, memory, first=network.last_activation if intervals else 0)
+        if stop is None and len(rows) <= size and (every := _in_turn(sample, self.samples)) is not None:
+            return self.lower(last, rows, every, intervals=intervals)[0]
+        for number, mine in groups(sample, size, self.samples):
             order.append(number.flatten())
             if stop is not None and stop():
                 parts.append(rows.new_full((number.numel(),), -math.inf))
@@ -840,6 +849,9 @@ def groups(sample: Tensor, size: int, samples: int, multiple: int = 1) -> Iterat
             number = torch.arange(start, end, device=sample.device)
             yield (number if end <= count else number.clamp_(max=count - 1))[None], sample[:1]
         return
+    if len(sample) <= size and (every := _in_turn(sample, samples)) is not None:
+        yield torch.arange(len(sample), device=sample.device).reshape(samples, -1), every
+        return
     order = sample.argsort(stable=True)
     counts = torch.bincount(sample).tolist()
     if len(counts) == samples and len(sample) <= size and min(counts) == max(counts):
@@ -862,6 +874,15 @@ def groups(sample: Tensor, size: int, samples: int, multiple: int = 1) -> Iterat
         del pieces[:taken]
         place = torch.minimum(torch.arange(int(lengths[-1]), device=sample.device), lengths[:, None] - 1)
         yield order[starts[:, None] + place], mine
+
+
+def _in_turn(sample: Tensor, samples: int) -> Tensor | None:
+    """All samples, one after another, if that is how equally many rows of each come."""
+    if not len(sample) or len(sample) % samples:
+        return None
+    every = torch.arange(samples, device=sample.device)
+    in_turn = samples == 1 or bool((sample.reshape(samples, -1) == every[:, None]).all())
+    return every if in_turn else None
 
 
 def entry(network: Network) -> int:

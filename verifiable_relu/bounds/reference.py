@@ -10,6 +10,7 @@ may be taken in float32 without bounds being moved by more than a small part of 
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
@@ -39,15 +40,11 @@ class Reference:
     Args:
         relaxation: whose node bounds and lines are used.
         intervals: about the middles of the activations' intervals, where rows are to end there.
-
-    Attributes:
-        border: the last node whose coefficients are taken in float32, −1 if none.
     """
 
     def __init__(self, relaxation: Relaxation, intervals: bool) -> None:
         self._of = relaxation
         self._intervals = intervals
-        self.border = -1 if intervals else relaxation.border
         self._points: dict[int, Tensor] = {}
         self._reaches: dict[int, Tensor] = {}
         self._radii: dict[int, Tensor] = {}
@@ -56,6 +53,11 @@ class Reference:
         self._losses: dict[int, Tensor] = {}
         self._single: dict[int, bool] = {}
         self._covered: dict[int, frozenset[int]] = {}
+
+    @cached_property
+    def border(self) -> int:
+        """The last node whose coefficients are taken in float32, −1 if none."""
+        return -1 if self._intervals else self._of.border
 
     def point(self, index: int) -> Tensor:
         """v̂ of node ``index``."""
