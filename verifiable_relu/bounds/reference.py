@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from functools import cached_property
 from typing import TYPE_CHECKING
+from weakref import proxy
 
 import torch
 from torch import Tensor
@@ -43,7 +44,8 @@ class Reference:
     """
 
     def __init__(self, relaxation: Relaxation, intervals: bool) -> None:
-        self._of = relaxation
+        # Which owns this object: with a cycle, its tensors would wait for the garbage collector.
+        self._of: Relaxation = proxy(relaxation)
         self._intervals = intervals
         self._points: dict[int, Tensor] = {}
         self._reaches: dict[int, Tensor] = {}
