@@ -249,12 +249,12 @@ def test_images_in_cells_meet_their_coefficients(way: str, geometry: Geometry, m
     a, x = draw.integers(5, *node.shape), draw.integers(1, *net.input_shape)
     right = (a * node.linear(x)).flatten(1).sum(1)
     size = node.shape[1:]
-    cells, image = node.cells(a.float()), node.in_cells(x, size, node.padding[:2])
+    cells, image = node.cells(a.float()), node.in_cells(x)
     assert cells.shape[1:] == image.shape[1:] == node.cells_shape(size)
     assert torch.equal((cells * image).flatten(1).sum(1), right)
     neuron = torch.arange(node.size)
     outputs = windows(node.shape, neuron, a[0].flatten())
-    seen = node.in_cells(outputs.grid.before(node).table(x), outputs.grid.size)
+    seen = replace(outputs.grid, size=node.cells_shape(outputs.grid.size)[1:]).table(image)
     found = (node.cells(outputs.values.float()) * seen[outputs.point]).flatten(1).sum(1)
     assert torch.equal(found, (a[0] * node.linear(x)[0]).flatten())
 

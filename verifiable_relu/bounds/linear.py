@@ -371,16 +371,20 @@ class Relaxation:
 
     def cells(self, node: Conv2d, grid: Grid | None = None) -> Tensor:
         """The radius of the entry in cells of the convolution after it, or in those of its windows."""
-        key = (grid, self.entry, "cells")
+        whole = node.cells_shape(node.shape[1:])
+        seen = whole if grid is None else node.cells_shape(grid.size)
+        # Sums in windows may be deeper, where their length has no factors.
+        terms = max(math.prod(whole), math.prod(seen), key=_depth)
+        key = (None, terms, "cells")
         if key not in self._tables:
-            size = node.shape[1:] if grid is None else grid.size
-            radius = self.radius(self.entry, terms=math.prod(node.cells_shape(size)))
-            image = radius.unflatten(1, self.network.nodes[self.entry].shape)
-            if grid is None:
-                self._tables[key] = node.in_cells(image, size, node.padding[:2])
-            else:
-                self._tables[key] = node.in_cells(grid.before(node).table(image), size)
-        return self._tables[key]
+            image = self.radius(self.entry, terms=terms).unflatten(1, self.network.nodes[self.entry].shape)
+            self._tables[key] = node.in_cells(image)
+        if grid is None:
+            return self._tables[key]
+        within = (grid, terms, "cells")
+        if within not in self._tables:
+            self._tables[within] = replace(grid, size=seen[1:]).table(self._tables[key])
+        return self._tables[within]
 
     def last_step(self, index: int) -> bool:
         """Whether rows of node ``index`` need not be pulled back to the entry: their values in cells tell as much."""

@@ -394,17 +394,11 @@ class Conv2d(Affine):
         (high, wide), (up, across) = self._blocks, self.stride
         return self.weight.shape[1] * up * across, size[0] + high - 1, size[1] + wide - 1
 
-    def in_cells(self, x: Tensor, size: Shape, start: Shape = (0, 0)) -> Tensor:
-        """Images (rows, channels, height, width) in as many cells as ``cells`` returns for outputs of a size.
-
-        Args:
-            x: the images.
-            size: height and width of the outputs.
-            start: where in the first cell the images begin.
-        """
-        _, down, right = self.cells_shape(size)
-        (up, across), (high, wide) = self.stride, (down * self.stride[0], right * self.stride[1])
-        x = framed(x, (start[1], wide - start[1] - x.shape[3], start[0], high - start[0] - x.shape[2]))
+    def in_cells(self, x: Tensor) -> Tensor:
+        """Inputs (rows, channels, height, width) in cells, as ``cells`` returns coefficients of them."""
+        (top, left), (up, across) = self.padding[:2], self.stride
+        _, down, right = self.cells_shape(self.shape[1:])
+        x = framed(x, (left, right * across - left - x.shape[3], top, down * up - top - x.shape[2]))
         x = x.reshape(len(x), -1, down, up, right, across).permute(0, 1, 3, 5, 2, 4)
         return x.reshape(len(x), -1, down, right)
 
