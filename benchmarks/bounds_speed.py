@@ -130,6 +130,7 @@ class Line:
         width: mean width of our bounds over that of theirs.
         worst: the largest amount by which one of our lower bounds lies below theirs, in widths of theirs; negative
             where all of ours are higher.
+        same: ``worst`` of our CROWN given auto_LiRPA's bounds of the activations' inputs.
         settings: auto_LiRPA's, as they were chosen.
         peak: share of the matrix-multiply peak that our matrix products and convolutions alone amount to.
     """
@@ -146,6 +147,7 @@ class Line:
     ratio: float
     width: float
     worst: float
+    same: float
     settings: str
     peak: float
 
@@ -274,6 +276,15 @@ class Theirs:
             )
         return lower.detach()
 
+    def preactivations(self, problem: Problem) -> dict[int, Bounds]:
+        """Its bounds of every activation's input, by our index, after a call."""
+        nodes = [node.inputs[0] for node in self.module._modules.values() if type(node).__name__ == "BoundRelu"]
+        shapes = [(-1, *problem.network.nodes[i].shape) for i in problem.network.activations]
+        return {
+            i: Bounds(node.lower.detach().reshape(shape), node.upper.detach().reshape(shape))
+            for i, node, shape in zip(problem.network.activations, nodes, shapes, strict=True)
+        }
+
     def _given(self, problem: Problem) -> dict[str, Any]:
         """For α-CROWN the same intermediate bounds as ours; without, it optimises its own at every step."""
         if not self.given:
@@ -367,7 +378,16 @@ def compare(case: Case, problem: Problem, method: str, dtype: str, runs: int, li
         other = theirs(doubled)
     rows = problem.objective.shape[1]
     widths, others = (-(bounds[:, rows:] + bounds[:, :rows]) for bounds in (mine, other))
-    worst = float(((other - mine) / torch.cat([others, others], 1)).max())
+
+    def worst(bounds: Tensor) -> float:
+        return float(((other - bounds) / torch.cat([others, others], 1)).max())
+
+    same = 0.0
+    if method == "crown":
+        with torch.inference_mode():
+            known, given = theirs.preactivations(problem), Relaxation(problem.network, problem.box)
+            given.advance(problem.network.last_activation, lambda index, _: known[index])
+            same = worst(given.outputs(*doubled.rows).reshape(other.shape))
     pairs: list[list[float]] = []
     with limited(3 * limit):
         try:
@@ -383,7 +403,8 @@ def compare(case: Case, problem: Problem, method: str, dtype: str, runs: int, li
     ratio = statistics.median(b / a for a, b in pairs)
     share = multiply_adds(lambda: ours(problem, "crown")) / mine_s / peak(DTYPES[dtype]) if method == "crown" else 0.0
     where = (case.name, case.eps, dtype, method, len(problem.box.lower), unstable_share(problem, method))
-    return Line(*where, len(pairs), mine_s, theirs_s, ratio, float((widths / others).mean()), worst, settings, share)
+    width = float((widths / others).mean())
+    return Line(*where, len(pairs), mine_s, theirs_s, ratio, width, worst(mine), same, settings, share)
 
 
 def measure(options: argparse.Namespace, missing: list[str]) -> Iterator[Line]:
@@ -505,13 +526,16 @@ def library_version() -> str:
 
 def table(lines: Sequence[Line]) -> Iterator[str]:
     """The Markdown table: one row per line."""
-    yield "| network | ε | dtype | method | batch | unstable | ours s | auto_LiRPA s | ratio | width | worst | peak |"
-    yield "|---|---|---|---|---|---|---|---|---|---|---|---|"
+    yield (
+        "| network | ε | dtype | method | batch | unstable | ours s | auto_LiRPA s | ratio | width "
+        "| worst | same | peak |"
+    )
+    yield "|---|---|---|---|---|---|---|---|---|---|---|---|---|"
     for x in lines:
-        share = f"{100 * x.peak:.0f} %" if x.method == "crown" else ""
+        same, share = (f"{x.same:.1e}", f"{100 * x.peak:.0f} %") if x.method == "crown" else ("", "")
         yield (
             f"| {x.network} | {x.eps} | {x.dtype} | {x.method} | {x.batch} | {100 * x.unstable:.1f} % | {x.ours:.4f} "
-            f"| {x.theirs:.4f} | {x.ratio:.1f} | {x.width:.6f} | {x.worst:.1e} | {share} |"
+            f"| {x.theirs:.4f} | {x.ratio:.1f} | {x.width:.6f} | {x.worst:.1e} | {same} | {share} |"
         )
 
 
@@ -538,9 +562,9 @@ def write(options: argparse.Namespace, lines: Sequence[Line], parts: Sequence[st
         "layers are in float32 (the rest is float64, but α-CROWN's search, which proves nothing, runs in float32); "
         "auto_LiRPA's do not. *ratio*: median of the pairs' "
         "auto_LiRPA s / ours s. *width*: our bounds' width over theirs, mean. *worst*: by how much one of our lower "
-        "bounds lies below theirs at most, in widths of theirs; negative: all of ours are higher. *unstable*: share of "
-        "the neurons. *peak*: our matrix products and convolutions, at the rate of a large matrix product, as a part "
-        "of our time."
+        "bounds lies below theirs at most, in widths of theirs; negative: all of ours are higher; *same*: that with "
+        "its bounds of the activations' inputs in place of ours. *unstable*: share of the neurons. *peak*: our matrix "
+        "products and convolutions, at the rate of a large matrix product, as a part of our time."
     )
     left_out = "".join(f"\n- {line}" for line in missing) or " nothing"
     text = "\n\n".join([head, *parts, notes, f"Left out:{left_out}"])

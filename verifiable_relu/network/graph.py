@@ -416,7 +416,7 @@ class Conv2d(Affine):
         """Whether ``_summed`` is faster than torch's convolution in float64 on a CPU."""
         if x.dtype != torch.float64 or x.device.type != "cpu" or x.requires_grad or len(x) < _MANY:
             return False
-        (out, *points), (_, channels, *kernel) = self.shape, self.weight.shape
+        (_, *points), (_, channels, *kernel) = self.shape, self.weight.shape
         if not self.plain or not self.constant or channels * math.prod(self.stride) < _CELL:
             return False
         whole = all(k % s == 0 for k, s in zip(kernel, self.stride, strict=True))
