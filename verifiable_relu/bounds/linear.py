@@ -383,7 +383,7 @@ class Relaxation:
             return self._tables[key]
         within = (grid, terms, "cells")
         if within not in self._tables:
-            self._tables[within] = replace(grid, size=seen[1:]).table(self._tables[key])
+            self._tables[within] = replace(grid, size=(seen[1], seen[2])).table(self._tables[key])
         return self._tables[within]
 
     def last_step(self, index: int) -> bool:
