@@ -947,14 +947,12 @@ def relaxed(
         # Windows take part of the memory of whole rows.
         copies = _COPIES if search is not None or len(interval.lower.shape) != 4 else _COPIES // 3
         narrow = relaxation.border > relaxation.entry
-        size, multiple = (
-            chunk_size(network, both.float() if narrow else both, memory, copies),
-            _MULTIPLE if narrow else 1,
-        )
+        size = chunk_size(network, both, memory, copies) * (both.element_size() // 4 if narrow else 1)
+        multiple = _MULTIPLE if narrow else 1
+        neurons = chosen.shape[1]
 
-        def side(wanted: Tensor) -> None:
-            """Bound what is wanted of ``both`` anew."""
-            places, neurons = wanted.flatten().nonzero().squeeze(1), chosen.shape[1]
+        def side(places: Tensor) -> None:
+            """Bound what is at some places of ``both`` anew."""
             sample = places // neurons % relaxation.samples
             for number, mine in groups(sample, size, relaxation.samples, multiple):
                 if stop is not None and stop():
@@ -970,15 +968,16 @@ def relaxed(
                 known = both.view(-1)
                 known.index_copy_(0, place, torch.maximum(known.index_select(0, place), found))
 
-        wanted = chosen.expand(2, -1, -1)
+        places = chosen.flatten().nonzero().squeeze(1)
         enough = _WORTH // network.receptive[activation.inputs[0]]
-        if isinstance(activation, Relu) and int(chosen.sum(1).amax()) > enough:
+        if isinstance(activation, Relu) and len(places) > enough:
             negative = both[0] < both[1]
-            later = torch.stack([negative, ~negative & (index == network.last_activation)]) & wanted
+            later = torch.stack([negative, ~negative & (index == network.last_activation)]) & chosen
             later &= later.sum((0, 2))[:, None] > enough
-            side(wanted & ~later)
-            wanted = later & (both < 0).all(0)
-        side(wanted)
+            side((chosen & ~later).flatten().nonzero().squeeze(1))
+            side((later & (both < 0).all(0)).flatten().nonzero().squeeze(1))
+        else:
+            side(torch.cat([places, places + chosen.numel()]))
         return Bounds(both[0].reshape(interval.lower.shape), -both[1].reshape(interval.upper.shape))
 
     def tighten(index: int, interval: Bounds) -> Bounds:
