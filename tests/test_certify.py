@@ -391,7 +391,9 @@ def patiently(query: Query) -> Outcome:
 
 
 SLOW = """
-import sys
+import signal, sys
+# Whoever started the tests in the background may have had it ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from tests import test_certify as t
 from verifiable_relu.campaign import inputs
 inputs.make = lambda *_: t.Scripted(t.patiently)
