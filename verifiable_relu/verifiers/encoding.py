@@ -403,7 +403,8 @@ class OutOfTime(Exception):
 def supervised(work: Callable[[], T], interrupt: Callable[[], None], seconds: float) -> T | None:
     """Run a solver call in a thread of its own, so that neither its clock nor its signals have to be trusted.
 
-    A call that does not stop when told is left behind; the interpreter waits for it before it exits.
+    A call that does not stop when told is left behind; the interpreter would wait for it before it exits, so the
+    command does not leave that to it (``certify.leave``).
 
     Args:
         work: the call.
