@@ -538,7 +538,8 @@ class Relaxation:
         walk = _Walk(self, sample, each)
         rows: Tensor | Window
         if isinstance(node, Linear) and len(node.shape) == 1:
-            rows = self.weight(index, True).index_select(0, neuron).mul_(sign[:, None]).reshape(groups, each, -1)
+            weight = self.weight(index, True)
+            rows = weight.index_select(0, neuron).mul_(sign.to(weight.dtype)[:, None]).reshape(groups, each, -1)
             return walk.back(node.inputs[0], rows, terms, index)[0]
         if isinstance(node, Conv2d) and node.plain:
             return walk.back(node.inputs[0], kernels(node, neuron, sign), terms, index)[0]
