@@ -542,7 +542,9 @@ class Relaxation:
             rows = weight.index_select(0, neuron).mul_(sign.to(weight.dtype)[:, None]).reshape(groups, each, -1)
             return walk.back(node.inputs[0], rows, terms, index)[0]
         if isinstance(node, Conv2d) and node.plain:
-            return walk.back(node.inputs[0], kernels(node, neuron, sign), terms, index)[0]
+            narrow = node.inputs[0] <= self.border and reference.takes_single(index)
+            rows = kernels(node, neuron, sign.float() if narrow else sign)
+            return walk.back(node.inputs[0], rows, terms, index)[0]
         if isinstance(node, Conv2d | Scale | Add) and len(node.shape) == 3:
             rows = windows(node.shape, neuron, sign)
         else:

@@ -119,7 +119,7 @@ class Reference:
                 if index not in self._affine:
                     self._affine[index] = rounding.backward_affine(node, self.reach(source))
                 unit = self._affine[index]
-                if source <= self.border and not (alone and self._takes_single(index)):
+                if source <= self.border and not (alone and self.takes_single(index)):
                     terms = 0 if alone else self._terms(index, after)
                     unit = unit + rounding.backward_single(self.radius(source), terms, node)
                 unit = unit.expand(-1, *node.shape).flatten(1)
@@ -156,10 +156,10 @@ class Reference:
     def narrows(self, index: int) -> bool:
         """Whether rows of the linear map ``index`` are taken in float32 in pulling them back."""
         node = self._of.network.nodes[index]
-        return isinstance(node, Linear) and node.inputs[0] <= self.border and self._takes_single(index)
+        return isinstance(node, Linear) and node.inputs[0] <= self.border and self.takes_single(index)
 
-    def _takes_single(self, index: int) -> bool:
-        """``rounding.single`` of a node."""
+    def takes_single(self, index: int) -> bool:
+        """``rounding.single`` of node ``index``."""
         if index not in self._single:
             self._single[index] = rounding.single(self._of.network.nodes[index], self._of.values[0].lower)
         return self._single[index]

@@ -155,11 +155,11 @@ def kernels(node: Conv2d, neuron: Tensor, sign: Tensor) -> Window:
     Args:
         node: the convolution, plain.
         neuron: (rows,) the neurons' numbers, in row-major order.
-        sign: (rows,) ±1.
+        sign: (rows,) ±1, in the dtype that the rows are to have.
     """
     points = node.shape[1:]
     size = math.prod(points)
-    values = node.weight.index_select(0, neuron.div(size, rounding_mode="floor")).mul_(sign[:, None, None, None])
+    values = node.rows_like(sign).index_select(0, neuron // size).mul_(sign[:, None, None, None])
     return Window(values, neuron % size, Grid(points, (1, 1), (1, 1), (0, 0)).before(node))  # type: ignore[arg-type]
 
 

@@ -380,6 +380,10 @@ class Conv2d(Affine):
         found: Tensor = torch.ops.aten.mkldnn_convolution(a, weight, None, (high - 1, wide - 1), (1, 1), (1, 1), 1)
         return found
 
+    def rows_like(self, a: Tensor) -> Tensor:
+        """The weight in the dtype of ``a``."""
+        return self.weight if a.dtype == self.weight.dtype else _in_single(self)
+
     def seen_by(self, outputs: Tensor, input_shape: Shape) -> Tensor:
         """How many of some outputs, (rows, *shape) bool, see every input: (rows, 1, height, width) of the input."""
         top, left = self.padding[:2]
