@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from tests.test_bounds_rounding import in_order
-from verifiable_relu.bounds import Bounds, Relaxation, interval_bounds, reference, relaxed, rounding
+from verifiable_relu.bounds import Bounds, Relaxation, interval, interval_bounds, reference, relaxed, rounding
 from verifiable_relu.bounds import linear as crown
 from verifiable_relu.bounds import window as patches
 from verifiable_relu.bounds.window import Window, windows
 from verifiable_relu.network import graph
 from verifiable_relu.network.build import Builder
-from verifiable_relu.network.graph import Conv2d, Network, Relu
+from verifiable_relu.network.graph import Conv2d, Linear, Network, Relu
 from verifiable_relu.trust.exact import evaluate_exact
 
 WAYS = {"shifted": (1 << 10, 1 << 10), "cells": (0, 1 << 10), "channels last": (0, 0)}
@@ -537,3 +537,125 @@ def test_radii_of_a_batch_are_rounded_outward(monkeypatch: pytest.MonkeyPatch) -
     gamma = rounding.gamma
     monkeypatch.setattr(rounding, "gamma", lambda n, dtype: 0.0 if dtype == torch.float32 else gamma(n, dtype))
     assert wrong(), "without float32's part some end lies inside"
+
+
+SIZES = (5, 96, 101, 509, 784, 1000)
+"""Numbers of inputs whose products are summed in one line, one of a prime number of them, or in several."""
+
+
+def _linear(weight: Tensor) -> Network:
+    build = Builder((weight.shape[1],))
+    return build.network(build.linear(0, weight, None, "linear"), name="linear")
+
+
+def _line_by_line(a: Tensor, b: Tensor) -> Tensor:
+    """``torch.bmm``, with products summed one after the other."""
+    return in_order(a[:, :, None] * b.mT[:, None])
+
+
+def _positive(size: int) -> Tensor:
+    """Weights in float32: of every line all but the first are lost beside it; the others are any, or all the same."""
+    small = torch.full((size,), 0.99 * rounding.unit_roundoff(torch.float32), dtype=torch.float64)
+    small[:: graph.folded(size)[1]] = 1
+    draw = Draw(size)
+    return torch.stack([small, draw.weight(size).abs(), torch.full((size,), 1 / 3).double()]).float().double()
+
+
+def _outside(net: Network, reach: Tensor) -> int:
+    """How many ends of intervals about zero, attained where no weight is negative, are excluded."""
+    bounds, found = interval_bounds(net, Bounds(-reach, reach))[-1], 0
+    for lower, upper, end in zip(bounds.lower, bounds.upper, reach, strict=True):
+        y = [-v for v in _exact(net, 1, end)]
+        found += _excluded(-upper, y) + sum(a > v for a, v in zip(lower.tolist(), y, strict=True) if not math.isnan(a))
+    return found
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("in_turn", (False, True))
+def test_radii_of_a_linear_map_are_too(size: int, in_turn: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that float32 rounds down as far as can be, and any; summed as they are, or one after the other."""
+    monkeypatch.setattr(interval, "_LARGE", 1)
+    if in_turn:
+        monkeypatch.setattr(torch, "bmm", _line_by_line)
+    net = _linear(_positive(size))
+    node = net.nodes[1]
+    assert isinstance(node, Linear)
+    reach = torch.rand(5, size, generator=Draw(1).generator, dtype=torch.float64)
+    reach[0], reach[1] = 1, 1 + 0.99 * rounding.unit_roundoff(torch.float32)
+    reach[2] *= 2.0 ** torch.arange(size).remainder(40)
+    terms = interval._single_terms(node, reach)
+    assert 0 < terms <= interval._SINGLE and size % terms == 0
+    found = node.absolute(reach, single=True)
+    allowed = rounding.gamma(terms + 1, torch.float32)
+    for got, end in zip(found.tolist(), reach, strict=True):
+        for value, right in zip(got, _exact(net, 1, end), strict=True):
+            assert abs(Fraction(value) - right) <= Fraction(allowed) * right
+    assert not _outside(net, reach)
+    gamma = rounding.gamma
+    monkeypatch.setattr(rounding, "gamma", lambda n, dtype: 0.0 if dtype == torch.float32 else gamma(n, dtype))
+    assert _outside(net, reach), "without float32's part some end lies inside"
+    if in_turn and size > 5:
+        monkeypatch.setattr(
+            rounding, "gamma", lambda n, dtype: gamma(n, dtype) * (0.9 if dtype == torch.float32 else 1)
+        )
+        assert _outside(net, reach), "no more is granted than is needed"
+
+
+@pytest.mark.parametrize("flushing", (False, True))
+def test_radii_at_the_ends_of_float32(flushing: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some that float32 takes for zero, or whose products it does; some that are infinite there, or whose sums are."""
+    monkeypatch.setattr(interval, "_LARGE", 1)
+    tiny = rounding._tiny(torch.float32)
+    small = [(1e-42, 1.0), (1e-30, 1e-20), (1e-46, 1e38), (0.9 * tiny, 3e38), (1.1 * tiny, 0.5), (1e-300, 1e30)]
+    large = [(1e39, 1.0), (1e39, 0.0), (3e38, 2.0), (3e38, 1.0), (1e20, 1e20), (1e300, 1e10)]
+
+    def wrong(cases: list[tuple[float, float]]) -> list[int]:
+        found = []
+        for radius, weight in cases:
+            net = _linear(torch.full((1, 7), weight, dtype=torch.float64).float().double())
+            reach = torch.full((4, 7), radius, dtype=torch.float64)
+            node = net.nodes[1]
+            assert isinstance(node, Linear) and interval._single_terms(node, reach) == 7
+            found.append(_outside(net, reach))
+        return found
+
+    # Where it is not supported, nothing is flushed.
+    torch.set_flush_denormal(flushing)
+    try:
+        assert wrong(small) == [0] * len(small) and wrong(large) == [0] * len(large)
+        plain = rounding.interval_affine
+        monkeypatch.setattr(rounding, "interval_affine", lambda *given: (plain(*given)[0], plain(*given[:2])[1]))
+        assert any(wrong(small)), "what underflow loses must show"
+    finally:
+        torch.set_flush_denormal(False)
+
+
+def test_radii_of_others_stay_in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interval, "_LARGE", 7 * 4 * 3)
+    radius, weight = torch.ones(4, 7).double(), _rounded(torch.rand(3, 7).double())
+
+    def terms(weight: Tensor, radius: Tensor = radius) -> int:
+        node = _linear(weight).nodes[1]
+        assert isinstance(node, Linear)
+        return interval._single_terms(node, radius)
+
+    assert terms(weight) == 7
+    assert not terms(weight, radius[:3]), "few samples"
+    assert not terms(weight[:2]), "few products"
+    assert not terms(weight / 3), "no float32 numbers"
+    assert not terms(weight * 2.0**140), "too large for float32"
+    assert not terms(_rounded(weight * 2.0**-140)), "not normal in float32"
+    assert not terms(weight.clone().requires_grad_()), "trained"
+    assert not terms(weight.float(), radius.float()), "all in float32"
+    assert not terms(torch.ones(3, 521).double(), torch.ones(4, 521).double()), "one long line"
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert not terms(weight)
+    library: Any = torch.backends.mkldnn
+    before = library.matmul.fp32_precision
+    try:
+        library.matmul.fp32_precision = "bf16"
+        assert not terms(weight)
+    finally:
+        library.matmul.fp32_precision = before
+    monkeypatch.setattr(graph, "_SMALL", 1)
+    assert not terms(torch.eye(70).double(), torch.ones(4, 70).double()), "sparse"
