@@ -631,7 +631,7 @@ def test_radii_at_the_ends_of_float32(flushing: bool, monkeypatch: pytest.Monkey
 
 
 def test_radii_of_others_stay_in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(interval, "_LARGE", 7 * 4 * 3)
+    monkeypatch.setattr(interval, "_LARGE", 7 * 3 * 3)
     radius, weight = torch.ones(4, 7).double(), _rounded(torch.rand(3, 7).double())
 
     def terms(weight: Tensor, radius: Tensor = radius) -> int:

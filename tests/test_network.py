@@ -17,8 +17,9 @@ from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 
 from verifiable_relu.errors import InputError, UnsupportedError
-from verifiable_relu.network import Network, from_torch, read_onnx, write_onnx
-from verifiable_relu.network.graph import Affine, Conv2d, Gelu, Input, Linear, Relu, Scale
+from verifiable_relu.network import Network, from_torch, graph, read_onnx, write_onnx
+from verifiable_relu.network.build import Builder
+from verifiable_relu.network.graph import Affine, Conv2d, Gelu, Input, Linear, Relu, Scale, folded
 from verifiable_relu.nn import LambdaGELU, Normalize
 
 RNG = np.random.default_rng(0)
@@ -723,3 +724,91 @@ def test_a_convolution_of_many_samples_is_that_of_each(seed: int) -> None:
     x = whole(17, channels, height, width)
     assert torch.equal(node.forward(x), torch.cat([node.forward(one) for one in x.split(1)]))
     assert torch.equal(node.linear(x), torch.cat([node.linear(one) for one in x.split(1)]))
+
+
+def _positive(seed: int) -> Network:
+    """Convolutions, residual sums and other nodes of weights that are all positive: no dependence cancels out."""
+    rng = np.random.default_rng(seed)
+
+    def weight(*shape: int) -> torch.Tensor:
+        return torch.from_numpy(rng.uniform(0.5, 1, shape)).double()
+
+    build = Builder((2, 7, 6))
+    x = build.scale(0, "scale", scale=weight(2, 1, 1)) if rng.random() < 0.5 else 0
+    for i in range(rng.integers(1, 4)):
+        channels, height, width = build.shape(x)
+        kernel, stride = rng.integers(1, 1 + min(3, height, width), 2).tolist(), tuple(rng.integers(1, 3, 2).tolist())
+        dilation = (2, 1) if height >= 5 and rng.random() < 0.3 else (1, 1)
+        groups = channels if rng.random() < 0.2 else 1
+        padding = tuple(rng.integers(0, 2, 4).tolist())
+        out = channels * int(rng.integers(1, 3))
+        options = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
+        x = build.conv2d(x, weight(out, channels // groups, *kernel), None, f"conv{i}", **options)
+        if rng.random() < 0.7:
+            x = build.activation(x, Relu, f"act{i}")
+        if rng.random() < 0.5:
+            inner = build.conv2d(x, weight(out, out, 3, 3), None, f"inner{i}", padding=(1, 1, 1, 1))
+            x = build.add(inner, x, f"sum{i}")
+    if rng.random() < 0.3:
+        x = build.permute(x, (0, 2, 1), "permute")
+    x = build.reshape(x, (math.prod(build.shape(x)),), "flat")
+    x = build.activation(build.linear(x, weight(3, *build.shape(x)), None, "fc1"), Relu, "last")
+    return build.network(build.linear(x, weight(2, 3), None, "fc2"), name="positive")
+
+
+def _dependent(network: Network, index: int) -> int:
+    """On how many values of all earlier nodes together a neuron in the middle of a node, or at its ends, depends."""
+    values: list[torch.Tensor] = []
+    for node in network.nodes[: index + 1]:
+        inputs = [values[i] for i in node.inputs]
+        value = node.forward(*inputs) if inputs else torch.ones(1, *node.shape, dtype=torch.float64)
+        # A copy, where a node hands on what it was given.
+        values.append(value.clone() if value.requires_grad else value.requires_grad_())
+    if not index:
+        return 0
+    most, last = 0, values[-1][0]
+    for neuron in (last[tuple(n // 2 for n in last.shape)], last.flatten()[0], last.flatten()[-1]):
+        found = torch.autograd.grad(neuron, values[:-1], retain_graph=True, allow_unused=True)
+        most = max(most, sum(int(part.count_nonzero()) for part in found if part is not None))
+    return most
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_a_neuron_depends_on_no_more_values_than_is_said(seed: int) -> None:
+    network = _positive(seed)
+    assert len(network.receptive) == len(network.nodes) and network.receptive[0] == 0
+    for index, node in enumerate(network.nodes):
+        every = sum(before.size for before in network.nodes[:index])
+        assert _dependent(network, index) <= network.receptive[index] <= every, node.name
+
+
+def test_windows_in_large_images_are_counted_exactly() -> None:
+    """Squares of 3, of 2 with 4 below, of 3 with 6 and 8 below; of a node's own input all channels are."""
+    build = Builder((2, 16, 16))
+    one = torch.ones(4, 4, 3, 3).double()
+    x = build.activation(build.conv2d(0, one[:, :2], None, "conv1", padding=(1, 1, 1, 1)), Relu, "act1")
+    x = build.conv2d(x, one[:, :, :2, :2], None, "conv2", stride=(2, 2))
+    x = build.add(build.conv2d(x, one, None, "conv3", padding=(1, 1, 1, 1)), x, "sum")
+    network = build.network(x, name="windows")
+    kept, pooled = 4 * 2 * 2, 2 * 4 * 4
+    assert network.receptive[:4] == (0, 2 * 9, 4 + 2 * 9, 2 * kept + pooled)
+    below = 2 * 4 * 6 * 6 + 2 * 8 * 8
+    assert network.receptive[4:] == (4 * 9 + below, 4 + 4 * 9 + below)
+    # ReLU, and a sum, are of one channel.
+    own = (0, 0, 3, 0, 0, 3)
+    found = (_dependent(network, index) for index in range(len(network.nodes)))
+    assert network.receptive == tuple(count + more for count, more in zip(found, own, strict=True))
+
+
+@pytest.mark.parametrize("line", (1, 8, 96))
+def test_numbers_are_summed_in_lines_of_one_length(line: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As short as may be, but for the least."""
+    monkeypatch.setattr(graph, "_LINE", line)
+    folded.cache_clear()
+    try:
+        for size in (1, 2, 7, 95, 96, 97, 100, 192, 194, 509, 784, 3072):
+            lines, length = folded(size)
+            assert lines * length == size and length >= min(size, line)
+            assert not any(size % n == 0 for n in range(min(size, line), length))
+    finally:
+        folded.cache_clear()
