@@ -698,8 +698,10 @@ def test_many_samples_whose_outputs_see_no_image() -> None:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_a_convolution_of_many_samples_is_that_of_each(seed: int) -> None:
+def test_a_convolution_of_many_samples_is_that_of_each(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of many samples it is computed in another way; whole numbers leave no room for rounding."""
+    monkeypatch.setattr(graph, "_COLUMNS", 0)
+    monkeypatch.setattr(graph, "_CELL", 1)
     rng = np.random.default_rng(seed)
     kernel, stride = rng.integers(1, 5, 2).tolist(), tuple(rng.integers(1, 5, 2).tolist())
     channels, out, height, width = (int(n) for n in rng.integers(1, (4, 5, 6, 6)))
@@ -722,6 +724,7 @@ def test_a_convolution_of_many_samples_is_that_of_each(seed: int) -> None:
         padding=padding,
     )
     x = whole(17, channels, height, width)
+    assert node._by_blocks(x) and not node._by_blocks(x[:1])
     assert torch.equal(node.forward(x), torch.cat([node.forward(one) for one in x.split(1)]))
     assert torch.equal(node.linear(x), torch.cat([node.linear(one) for one in x.split(1)]))
 
@@ -737,10 +740,13 @@ def _positive(seed: int) -> Network:
     x = build.scale(0, "scale", scale=weight(2, 1, 1)) if rng.random() < 0.5 else 0
     for i in range(rng.integers(1, 4)):
         channels, height, width = build.shape(x)
-        kernel, stride = rng.integers(1, 1 + min(3, height, width), 2).tolist(), tuple(rng.integers(1, 3, 2).tolist())
-        dilation = (2, 1) if height >= 5 and rng.random() < 0.3 else (1, 1)
+        stride, padding = tuple(rng.integers(1, 3, 2).tolist()), tuple(rng.integers(0, 2, 4).tolist())
+        if rng.random() < 0.3:
+            x = build.permute(x, (1, 2, 0), f"turned{i}")
+            channels, height, width = build.shape(x)
+        dilation = (2, 1) if height >= 5 and rng.random() < 0.5 else (1, 1)
         groups = channels if rng.random() < 0.2 else 1
-        padding = tuple(rng.integers(0, 2, 4).tolist())
+        kernel = [int(rng.integers(1, 1 + min(3, n))) for n in (height, width)]
         out = channels * int(rng.integers(1, 3))
         options = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
         x = build.conv2d(x, weight(out, channels // groups, *kernel), None, f"conv{i}", **options)
