@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from itertools import pairwise
+from weakref import ref
 
 import mpmath
 import pytest
@@ -19,8 +21,8 @@ from verifiable_relu.bounds import (
     linear_lower_bounds,
     preactivation_bounds,
 )
-from verifiable_relu.bounds.interval import intersect
-from verifiable_relu.bounds.linear import Relaxation, relaxed
+from verifiable_relu.bounds.interval import intersect, largest
+from verifiable_relu.bounds.linear import Relaxation, groups, relaxed
 from verifiable_relu.bounds.rounding import covers
 from verifiable_relu.bounds.window import Window, windows
 from verifiable_relu.network.build import Builder
@@ -241,6 +243,81 @@ def test_a_batch_is_its_samples(make: Callable[[Act], Network], act: Act) -> Non
     torch.testing.assert_close(together, torch.cat(alone), rtol=1e-11, atol=1e-11)
 
 
+@networks
+@pytest.mark.parametrize("intervals", (False, True))
+def test_rows_may_come_in_any_order(make: Callable[[Act], Network], intervals: bool) -> None:
+    """In turn, sample by sample, they are taken as they are; as many of each, or not; with a stop or without."""
+    network = make(ACTS["relu"])
+    box = boxes(network, batch=4)
+    relaxation = relaxed(network, box)
+    matrix, sample = rows(network, 4)
+    matrix = matrix * (1 + torch.arange(len(matrix)).double())[:, None]
+    found = relaxation.outputs(matrix, sample, intervals=intervals)
+    each = [relaxation.outputs(m[None], s[None], intervals=intervals) for m, s in zip(matrix, sample, strict=True)]
+    torch.testing.assert_close(found, torch.cat(each), rtol=1e-11, atol=1e-11)
+    generator = torch.Generator().manual_seed(0)
+    shuffled = torch.randperm(len(matrix), generator=generator)
+    backwards, turned = torch.arange(len(matrix) - 1, -1, -1), torch.arange(len(matrix)).reshape(4, -1).T.flatten()
+    for order in (shuffled, backwards, turned, shuffled[:8], torch.arange(8), turned[:0], torch.arange(6).repeat(4)):
+        for stop in (None, lambda: False):
+            other = relaxation.outputs(matrix[order], sample[order], intervals=intervals, stop=stop)
+            torch.testing.assert_close(other, found[order], rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("sample", [[0, 0, 1, 1], [1, 1, 0, 0], [0, 1, 0, 1], [0, 0, 0, 1], [0, 0], [1, 1], [1, 0, 0]])
+def test_groups_are_of_one_sample(sample: list[int]) -> None:
+    of = torch.tensor(sample)
+    (*chunks,) = groups(of, 8, 2)
+    assert sorted({int(n) for number, _ in chunks for n in number.flatten()}) == list(range(len(sample)))
+    for number, mine in chunks:
+        assert torch.equal(of[number], mine[:, None].expand_as(number))
+
+
+def moved(act: Act) -> Network:
+    """Numbers of both signs that are moved about before an activation."""
+    rng, build = Random(0), Builder((2, 3, 4))
+    x = build.conv2d(0, rng.normal(3, 2, 2, 2), rng.normal(3) - 3, "conv")
+    x = act(build, build.reshape(build.permute(x, (2, 0, 1), "permute"), (18,), "flatten"))
+    return build.network(build.linear(x, rng.normal(2, 18), None, "out"), name="moved")
+
+
+@pytest.mark.parametrize("make", [mlp, mixed, moved])
+def test_the_largest_values_are_those_of_the_bounds(make: Callable[[Act], Network]) -> None:
+    """Where nothing is computed for a node that moves numbers about, and one side alone of ReLU, too."""
+    network = make(ACTS["relu"])
+    relaxation = relaxed(network, boxes(network))
+    assert len(relaxation.values) <= network.last_activation + 1 < len(network.nodes)
+    for index in reversed(range(len(network.nodes))):
+        assert torch.equal(relaxation.largest(index), largest(relaxation.bounds(index)))
+    every = Relaxation(network, boxes(network), relaxation.pre)
+    every.advance(len(network.nodes) - 1)
+    for index, bounds in enumerate(every.values):
+        found = relaxation.bounds(index)
+        assert bool((found.lower >= bounds.lower).all() and (found.upper <= bounds.upper).all())
+
+
+@networks
+def test_a_relaxation_is_freed_at_once(make: Callable[[Act], Network]) -> None:
+    """With all that it holds, and without the garbage collector."""
+    network = make(ACTS["relu"])
+    box = boxes(network)
+    matrix, sample = rows(network, len(box.lower))
+    gc.collect()
+    gc.disable()
+    try:
+        relaxation = relaxed(network, box)
+        for intervals in (False, True):
+            relaxation.outputs(matrix, sample, intervals=intervals)
+        held = [relaxation, relaxation.reference(), relaxation.reference(True)]
+        kept = [ref(part) for part in held]
+        kept += [ref(relaxation.reference().point(1)), ref(relaxation.lines(network.last_activation).upper_slope)]
+        assert all(part() is not None for part in kept)
+        del relaxation, held
+        assert all(part() is None for part in kept)
+    finally:
+        gc.enable()
+
+
 def precise(network: Network, x: Tensor) -> list[mpmath.mpf]:
     """A chain of linear maps and activations in mpmath's arithmetic."""
     values = [mpmath.mpf(v) for v in x.tolist()]
@@ -429,6 +506,21 @@ def images(act: Act, seed: int = 0) -> Network:
     x = build.reshape(x, (build.nodes[x].size,), "flatten")
     x = act(build, build.linear(x, rng.normal(4, build.nodes[x].size) / 9, rng.normal(4), "fc1"))
     return build.network(build.linear(x, rng.normal(3, 4), rng.normal(3), "fc2"), name="images")
+
+
+@pytest.mark.parametrize("dtype", (torch.float64, torch.float32), ids=str)
+@pytest.mark.parametrize("make", [mlp, mixed, images])
+def test_rows_are_left_as_they_are(make: Callable[[Act], Network], dtype: torch.dtype) -> None:
+    """Those of every node, coefficients being in float32 somewhere or not."""
+    network = make(ACTS["relu"]).to(torch.float32).to(dtype)
+    relaxation = relaxed(network, boxes(network, batch=2, dtype=dtype))
+    assert (relaxation.border > 0) == (make is images and dtype == torch.float64)
+    for index in range(relaxation.entry, len(network.nodes)):
+        matrix = Random(index).normal(4, *network.nodes[index].shape).to(dtype)
+        before = matrix.clone()
+        for wanted in (False, True):
+            relaxation.lower(index, matrix, torch.arange(2), coefficients=wanted)
+        assert torch.equal(matrix, before)
 
 
 def test_one_sample_is_bounded_as_in_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
