@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
 from types import FunctionType
+from unittest.mock import patch
 
 from .judge import Caught, Report
 from .kinds import agreement, corners, planted, points
@@ -18,7 +19,23 @@ QUICK = {"ibp": 1.0, "crown": 1.0, "alpha-crown": 1.0, "milp": 1.0, "smt": 1.0}
 """Methods asked about every fault, with seconds for each case."""
 
 
+_SMALL = {"linear:_WORTH": 0, "interval:_LARGE": 1}
+"""What is worth it in large networks alone, in small ones, too: sides that wait, radii of linear maps in float32."""
+
+
+@contextmanager
+def _small() -> Iterator[None]:
+    """With the thresholds of ``_SMALL``."""
+    with ExitStack() as stack:
+        for path, value in _SMALL.items():
+            module, name = path.split(":")
+            stack.enter_context(patch.object(import_module(f"verifiable_relu.bounds.{module}"), name, value))
+        yield
+
+
 def _corners(report: Report) -> None:
+    with _small():
+        corners(report=report)
     corners(report=report)
     corners(smooth=True, report=report)
 
@@ -209,6 +226,17 @@ FAULTS: tuple[Fault, ...] = (
         (Change("bounds.linear:Relaxation.windowed", "return -_sum(node.cells", "return _sum(node.cells"),),
     ),
     Fault(
+        "the cells of a window looked for where its outputs' inputs begin",
+        "corners",
+        (
+            Change(
+                "bounds.linear:Relaxation.cells",
+                "replace(grid, size=(seen[1], seen[2]))",
+                "replace(grid.before(node), size=(seen[1], seen[2]))",
+            ),
+        ),
+    ),
+    Fault(
         "the constant at the target's point left out",
         "corners",
         (Change("bounds.linear:Relaxation.lower", "_of(reference.point(target).flatten(1), sample)", "0 * rows[:1]"),),
@@ -270,6 +298,38 @@ FAULTS: tuple[Fault, ...] = (
                 "self._within(grid)",
             ),
         ),
+    ),
+    Fault(
+        "a side that waits taken for one that decides",
+        "corners",
+        (
+            Change(
+                "bounds.linear:relaxed",
+                "wanted = later & (both < 0).all(0)",
+                "both, wanted = both.masked_fill(later, 0), later & False",
+            ),
+        ),
+    ),
+    Fault(
+        "the sides of a neuron that waits exchanged",
+        "corners",
+        (
+            Change(
+                "bounds.linear:relaxed",
+                "wanted = later & (both < 0).all(0)",
+                "wanted, both = later & (both < 0).all(0), both.where(~later, both.flip(0))",
+            ),
+        ),
+    ),
+    Fault(
+        "rounding of radii in float32 left out",
+        "corners",
+        (Change("bounds.rounding:interval_affine", "1.01 * gamma(terms + 4, torch.float32)", "0.0"),),
+    ),
+    Fault(
+        "rows in any order taken for rows in turn",
+        "corners",
+        (Change("bounds.linear:_in_turn", "samples == 1 or", "True or"),),
     ),
     Fault(
         "the window of a neighbouring neuron",
