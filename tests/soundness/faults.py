@@ -305,8 +305,8 @@ FAULTS: tuple[Fault, ...] = (
         (
             Change(
                 "bounds.linear:relaxed",
-                "wanted = later & (both < 0).all(0)",
-                "both, wanted = both.masked_fill(later, 0), later & False",
+                "side((later & (both < 0).all(0)).flatten().nonzero().squeeze(1))",
+                "both = both.masked_fill(later, 0)",
             ),
         ),
     ),
@@ -316,8 +316,8 @@ FAULTS: tuple[Fault, ...] = (
         (
             Change(
                 "bounds.linear:relaxed",
-                "wanted = later & (both < 0).all(0)",
-                "wanted, both = later & (both < 0).all(0), both.where(~later, both.flip(0))",
+                "side((later & (both < 0).all(0)).flatten().nonzero().squeeze(1))",
+                "both = both.where(~later, both.flip(0))",
             ),
         ),
     ),
