@@ -260,6 +260,38 @@ def test_images_in_cells_meet_their_coefficients(way: str, geometry: Geometry, m
 
 
 @pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
+@pytest.mark.parametrize("after", GEOMETRIES[:5], ids=str)
+def test_windows_of_a_later_convolution_meet_their_cells(
+    after: Geometry, geometry: Geometry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Larger ones, with strides of their own, partly or all beyond the edges: what |A| leaves of the radii."""
+    build, draw = Builder((2, *geometry[3])), Draw(3)
+    kernel, stride, padding, _ = geometry
+    x = build.conv2d(0, draw.integers(3, 2, *kernel), None, "conv", padding=padding, stride=stride)
+    _, height, width = build.shape(x)
+    kernel, stride, (top, left, bottom, right), _ = after
+    top, left = max(top, kernel[0] - height), max(left, kernel[1] - width)
+    y = build.conv2d(x, draw.integers(2, 3, *kernel), None, "after", padding=(top, left, bottom, right), stride=stride)
+    net = build.network(y, name="two")
+    first, second = net.nodes[1:]
+    assert isinstance(first, Conv2d) and isinstance(second, Conv2d)
+    radius = draw.integers(3, *net.input_shape).abs()
+    relaxation = Relaxation(net, Bounds(-radius, radius))
+    assert relaxation.last_step(1)
+    # What is added to radii is less than can be seen in sums of whole numbers.
+    monkeypatch.setattr(rounding, "concretise", lambda radius, *given: radius)
+    neuron = torch.arange(second.size)
+    rows = torch.eye(second.size, dtype=torch.float64).reshape(-1, *second.shape)
+    whole = first.adjoint(second.adjoint(rows, first.shape), net.input_shape).abs().flatten(1)
+    monkeypatch.setattr(crown, "_FULL", 0)
+    for sample in range(3):
+        start = patches.kernels(second, neuron, torch.ones(second.size))
+        added, before = relaxation.windowed(start, 1, torch.full((second.size,), sample)) or (None, None)
+        assert added is not None and before is None
+        torch.testing.assert_close(added.double(), -(whole @ radius[sample].flatten()), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
 @pytest.mark.parametrize("way", WAYS)
 def test_an_entry_sums_no_more_terms_than_are_accounted_for(
     way: str, geometry: Geometry, monkeypatch: pytest.MonkeyPatch
