@@ -342,8 +342,8 @@ FAULTS: tuple[Fault, ...] = (
         (
             Change(
                 "bounds.window:kernels",
-                "node.weight.index_select",
-                "node.weight.flip(0).index_select",
+                "node.rows_like(sign).index_select",
+                "node.rows_like(sign).flip(0).index_select",
             ),
         ),
     ),
