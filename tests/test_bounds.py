@@ -523,6 +523,31 @@ def test_rows_are_left_as_they_are(make: Callable[[Act], Network], dtype: torch.
         assert torch.equal(matrix, before)
 
 
+def test_rows_of_a_box_are_left_as_they_are() -> None:
+    """Where no affine map lies between them and many inputs, of a network in float32."""
+    build = Builder((300,))
+    network = build.network(build.scale(0, "scale", scale=torch.full((300,), 2.0)), name="scale").to(torch.float32)
+    one = torch.ones(2, 300)
+    matrix = -torch.ones(4, 300)
+    relaxed(network, Bounds(-one, one)).outputs(matrix, torch.tensor([0, 0, 1, 1]))
+    assert bool((matrix == -1).all())
+
+
+def test_gradients_reach_rows_past_a_shortcut_from_the_input() -> None:
+    """There coefficients in float32 are those of two nodes at once."""
+    rng, build = Random(0), Builder((1, 4, 4))
+    x = ACTS["relu"](build, build.conv2d(0, rng.normal(1, 1, 3, 3).float().double(), None, "conv1", padding=(1,) * 4))
+    x = build.conv2d(build.add(x, 0, "sum"), rng.normal(2, 1, 2, 2).float().double(), None, "conv2")
+    network = build.network(build.reshape(x, (18,), "flat"), name="shortcut")
+    relaxation = relaxed(network, boxes(network, batch=2))
+    assert relaxation.border > 0
+    matrix = rng.normal(2, 18).requires_grad_()
+    found = relaxation.lower(len(network.nodes) - 1, matrix, torch.arange(2))[0]
+    (gradient,) = torch.autograd.grad(found.sum(), matrix)
+    # Bounds grow with their rows: they are what their gradient makes of these.
+    torch.testing.assert_close((gradient * matrix).sum(1), found, rtol=1e-4, atol=1e-4)
+
+
 def test_one_sample_is_bounded_as_in_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Alone, coefficients between two ReLUs are those of the neurons that are alive on both sides."""
     network = mlp(ACTS["relu"], sizes=(6, 12, 12, 12, 12, 3))

@@ -729,7 +729,9 @@ class _Walk:
     def _concretised(self, a: Tensor, index: int) -> list[Tensor]:
         """The least values of rows of a node at which they end."""
         if self.rounded:
-            return [-self._weighed(a, index, "radius", self.of.radius(index, self.intervals), not self.wanted)]
+            # Gradients may want it, too.
+            spent = not self.wanted and not a.requires_grad
+            return [-self._weighed(a, index, "radius", self.of.radius(index, self.intervals), spent)]
         center, radius = (_of(t, self.sample) for t in self.of.ball(index))
         return [_dot(a, center), -_dot(a.abs(), radius)]
 

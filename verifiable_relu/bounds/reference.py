@@ -207,7 +207,7 @@ def border(network: Network, box: Bounds, entry: int) -> int:
     Only affine maps take rows across.
     """
     depth, last, nodes = 0, entry, network.nodes
-    if box.lower.requires_grad or box.upper.requires_grad:
+    if box.lower.dtype != torch.float64 or box.lower.requires_grad or box.upper.requires_grad:
         return -1
     for index in range(entry + 1, len(nodes)):
         node = nodes[index]

@@ -746,7 +746,10 @@ class Network:
 
     @cached_property
     def receptive(self) -> tuple[int, ...]:
-        """On how many values of all earlier nodes together a neuron of each node depends, at most, in node order."""
+        """On how many values of all earlier nodes together a neuron of each node depends, about, in node order.
+
+        Windows that meet are taken for one within the other: where they only overlap, there are more.
+        """
         return tuple(self._receptive(index) for index in range(len(self.nodes)))
 
     def _receptive(self, index: int) -> int:
