@@ -276,13 +276,16 @@ class Theirs:
             )
         return lower.detach()
 
+    def _inputs(self) -> list[Any]:
+        """Its nodes before every activation, in our order."""
+        return [node.inputs[0] for node in self.module._modules.values() if type(node).__name__ == "BoundRelu"]
+
     def preactivations(self, problem: Problem) -> dict[int, Bounds]:
         """Its bounds of every activation's input, by our index, after a call."""
-        nodes = [node.inputs[0] for node in self.module._modules.values() if type(node).__name__ == "BoundRelu"]
         shapes = [(-1, *problem.network.nodes[i].shape) for i in problem.network.activations]
         return {
             i: Bounds(node.lower.detach().reshape(shape), node.upper.detach().reshape(shape))
-            for i, node, shape in zip(problem.network.activations, nodes, shapes, strict=True)
+            for i, node, shape in zip(problem.network.activations, self._inputs(), shapes, strict=True)
         }
 
     def _given(self, problem: Problem) -> dict[str, Any]:
@@ -291,7 +294,7 @@ class Theirs:
             return {}
         known = inspect.signature(self.module.compute_bounds).parameters
         option = "interm_bounds" if "interm_bounds" in known else "intermediate_layer_bounds"
-        nodes = [node.inputs[0].name for node in self.module._modules.values() if type(node).__name__ == "BoundRelu"]
+        nodes = [node.name for node in self._inputs()]
         # Copies, since it writes into them.
         bounds = [[box.lower.clone(), box.upper.clone()] for box in problem.pre.values()]
         return {option: dict(zip(nodes, bounds, strict=True))}
@@ -444,7 +447,7 @@ def rounding_table(options: argparse.Namespace) -> Iterator[str]:
             continue
         last = len(problem.network.nodes) - 1
         samples, rows, _ = problem.objective.shape
-        matrix, sample = problem.objective.flatten(0, 1), torch.arange(samples).repeat_interleave(rows)
+        matrix, sample = problem.rows
         known = preactivation_bounds(problem.network, problem.box)
         mixed, plain = (Relaxation(problem.network, problem.box, known) for _ in range(2))
         plain.border = -1

@@ -305,8 +305,8 @@ FAULTS: tuple[Fault, ...] = (
         (
             Change(
                 "bounds.linear:relaxed",
-                "side((later & (both < 0).all(0)).flatten().nonzero().squeeze(1))",
-                "both = both.masked_fill(later, 0)",
+                "wanted = later & (both < 0).all(0)",
+                "wanted, both = later & False, both.masked_fill(later, 0)",
             ),
         ),
     ),
@@ -316,8 +316,8 @@ FAULTS: tuple[Fault, ...] = (
         (
             Change(
                 "bounds.linear:relaxed",
-                "side((later & (both < 0).all(0)).flatten().nonzero().squeeze(1))",
-                "both = both.where(~later, both.flip(0))",
+                "wanted = later & (both < 0).all(0)",
+                "wanted, both = later & False, both.where(~later, both.flip(0))",
             ),
         ),
     ),
@@ -342,8 +342,8 @@ FAULTS: tuple[Fault, ...] = (
         (
             Change(
                 "bounds.window:kernels",
-                "node.rows_like(sign).index_select",
-                "node.rows_like(sign).flip(0).index_select",
+                "weight_like(node, sign).index_select",
+                "weight_like(node, sign).flip(0).index_select",
             ),
         ),
     ),

@@ -44,6 +44,7 @@ from verifiable_relu.network.graph import (
     Reshape,
     Scale,
     folded,
+    weight_like,
 )
 
 MEMORY = 1 << 30
@@ -345,7 +346,7 @@ class Relaxation:
         node = self.network.nodes[index]
         assert isinstance(node, Linear)
         like = self.values[0].lower
-        return node.rows_like(like.float() if rounded and self.reference().narrows(index) else like)
+        return weight_like(node, like.float() if rounded and self.reference().narrows(index) else like)
 
     def ball(self, index: int) -> tuple[Tensor, Tensor]:
         """Centre and radius of the box of node ``index``, flattened: (batch, size)."""
@@ -863,9 +864,6 @@ def groups(sample: Tensor, size: int, samples: int, multiple: int = 1) -> Iterat
         return
     order = sample.argsort(stable=True)
     counts = torch.bincount(sample).tolist()
-    if len(counts) == samples and len(sample) <= size and min(counts) == max(counts):
-        yield order.reshape(samples, -1), torch.arange(samples, device=sample.device)
-        return
     begin, pieces = 0, []
     for which, count in enumerate(counts):
         parts = -(-count // size)
@@ -952,12 +950,13 @@ def relaxed(
         # Windows take part of the memory of whole rows.
         copies = _COPIES if search is not None or len(interval.lower.shape) != 4 else _COPIES // 3
         narrow = relaxation.border > relaxation.entry
-        size = chunk_size(network, both, memory, copies) * (both.element_size() // 4 if narrow else 1)
+        size = chunk_size(network, both[:0].float() if narrow else both, memory, copies)
         multiple = _MULTIPLE if narrow else 1
         neurons = chosen.shape[1]
 
-        def side(places: Tensor) -> None:
-            """Bound what is at some places of ``both`` anew."""
+        def side(wanted: Tensor) -> None:
+            """Bound what is wanted of ``both`` anew."""
+            places = wanted.flatten().nonzero().squeeze(1)
             sample = places // neurons % relaxation.samples
             for number, mine in groups(sample, size, relaxation.samples, multiple):
                 if stop is not None and stop():
@@ -973,16 +972,15 @@ def relaxed(
                 known = both.view(-1)
                 known.index_copy_(0, place, torch.maximum(known.index_select(0, place), found))
 
-        places = chosen.flatten().nonzero().squeeze(1)
+        wanted = chosen.expand(2, -1, -1)
         enough = _WORTH // network.receptive[activation.inputs[0]]
-        if isinstance(activation, Relu) and len(places) > enough:
+        if isinstance(activation, Relu) and int(chosen.sum(1).amax()) > enough:
             negative = both[0] < both[1]
             later = torch.stack([negative, ~negative & (index == network.last_activation)]) & chosen
             later &= later.sum((0, 2))[:, None] > enough
-            side((chosen & ~later).flatten().nonzero().squeeze(1))
-            side((later & (both < 0).all(0)).flatten().nonzero().squeeze(1))
-        else:
-            side(torch.cat([places, places + chosen.numel()]))
+            side(wanted & ~later)
+            wanted = later & (both < 0).all(0)
+        side(wanted)
         return Bounds(both[0].reshape(interval.lower.shape), -both[1].reshape(interval.upper.shape))
 
     def tighten(index: int, interval: Bounds) -> Bounds:

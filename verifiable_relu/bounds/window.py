@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from verifiable_relu.network.graph import Conv2d, Shape, framed, kept
+from verifiable_relu.network.graph import Conv2d, Shape, framed, kept, weight_like
 
 _EMPTIER = 8
 """How many times the kernel's area a window may have, for a matrix to be worth its zeros."""
@@ -159,7 +159,7 @@ def kernels(node: Conv2d, neuron: Tensor, sign: Tensor) -> Window:
     """
     points = node.shape[1:]
     size = math.prod(points)
-    values = node.rows_like(sign).index_select(0, neuron // size).mul_(sign[:, None, None, None])
+    values = weight_like(node, sign).index_select(0, neuron // size).mul_(sign[:, None, None, None])
     return Window(values, neuron % size, Grid(points, (1, 1), (1, 1), (0, 0)).before(node))  # type: ignore[arg-type]
 
 

@@ -194,6 +194,11 @@ def _in_single(node: Linear | Conv2d) -> Tensor:
     return kept(node, "_float32", lambda: node.weight.to(torch.float32))
 
 
+def weight_like(node: Linear | Conv2d, a: Tensor) -> Tensor:
+    """The weight in the dtype of ``a``."""
+    return node.weight if a.dtype == node.weight.dtype else _in_single(node)
+
+
 def _is_single(node: Linear | Conv2d) -> bool:
     """Whether the weight's numbers are float32 numbers, and none so small that a library may take it for 0."""
 
@@ -242,12 +247,8 @@ class Linear(Affine):
     def adjoint(self, a: Tensor, input_shape: Shape) -> Tensor:
         """In the dtype of ``a``: of one in float32, where the network is in float64, the weights are taken so, too."""
         if self._sparse is None:
-            return a @ self.rows_like(a)
+            return a @ weight_like(self, a)
         return (a.reshape(-1, a.shape[-1]) @ self._sparse.weight).reshape(*a.shape[:-1], -1)
-
-    def rows_like(self, a: Tensor) -> Tensor:
-        """The weight in the dtype of ``a``."""
-        return self.weight if a.dtype == self.weight.dtype else _in_single(self)
 
     @property
     def single(self) -> bool:
@@ -379,10 +380,6 @@ class Conv2d(Affine):
         # By name, since another library may transform the sums.
         found: Tensor = torch.ops.aten.mkldnn_convolution(a, weight, None, (high - 1, wide - 1), (1, 1), (1, 1), 1)
         return found
-
-    def rows_like(self, a: Tensor) -> Tensor:
-        """The weight in the dtype of ``a``."""
-        return self.weight if a.dtype == self.weight.dtype else _in_single(self)
 
     def seen_by(self, outputs: Tensor, input_shape: Shape) -> Tensor:
         """How many of some outputs, (rows, *shape) bool, see every input: (rows, 1, height, width) of the input."""
