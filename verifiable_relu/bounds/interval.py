@@ -16,7 +16,7 @@ from verifiable_relu.bounds import rounding
 from verifiable_relu.bounds.activations import image
 from verifiable_relu.bounds.types import Bounds
 from verifiable_relu.errors import UnsupportedError
-from verifiable_relu.network.graph import Activation, Add, Affine, Conv2d, Linear, Network, Node, Permute, Reshape
+from verifiable_relu.network.graph import Activation, Add, Affine, Conv2d, Linear, Network, Node, Permute, Reshape, kept
 from verifiable_relu.spec.property import Property
 
 _MANY = 4
@@ -27,6 +27,12 @@ _LARGE = 1 << 21
 
 _SINGLE = 512
 """Up to so many terms a radius may be summed in float32: that widens it by about 1e-5."""
+
+_SHARE = 8e-5
+"""By so much a radius may grow for the sake of its centre in float32: on average over a sample's inputs."""
+
+_HUGE = 1e30
+"""Sums up to that don't overflow in float32."""
 
 
 def input_box(
@@ -63,11 +69,16 @@ def affine_image(
         most: (batch,) ``largest`` of the box, if known.
         about: the box's centre, and W·x + b there, if known.
     """
+    most = largest(box) if most is None else most
     center, radius = rounding.ball(box, None if about is None else about[0])
-    middle = node.forward(center) if about is None else about[1]
     terms = _single_terms(node, radius)
+    wider = rounding.interval_single(center, radius, terms) if terms and about is None else radius
+    if wider is not radius and _bearable(node, radius, wider, most):
+        middle, radius = node.linear(center, single=True).add_(node.offset()), wider
+    else:
+        middle = node.forward(center) if about is None else about[1]
     spread = node.absolute(radius, terms > 0)
-    growth, extra = rounding.interval_affine(node, largest(box) if most is None else most, terms)
+    growth, extra = rounding.interval_affine(node, most, terms)
     spread = torch.add(extra, spread, alpha=growth)
     return Bounds(middle - spread, middle + spread)
 
@@ -78,6 +89,13 @@ def _single_terms(node: Affine, radius: Tensor) -> int:
         return 0
     large = isinstance(node, Conv2d) or len(radius) * node.weight.numel() >= _LARGE
     return node.single_terms if large and rounding.single(node, radius) else 0
+
+
+def _bearable(node: Affine, radius: Tensor, wider: Tensor, most: Tensor) -> bool:
+    """Whether sums in float32 for W·center, too, widen no sample's bounds by more than a small share."""
+    sums = kept(node, "_largest_sum", lambda: node.row_sums.amax())
+    narrow = wider.flatten(1).sum(1) <= (1 + _SHARE) * radius.flatten(1).sum(1)
+    return bool((narrow & (most * sums <= _HUGE)).all())
 
 
 def node_image(node: Node, boxes: Sequence[Bounds]) -> Bounds:

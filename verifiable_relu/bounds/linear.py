@@ -193,12 +193,11 @@ class Relaxation:
         self.pre: dict[int, Bounds] = {}
         self._known = known or {}
         self._lines: dict[int, Lines] = {}
-        self._references: dict[bool, Reference] = {}
         self._steps: dict[tuple[int, bool, int], _Step] = {}
         self._living: dict[int, Tensor] = {}
         self._alive: dict[tuple[int, bool], _Alive | None] = {}
         self._between: dict[int, Tensor | None] = {}
-        self._radii: dict[tuple[int, bool, int], Tensor] = {}
+        self._radii: dict[tuple[int, int], Tensor] = {}
         self._most: dict[int, Tensor] = {}
         self._ends: dict[int, tuple[Tensor, ...]] = {}
         self._tables: dict[tuple[Grid | None, int, str], Tensor] = {}
@@ -226,9 +225,9 @@ class Relaxation:
             if not isinstance(node, Affine):
                 self.values.append(node_image(node, boxes))
                 continue
-            about = None
-            if node.inputs[0] == self.entry:
-                reference = self.reference()
+            about, reference = None, self.reference
+            # Rows will need these points.
+            if node.inputs[0] == self.entry and (tighten is not None or self._known):
                 about = reference.point(self.entry), reference.point(current)
             self.values.append(affine_image(node, boxes[0], self.largest(node.inputs[0]), about))
 
@@ -245,11 +244,10 @@ class Relaxation:
             self._lines[index] = relax(node, self.pre[index])
         return self._lines[index]
 
-    def reference(self, intervals: bool = False) -> Reference:
-        """The points about which rows are propagated, back to the inputs or to the last activations' ``intervals``."""
-        if intervals not in self._references:
-            self._references[intervals] = Reference(self, intervals)
-        return self._references[intervals]
+    @cached_property
+    def reference(self) -> Reference:
+        """The points about which rows are propagated."""
+        return Reference(self)
 
     def step(self, index: int, rounded: bool, terms: int = 0) -> _Step:
         """The lines of activation ``index`` as ``lower`` uses them, outward if ``rounded``.
@@ -272,7 +270,7 @@ class Relaxation:
 
         Those of every sample, ``lines``; or rows' own, of the samples named.
         """
-        node, reference = self.network.nodes[index], self.reference()
+        node, reference = self.network.nodes[index], self.reference
         source = node.inputs[0]
         assert isinstance(node, Activation)
 
@@ -346,24 +344,23 @@ class Relaxation:
         node = self.network.nodes[index]
         assert isinstance(node, Linear)
         like = self.values[0].lower
-        return weight_like(node, like.float() if rounded and self.reference().narrows(index) else like)
+        return weight_like(node, like.float() if rounded and self.reference.narrows(index) else like)
 
     def ball(self, index: int) -> tuple[Tensor, Tensor]:
         """Centre and radius of the box of node ``index``, flattened: (batch, size)."""
         box = self.bounds(index).flat()
         return torch.lerp(box.lower, box.upper, 0.5), (box.upper - box.lower) / 2
 
-    def radius(self, index: int, intervals: bool = False, terms: int = 0) -> Tensor:
+    def radius(self, index: int, terms: int = 0) -> Tensor:
         """(batch, size) r so large that −|A|·r, computed, is a lower bound of A·(v − v̂) where rows end.
 
         ``terms``: how many numbers are summed, if not the node's.
         """
         terms = terms or self.network.nodes[index].size
-        key = (index, intervals, terms)
+        key = (index, terms)
         if key not in self._radii:
-            reference = self.reference(intervals)
-            radius = reference.radius(index).flatten(1)
-            if index <= reference.border:
+            radius = self.reference.radius(index).flatten(1)
+            if index <= self.border:
                 radius = rounding.concretise(radius, _depth(terms), torch.float32).float()
             else:
                 radius = rounding.concretise(radius, terms, radius.dtype)
@@ -478,7 +475,6 @@ class Relaxation:
         sample: Tensor,
         *,
         constant: Tensor | None = None,
-        intervals: bool = False,
         lines: Mapping[int, Lines] | None = None,
         rounded: bool = True,
         record: dict[int, Tensor] | None = None,
@@ -491,8 +487,6 @@ class Relaxation:
             rows: (R, *shape of the target), group after group.
             sample: (G,) the sample of each group of R/G rows; with G = R, of each row.
             constant: (R,), by default 0.
-            intervals: go back only to the last activations and take their intervals there, instead of relaxing
-                them: interval bound propagation with the rows merged into the last affine map.
             lines: for some activations, by index, each row's own lines (``chosen_lines``), (R, *shape), with G = R.
             rounded: whether to account for rounding. Without, the values may steer a search and prove nothing.
             record: takes the coefficients of the activations that have their own lines, (R, neurons), by index.
@@ -506,15 +500,42 @@ class Relaxation:
         a = rows.reshape(groups, each, -1)
         terms = [] if constant is None else [constant.reshape(groups, each)]
         if rounded:
-            reference = self.reference(intervals)
+            reference = self.reference
             terms.append(_dot(a, _of(reference.point(target).flatten(1), sample)))
             terms.append(-_dot(a.abs(), _of(reference.unit(target), sample)))
             if target <= reference.border:
                 narrow = a.float()
                 gone = (narrow.to(a) - a).abs()
                 terms.append(-_dot(gone, _of(reference.radius(target).flatten(1), sample)))
-        walk = _Walk(self, sample, each, intervals, rounded, lines, record, coefficients)
+        walk = _Walk(self, sample, each, rounded, lines, record, coefficients)
         return walk.back(target, a, terms, target)
+
+    def by_intervals(self, rows: Tensor, sample: Tensor, rounded: bool = True) -> Tensor:
+        """Interval bounds of rows of the output from below, merged into the last linear map if it is the last node.
+
+        Args:
+            rows: (R, *output_shape), group after group.
+            sample: (G,) the sample of each group of R/G rows.
+            rounded: whether to account for rounding.
+
+        Returns:
+            (R,).
+        """
+        last = len(self.network.nodes) - 1
+        node, a = self.network.nodes[last], rows.reshape(len(sample), -1, self.network.output_size)
+        linear = node if isinstance(node, Linear) and len(node.shape) == 1 else None
+        source = last if linear is None else linear.inputs[0]
+        center, radius = rounding.ball(self.bounds(source).flat())
+        middle, before = center, a
+        if linear is not None:
+            middle, before = linear.forward(center), linear.adjoint(a, radius.shape[1:])
+        terms = [_dot(a, _of(middle, sample)), -_dot(before.abs(), _of(radius, sample))]
+        if not rounded:
+            return (terms[0] + terms[1]).flatten()
+        growth, unit, lost = rounding.interval_rows(linear, self.largest(source), radius.shape[1])
+        terms[1] = growth * terms[1]
+        terms.append(-_dot(a.abs(), _of(unit, sample)))
+        return rounding.total(torch.stack(terms), _of(lost, sample)[:, None]).flatten()
 
     def neurons(self, index: int, neuron: Tensor, sign: Tensor, sample: Tensor) -> Tensor:
         """(R,) lower bounds of sign·(neurons of node ``index``), rounding accounted for.
@@ -527,7 +548,7 @@ class Relaxation:
             sign: (R,) ±1.
             sample: (G,) the sample of each group of R/G rows.
         """
-        node, reference = self.network.nodes[index], self.reference()
+        node, reference = self.network.nodes[index], self.reference
         groups = len(sample)
         each, number = len(neuron) // max(1, groups), neuron
         if self.samples > 1:
@@ -593,15 +614,19 @@ class Relaxation:
         rows = matrix.to(self.values[0].lower).reshape(len(matrix), *network.output_shape)
         parts: list[Tensor] = []
         order: list[Tensor] = []
+
+        def bounded(rows: Tensor, sample: Tensor) -> Tensor:
+            return self.by_intervals(rows, sample) if intervals else self.lower(last, rows, sample)[0]
+
         size = chunk_size(network, rows, memory, first=network.last_activation if intervals else 0)
         if stop is None and len(rows) <= size and (every := _in_turn(sample, self.samples)) is not None:
-            return self.lower(last, rows, every, intervals=intervals)[0]
+            return bounded(rows, every)
         for number, mine in groups(sample, size, self.samples):
             order.append(number.flatten())
             if stop is not None and stop():
                 parts.append(rows.new_full((number.numel(),), -math.inf))
             else:
-                parts.append(self.lower(last, rows[order[-1]], mine, intervals=intervals)[0])
+                parts.append(bounded(rows[order[-1]], mine))
         if not parts:
             return rows.new_zeros(0)
         found = torch.cat(parts)
@@ -616,7 +641,6 @@ class _Walk:
         relaxation: Relaxation,
         sample: Tensor,
         each: int,
-        intervals: bool = False,
         rounded: bool = True,
         lines: Mapping[int, Lines] | None = None,
         record: dict[int, Tensor] | None = None,
@@ -625,8 +649,8 @@ class _Walk:
         self.of = relaxation
         self.nodes = relaxation.network.nodes
         self.sample, self.groups, self.each = sample, len(sample), each
-        self.intervals, self.rounded = intervals, rounded
-        self.reference = relaxation.reference(intervals)
+        self.rounded = rounded
+        self.reference = relaxation.reference
         self.border = self.reference.border if rounded else -1
         self.lines, self.record = lines or {}, record
         self.wanted = wanted
@@ -657,7 +681,7 @@ class _Walk:
             if index not in self.coefficients:
                 continue
             a, node = self.coefficients.pop(index), self.nodes[index]
-            ends = index == self.of.entry or (self.intervals and isinstance(node, Activation))
+            ends = index == self.of.entry
             if isinstance(node, Activation) and not ends and self.of.network.uses[node.inputs[0]] == 1:
                 charged |= self.reference.covered(node.inputs[0])
             if self.rounded and not ends and index not in charged and isinstance(node, Affine | Add):
@@ -732,7 +756,7 @@ class _Walk:
         if self.rounded:
             # Gradients may want it, too.
             spent = not self.wanted and not a.requires_grad
-            return [-self._weighed(a, index, "radius", self.of.radius(index, self.intervals), spent)]
+            return [-self._weighed(a, index, "radius", self.of.radius(index), spent)]
         center, radius = (_of(t, self.sample) for t in self.of.ball(index))
         return [_dot(a, center), -_dot(a.abs(), radius)]
 
@@ -772,7 +796,7 @@ class _Walk:
                     a, step, weight, numbers = alive.restrict(a, self.sample, self.of.weight(source, self.rounded))
                 before, added = step.back(a)
                 further = linear.inputs[0]
-                free = self.rounded and not self.intervals and further not in self.lines
+                free = self.rounded and further not in self.lines
                 if free and (between := self.of.between(index)) is not None:
                     self.restricted.add(further)
                     weight = between

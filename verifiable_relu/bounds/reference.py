@@ -10,7 +10,6 @@ may be taken in float32 without bounds being moved by more than a small part of 
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import TYPE_CHECKING
 from weakref import proxy
 
@@ -40,13 +39,11 @@ class Reference:
 
     Args:
         relaxation: whose node bounds and lines are used.
-        intervals: about the middles of the activations' intervals, where rows are to end there.
     """
 
-    def __init__(self, relaxation: Relaxation, intervals: bool) -> None:
+    def __init__(self, relaxation: Relaxation) -> None:
         # Which owns this object: with a cycle, its tensors would wait for the garbage collector.
         self._of: Relaxation = proxy(relaxation)
-        self._intervals = intervals
         self._points: dict[int, Tensor] = {}
         self._reaches: dict[int, Tensor] = {}
         self._radii: dict[int, Tensor] = {}
@@ -56,10 +53,10 @@ class Reference:
         self._single: dict[int, bool] = {}
         self._covered: dict[int, frozenset[int]] = {}
 
-    @cached_property
+    @property
     def border(self) -> int:
         """The last node whose coefficients are taken in float32, −1 if none."""
-        return -1 if self._intervals else self._of.border
+        return self._of.border
 
     def point(self, index: int) -> Tensor:
         """v̂ of node ``index``."""
@@ -80,7 +77,7 @@ class Reference:
 
     def _ends(self, index: int) -> bool:
         """Whether rows end at node ``index``."""
-        return index == self._of.entry or (self._intervals and isinstance(self._of.network.nodes[index], Activation))
+        return index == self._of.entry
 
     def reach(self, index: int) -> Tensor:
         """(batch,) ≥ |v|, |v̂|."""

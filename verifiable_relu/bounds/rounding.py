@@ -115,14 +115,43 @@ def interval_affine(node: Affine, largest: Tensor, terms: int = 0) -> tuple[floa
     if terms:
         growth, smallest, lost = (
             growth + 1.01 * gamma(terms + 4, torch.float32),
-            2 * few.tiny,
-            8 * node.terms * few.tiny,
+            4 * few.tiny,
+            16 * node.terms * few.tiny,
         )
     # Doubled, this sum overflows before any other may.
     offset = kept(node, "_twice_offset", lambda: 2 * node.offset_magnitude())
     reach = torch.addcmul(offset, 2 * largest.reshape(-1, *[1] * len(node.shape)), node.row_sums)
     least = kept(node, f"_least{terms}", lambda: smallest * node.row_sums + lost)
     return 1 + growth, torch.add(least, reach, alpha=relative / 2)
+
+
+def interval_single(center: Tensor, radius: Tensor, terms: int) -> Tensor:
+    """A radius so large that |W|·it covers sums in float32 for W·centre, too, which are off by γ·|W|·|centre| at most.
+
+    ``terms``: how many products are summed. Sums must not overflow.
+    """
+    return torch.add(radius, center.abs(), alpha=1.01 * gamma(terms + 4, torch.float32))
+
+
+def interval_rows(node: Affine | None, largest: Tensor, size: int) -> tuple[float, Tensor, Tensor]:
+    """How much C·ŷ − |C·W|·r, computed of a ball of x, is to be lowered, for rows C of y = W·x + b and ŷ = W·c + b.
+
+    Errors in ŷ, in C·ŷ, in C·W and in r, six units of roundoff of ``largest``, are those of ``backward_affine``, which
+    has room for them: no ReLU follows. |C·W|·r is off by γ of itself.
+
+    Args:
+        node: the affine map; None for y = x.
+        largest: (batch,) ≥ |x|.
+        size: of x.
+
+    Returns:
+        A factor for |C·W|·r, the error of one unit of |C|, (batch, outputs), and what is lost to underflow, (batch,).
+    """
+    growth = 1 + _inflated(size, largest.dtype)
+    if node is None:
+        none = torch.full_like(largest, 16 * size * _tiny(largest.dtype))
+        return growth, value(size, largest).expand(-1, size), none
+    return growth, backward_affine(node, largest), lost(node, largest, max(size, node.size), largest.dtype)
 
 
 def widen(bounds: Bounds, ulps: int) -> Bounds:

@@ -73,15 +73,15 @@ class Affine(Node):
 
     weight_error: float
 
-    def linear(self, x: Tensor) -> Tensor:
-        """W·x for x of shape (batch, *input shape)."""
-        raise NotImplementedError
-
-    def absolute(self, x: Tensor, single: bool = False) -> Tensor:
-        """|W|·x for x of shape (batch, *input shape).
+    def linear(self, x: Tensor, single: bool = False) -> Tensor:
+        """W·x for x of shape (batch, *input shape).
 
         ``single``: with sums in float32, of a node in float64 that allows it.
         """
+        raise NotImplementedError
+
+    def absolute(self, x: Tensor, single: bool = False) -> Tensor:
+        """|W|·x, as ``linear`` is W·x."""
         raise NotImplementedError
 
     def adjoint(self, a: Tensor, input_shape: Shape) -> Tensor:
@@ -131,6 +131,9 @@ _MANY = 16
 _LINE = 96
 """Sums in float32 are of this length at least, one after another: shorter ones take more time, longer ones err more."""
 
+_SHORT = 48
+"""The same of products with matrices."""
+
 _CELL = 8
 """Sums in products of the kernel's blocks are to be so long at least: shorter ones are slow."""
 
@@ -178,9 +181,10 @@ def framed(x: Tensor, margins: Sequence[int]) -> Tensor:
 
 
 @cache
-def folded(size: int) -> tuple[int, int]:
+def folded(size: int, short: bool = False) -> tuple[int, int]:
     """As how many lines of how many numbers so many are summed in float32, so that few errors add up."""
-    length = next(n for n in range(min(size, _LINE), size + 1) if size % n == 0)
+    least = min(size, _SHORT if short else _LINE)
+    length = next(n for n in range(least, size + 1) if size % n == 0)
     return size // length, length
 
 
@@ -224,22 +228,28 @@ class Linear(Affine):
             return F.linear(xs[0], self.weight, self.bias)
         return self.linear(xs[0]) + self.bias
 
-    def linear(self, x: Tensor) -> Tensor:
+    def linear(self, x: Tensor, single: bool = False) -> Tensor:
+        if single:
+            return self._in_lines(x, False)
         if self._sparse is None:
             return F.linear(x, self.weight)
         return (x.reshape(-1, x.shape[-1]) @ self._sparse.transposed).reshape(*x.shape[:-1], -1)
 
+    def _in_lines(self, x: Tensor, absolute: bool) -> Tensor:
+        """W·x or |W|·x of (batch, in): sums of ``single_terms`` are in float32, and their sums in the dtype of x."""
+        lines = folded(x.shape[1], short=True)
+
+        def make() -> Tensor:
+            weight = _in_single(self).abs() if absolute else _in_single(self)
+            return weight.T.reshape(*lines, -1).contiguous()
+
+        weight = kept(self, f"_in_lines{absolute}", make)
+        narrow = x.to(torch.float32).unflatten(1, lines).transpose(0, 1)
+        return torch.bmm(narrow, weight).sum(0, dtype=x.dtype)
+
     def absolute(self, x: Tensor, single: bool = False) -> Tensor:
-        """With ``single``, of (batch, in), sums of ``single_terms`` are in float32, and their sums in float64."""
         if single:
-            lines = folded(x.shape[1])
-
-            def make() -> Tensor:
-                return _in_single(self).abs().T.reshape(*lines, -1).contiguous()
-
-            weight = kept(self, "_float32_absolute", make)
-            narrow = x.to(torch.float32).unflatten(1, lines).transpose(0, 1)
-            return torch.bmm(narrow, weight).sum(0, dtype=x.dtype)
+            return self._in_lines(x, True)
         if self._sparse is None:
             return F.linear(x, _magnitude(self))
         return (x.reshape(-1, x.shape[-1]) @ self._sparse.absolute).reshape(*x.shape[:-1], -1)
@@ -257,8 +267,8 @@ class Linear(Affine):
 
     @property
     def single_terms(self) -> int:
-        """How many products are summed in float32 by ``absolute`` with ``single``."""
-        return folded(self.weight.shape[1])[1]
+        """How many products are summed in float32 by ``linear`` and ``absolute`` with ``single``."""
+        return folded(self.weight.shape[1], short=True)[1]
 
     @property
     def row_sums(self) -> Tensor:
@@ -313,15 +323,17 @@ class Conv2d(Affine):
     def forward(self, *xs: Tensor) -> Tensor:
         return self._convolve(xs[0], self.weight, self.bias)
 
-    def linear(self, x: Tensor) -> Tensor:
-        return self._convolve(x, self.weight, None)
+    def linear(self, x: Tensor, single: bool = False) -> Tensor:
+        return self._direct(x, _in_single(self)) if single else self._convolve(x, self.weight, None)
 
     def absolute(self, x: Tensor, single: bool = False) -> Tensor:
-        """With ``single``, sums of ``single_terms`` are in float32, and direct (``mkldnn_convolution``)."""
-        if not single:
-            return self._convolve(x, _magnitude(self), None)
+        if single:
+            return self._direct(x, kept(self, "_float32_absolute", lambda: _in_single(self).abs()))
+        return self._convolve(x, _magnitude(self), None)
+
+    def _direct(self, x: Tensor, weight: Tensor) -> Tensor:
+        """A convolution whose sums, of ``single_terms``, are in float32, and direct (``mkldnn_convolution``)."""
         top, left, bottom, right = self.padding
-        weight = kept(self, "_float32_absolute", lambda: _in_single(self).abs())
         if (top, left) != (bottom, right):
             x, top, left = F.pad(x, (left, right, top, bottom)), 0, 0
         convolution = torch.ops.aten.mkldnn_convolution
@@ -504,7 +516,7 @@ class Conv2d(Affine):
 
     @property
     def single_terms(self) -> int:
-        """How many products are summed in float32 by ``absolute`` with ``single``."""
+        """How many products are summed in float32 by ``linear`` and ``absolute`` with ``single``."""
         return self.weight[0].numel()
 
     @cached_property
@@ -542,7 +554,7 @@ class Scale(Affine):
     def forward(self, *xs: Tensor) -> Tensor:
         return self.scale * (xs[0] - self.center) + self.shift
 
-    def linear(self, x: Tensor) -> Tensor:
+    def linear(self, x: Tensor, single: bool = False) -> Tensor:
         return self.scale * x
 
     def absolute(self, x: Tensor, single: bool = False) -> Tensor:

@@ -82,12 +82,10 @@ def worst_logits(relaxation: Relaxation, y: Tensor, linear: float = 0.0) -> Tens
     rows = (one[y].unsqueeze(1) - one).flatten(0, 1)
     sample = torch.arange(len(y), device=y.device)
 
-    def lower(intervals: bool) -> Tensor:
-        return relaxation.lower(last, rows, sample, intervals=intervals, rounded=False)[0].reshape(len(y), -1)
-
-    if linear == 0:
-        return -lower(True)
-    return -torch.lerp(lower(True), lower(False), linear)
+    lower = relaxation.by_intervals(rows, sample, rounded=False)
+    if linear != 0:
+        lower = torch.lerp(lower, relaxation.lower(last, rows, sample, rounded=False)[0], linear)
+    return -lower.reshape(len(y), -1)
 
 
 def instability(pre: Iterable[Bounds]) -> Tensor:
