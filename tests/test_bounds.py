@@ -308,9 +308,9 @@ def test_a_relaxation_is_freed_at_once(make: Callable[[Act], Network]) -> None:
         relaxation = relaxed(network, box)
         for intervals in (False, True):
             relaxation.outputs(matrix, sample, intervals=intervals)
-        held = [relaxation, relaxation.reference(), relaxation.reference(True)]
+        held = [relaxation, relaxation.reference]
         kept = [ref(part) for part in held]
-        kept += [ref(relaxation.reference().point(1)), ref(relaxation.lines(network.last_activation).upper_slope)]
+        kept += [ref(relaxation.reference.point(1)), ref(relaxation.lines(network.last_activation).upper_slope)]
         assert all(part() is not None for part in kept)
         del relaxation, held
         assert all(part() is None for part in kept)

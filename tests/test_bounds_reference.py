@@ -231,7 +231,7 @@ class ByHand:
 
     def least(self, index: int, a: np.ndarray, sample: int) -> float:
         """Over a node's interval."""
-        lower, upper = (t[sample].flatten().numpy() for t in _ends(self.relaxation.values[index]))
+        lower, upper = (t[sample].flatten().numpy() for t in _ends(self.relaxation.bounds(index)))
         return float(np.minimum(a * lower, a * upper).sum())
 
     def lower(
@@ -240,7 +240,6 @@ class ByHand:
         row: np.ndarray,
         sample: int,
         own: Mapping[int, tuple[np.ndarray, ...]] | None = None,
-        intervals: bool = False,
     ) -> tuple[float, np.ndarray]:
         """The bound, and coefficients of the input."""
         rows, constant = {target: row}, 0.0
@@ -248,9 +247,6 @@ class ByHand:
             if index not in rows:
                 continue
             a, node = rows.pop(index), self.nodes[index]
-            if isinstance(node, Activation) and intervals:
-                constant += self.least(index, a, sample)
-                continue
             if isinstance(node, Activation):
                 lines = own[index] if own else _of(self.relaxation.lines(index), sample)
                 low, floor, up, top = lines
@@ -267,6 +263,15 @@ class ByHand:
                 rows[source] = rows.get(source, 0) + value
         a = rows.get(0, np.zeros(self.nodes[0].size))
         return constant + self.least(0, a, sample), a
+
+    def by_intervals(self, row: np.ndarray, sample: int) -> float:
+        """That of a row of the output from the interval of the last node, or before it if that is a linear map."""
+        last = len(self.nodes) - 1
+        node = self.nodes[last]
+        if not isinstance(node, Linear):
+            return self.least(last, row, sample)
+        weight, bias = self.maps[last]
+        return float(row @ bias) + self.least(node.inputs[0], row @ weight, sample)
 
 
 def _ends(bounds: Bounds) -> tuple[Tensor, Tensor]:
@@ -285,6 +290,12 @@ def assert_the_same(found: Tensor, right: list[float], single: bool) -> None:
     assert bool((found <= expected + 1e-13 * (1 + expected.abs())).all())
     # Neurons of which nothing is left, too, have a share in rounding.
     assert bool((expected - found <= (1e-4 if single else 1e-9) * width + 1e-12).all())
+
+
+def _opposed(net: Network) -> Tensor:
+    """Two rows of the output and their negatives."""
+    rows = torch.randn(2, net.output_size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    return torch.cat([rows, -rows])
 
 
 def _signs(count: int) -> Tensor:
@@ -326,40 +337,48 @@ def test_neurons_of_every_node(
 @zones
 @pytest.mark.parametrize("batch", (1, 4))
 def test_rows_of_the_output(make: Callable[[bool], Network], single: bool, batch: int) -> None:
-    """In groups and one by one, with and without the coefficients of the input, which are the same; intervals too."""
+    """In groups and one by one, with and without the coefficients of the input, which are the same."""
     net = make(single)
     relaxation = relaxed(net, boxes(net, batch))
     hand, last = ByHand(relaxation), len(net.nodes) - 1
-    generator = torch.Generator().manual_seed(0)
-    one = torch.randn(2, net.output_size, generator=generator, dtype=torch.float64)
-    rows, constant = torch.cat([one, -one]), torch.tensor([1.0, 2.0, -1.0, -2.0]).double()
+    rows, constant = _opposed(net), torch.tensor([1.0, 2.0, -1.0, -2.0]).double()
     samples = torch.arange(batch)
-    every = samples.repeat_interleave(4)
-    for intervals in (False, True):
-        right, coefficients = [], []
-        for sample in samples.tolist():
-            for row, offset in zip(rows.numpy(), constant.tolist(), strict=True):
-                value, a = hand.lower(last, row, sample, intervals=intervals)
-                right.append(value + offset)
-                coefficients.append(a)
-        for mine in (samples, every):
-            for wanted in (False, True):
-                found, reached = relaxation.lower(
-                    last,
-                    rows.repeat(batch, 1),
-                    mine,
-                    constant=constant.repeat(batch),
-                    intervals=intervals,
-                    coefficients=wanted,
-                )
-                for sample in range(batch):
-                    part = slice(4 * sample, 4 * sample + 4)
-                    assert_the_same(found[part], right[part], single)
-                if wanted and not intervals:
-                    assert reached is not None
-                    expected = torch.from_numpy(np.stack(coefficients))
-                    off = (relaxation.of_input(reached) - expected).abs().amax()
-                    assert off <= (1e-5 if single else 1e-12) * expected.abs().amax()
+    right, coefficients = [], []
+    for sample in samples.tolist():
+        for row, offset in zip(rows.numpy(), constant.tolist(), strict=True):
+            value, a = hand.lower(last, row, sample)
+            right.append(value + offset)
+            coefficients.append(a)
+    for mine, wanted in itertools.product((samples, samples.repeat_interleave(4)), (False, True)):
+        found, reached = relaxation.lower(
+            last, rows.repeat(batch, 1), mine, constant=constant.repeat(batch), coefficients=wanted
+        )
+        for sample in range(batch):
+            part = slice(4 * sample, 4 * sample + 4)
+            assert_the_same(found[part], right[part], single)
+        if wanted:
+            assert reached is not None
+            expected = torch.from_numpy(np.stack(coefficients))
+            off = (relaxation.of_input(reached) - expected).abs().amax()
+            assert off <= (1e-5 if single else 1e-12) * expected.abs().amax()
+
+
+@graphs
+@zones
+@pytest.mark.parametrize("batch", (1, 4))
+def test_rows_of_the_output_by_intervals(make: Callable[[bool], Network], single: bool, batch: int) -> None:
+    """In groups and one by one, and without what is for rounding."""
+    net = make(single)
+    relaxation = relaxed(net, boxes(net, batch))
+    hand, rows, samples = ByHand(relaxation), _opposed(net), torch.arange(batch)
+    right = [hand.by_intervals(row, sample) for sample in samples.tolist() for row in rows.numpy()]
+    for mine in (samples, samples.repeat_interleave(4)):
+        found = relaxation.by_intervals(rows.repeat(batch, 1), mine)
+        for sample in range(batch):
+            part = slice(4 * sample, 4 * sample + 4)
+            assert_the_same(found[part], right[part], single=False)
+        rough = relaxation.by_intervals(rows.repeat(batch, 1), mine, rounded=False)
+        torch.testing.assert_close(rough, torch.tensor(right, dtype=torch.float64), rtol=1e-12, atol=1e-12)
 
 
 @graphs

@@ -130,7 +130,7 @@ def count(net: Network, box: Bounds) -> tuple[int, int]:
     rows = torch.cat([rows, mix[None]])
     for sample in range(len(box.lower)):
         which = torch.tensor([sample])
-        found = [relaxation.lower(last, rows, which, intervals=intervals_only)[0] for intervals_only in (False, True)]
+        found = [relaxation.lower(last, rows, which)[0], relaxation.by_intervals(rows, which)]
         for x in corners(box, sample):
             y = exact(net, x)
             values = [*y, *(-v for v in y), y[0] - 3 * y[1]]
@@ -244,7 +244,7 @@ def test_sums_are_pulled_back_within_their_unit(dtype: torch.dtype, terms: int) 
         box = Bounds(*((center + side * width * numbers.tensor(1, 1).abs()).to(dtype) for side in (-1, 1)))
         relaxation = Relaxation(net, Bounds(torch.minimum(box.lower, box.upper), torch.maximum(box.lower, box.upper)))
         relaxation.advance(1)
-        reference, node = relaxation.reference(), net.nodes[1]
+        reference, node = relaxation.reference, net.nodes[1]
         assert isinstance(node, Linear)
         a = sign * numbers.tensor(1, terms).to(dtype)
         back, constant = node.adjoint(a, (terms,)), (a * reference.point(1)).sum()

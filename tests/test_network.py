@@ -806,14 +806,16 @@ def test_windows_in_large_images_are_counted_exactly() -> None:
     assert network.receptive == tuple(count + more for count, more in zip(found, own, strict=True))
 
 
+@pytest.mark.parametrize("short", (False, True))
 @pytest.mark.parametrize("line", (1, 8, 96))
-def test_numbers_are_summed_in_lines_of_one_length(line: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_numbers_are_summed_in_lines_of_one_length(short: bool, line: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """As short as may be, but for the least."""
-    monkeypatch.setattr(graph, "_LINE", line)
+    monkeypatch.setattr(graph, "_LINE", 3 if short else line)
+    monkeypatch.setattr(graph, "_SHORT", line if short else 3)
     folded.cache_clear()
     try:
         for size in (1, 2, 7, 95, 96, 97, 100, 192, 194, 509, 784, 3072):
-            lines, length = folded(size)
+            lines, length = folded(size, short)
             assert lines * length == size and length >= min(size, line)
             assert not any(size % n == 0 for n in range(min(size, line), length))
     finally:
