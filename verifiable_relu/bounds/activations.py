@@ -178,15 +178,18 @@ def _kinked(left: Tensor, bounds: Bounds, alpha: Tensor | None) -> Lines:
 
 
 def _relu_lines(node: Relu | Hardened, bounds: Bounds, slope: Tensor | None) -> Lines:
-    """As ``_kinked`` makes them, of fewer operations: the chord joins (min(l, 0), 0) and (max(u, 0), max(u, 0))."""
+    """As ``_kinked`` makes them, of fewer operations: the chord joins (min(l, 0), 0) and (max(u, 0), max(u, 0)).
+
+    Its slope is s = u/w, w = u − l, and its offset s·(w − u): at u it is s·w, at l no less than 0.
+    """
     lo, hi = bounds.lower.clamp(max=0), bounds.upper.clamp(min=0)
     # A floor under the width keeps the gradient finite where the interval is as good as a point.
-    chord = hi / (hi - lo).clamp(min=torch.finfo(lo.dtype).tiny ** 0.5)
-    above = torch.maximum(-chord * lo, hi - chord * hi)
-    kink = (hi > -lo).to(lo)
+    width = (hi - lo).clamp(min=torch.finfo(lo.dtype).tiny ** 0.5)
+    chord, beyond = hi / width, width - hi
+    kink = (hi > beyond).to(lo)
     if slope is not None:
         kink = torch.where((lo < 0) & (hi > 0), slope, kink)
-    return Lines(kink, torch.zeros_like(lo), chord, above)
+    return Lines(kink, torch.zeros_like(lo), chord, chord * beyond)
 
 
 def _leaky_lines(node: LeakyRelu, bounds: Bounds, slope: Tensor | None) -> Lines:

@@ -32,7 +32,7 @@ _SHARE = 8e-5
 """By so much a radius may grow for the sake of its centre in float32: on average over a sample's inputs."""
 
 _HUGE = 1e30
-"""Sums up to that don't overflow in float32."""
+"""Numbers, and sums, up to that don't overflow in float32."""
 
 
 def input_box(
@@ -93,7 +93,7 @@ def _single_terms(node: Affine, radius: Tensor) -> int:
 
 def _bearable(node: Affine, radius: Tensor, wider: Tensor, most: Tensor) -> bool:
     """Whether sums in float32 for W·center, too, widen no sample's bounds by more than a small share."""
-    sums = kept(node, "_largest_sum", lambda: node.row_sums.amax())
+    sums = kept(node, "_largest_sum", lambda: node.row_sums.amax().clamp(min=1))
     narrow = wider.flatten(1).sum(1) <= (1 + _SHARE) * radius.flatten(1).sum(1)
     return bool((narrow & (most * sums <= _HUGE)).all())
 

@@ -149,11 +149,10 @@ class _Alive:
     @staticmethod
     def of(living: Tensor, step: _Step, weight: Tensor) -> _Alive:
         """From which neurons are not inactive and the step of all, (batch, neurons)."""
-        if len(living) == 1:
-            number = living[0].nonzero().squeeze(1)
-            chosen = step.map(lambda t: t.index_select(1, number))
-            return _Alive(number[None], [len(number)], chosen, weight.index_select(0, number)[None])
         sample, neuron = living.nonzero().unbind(1)
+        if len(living) == 1:
+            chosen = step.map(lambda t: t.index_select(1, neuron))
+            return _Alive(neuron[None], [len(neuron)], chosen, weight.index_select(0, neuron)[None])
         counts = torch.bincount(sample, minlength=len(living))
         place = torch.arange(len(sample), device=sample.device) - (counts.cumsum(0) - counts)[sample]
         most = int(counts.max())
@@ -511,7 +510,7 @@ class Relaxation:
         return walk.back(target, a, terms, target)
 
     def by_intervals(self, rows: Tensor, sample: Tensor, rounded: bool = True) -> Tensor:
-        """Interval bounds of rows of the output from below, merged into the last linear map if it is the last node.
+        """Interval bounds of rows of the output from below, merged into the linear map if that is what gives it.
 
         Args:
             rows: (R, *output_shape), group after group.
@@ -521,19 +520,20 @@ class Relaxation:
         Returns:
             (R,).
         """
-        last = len(self.network.nodes) - 1
-        node, a = self.network.nodes[last], rows.reshape(len(sample), -1, self.network.output_size)
+        last, a = len(self.network.nodes) - 1, rows.reshape(len(sample), -1, self.network.output_size)
+        while isinstance(node := self.network.nodes[last], Reshape):
+            last = node.inputs[0]
         linear = node if isinstance(node, Linear) and len(node.shape) == 1 else None
         source = last if linear is None else linear.inputs[0]
         center, radius = rounding.ball(self.bounds(source).flat())
         middle, before = center, a
         if linear is not None:
             middle, before = linear.forward(center), linear.adjoint(a, radius.shape[1:])
-        terms = [_dot(a, _of(middle, sample)), -_dot(before.abs(), _of(radius, sample))]
         if not rounded:
-            return (terms[0] + terms[1]).flatten()
-        growth, unit, lost = rounding.interval_rows(linear, self.largest(source), radius.shape[1])
-        terms[1] = growth * terms[1]
+            return (_dot(a, _of(middle, sample)) - _dot(before.abs(), _of(radius, sample))).flatten()
+        radius = rounding.concretise(radius, radius.shape[1], radius.dtype)
+        unit, lost = rounding.interval_rows(linear, self.largest(source), radius.shape[1])
+        terms = [_dot(a, _of(middle, sample)), -_dot(before.abs(), _of(radius, sample))]
         terms.append(-_dot(a.abs(), _of(unit, sample)))
         return rounding.total(torch.stack(terms), _of(lost, sample)[:, None]).flatten()
 
@@ -859,9 +859,8 @@ def signed(network: Network, index: int, neuron: Tensor, sign: Tensor) -> tuple[
 
 def chunk_size(network: Network, like: Tensor, memory: int, copies: int = _COPIES, first: int = 0) -> int:
     """How many rows may be propagated at once, back to node ``first``, for coefficients to stay within ``memory``."""
-    widest = max(node.size for node in network.nodes[first:])
     limit = min(memory, _CACHED) if like.device.type == "cpu" else memory
-    return max(1, limit // (widest * like.element_size() * copies))
+    return max(1, limit // (network.widest[first] * like.element_size() * copies))
 
 
 def groups(sample: Tensor, size: int, samples: int, multiple: int = 1) -> Iterator[tuple[Tensor, Tensor]]:

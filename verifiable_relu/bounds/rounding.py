@@ -133,11 +133,11 @@ def interval_single(center: Tensor, radius: Tensor, terms: int) -> Tensor:
     return torch.add(radius, center.abs(), alpha=1.01 * gamma(terms + 4, torch.float32))
 
 
-def interval_rows(node: Affine | None, largest: Tensor, size: int) -> tuple[float, Tensor, Tensor]:
+def interval_rows(node: Affine | None, largest: Tensor, size: int) -> tuple[Tensor, Tensor]:
     """How much C·ŷ − |C·W|·r, computed of a ball of x, is to be lowered, for rows C of y = W·x + b and ŷ = W·c + b.
 
     Errors in ŷ, in C·ŷ, in C·W and in r, six units of roundoff of ``largest``, are those of ``backward_affine``, which
-    has room for them: no ReLU follows. |C·W|·r is off by γ of itself.
+    has room for them: no ReLU follows. For |C·W|·r there is ``concretise``.
 
     Args:
         node: the affine map; None for y = x.
@@ -145,13 +145,12 @@ def interval_rows(node: Affine | None, largest: Tensor, size: int) -> tuple[floa
         size: of x.
 
     Returns:
-        A factor for |C·W|·r, the error of one unit of |C|, (batch, outputs), and what is lost to underflow, (batch,).
+        The error of one unit of |C|, (batch, outputs), and what is lost to underflow, (batch,).
     """
-    growth = 1 + _inflated(size, largest.dtype)
     if node is None:
         none = torch.full_like(largest, 16 * size * _tiny(largest.dtype))
-        return growth, value(size, largest).expand(-1, size), none
-    return growth, backward_affine(node, largest), lost(node, largest, max(size, node.size), largest.dtype)
+        return value(size, largest).expand(-1, size), none
+    return backward_affine(node, largest), lost(node, largest, max(size, node.size), largest.dtype)
 
 
 def widen(bounds: Bounds, ulps: int) -> Bounds:

@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache, cached_property
+from itertools import accumulate
 from typing import Any, ClassVar
 
 import torch
@@ -162,14 +163,14 @@ class _Sparse:
 
 def kept(node: Affine, name: str, make: Callable[[], Tensor]) -> Tensor:
     """What ``make`` makes of a node's tensors, made once where these are constant."""
-    if not node.constant:
-        return make()
-    # Others than who asks first may want gradients.
-    if name not in node.__dict__:
+    found: Tensor | None = node.__dict__.get(name)
+    if found is None:
+        if not node.constant:
+            return make()
+        # Others than who asks first may want gradients.
         with torch.inference_mode(False):
-            node.__dict__[name] = make()
-    kept: Tensor = node.__dict__[name]
-    return kept
+            found = node.__dict__[name] = make()
+    return found
 
 
 def framed(x: Tensor, margins: Sequence[int]) -> Tensor:
@@ -742,6 +743,11 @@ class Network:
     def activations(self) -> tuple[int, ...]:
         """Indices of the activation nodes, in order."""
         return tuple(i for i, node in enumerate(self.nodes) if isinstance(node, Activation))
+
+    @cached_property
+    def widest(self) -> tuple[int, ...]:
+        """How many neurons the largest node has, of each node and all after it, in node order."""
+        return tuple(accumulate((node.size for node in reversed(self.nodes)), max))[::-1]
 
     @cached_property
     def last_activation(self) -> int:
