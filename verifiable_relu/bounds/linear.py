@@ -147,13 +147,13 @@ class _Alive:
     weight: Tensor | None
 
     @staticmethod
-    def of(living: Tensor, step: _Step, weight: Tensor) -> _Alive:
-        """From which neurons are not inactive and the step of all, (batch, neurons)."""
-        sample, neuron = living.nonzero().unbind(1)
-        if len(living) == 1:
+    def of(places: Tensor, samples: int, step: _Step, weight: Tensor) -> _Alive:
+        """From the sample and the number of each, in order, (n, 2), how many samples there are, and the step of all."""
+        sample, neuron = places.unbind(1)
+        if samples == 1:
             chosen = step.map(lambda t: t.index_select(1, neuron))
             return _Alive(neuron[None], [len(neuron)], chosen, weight.index_select(0, neuron)[None])
-        counts = torch.bincount(sample, minlength=len(living))
+        counts = torch.bincount(sample, minlength=samples)
         place = torch.arange(len(sample), device=sample.device) - (counts.cumsum(0) - counts)[sample]
         most = int(counts.max())
         numbers = sample.new_zeros(len(counts), most)
@@ -305,8 +305,11 @@ class Relaxation:
             # Rows come to the last one but once.
             if isinstance(node, Relu) and self._restricts(node.inputs[0]) and index < self.network.last_activation:
                 living = self.living(index)
-                if int(living.sum(1).amax()) <= _ALIVE * node.size:
-                    found = _Alive.of(living, self.step(index, rounded), self.weight(node.inputs[0], rounded))
+                places = living.nonzero()
+                most = len(places) if self.samples == 1 else int(living.sum(1).amax())
+                if most <= _ALIVE * node.size:
+                    step, weight = self.step(index, rounded), self.weight(node.inputs[0], rounded)
+                    found = _Alive.of(places, self.samples, step, weight)
             self._alive[index, rounded] = found
         return self._alive[index, rounded]
 
@@ -413,7 +416,7 @@ class Relaxation:
             radius = self.at(a, index, "radius", self.radius(index, terms=each), sample)
             return -_sum(a.values.abs() * radius, 3), None
         if isinstance(node, Activation):
-            step = self.step(index, True, each if index <= self.border else 0)
+            step = self.step(index, True, max(each, node.size, key=_depth) if index <= self.border else 0)
             assert step.floor is not None
             lines = torch.cat([step.low, step.rise, step.lift, step.floor], 1)
             low, rise, lift, floor = self.at(a, index, "lines", lines, sample).chunk(4, 1)
@@ -975,18 +978,18 @@ def relaxed(
         narrow = relaxation.border > relaxation.entry
         size = chunk_size(network, both[:0].float() if narrow else both, memory, copies)
         multiple = _MULTIPLE if narrow else 1
-        neurons = chosen.shape[1]
+        neurons, one = chosen.shape[1], both.new_ones(())
 
         def side(wanted: Tensor) -> None:
             """Bound what is wanted of ``both`` anew."""
             places = wanted.flatten().nonzero().squeeze(1)
-            sample = places // neurons % relaxation.samples
+            sample = places // neurons % relaxation.samples if relaxation.samples > 1 else torch.zeros_like(places)
             for number, mine in groups(sample, size, relaxation.samples, multiple):
                 if stop is not None and stop():
                     return
                 number = number.flatten()
                 place = places.index_select(0, number)
-                neuron, sign = place % neurons, (place < chosen.numel()).to(both).mul_(2).sub_(1)
+                neuron, sign = place % neurons, torch.where(place < chosen.numel(), one, -one)
                 if search is None:
                     found = relaxation.neurons(activation.inputs[0], neuron, sign, mine)
                 else:
@@ -997,7 +1000,7 @@ def relaxed(
 
         wanted = chosen.expand(2, -1, -1)
         enough = _WORTH // network.receptive[activation.inputs[0]]
-        if isinstance(activation, Relu) and int(chosen.sum(1).amax()) > enough:
+        if isinstance(activation, Relu) and neurons > enough and int(chosen.sum(1).amax()) > enough:
             negative = both[0] < both[1]
             later = torch.stack([negative, ~negative & (index == network.last_activation)]) & chosen
             later &= later.sum((0, 2))[:, None] > enough
