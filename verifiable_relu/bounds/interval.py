@@ -16,7 +16,19 @@ from verifiable_relu.bounds import rounding
 from verifiable_relu.bounds.activations import image
 from verifiable_relu.bounds.types import Bounds
 from verifiable_relu.errors import UnsupportedError
-from verifiable_relu.network.graph import Activation, Add, Affine, Conv2d, Linear, Network, Node, Permute, Reshape, kept
+from verifiable_relu.network.graph import (
+    Activation,
+    Add,
+    Affine,
+    Conv2d,
+    Linear,
+    Network,
+    Node,
+    Permute,
+    Reshape,
+    Scale,
+    kept,
+)
 from verifiable_relu.spec.property import Property
 
 _MANY = 4
@@ -70,17 +82,30 @@ def affine_image(
         about: the box's centre, and W·x + b there, if known.
     """
     most = largest(box) if most is None else most
+    if isinstance(node, Scale):
+        return _scaled(node, box, most)
     center, radius = rounding.ball(box, None if about is None else about[0])
-    terms = _single_terms(node, radius)
-    wider = rounding.interval_single(center, radius, terms) if terms and about is None else radius
-    if wider is not radius and _bearable(node, radius, wider, most):
-        middle, radius = node.linear(center, single=True).add_(node.offset()), wider
-    else:
-        middle = node.forward(center) if about is None else about[1]
-    spread = node.absolute(radius, terms > 0)
+    middle, terms = None if about is None else about[1], _single_terms(node, radius)
+    if terms:
+        narrow, radius = center.float(), radius.float()
+        wider = rounding.interval_single(narrow, radius, terms) if middle is None else radius
+        if middle is None and _bearable(node, radius, wider, most):
+            middle, radius = node.linear(narrow, single=True).add_(node.offset()), wider
+    if middle is None:
+        middle = node.forward(center)
     growth, extra = rounding.interval_affine(node, most, terms)
-    spread = torch.add(extra, spread, alpha=growth)
+    spread = torch.add(extra, node.absolute(radius, terms > 0), alpha=growth)
     return Bounds(middle - spread, middle + spread)
+
+
+def _scaled(node: Scale, box: Bounds, most: Tensor) -> Bounds:
+    """The box of s·x + b, element by element: its ends are those of the ends."""
+    offset = kept(node, "_offset", node.offset)
+    first, second = (torch.addcmul(offset, node.scale, end) for end in (box.lower, box.upper))
+    if not bool(kept(node, "_increasing", lambda: (node.scale >= 0).all())):
+        first, second = torch.minimum(first, second), torch.maximum(first, second)
+    _, error = rounding.interval_affine(node, most)
+    return Bounds(first - error, second + error)
 
 
 def _single_terms(node: Affine, radius: Tensor) -> int:
@@ -93,9 +118,9 @@ def _single_terms(node: Affine, radius: Tensor) -> int:
 
 def _bearable(node: Affine, radius: Tensor, wider: Tensor, most: Tensor) -> bool:
     """Whether sums in float32 for W·center, too, widen no sample's bounds by more than a small share."""
-    sums = kept(node, "_largest_sum", lambda: node.row_sums.amax().clamp(min=1))
+    largest_sum = kept(node, "_largest_sum", lambda: node.row_sums.amax().clamp(min=1))
     narrow = wider.flatten(1).sum(1) <= (1 + _SHARE) * radius.flatten(1).sum(1)
-    return bool((narrow & (most * sums <= _HUGE)).all())
+    return bool((narrow & (most * largest_sum <= _HUGE)).all())
 
 
 def node_image(node: Node, boxes: Sequence[Bounds]) -> Bounds:
@@ -111,7 +136,8 @@ def node_image(node: Node, boxes: Sequence[Bounds]) -> Bounds:
             return rounding.interval_activation(node, image(node, boxes[0]))
         case Add():
             total = Bounds(boxes[0].lower + boxes[1].lower, boxes[0].upper + boxes[1].upper)
-            return rounding.widen(total, 1)
+            error = rounding.interval_sum(largest(total)).reshape(-1, *[1] * len(node.shape))
+            return Bounds(total.lower - error, total.upper + error)
         case Reshape() | Permute():
             return Bounds(node.forward(boxes[0].lower), node.forward(boxes[0].upper))
     raise UnsupportedError("no interval image is known", place=f"node '{node.name}' ({node.op})")

@@ -128,7 +128,10 @@ def interval_affine(node: Affine, largest: Tensor, terms: int = 0) -> tuple[floa
 def interval_single(center: Tensor, radius: Tensor, terms: int) -> Tensor:
     """A radius so large that |W|·it covers sums in float32 for W·centre, too, which are off by γ·|W|·|centre| at most.
 
-    ``terms``: how many products are summed. Sums must not overflow.
+    Args:
+        center: in float32 or float64, like ``radius``.
+        radius: of the ball.
+        terms: how many products are summed. Sums must not overflow.
     """
     return torch.add(radius, center.abs(), alpha=1.01 * gamma(terms + 4, torch.float32))
 
@@ -151,6 +154,11 @@ def interval_rows(node: Affine | None, largest: Tensor, size: int) -> tuple[Tens
         none = torch.full_like(largest, 16 * size * _tiny(largest.dtype))
         return value(size, largest).expand(-1, size), none
     return backward_affine(node, largest), lost(node, largest, max(size, node.size), largest.dtype)
+
+
+def interval_sum(largest: Tensor) -> Tensor:
+    """How much the sum of two boxes, at most ``largest`` in size as computed, is to be widened: (batch,)."""
+    return 4 * unit_roundoff(largest.dtype) * largest + _tiny(largest.dtype)
 
 
 def widen(bounds: Bounds, ulps: int) -> Bounds:

@@ -237,7 +237,7 @@ class Linear(Affine):
         return (x.reshape(-1, x.shape[-1]) @ self._sparse.transposed).reshape(*x.shape[:-1], -1)
 
     def _in_lines(self, x: Tensor, absolute: bool) -> Tensor:
-        """W·x or |W|·x of (batch, in): sums of ``single_terms`` are in float32, and their sums in the dtype of x."""
+        """W·x or |W|·x of (batch, in): sums of ``single_terms`` are in float32, and their sums in the weight's dtype."""
         lines = folded(x.shape[1], short=True)
 
         def make() -> Tensor:
@@ -246,7 +246,7 @@ class Linear(Affine):
 
         weight = kept(self, f"_in_lines{absolute}", make)
         narrow = x.to(torch.float32).unflatten(1, lines).transpose(0, 1)
-        return torch.bmm(narrow, weight).sum(0, dtype=x.dtype)
+        return torch.bmm(narrow, weight).sum(0, dtype=self.weight.dtype)
 
     def absolute(self, x: Tensor, single: bool = False) -> Tensor:
         if single:
@@ -339,7 +339,7 @@ class Conv2d(Affine):
             x, top, left = F.pad(x, (left, right, top, bottom)), 0, 0
         convolution = torch.ops.aten.mkldnn_convolution
         found: Tensor = convolution(x.to(torch.float32), weight, None, (top, left), self.stride, self.dilation, 1)
-        return found.to(x.dtype)
+        return found.to(self.weight.dtype)
 
     def adjoint(self, a: Tensor, input_shape: Shape) -> Tensor:
         """In the dtype of ``a`` (``transposed``)."""
