@@ -237,7 +237,7 @@ class Linear(Affine):
         return (x.reshape(-1, x.shape[-1]) @ self._sparse.transposed).reshape(*x.shape[:-1], -1)
 
     def _in_lines(self, x: Tensor, absolute: bool) -> Tensor:
-        """W·x or |W|·x of (batch, in): sums of ``single_terms`` are in float32, and their sums in the weight's dtype."""
+        """W·x or |W|·x of (batch, in), sums of ``single_terms`` in float32 and their sums in the weight's dtype."""
         lines = folded(x.shape[1], short=True)
 
         def make() -> Tensor:
