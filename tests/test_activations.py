@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
+from fractions import Fraction
 
 import mpmath
 import pytest
@@ -12,11 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from verifiable_relu.bounds import Bounds, Lines, envelope
+from verifiable_relu.bounds import Bounds, Lines, envelope, relaxed
 from verifiable_relu.bounds.activations import image, relax, row
 from verifiable_relu.bounds.rounding import backward_activation, unit_roundoff
 from verifiable_relu.errors import UnsupportedError
-from verifiable_relu.network.graph import Activation, Gelu, LeakyRelu, Relu, Sigmoid, Tanh
+from verifiable_relu.network.build import Builder
+from verifiable_relu.network.graph import Activation, Gelu, Hardened, LeakyRelu, Relu, Sigmoid, Tanh
 
 LAMBDAS = (1.0, 5.0, 20.0, 160.0, 1e4)
 DTYPES = (torch.float64, torch.float32)
@@ -223,6 +226,60 @@ def test_rounding_is_a_few_units(node: Activation, dtype: torch.dtype) -> None:
             values = [f(x) for x in (lb, ub, *dip)]
             for end, exact in ((found.lower[i], min(values)), (found.upper[i], max(values))):
                 assert abs(mpmath.mpf(end.item()) - exact) <= 4 * u * (abs(exact) + absolute) + tiny
+
+
+def extremes(dtype: torch.dtype) -> Bounds:
+    """Intervals of ends next to each other, near nothing, overflow and the floor under a width; any about zero."""
+    info, generator = torch.finfo(dtype), torch.Generator().manual_seed(3)
+    smallest, floor = info.tiny * info.eps, info.tiny**0.5
+    powers = [smallest, 3 * smallest, info.tiny / 2, info.tiny, floor / 4, floor, 2 * floor, 1e-4, 1.0, 1e4, 1 / floor]
+    points = [*powers, 1 / info.tiny, info.max / 4, info.max / 2]
+    random = (1 + torch.rand(2, len(points), generator=generator, dtype=torch.float64)) * torch.tensor(points).double()
+    near = torch.tensor([[1.0], [1 + info.eps]], dtype=torch.float64) * torch.tensor(points, dtype=torch.float64)
+    positive = torch.cat([random[random <= info.max / 2], near[near <= info.max / 2], torch.zeros(1).double()])
+    every = torch.cat([positive, -positive]).to(dtype).unique()
+    lower, upper = torch.meshgrid(every, every, indexing="ij")
+    around = (1 + 2 * torch.rand(2, 3000, generator=generator, dtype=torch.float64)).to(dtype)
+    return Bounds(torch.cat([lower[lower <= upper], -around[0]]), torch.cat([upper[lower <= upper], around[1]]))
+
+
+@dtypes
+def test_the_chord_of_relu_is_off_by_no_more_than_is_said(dtype: torch.dtype) -> None:
+    """Above and below, in exact arithmetic, and by more than a quarter of that somewhere."""
+    node, bounds = Relu(**PLACE), extremes(dtype)
+    lines, info = relax(node, bounds), torch.finfo(dtype)
+    u, tiny, worst = Fraction(info.eps) / 2, Fraction(info.tiny), Fraction(0)
+    parts = (t.tolist() for t in (bounds.lower, bounds.upper, lines.upper_slope, lines.upper_offset))
+    for ends in zip(*parts, strict=True):
+        low, high, slope, offset = (Fraction(v) for v in ends)
+        points = [low, high, *([Fraction(0)] if low < 0 < high else [])]
+        right = max(max(x, Fraction(0)) - slope * x for x in points)
+        reach = max(abs(low), abs(high))
+        unit = u * (abs(slope) * reach + abs(offset))
+        off = max(abs(offset - right) - 2 * tiny * (1 + reach) * u, Fraction(0))
+        assert off <= row(node).ulps * unit, ends
+        worst = max(worst, off / unit if unit else Fraction(0))
+    assert worst > Fraction(row(node).ulps, 4)
+    zero = lines.lower_slope == 0
+    assert bool((lines.lower_offset == 0).all() and (zero | (lines.lower_slope == 1)).all())
+
+
+@pytest.mark.parametrize("flushing", (False, True))
+@pytest.mark.parametrize("kind", (Relu, Hardened))
+def test_a_chord_that_is_lost_to_underflow(kind: type[Activation], flushing: bool) -> None:
+    """A slope of u/(u − l) too small to be a number: the line lies below u, if not moved outward."""
+    torch.set_flush_denormal(flushing)
+    try:
+        for low, high in itertools.product((-1e299, -1e150, -1.0), (1e-10, 1e-9, 1e-160, 1e-300, 5e-324)):
+            build = Builder((1,))
+            lam = {"lam": torch.tensor(1e4, dtype=torch.float64)} if kind is Hardened else {}
+            one = torch.ones(1, 1, dtype=torch.float64)
+            x = build.linear(build.activation(0, kind, "act", **lam), one, None, "out")
+            net = build.network(x, name="lost")
+            found = relaxed(net, Bounds(low * one, high * one)).lower(2, -one, torch.tensor([0]))[0]
+            assert not float(found) > -high, (low, high)
+    finally:
+        torch.set_flush_denormal(False)
 
 
 ends = st.floats(-1e6, 1e6)

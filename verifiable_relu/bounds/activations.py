@@ -11,8 +11,8 @@ One row of a table per activation type. A linear relaxation is always built in t
 
 A line's offset is then off by at most ``ulps``·u·(|slope|·max(|l|, |u|) + |offset|) + u·``absolute`` (``Row``), and an
 end of an image by ulps·u·|end| + u·absolute, u being the unit roundoff of the dtype; underflow adds a few of its
-smallest normal numbers. Nothing here is widened for that: ``bounds.rounding`` is the place. A NaN bound
-gives NaN, or lines that hold without it.
+smallest normal numbers, to a line's offset as often as 1 + max(|l|, |u|) says: where slopes are lost. Nothing here is
+widened for that: ``bounds.rounding`` is the place. A NaN bound gives NaN, or lines that hold without it.
 """
 
 from __future__ import annotations
