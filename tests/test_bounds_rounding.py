@@ -372,6 +372,129 @@ def test_an_upper_line_rises_twice_as_far_as_a_lower_one_falls(
     assert any(_before_relu(seed, dtype) for seed in range(20))
 
 
+def _by_intervals(seed: int, place: str, dtype: torch.dtype) -> int:
+    """How many ends of one row of the output its bound by intervals excludes, where one thing alone is rounded."""
+    numbers, low = Numbers(seed, 0), 0.0
+    weight, a = numbers.tensor(2, 2).to(dtype), numbers.tensor(1, 2).to(dtype)
+    point = numbers.tensor(1, 2).to(dtype)
+    match place:
+        case "values":
+            # The row's products cancel at a point, and no map is merged.
+            a[0, 1] = -a[0, 0] * point[0, 0] / point[0, 1]
+            return _rows_outside(None, Bounds(point, point), a)
+        case "coefficients":
+            # Those before the map do, both, at the ends of a box about zero: values there are 0.
+            weight[1], low = weight[0] * -a[0, 0] / a[0, 1], -1.0
+        case "center":
+            # A sum over the map's inputs cancels, and the row is one of its own.
+            weight[0, 1], low = -weight[0, 0] * point[0, 0] / point[0, 1], 1.0
+            a[0, 1] = 0
+        case "radius":
+            # The centre of a narrow box is rounded, and the radius does not reach both ends; centres cancel.
+            point = 1 + torch.tensor([[seed, seed + 3]], dtype=dtype) * torch.finfo(dtype).eps
+            a = torch.tensor([[1.0, -1.0]], dtype=dtype)
+            return _rows_outside(torch.eye(2, dtype=dtype), Bounds(*(point[:, [i, i]] for i in range(2))), a)
+        case "underflow":
+            out, inner, value = (1e-30, 1e-17, 1e25) if dtype == torch.float32 else (1e-300, 1.1e-26, 1e100)
+            weight, a = torch.full_like(weight, inner), torch.full_like(a, out)
+            point, low = torch.full_like(point, value), -1.0
+        case "subnormal radius":
+            # The smallest number there is: between two of them lies none.
+            point = (seed + torch.tensor([[0.0, 1.0]], dtype=dtype)) * torch.finfo(dtype).smallest_normal
+            point = point * torch.finfo(dtype).eps
+            weight = torch.eye(2, dtype=dtype) * (1e20 if dtype == torch.float32 else 1e200)
+            return _rows_outside(weight, Bounds(*(point[:, [i, i]] for i in range(2))), a)
+    ends = torch.cat([point, low * point])
+    return _rows_outside(weight, Bounds(ends.amin(0, keepdim=True), ends.amax(0, keepdim=True)), a)
+
+
+def _rows_outside(weight: Tensor | None, box: Bounds, a: Tensor) -> int:
+    """Of a row and its negative, at every corner of a box of two inputs."""
+    build = Builder((2,))
+    x = 0 if weight is None else build.linear(0, weight, None, "fc")
+    net = build.network(build.reshape(x, (2, 1), "column"), name="rows")
+    found = relaxed(net, box).by_intervals(torch.stack([a, -a]).reshape(2, 2, 1), torch.tensor([0, 0]))
+    wrong = 0
+    for sides in itertools.product((box.lower, box.upper), repeat=2):
+        value = _times(a, exact(net, torch.stack([side[0, i] for i, side in enumerate(sides)])))
+        wrong += excluded(found, [value, -value])
+    return wrong
+
+
+ROWS: dict[str, tuple[str, Without]] = {
+    **dict.fromkeys(
+        ("values", "coefficients", "center", "radius"),
+        ("interval_rows", lambda full: lambda *given: (0 * full(*given)[0], full(*given)[1])),
+    ),
+    "underflow": ("interval_rows", lambda full: lambda *given: (full(*given)[0], 0 * full(*given)[1])),
+    "subnormal radius": ("concretise", lambda full: lambda radius, terms, dtype: radius),
+}
+"""Where slack of rows by intervals is needed: the function that gives it, and what it is without it."""
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("place", ROWS)
+def test_each_slack_of_rows_by_intervals_is_needed(
+    place: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, without = ROWS[place]
+    assert not any(_by_intervals(seed, place, dtype) for seed in range(20))
+    monkeypatch.setattr(rounding, name, without(getattr(rounding, name)))
+    assert any(_by_intervals(seed, place, dtype) for seed in range(20))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_rows_by_intervals_lie_close_to_what_is_attained(dtype: torch.dtype) -> None:
+    """Of one linear map, whatever reshapes its values, the bound is the least value but for rounding."""
+    numbers = Numbers(0, 0)
+    weight, bias, rows = (numbers.tensor(*shape).to(dtype) for shape in ((6, 5), (6,), (4, 6)))
+    center, radius = numbers.tensor(3, 5).to(dtype), numbers.tensor(3, 5).to(dtype).abs()
+    box, found = Bounds(center - radius, center + radius), []
+    for shapes in ([], [(2, 3)], [(3, 2), (1, 6, 1), (2, 3)]):
+        build = Builder((5,))
+        x = build.linear(0, weight, bias, "fc")
+        for i, shape in enumerate(shapes):
+            x = build.reshape(x, shape, f"shape{i}")
+        net = build.network(x, name="shaped")
+        relaxation = relaxed(net, box)
+        samples = torch.arange(3)
+        mine = rows.repeat(3, 1)
+        found.append(relaxation.by_intervals(mine.reshape(12, *net.output_shape), samples))
+        every = relaxation.outputs(mine, samples.repeat_interleave(4), intervals=True)
+        assert torch.equal(found[-1], found[0]) and torch.equal(every, found[0])
+    least = []
+    for sample, row in itertools.product(range(3), rows):
+        a = row.double() @ weight.double()
+        corner = torch.where(a > 0, box.lower[sample], box.upper[sample])
+        least.append(_times(row, exact(_linear_map(weight, bias), corner)))
+    assert not excluded(found[0], least)
+    reach = float((rows.abs() @ (weight.abs() @ (center.abs() + radius).T + bias.abs()[:, None])).amax())
+    allowed = 200 * rounding.unit_roundoff(dtype) * reach
+    assert all(float(v - Fraction(b)) <= allowed for b, v in zip(found[0].tolist(), least, strict=True))
+
+
+def _linear_map(weight: Tensor, bias: Tensor) -> Network:
+    build = Builder((weight.shape[1],))
+    return build.network(build.linear(0, weight, bias, "fc"), name="map")
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("merged", (False, True))
+def test_rows_by_intervals_whose_sums_overflow_prove_nothing(merged: bool, dtype: torch.dtype) -> None:
+    big = torch.finfo(dtype).max / 4
+    box = Bounds(*(torch.full((1, 6), end, dtype=dtype) for end in (-1, 1))) if merged else None
+    for signs, scale in itertools.product(((1, 1), (1, -1), (-1, 1)), (1.0, 1e3)):
+        a = torch.tensor([[signs[0] * scale] * 3 + [signs[1] * scale] * 3], dtype=dtype)
+        if box is None:
+            center = torch.full((1, 6), big, dtype=dtype)
+            net, mine = _linear_map(torch.eye(6, dtype=dtype), torch.zeros(6, dtype=dtype)), Bounds(center, center)
+        else:
+            net, mine = _linear_map(big * torch.ones(6, 6, dtype=dtype), torch.zeros(6, dtype=dtype)), box
+        found = relaxed(net, mine).by_intervals(a, torch.tensor([0]))
+        for corner in (mine.lower, mine.upper):
+            assert not excluded(found, [_times(a, exact(net, corner[0]))])
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("off", (1, -1))
 def test_a_library_may_be_off_by_as_much_as_is_granted(
