@@ -19,8 +19,8 @@ QUICK = {"ibp": 1.0, "crown": 1.0, "alpha-crown": 1.0, "milp": 1.0, "smt": 1.0}
 """Methods asked about every fault, with seconds for each case."""
 
 
-_SMALL = {"linear:_WORTH": 0, "interval:_LARGE": 1}
-"""What is worth it in large networks alone, in small ones, too: sides that wait, radii of linear maps in float32."""
+_SMALL = {"linear:_WORTH": 0, "interval:_LARGE": 1, "interval:_bearable": lambda *given: True}
+"""What is worth it in large networks or wide boxes alone, in others, too: sides that wait, intervals in float32."""
 
 
 @contextmanager
@@ -177,6 +177,11 @@ FAULTS: tuple[Fault, ...] = (
         (Change("bounds.interval:affine_image", "node.forward(center)", "node.linear(center)"),),
     ),
     Fault(
+        "a bias dropped in interval bounds in float32",
+        "corners",
+        (Change("bounds.interval:affine_image", ".add_(node.offset())", ""),),
+    ),
+    Fault(
         "a bias dropped in the encoding",
         "points",
         (Change("verifiers.encoding:Folding.pull_back", "constant = constant + _dot(shaped, bias)", "pass"),),
@@ -325,6 +330,19 @@ FAULTS: tuple[Fault, ...] = (
         "rounding of radii in float32 left out",
         "corners",
         (Change("bounds.rounding:interval_affine", "1.01 * gamma(terms + 4, torch.float32)", "0.0"),),
+    ),
+    Fault(
+        "rounding of centres in float32 left out",
+        "corners",
+        (Change("bounds.rounding:interval_single", "1.01 * gamma(terms + 4, torch.float32)", "0.0"),),
+    ),
+    Fault(
+        "rounding of rows by intervals left out",
+        "corners",
+        (
+            Change("bounds.rounding:interval_rows", "return value(", "return 0 * value("),
+            Change("bounds.rounding:interval_rows", "return backward_affine(", "return 0 * backward_affine("),
+        ),
     ),
     Fault(
         "rows in any order taken for rows in turn",

@@ -212,6 +212,7 @@ def corner_networks(rng: np.random.Generator, smooth: bool) -> list[Network]:
         nets.mlp(rng, uneven, widths=(4, 5)),
         *(nets.image(rng, nets.uneven(rng, spread)) for spread in (0, 3, 10)),
         *(nets.opposed(rng, nets.uneven(rng, 0), *of) for of in itertools.product((False, True), repeat=2)),
+        nets.mlp(rng, nets.uneven(rng, 0), widths=(24, 12)),
     ]
 
 
