@@ -97,6 +97,7 @@ def alpha_lower_bounds(
     settled: Callable[[Tensor, Tensor], Tensor] | None = None,
     memory: int = MEMORY,
     stop: Callable[[], bool] | None = None,
+    single: bool = False,
 ) -> Tensor:
     """α-CROWN lower bounds of matrix·y over the box, y being the network's flattened output.
 
@@ -113,11 +114,12 @@ def alpha_lower_bounds(
         settled: which rows need no better bound (``ascend``).
         memory: a limit in bytes on what is held at once.
         stop: asked before every step (``ascend``).
+        single: coefficients in float32, in what is proven, too (``Relaxation``).
 
     Returns:
         (R,), rounding accounted for.
     """
-    relaxation = Relaxation(network, box, preactivations)
+    relaxation = Relaxation(network, box, preactivations, single)
     last = len(network.nodes) - 1
     relaxation.advance(network.last_activation)
     rows = matrix.to(box.lower).reshape(len(matrix), *network.output_shape)
@@ -131,10 +133,11 @@ def alpha_preactivation_bounds(
     *,
     memory: int = MEMORY,
     stop: Callable[[], bool] | None = None,
+    single: bool = False,
 ) -> dict[int, Bounds]:
     """``preactivation_bounds`` with slopes optimised for either side of every neuron that CROWN leaves unstable."""
     search = neurons(ascent or Ascent(steps=8), memory=memory, stop=stop)
-    return preactivation_bounds(network, box, memory=memory, stop=stop, search=search)
+    return preactivation_bounds(network, box, memory=memory, stop=stop, search=search, single=single)
 
 
 def neurons(ascent: Ascent, *, memory: int = MEMORY, stop: Callable[[], bool] | None = None) -> Search:

@@ -178,14 +178,19 @@ class Relaxation:
         network: in the dtype and on the device of ``box``.
         box: the inputs, shaped (batch, *input_shape).
         known: bounds of activation nodes' inputs, by activation node index, to be used as well.
+        single: coefficients in float32 wherever its rounding is accounted for: half the memory, bounds a little wider.
+            Of networks in float64 on a CPU.
 
     Attributes:
         entry: the node at which rows end (``entry``).
         samples: the size of the batch.
     """
 
-    def __init__(self, network: Network, box: Bounds, known: Mapping[int, Bounds] | None = None) -> None:
+    def __init__(
+        self, network: Network, box: Bounds, known: Mapping[int, Bounds] | None = None, single: bool = False
+    ) -> None:
         self.network = network
+        self.single = single
         self.samples = len(box.lower)
         self.entry = entry(network)
         self.values: list[Bounds] = [box]
@@ -204,7 +209,7 @@ class Relaxation:
     @cached_property
     def border(self) -> int:
         """The last node whose coefficients are taken in float32 (``reference.border``)."""
-        return border(self.network, self.values[0], self.entry)
+        return border(self.network, self.values[0], self.entry, self.single)
 
     def advance(self, index: int, tighten: Callable[[int, Bounds], Bounds] | None = None) -> None:
         """Extend the node bounds through node ``index``.
@@ -308,7 +313,8 @@ class Relaxation:
                 places = living.nonzero()
                 most = len(places) if self.samples == 1 else int(living.sum(1).amax())
                 if most <= _ALIVE * node.size:
-                    step, weight = self.step(index, rounded), self.weight(node.inputs[0], rounded)
+                    step = self.step(index, rounded, node.size if rounded and index <= self.border else 0)
+                    weight = self.weight(node.inputs[0], rounded)
                     found = _Alive.of(places, self.samples, step, weight)
             self._alive[index, rounded] = found
         return self._alive[index, rounded]
@@ -327,7 +333,7 @@ class Relaxation:
         if index not in self._between:
             linear, found = self.network.nodes[self.network.nodes[index].inputs[0]], None
             before = linear.inputs[0]
-            if self.samples == 1 and before > self.border and self.network.uses[before] == 1:
+            if self.samples == 1 and self.network.uses[before] == 1:
                 mine = self.alive(index, True)
                 other = self.alive(before, True) if isinstance(self.network.nodes[before], Relu) else None
                 if mine is not None and other is not None:
@@ -797,7 +803,7 @@ class _Walk:
                     step, weight, numbers = alive.step, alive.weight, alive.numbers
                 else:
                     a, step, weight, numbers = alive.restrict(a, self.sample, self.of.weight(source, self.rounded))
-                before, added = step.back(a)
+                before, added = step.back(a, index <= self.border)
                 further = linear.inputs[0]
                 free = self.rounded and further not in self.lines
                 if free and (between := self.of.between(index)) is not None:
@@ -953,13 +959,14 @@ def relaxed(
     stop: Callable[[], bool] | None = None,
     search: Search | None = None,
     most: int | None = None,
+    single: bool = False,
 ) -> Relaxation:
     """A relaxation whose unstable neurons' pre-activations have been bounded by CROWN (``preactivation_bounds``).
 
     With ``most``, a layer of which more neurons are unstable keeps its intervals, sample by sample: a box in which
     nearly everything is unstable is bounded badly whatever it costs.
     """
-    relaxation = Relaxation(network, box)
+    relaxation = Relaxation(network, box, single=single)
 
     def bound(index: int, interval: Bounds, search: Search | None) -> Bounds:
         """The interval, with unstable neurons bounded anew.
@@ -1026,6 +1033,7 @@ def preactivation_bounds(
     memory: int = MEMORY,
     stop: Callable[[], bool] | None = None,
     search: Search | None = None,
+    single: bool = False,
 ) -> dict[int, Bounds]:
     """CROWN bounds of every activation's input, by activation node index, each (batch, *shape).
 
@@ -1038,8 +1046,9 @@ def preactivation_bounds(
         stop: asked between chunks; once it returns True the rest keeps its interval bounds, which are looser
             and just as sound.
         search: better bounds for the neurons that CROWN leaves unstable (``alpha.ascend``).
+        single: coefficients in float32 (``Relaxation``).
     """
-    return relaxed(network, box, memory=memory, stop=stop, search=search).pre
+    return relaxed(network, box, memory=memory, stop=stop, search=search, single=single).pre
 
 
 def linear_lower_bounds(
@@ -1052,6 +1061,7 @@ def linear_lower_bounds(
     intervals: bool = False,
     memory: int = MEMORY,
     stop: Callable[[], bool] | None = None,
+    single: bool = False,
 ) -> Tensor:
     """CROWN lower bounds of matrix·y over the box, y being the network's flattened output.
 
@@ -1064,9 +1074,10 @@ def linear_lower_bounds(
         intervals: interval bounds instead, the rows merged into the network's last affine map.
         memory: a limit in bytes on the coefficients held at once.
         stop: asked between chunks; once it returns True the remaining rows are left at −inf.
+        single: coefficients in float32 (``Relaxation``).
 
     Returns:
         (R,), rounding accounted for.
     """
-    relaxation = Relaxation(network, box, preactivations)
+    relaxation = Relaxation(network, box, preactivations, single)
     return relaxation.outputs(matrix, sample, intervals=intervals, memory=memory, stop=stop)

@@ -197,20 +197,20 @@ class Reference:
         return self._losses[index]
 
 
-def border(network: Network, box: Bounds, entry: int) -> int:
+def border(network: Network, box: Bounds, entry: int, every: bool = False) -> int:
     """The last node up to which coefficients are taken in float32, −1 if none.
 
-    These are the inputs, where there are many, and the first convolutions of a network, with what is between them.
-    Only affine maps take rows across.
+    These are the inputs, where there are many, and the first convolutions of a network, with what is between them; or
+    ``every`` node up to one whose sums may not be. Only affine maps take rows across.
     """
     depth, last, nodes = 0, entry, network.nodes
     if box.lower.dtype != torch.float64 or box.lower.requires_grad or box.upper.requires_grad:
         return -1
     for index in range(entry + 1, len(nodes)):
         node = nodes[index]
-        if isinstance(node, Conv2d):
-            depth += node.adjoint_terms
-            if depth > _SINGLE or not rounding.single(node, box.lower):
+        if isinstance(node, Conv2d) or (every and isinstance(node, Linear)):
+            depth += node.adjoint_terms if isinstance(node, Conv2d) else node.size
+            if (depth > _SINGLE and not every) or not rounding.single(node, box.lower):
                 break
         elif not isinstance(node, Activation | Add | Reshape | Permute):
             break
@@ -219,7 +219,7 @@ def border(network: Network, box: Bounds, entry: int) -> int:
         not isinstance(node, Affine) and min(node.inputs) <= last for node in nodes[last + 1 :]
     ):
         last -= 1
-    if any(isinstance(node, Conv2d) for node in nodes[entry + 1 : last + 1]):
+    if every or any(isinstance(node, Conv2d) for node in nodes[entry + 1 : last + 1]):
         return last
     first = [node for node in nodes[1:] if node.inputs == (entry,)]
     narrow = all(

@@ -38,7 +38,8 @@ class _Bounding:
     Attributes:
         device: where to run.
         memory: a limit in bytes on what a batch may hold.
-        dtype: ``float64`` or ``float32``, which is faster and whose rounding costs more; accounted for in both.
+        dtype: of coefficients, ``float64`` or ``float32``, which takes half the memory; rounding is accounted for in
+            both. (On other devices than a CPU, of all numbers, and in float32 rounding makes bounds much wider.)
     """
 
     device: str = "cpu"
@@ -48,6 +49,11 @@ class _Bounding:
     name: ClassVar[str]
     complete: ClassVar[bool] = False
     mode: ClassVar[type[torch.inference_mode | torch.no_grad]] = torch.inference_mode
+
+    @property
+    def single(self) -> bool:
+        """Whether coefficients alone are in float32 (``Relaxation``)."""
+        return self.dtype == "float32" and torch.device(self.device).type == "cpu"
 
     def relaxation(self, network: Network, box: Bounds, stop: Callable[[], bool]) -> Relaxation:
         """The network over a batch of boxes, with bounds of every node."""
@@ -73,7 +79,7 @@ class _Bounding:
         try:
             with budget.charging(part) as elapsed, self.mode():
                 stop: Callable[[], bool] = lambda: elapsed() > allowance  # noqa: E731
-                dtype: torch.dtype = getattr(torch, self.dtype)
+                dtype: torch.dtype = torch.float64 if self.single else getattr(torch, self.dtype)
                 net = network.to(dtype, self.device)
                 box = input_box([queries[i].property for i in part], network, dtype, self.device)
                 relaxation = self.relaxation(net, box, stop)
@@ -108,7 +114,7 @@ class Ibp(_Bounding):
     name = "ibp"
 
     def relaxation(self, network: Network, box: Bounds, stop: Callable[[], bool]) -> Relaxation:
-        relaxation = Relaxation(network, box)
+        relaxation = Relaxation(network, box, single=self.single)
         relaxation.advance(network.last_activation)
         return relaxation
 
@@ -123,7 +129,7 @@ class Crown(_Bounding):
     name = "crown"
 
     def relaxation(self, network: Network, box: Bounds, stop: Callable[[], bool]) -> Relaxation:
-        return relaxed(network, box, memory=self.memory // 2, stop=stop)
+        return relaxed(network, box, memory=self.memory // 2, stop=stop, single=self.single)
 
     def rows(self, relaxation: Relaxation, rows: RowBatch, stop: Callable[[], bool]) -> Tensor:
         values = relaxation.outputs(rows.matrix, rows.sample, memory=self.memory // 2, stop=stop)
@@ -161,7 +167,7 @@ class AlphaCrown(Crown):
         if self.intermediate is None:
             return super().relaxation(network, box, stop)
         search = neurons(self.intermediate, memory=self.memory // 2, stop=stop)
-        return relaxed(network, box, memory=self.memory // 2, stop=stop, search=search)
+        return relaxed(network, box, memory=self.memory // 2, stop=stop, search=search, single=self.single)
 
     def rows(self, relaxation: Relaxation, rows: RowBatch, stop: Callable[[], bool]) -> Tensor:
         values = super().rows(relaxation, rows, stop)
