@@ -96,23 +96,40 @@ GELU_CASE = Case("mnist_mlp", "../specs/mnist_mlp.onnx", "mnist", "0.03")
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """A batch of balls and the rows to bound: the objective (batch, rows, outputs), as auto_LiRPA takes it."""
+    """A batch of balls and the rows to bound: the objective (batch, rows, outputs), as auto_LiRPA takes it.
+
+    In float32 our coefficients are, and nothing else.
+    """
 
     network: Network
     box: Bounds
     objective: Tensor
 
     @cached_property
+    def single(self) -> bool:
+        """Whether coefficients are in float32."""
+        return self.box.lower.dtype == torch.float32
+
+    @cached_property
+    def given(self) -> tuple[Network, Bounds]:
+        """The network and the balls as we take them."""
+        return self.network.to(torch.float64), Bounds(self.box.lower.double(), self.box.upper.double())
+
+    @cached_property
     def pre(self) -> dict[int, Bounds]:
         """CROWN's bounds of every activation's input."""
         with torch.no_grad():
-            return preactivation_bounds(self.network, self.box)
+            return preactivation_bounds(*self.given, single=self.single)
 
     @cached_property
     def rows(self) -> tuple[Tensor, Tensor]:
         """The objective as we take it: (rows, outputs), and the sample of each row."""
         samples, rows, outputs = self.objective.shape
-        return self.objective.reshape(-1, outputs), torch.arange(samples).repeat_interleave(rows)
+        return self.objective.double().reshape(-1, outputs), torch.arange(samples).repeat_interleave(rows)
+
+    def relaxation(self, known: dict[int, Bounds] | None = None) -> Relaxation:
+        """Of what we take."""
+        return Relaxation(*self.given, known, self.single)
 
     def both_signs(self) -> Problem:
         """With the rows' negatives behind them, so that widths can be worked out."""
@@ -210,15 +227,17 @@ def problem_of(case: Case, network: Network, batch: int, dtype: torch.dtype) -> 
 
 def ours(problem: Problem, method: str) -> Tensor:
     """Our lower bounds, (batch, rows)."""
-    network, box = problem.network, problem.box
+    network, box = problem.given
     matrix, sample = problem.rows
+    single = problem.single
     with torch.no_grad() if method == "alpha-crown" else torch.inference_mode():
         if method == "ibp":
             lower = linear_lower_bounds(network, box, {}, matrix, sample, intervals=True)
         elif method == "crown":
-            lower = relaxed(network, box).outputs(matrix, sample)
+            lower = relaxed(network, box, single=single).outputs(matrix, sample)
         else:
-            lower = alpha_lower_bounds(network, box, problem.pre, matrix, sample, Ascent(steps=ITERATIONS))
+            ascent = Ascent(steps=ITERATIONS)
+            lower = alpha_lower_bounds(network, box, problem.pre, matrix, sample, ascent, single=single)
     return lower.reshape(problem.objective.shape[:2])
 
 
@@ -284,7 +303,7 @@ class Theirs:
         """Its bounds of every activation's input, by our index, after a call."""
         shapes = [(-1, *problem.network.nodes[i].shape) for i in problem.network.activations]
         return {
-            i: Bounds(node.lower.detach().reshape(shape), node.upper.detach().reshape(shape))
+            i: Bounds(node.lower.detach().double().reshape(shape), node.upper.detach().double().reshape(shape))
             for i, node, shape in zip(problem.network.activations, self._inputs(), shapes, strict=True)
         }
 
@@ -296,7 +315,9 @@ class Theirs:
         option = "interm_bounds" if "interm_bounds" in known else "intermediate_layer_bounds"
         nodes = [node.name for node in self._inputs()]
         # Copies, since it writes into them.
-        bounds = [[box.lower.clone(), box.upper.clone()] for box in problem.pre.values()]
+        bounds = [
+            [box.lower.to(self.dtype, copy=True), box.upper.to(self.dtype, copy=True)] for box in problem.pre.values()
+        ]
         return {option: dict(zip(nodes, bounds, strict=True))}
 
 
@@ -359,9 +380,7 @@ def multiply_adds(work: Callable[[], Any]) -> float:
 def unstable_share(problem: Problem, method: str) -> float:
     """The share of all neurons that are unstable, by intervals or by CROWN."""
     with torch.no_grad():
-        relaxation = Relaxation(problem.network, problem.box)
-        known = preactivation_bounds(problem.network, problem.box) if method != "ibp" else {}
-        relaxation = Relaxation(problem.network, problem.box, known)
+        relaxation = problem.relaxation(problem.pre if method != "ibp" else None)
         relaxation.advance(len(problem.network.nodes) - 1)
         parts = [unstable(problem.network.nodes[i], box) for i, box in relaxation.pre.items()]
     return sum(int(p.sum()) for p in parts) / sum(p.numel() for p in parts)
@@ -388,7 +407,7 @@ def compare(case: Case, problem: Problem, method: str, dtype: str, runs: int, li
     same = 0.0
     if method == "crown":
         with torch.inference_mode():
-            known, given = theirs.preactivations(problem), Relaxation(problem.network, problem.box)
+            known, given = theirs.preactivations(problem), problem.relaxation()
             given.advance(problem.network.last_activation, lambda index, _: known[index])
             same = worst(given.outputs(*doubled.rows).reshape(other.shape))
     pairs: list[list[float]] = []
@@ -448,8 +467,7 @@ def rounding_table(options: argparse.Namespace) -> Iterator[str]:
         last = len(problem.network.nodes) - 1
         samples, rows, _ = problem.objective.shape
         matrix, sample = problem.rows
-        known = preactivation_bounds(problem.network, problem.box)
-        mixed, plain = (Relaxation(problem.network, problem.box, known) for _ in range(2))
+        mixed, plain = (problem.relaxation(problem.pre) for _ in range(2))
         plain.border = -1
         ways: list[Callable[..., Any]] = [partial(plain.lower, rounded=False), plain.lower, mixed.lower]
         times: list[list[float]] = [[] for _ in ways]
