@@ -229,10 +229,10 @@ class Relaxation:
             if not isinstance(node, Affine):
                 self.values.append(node_image(node, boxes))
                 continue
-            about, reference = None, self.reference
+            about = None
             # Rows will need these points.
             if node.inputs[0] == self.entry and (tighten is not None or self._known):
-                about = reference.point(self.entry), reference.point(current)
+                about = self.reference.point(self.entry), self.reference.point(current)
             self.values.append(affine_image(node, boxes[0], self.largest(node.inputs[0]), about))
 
     def bounds(self, index: int) -> Bounds:
@@ -964,7 +964,7 @@ def relaxed(
     """A relaxation whose unstable neurons' pre-activations have been bounded by CROWN (``preactivation_bounds``).
 
     With ``most``, a layer of which more neurons are unstable keeps its intervals, sample by sample: a box in which
-    nearly everything is unstable is bounded badly whatever it costs.
+    nearly everything is unstable is bounded badly whatever it costs. ``single`` is that of ``Relaxation``.
     """
     relaxation = Relaxation(network, box, single=single)
 
