@@ -582,8 +582,8 @@ def write(options: argparse.Namespace, lines: Sequence[Line], parts: Sequence[st
         "stop, each library's own learning rate. Our bounds account for rounding; auto_LiRPA's do not. With dtype "
         "float64 our coefficients of the first layers are in float32 all the same, with float32 all coefficients, and "
         "nothing else; α-CROWN's search, which proves nothing, runs in float32 in any case. *ratio*: median of the "
-        "pairs' auto_LiRPA s / ours s. *width*: our bounds' width over theirs, mean. *worst*: by how much one of our lower "
-        "bounds lies below theirs at most, in widths of theirs; negative: all of ours are higher; *same*: that with "
+        "pairs' auto_LiRPA s / ours s. *width*: our bounds' width over theirs, mean. *worst*: by how much one of our "
+        "lower bounds lies below theirs at most, in widths of theirs; negative: all of ours are higher; *same*: that with "
         "its bounds of the activations' inputs in place of ours. *unstable*: share of the neurons. *peak*: our matrix "
         "products and convolutions, at the rate of a large matrix product, as a part of our time."
     )

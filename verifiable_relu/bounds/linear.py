@@ -103,10 +103,10 @@ class _Step:
         floor = None if self.floor is None else change(self.floor)
         return _Step(change(self.low), change(self.rise), floor, change(self.lift))
 
-    def single(self, terms: int) -> _Step:
-        """In float32, where so many numbers are summed."""
+    def single(self, depth: int) -> _Step:
+        """In float32, where products take part in so many sums."""
         assert self.floor is not None
-        lift, floor = rounding.summed_single(self.lift, self.floor, _depth(terms))
+        lift, floor = rounding.summed_single(self.lift, self.floor, depth)
         return replace(self, lift=lift, floor=floor).map(lambda t: t.float())
 
     @cached_property
@@ -253,17 +253,17 @@ class Relaxation:
         """The points about which rows are propagated."""
         return Reference(self)
 
-    def step(self, index: int, rounded: bool, terms: int = 0) -> _Step:
+    def step(self, index: int, rounded: bool, depth: int = 0) -> _Step:
         """The lines of activation ``index`` as ``lower`` uses them, outward if ``rounded``.
 
-        ``terms``: how many numbers of its output are summed, in float32.
+        ``depth``: how many sums a product with numbers of its output takes part in, in float32.
         """
-        key = (index, rounded, terms)
+        key = (index, rounded, depth)
         if key not in self._steps:
             node = self.network.nodes[index]
             assert isinstance(node, Activation)
-            if terms:
-                self._steps[key] = self.step(index, rounded).single(terms)
+            if depth:
+                self._steps[key] = self.step(index, rounded).single(depth)
             else:
                 lines = self.lines(index)
                 self._steps[key] = self.outward(index, lines, None) if rounded else _Step.of(node, lines)
@@ -313,7 +313,9 @@ class Relaxation:
                 places = living.nonzero()
                 most = len(places) if self.samples == 1 else int(living.sum(1).amax())
                 if most <= _ALIVE * node.size:
-                    step = self.step(index, rounded, node.size if rounded and index <= self.border else 0)
+                    # Those alive may be a number without factors.
+                    depth = _deepest(node.size) if rounded and index <= self.border else 0
+                    step = self.step(index, rounded, depth)
                     weight = self.weight(node.inputs[0], rounded)
                     found = _Alive.of(places, self.samples, step, weight)
             self._alive[index, rounded] = found
@@ -422,7 +424,7 @@ class Relaxation:
             radius = self.at(a, index, "radius", self.radius(index, terms=each), sample)
             return -_sum(a.values.abs() * radius, 3), None
         if isinstance(node, Activation):
-            step = self.step(index, True, max(each, node.size, key=_depth) if index <= self.border else 0)
+            step = self.step(index, True, max(_depth(each), _depth(node.size)) if index <= self.border else 0)
             assert step.floor is not None
             lines = torch.cat([step.low, step.rise, step.lift, step.floor], 1)
             low, rise, lift, floor = self.at(a, index, "lines", lines, sample).chunk(4, 1)
@@ -794,7 +796,7 @@ class _Walk:
                 if self.record is not None:
                     self.record[index] = a.flatten(0, 1)
                 step = self.of.outward(index, own, self.sample) if self.rounded else _Step.of(node, own)
-                return self._relaxed(a, index, step.single(node.size) if index <= self.border else step)
+                return self._relaxed(a, index, step.single(_depth(node.size)) if index <= self.border else step)
             case Activation() if (alive := self.of.alive(index, self.rounded)) is not None:
                 linear = self.nodes[source]
                 assert isinstance(linear, Linear)
@@ -812,7 +814,7 @@ class _Walk:
                 self._give(further, before.to(weight.dtype) @ weight)
                 return added if self.rounded else [*added, _dot(before, linear.bias[numbers])]
             case Activation():
-                step = self.of.step(index, self.rounded, node.size if index <= self.border else 0)
+                step = self.of.step(index, self.rounded, _depth(node.size) if index <= self.border else 0)
                 mine = step if self.of.samples == 1 else step.map(lambda t: _of(t, self.sample))
                 return self._relaxed(a, index, mine)
         raise UnsupportedError("no linear bound is known", place=f"node '{node.name}' ({node.op})")
@@ -838,10 +840,15 @@ def _depth(size: int) -> int:
     return sum(folded(size)) + 4
 
 
+def _deepest(size: int) -> int:
+    """The largest ``_depth`` of up to so many: of a number without factors, in one line."""
+    return 1 + size + 4
+
+
 def _sum(products: Tensor, axes: int) -> Tensor:
     """Sums along so many last axes."""
     products = products.flatten(-axes)
-    if products.dtype == torch.float64:
+    if products.dtype == torch.float64 or not products.shape[-1]:
         return products.sum(-1)
     lines, length = folded(products.shape[-1])
     return products.view(*products.shape[:-1], lines, length).sum(-1).sum(-1) if lines > 1 else products.sum(-1)
