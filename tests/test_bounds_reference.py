@@ -69,7 +69,9 @@ class Draw:
 
     def linear(self, x: int, out: int, bias: float = 0.0) -> int:
         inside = self.build.shape(x)[-1]
-        return self.build.linear(x, self(out, inside) / inside**0.5, self(out) / 2 + bias, f"fc{len(self.build.nodes)}")
+        weight = self(out, inside) / inside**0.5
+        weight = weight.float().double() if self.single else weight
+        return self.build.linear(x, weight, self(out) / 2 + bias, f"fc{len(self.build.nodes)}")
 
     def end(self, x: int) -> Network:
         return self.build.network(x, name="graph")
@@ -169,6 +171,16 @@ def _inactive(single: bool) -> Network:
     return draw.end(draw.linear(draw.relu(draw.linear(x, 10, -0.3)), 3))
 
 
+def _dense(single: bool) -> Network:
+    """Linear maps alone, with a residual sum, a reordering and neurons of which about half are inactive."""
+    draw = Draw(10, single, 7)
+    x = draw.relu(draw.linear(draw.relu(draw.linear(0, 12, -0.5)), 11, -0.6))
+    x = draw.relu(draw.linear(draw.relu(draw.linear(x, 9, -0.2)), 6), LeakyRelu, slope=0.25)
+    x = draw.relu(draw.add(draw.linear(draw.relu(draw.linear(x, 6), Tanh), 6), x), Tanh)
+    x = draw.flat(draw.permute(draw.build.reshape(x, (3, 2), "rows"), 1, 0))
+    return draw.end(draw.linear(draw.relu(draw.linear(x, 5)), 3))
+
+
 GRAPHS: dict[str, Callable[[bool], Network]] = {
     "chain": _chain,
     "wide": _wide,
@@ -180,9 +192,14 @@ GRAPHS: dict[str, Callable[[bool], Network]] = {
     "smooth": _smooth,
     "image": _image,
     "inactive": _inactive,
+    "dense": _dense,
 }
 graphs = pytest.mark.parametrize("make", GRAPHS.values(), ids=GRAPHS.keys())
-zones = pytest.mark.parametrize("single", (True, False), ids=("float32", "float64"))
+Zone = tuple[bool, bool]
+"""Whether weights are float32 numbers, and whether coefficients of every node are wanted in float32."""
+
+ZONES: dict[str, Zone] = {"float64": (False, False), "float32": (True, False), "every": (True, True)}
+zones = pytest.mark.parametrize("zone", ZONES.values(), ids=ZONES.keys())
 
 
 def boxes(net: Network, batch: int) -> Bounds:
@@ -197,7 +214,7 @@ def boxes(net: Network, batch: int) -> Bounds:
 # ---------------------------------------------------------------- the same by hand
 
 
-def _dense(node: graph.Node, before: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+def _matrix(node: graph.Node, before: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
     """W and b of y = W·x + b on flattened numbers."""
     size = math.prod(before)
     match node:
@@ -227,7 +244,7 @@ class ByHand:
 
     def __init__(self, relaxation: Relaxation) -> None:
         self.relaxation, self.nodes = relaxation, relaxation.network.nodes
-        self.maps = {i: _dense(n, self.nodes[n.inputs[0]].shape) for i, n in enumerate(self.nodes) if n.inputs}
+        self.maps = {i: _matrix(n, self.nodes[n.inputs[0]].shape) for i, n in enumerate(self.nodes) if n.inputs}
 
     def least(self, index: int, a: np.ndarray, sample: int) -> float:
         """Over a node's interval."""
@@ -311,17 +328,31 @@ def _always(monkeypatch: pytest.MonkeyPatch, windows: bool) -> None:
     monkeypatch.setattr(crown, "_FULL", 1 if windows else math.inf)
 
 
+def _relaxed(make: Callable[[bool], Network], zone: Zone, batch: int) -> tuple[Network, Relaxation, bool]:
+    """And whether some of its coefficients are in float32."""
+    weights, every = zone
+    net = make(weights)
+    relaxation = relaxed(net, boxes(net, batch), single=every)
+    if every:
+        # No sums follow a scale in float32.
+        scales = (i for i, node in enumerate(net.nodes) if isinstance(node, Scale) and i > relaxation.entry)
+        assert relaxation.border == next(scales, len(net.nodes)) - 1 > relaxation.entry
+    elif weights and any(isinstance(node, Conv2d) for node in net.nodes):
+        assert relaxation.border > relaxation.entry
+    else:
+        assert relaxation.border == -1
+    return net, relaxation, relaxation.border >= 0
+
+
 @graphs
 @zones
 @pytest.mark.parametrize("windows", (True, False), ids=("windows", "whole"))
 def test_neurons_of_every_node(
-    make: Callable[[bool], Network], single: bool, windows: bool, monkeypatch: pytest.MonkeyPatch
+    make: Callable[[bool], Network], zone: Zone, windows: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each sample's own number of neurons, in groups."""
     _always(monkeypatch, windows)
-    net = make(single)
-    relaxation = relaxed(net, boxes(net, 3))
-    assert relaxation.border > relaxation.entry if single else relaxation.border == -1
+    net, relaxation, single = _relaxed(make, zone, 3)
     hand = ByHand(relaxation)
     for index in range(relaxation.entry + 1, len(net.nodes)):
         size = net.nodes[index].size
@@ -336,10 +367,9 @@ def test_neurons_of_every_node(
 @graphs
 @zones
 @pytest.mark.parametrize("batch", (1, 4))
-def test_rows_of_the_output(make: Callable[[bool], Network], single: bool, batch: int) -> None:
+def test_rows_of_the_output(make: Callable[[bool], Network], zone: Zone, batch: int) -> None:
     """In groups and one by one, with and without the coefficients of the input, which are the same."""
-    net = make(single)
-    relaxation = relaxed(net, boxes(net, batch))
+    net, relaxation, single = _relaxed(make, zone, batch)
     hand, last = ByHand(relaxation), len(net.nodes) - 1
     rows, constant = _opposed(net), torch.tensor([1.0, 2.0, -1.0, -2.0]).double()
     samples = torch.arange(batch)
@@ -366,10 +396,9 @@ def test_rows_of_the_output(make: Callable[[bool], Network], single: bool, batch
 @graphs
 @zones
 @pytest.mark.parametrize("batch", (1, 4))
-def test_rows_of_the_output_by_intervals(make: Callable[[bool], Network], single: bool, batch: int) -> None:
+def test_rows_of_the_output_by_intervals(make: Callable[[bool], Network], zone: Zone, batch: int) -> None:
     """In groups and one by one, and without what is for rounding."""
-    net = make(single)
-    relaxation = relaxed(net, boxes(net, batch))
+    net, relaxation, single = _relaxed(make, zone, batch)
     hand, rows, samples = ByHand(relaxation), _opposed(net), torch.arange(batch)
     right = [hand.by_intervals(row, sample) for sample in samples.tolist() for row in rows.numpy()]
     for mine in (samples, samples.repeat_interleave(4)):
@@ -383,10 +412,9 @@ def test_rows_of_the_output_by_intervals(make: Callable[[bool], Network], single
 
 @graphs
 @zones
-def test_rows_with_lines_of_their_own(make: Callable[[bool], Network], single: bool) -> None:
+def test_rows_with_lines_of_their_own(make: Callable[[bool], Network], zone: Zone) -> None:
     """Of all activations or of some, about points that are those of the common lines."""
-    net = make(single)
-    relaxation = relaxed(net, boxes(net, 3))
+    net, relaxation, single = _relaxed(make, zone, 3)
     hand, last = ByHand(relaxation), len(net.nodes) - 1
     generator = torch.Generator().manual_seed(1)
     sample = torch.tensor([0, 1, 1, 2, 0, 1, 1, 2])
