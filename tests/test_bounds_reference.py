@@ -181,6 +181,14 @@ def _dense(single: bool) -> Network:
     return draw.end(draw.linear(draw.relu(draw.linear(x, 5)), 3))
 
 
+def _dead(single: bool) -> Network:
+    """Two layers that no input reaches."""
+    draw = Draw(11, single, 4)
+    x = draw.relu(draw.linear(draw.relu(draw.linear(0, 6)), 5, -20))
+    x = draw.relu(draw.linear(draw.relu(draw.linear(x, 7, -4)), 4))
+    return draw.end(draw.linear(x, 3))
+
+
 GRAPHS: dict[str, Callable[[bool], Network]] = {
     "chain": _chain,
     "wide": _wide,
@@ -193,6 +201,7 @@ GRAPHS: dict[str, Callable[[bool], Network]] = {
     "image": _image,
     "inactive": _inactive,
     "dense": _dense,
+    "dead": _dead,
 }
 graphs = pytest.mark.parametrize("make", GRAPHS.values(), ids=GRAPHS.keys())
 Zone = tuple[bool, bool]
