@@ -407,7 +407,7 @@ def test_rows_of_the_output(make: Callable[[bool], Network], zone: Zone, batch: 
 @pytest.mark.parametrize("batch", (1, 4))
 def test_rows_of_the_output_by_intervals(make: Callable[[bool], Network], zone: Zone, batch: int) -> None:
     """In groups and one by one, and without what is for rounding."""
-    net, relaxation, single = _relaxed(make, zone, batch)
+    net, relaxation, _ = _relaxed(make, zone, batch)
     hand, rows, samples = ByHand(relaxation), _opposed(net), torch.arange(batch)
     right = [hand.by_intervals(row, sample) for sample in samples.tolist() for row in rows.numpy()]
     for mine in (samples, samples.repeat_interleave(4)):

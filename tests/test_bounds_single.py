@@ -19,10 +19,13 @@ from verifiable_relu.bounds import Bounds, Relaxation, interval, interval_bounds
 from verifiable_relu.bounds import linear as crown
 from verifiable_relu.bounds import window as patches
 from verifiable_relu.bounds.window import Window, windows
-from verifiable_relu.network import graph
+from verifiable_relu.network import from_torch, graph
 from verifiable_relu.network.build import Builder
-from verifiable_relu.network.graph import Conv2d, Linear, Network, Relu
+from verifiable_relu.network.graph import Conv2d, LeakyRelu, Linear, Network, Relu
+from verifiable_relu.spec import Box, Property, Query, Row
 from verifiable_relu.trust.exact import evaluate_exact
+from verifiable_relu.verifiers.base import Budget, Trust, Verdict
+from verifiable_relu.verifiers.incomplete import AlphaCrown, Crown, CrownIbp, Ibp
 
 WAYS = {"shifted": (1 << 10, 1 << 10), "cells": (0, 1 << 10), "channels last": (0, 0)}
 """The ways in which a convolution is pulled back in float32, as (graph._FEW, graph._WIDE); without strides the first is
@@ -103,6 +106,24 @@ def _network(draw: Draw) -> Network:
     return build.network(x, name="images")
 
 
+def _dense(draw: Draw) -> Network:
+    """Linear maps with residual sums; where there are activations, most neurons may be inactive."""
+    rng, build = draw.random, Builder((5,))
+    linear, opposed, x = rng.random() < 0.5, rng.random() < 0.7, 0
+    for i in range(rng.randint(2, 4)):
+        inside, out = build.shape(x)[0], rng.choice((2, 8, 13, 30))
+        weight = draw.weight(out, inside)
+        if opposed:
+            weight = _opposed(draw, weight[:, :, None, None], i == 0)[:, :, 0, 0]
+        bias = draw(out) - (0.7 if rng.random() < 0.5 else 0) * weight.abs().sum(1)
+        x = build.linear(x, weight, bias, f"fc{i}")
+        if not linear:
+            x = build.activation(x, Relu, f"act{i}")
+        if rng.random() < 0.3:
+            x = build.add(build.linear(x, draw.weight(out, out), draw(out), f"inner{i}"), x, f"sum{i}")
+    return build.network(build.linear(x, draw.weight(2, build.shape(x)[0]), draw(2), "out"), name="dense")
+
+
 def _narrow(draw: Draw) -> Network:
     """Two products alone are summed, and nearly cancel."""
     build = Builder((1, 1, 1))
@@ -117,7 +138,7 @@ def _box(draw: Draw, net: Network) -> Bounds:
     center = draw(4, *net.input_shape)
     share = draw.random.choice((0, 1e-6, 0.3, 1, 1, 30))
     width = share * center.abs().amax() * torch.rand(center.shape, generator=draw.generator, dtype=torch.float64)
-    width = width * torch.tensor([1, 1, 1e-6, 0]).double()[:, None, None, None]
+    width = width * torch.tensor([1, 1, 1e-6, 0]).double().reshape(-1, *[1] * len(net.input_shape))
     return Bounds(center - width, center + width)
 
 
@@ -131,9 +152,9 @@ def _excluded(bound: Tensor, values: list[Fraction]) -> int:
     return sum(b > v for b, v in zip(bound.tolist(), values, strict=True) if not math.isnan(b))
 
 
-def _wrong(net: Network, box: Bounds) -> int:
-    """How many exact values are excluded, of outputs and of neurons of images, where their bounds are least."""
-    wrong, relaxation, last = 0, relaxed(net, box), len(net.nodes) - 1
+def _wrong(net: Network, box: Bounds, every: bool = False) -> int:
+    """How many exact values are excluded, of outputs and of neurons of maps and sums, where their bounds are least."""
+    wrong, relaxation, last = 0, relaxed(net, box, single=every), len(net.nodes) - 1
     samples = torch.arange(len(box.lower))
 
     def lower(target: int, rows: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -153,25 +174,27 @@ def _wrong(net: Network, box: Bounds) -> int:
         y = _exact(net, last, least(reached, sample, i))
         value = sum((Fraction(c) * v for c, v in zip(row, y, strict=True)), Fraction(0))
         wrong += _excluded(found[sample, i : i + 1], [value])
-    for index in (i for i, node in enumerate(net.nodes) if isinstance(node, Conv2d | graph.Add)):
+    kinds = Conv2d | Linear | graph.Add if every else Conv2d | graph.Add
+    for index in (i for i, node in enumerate(net.nodes) if isinstance(node, kinds) and i > relaxation.entry):
         size = net.nodes[index].size
         neuron, sign = torch.tensor([0, size // 2, size - 1]), torch.tensor([1.0, -1.0, 1.0]).double()
-        every = neuron.repeat(len(samples)), sign.repeat(len(samples))
-        found = relaxation.neurons(index, *every, samples).unflatten(0, (len(samples), 3))
-        whole, reached = lower(index, windows(net.nodes[index].shape, *every).dense(net.nodes[index].shape))
+        places = neuron.repeat(len(samples)), sign.repeat(len(samples))
+        found = relaxation.neurons(index, *places, samples).unflatten(0, (len(samples), 3))
+        rows = torch.eye(size).double()[places[0]] * places[1][:, None]
+        whole, reached = lower(index, rows.reshape(-1, *net.nodes[index].shape))
         for sample, i in itertools.product((1, 2), range(3)):
             value = int(sign[i]) * _exact(net, index, least(reached, sample, i))[neuron[i]]
             wrong += _excluded(torch.stack([found[sample, i], whole[sample, i]]), [value, value])
     return wrong
 
 
-def _border(net: Network, box: Bounds) -> int:
+def _border(net: Network, box: Bounds, every: bool = False) -> int:
     """The last node with coefficients in float32."""
-    return Relaxation(net, box).border
+    return Relaxation(net, box, single=every).border
 
 
-def _cases() -> Iterator[tuple[Network, Bounds]]:
-    for seed, make in itertools.product(SEEDS, (_network, _narrow)):
+def _cases(*makes: Callable[[Draw], Network]) -> Iterator[tuple[Network, Bounds]]:
+    for seed, make in itertools.product(SEEDS, makes):
         draw = Draw(seed)
         net = make(draw)
         yield net, _box(draw, net)
@@ -181,19 +204,34 @@ def _cases() -> Iterator[tuple[Network, Bounds]]:
 def test_no_exact_value_is_excluded(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     _force(monkeypatch, way)
     _windows_always(monkeypatch)
-    for seed, (net, box) in enumerate(_cases()):
+    for seed, (net, box) in enumerate(_cases(_network, _narrow)):
         assert _border(net, box) > 0
         assert not _wrong(net, box), seed
 
 
+@pytest.mark.parametrize("make", (_network, _dense))
+def test_nor_is_one_with_every_node_in_float32(
+    make: Callable[[Draw], Network], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _windows_always(monkeypatch)
+    deepest = 0
+    for seed, (net, box) in enumerate(_cases(make)):
+        deepest += _border(net, box, True) == len(net.nodes) - 1
+        assert not _wrong(net, box, True), seed
+    assert deepest == (len(SEEDS) if make is _dense else 0)
+
+
 @pytest.mark.parametrize("share", (0.0, 1 / 64))
-def test_without_its_slack_many_are(share: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the test above is worth."""
+@pytest.mark.parametrize("makes", ((_network, _narrow), (_dense,)), ids=("images", "dense"))
+def test_without_its_slack_many_are(
+    makes: tuple[Callable[[Draw], Network], ...], share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the tests above are worth."""
     full = rounding.backward_single
     monkeypatch.setattr(rounding, "backward_single", lambda *given: share * full(*given))
     _windows_always(monkeypatch)
-    wrong = sum(bool(_wrong(net, box)) for net, box in _cases())
-    assert wrong > (len(SEEDS) // 4 if share == 0 else 0)
+    wrong = sum(bool(_wrong(net, box, makes == (_dense,))) for net, box in _cases(*makes))
+    assert wrong > (len(SEEDS) // 6 if share == 0 else 0)
 
 
 Geometry = tuple[tuple[int, int], tuple[int, int], tuple[int, int, int, int], tuple[int, int]]
@@ -373,6 +411,54 @@ def test_the_cost_goes_with_the_radius_not_with_the_magnitude(monkeypatch: pytes
         assert _border(net, box) > 0
         width = -(plain[:3] + plain[3:]).repeat(2)
         assert bool((width > 0).all() and (found < plain).all() and (plain - found < 1e-3 * width).all())
+
+
+def _layers(images: bool) -> Network:
+    """Weights as they are before training, of a dense network of six hidden layers or of a small convolutional one."""
+    torch.manual_seed(0)
+    convolutions = [torch.nn.Conv2d(3, 8, 4, 2, 1), torch.nn.Conv2d(8, 16, 4, 2, 1), torch.nn.Flatten()]
+    sizes = (64, 50, 10) if images else (20, 50, 50, 50, 50, 50, 50, 10)
+    dense = [torch.nn.Linear(*pair) for pair in itertools.pairwise(sizes)]
+    layers: list[torch.nn.Module] = []
+    for layer in [*(convolutions if images else []), *dense]:
+        layers += [layer] if isinstance(layer, torch.nn.Flatten) else [layer, torch.nn.ReLU()]
+    return from_torch(torch.nn.Sequential(*layers[:-1]).requires_grad_(False), (3, 8, 8) if images else (20,))
+
+
+@pytest.mark.parametrize("images", (True, False), ids=("convolutions", "dense"))
+@pytest.mark.parametrize("eps", (0.1, 0.3))
+def test_every_node_in_float32_costs_a_small_part_of_the_width(images: bool, eps: float) -> None:
+    """Of neurons' bounds and of the outputs', against float64 throughout."""
+    with torch.no_grad():
+        net = _layers(images).to(torch.float64)
+        center = torch.rand(3, *net.input_shape, generator=Draw(0).generator, dtype=torch.float64)
+        box = Bounds(center - eps, center + eps)
+        rows, sample = torch.cat([torch.eye(10), -torch.eye(10)]).double().repeat(3, 1), torch.arange(3)
+        single = relaxed(net, box, single=True)
+        assert single.border == len(net.nodes) - 1
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(reference, "_SINGLE", 0)
+            plain = relaxed(net, box)
+            assert plain.border == -1
+        for index, right in plain.pre.items():
+            found, width = single.pre[index], right.upper - right.lower
+            assert bool((right.lower - found.lower <= 1e-3 * width).all())
+            assert bool((found.upper - right.upper <= 1e-3 * width).all())
+        last = len(net.nodes) - 1
+        found, right = (of.lower(last, rows, sample)[0].reshape(3, 2, 10) for of in (single, plain))
+        assert bool((right - found <= -1e-3 * right.sum(1, keepdim=True)).all()) and not torch.equal(found, right)
+
+
+def test_a_slope_that_float32_takes_for_zero() -> None:
+    """What is lost of it goes with the width of its input, and with coefficients however large."""
+    for reach in (1.0, 1e9, 1e20):
+        build, one = Builder((1,)), torch.ones(1, 1).double()
+        x = build.activation(build.linear(0, one, None, "in"), LeakyRelu, "act", slope=6e-46 * one[0])
+        net = build.network(build.linear(x, _rounded(1e20 * one), None, "out"), name="slope")
+        box = Bounds(-3 * reach * one, -reach * one)
+        found = relaxed(net, box, single=True).lower(3, one, torch.tensor([0]))[0]
+        assert _border(net, box, True) == 3 and bool(found.isfinite())
+        assert not _excluded(found, _exact(net, 3, box.lower))
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -867,3 +953,21 @@ def test_a_batch_costs_no_more_than_a_small_share(convolution: bool, monkeypatch
         for more in (alone.lower[0] - found.lower[i], found.upper[i] - alone.upper[0]):
             assert bool((more <= 1e-4 * width).all() and (more > 0).any())
     assert len(seen) == 1
+
+
+@pytest.mark.parametrize("make", (Crown, CrownIbp, AlphaCrown, Ibp), ids=lambda make: make.name)
+def test_verifiers_prove_with_float32_on_a_cpu(make: type[Crown | Ibp]) -> None:
+    """A row of a convolutional network that holds with room to spare, and one that a point of the box violates."""
+    net = _layers(True)
+    center = torch.rand(3, 8, 8, generator=Draw(0).generator, dtype=torch.float64)
+    label = int(net(center[None].float()).argmax())
+    ends = [(center + sign * 1e-3).flatten().numpy() for sign in (-1, 1)]
+    rows = [Row(((label, Fraction(1)),), Fraction(bound)) for bound in (-100, 100)]
+    queries = [Query(net, Property(Box(*ends), ((row,),))) for row in rows]
+    proven, other = make(dtype="float32").verify(queries, Budget.each(60, 2))
+    assert (proven.verdict, proven.trust) == (Verdict.UNSAT, Trust.ROUNDED)
+    assert other.verdict is Verdict.UNKNOWN and other.margin is not None and other.margin < 0
+    exact = make(dtype="float64").verify(queries[:1], Budget.each(60, 1))[0]
+    assert proven.margin is not None and exact.margin is not None
+    assert proven.margin != exact.margin or make is Ibp
+    assert abs(proven.margin - exact.margin) <= 1e-5 * exact.margin
