@@ -445,8 +445,8 @@ def test_every_node_in_float32_costs_a_small_part_of_the_width(images: bool, eps
             assert bool((right.lower - found.lower <= 1e-3 * width).all())
             assert bool((found.upper - right.upper <= 1e-3 * width).all())
         last = len(net.nodes) - 1
-        found, right = (of.lower(last, rows, sample)[0].reshape(3, 2, 10) for of in (single, plain))
-        assert bool((right - found <= -1e-3 * right.sum(1, keepdim=True)).all()) and not torch.equal(found, right)
+        least, most = (of.lower(last, rows, sample)[0].reshape(3, 2, 10) for of in (single, plain))
+        assert bool((most - least <= -1e-3 * most.sum(1, keepdim=True)).all()) and not torch.equal(least, most)
 
 
 def test_a_slope_that_float32_takes_for_zero() -> None:
@@ -961,9 +961,9 @@ def test_verifiers_prove_with_float32_on_a_cpu(make: type[Crown | Ibp]) -> None:
     net = _layers(True)
     center = torch.rand(3, 8, 8, generator=Draw(0).generator, dtype=torch.float64)
     label = int(net(center[None].float()).argmax())
-    ends = [(center + sign * 1e-3).flatten().numpy() for sign in (-1, 1)]
+    box = Box((center - 1e-3).flatten().numpy(), (center + 1e-3).flatten().numpy())
     rows = [Row(((label, Fraction(1)),), Fraction(bound)) for bound in (-100, 100)]
-    queries = [Query(net, Property(Box(*ends), ((row,),))) for row in rows]
+    queries = [Query(net, Property(box, ((row,),))) for row in rows]
     proven, other = make(dtype="float32").verify(queries, Budget.each(60, 2))
     assert (proven.verdict, proven.trust) == (Verdict.UNSAT, Trust.ROUNDED)
     assert other.verdict is Verdict.UNKNOWN and other.margin is not None and other.margin < 0
