@@ -178,8 +178,8 @@ class Relaxation:
         network: in the dtype and on the device of ``box``.
         box: the inputs, shaped (batch, *input_shape).
         known: bounds of activation nodes' inputs, by activation node index, to be used as well.
-        single: coefficients in float32 wherever its rounding is accounted for: half the memory, bounds a little wider.
-            Of networks in float64 on a CPU.
+        single: coefficients in float32 wherever its rounding is accounted for, of networks in float64 on a CPU: half
+            the memory, and bounds wider, by the more the smaller the box is and the deeper a dense network.
 
     Attributes:
         entry: the node at which rows end (``entry``).

@@ -275,8 +275,8 @@ def backward_activation(node: Activation, reach: Tensor, image: Tensor, lines: L
     known = row(node)
     size = slope * reach[:, None] + offset
     line = unit_roundoff(dtype) * ((known.ulps + _LINES) * size + 2 * known.absolute(node) + 8 * image[:, None])
-    # The last part is that of numbers too small for float32.
-    tiny = _tiny(dtype) * (8 * node.size + 8 * reach[:, None]) + 8 * _tiny(torch.float32)
+    # The last part is that of numbers, slopes among them, too small for float32.
+    tiny = 8 * node.size * _tiny(dtype) + 8 * _tiny(torch.float32) * (1 + reach[:, None])
     return line + 3 * gamma(node.size + 8, dtype) * size + tiny
 
 
