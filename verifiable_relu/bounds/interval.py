@@ -87,9 +87,11 @@ def affine_image(
     center, radius = rounding.ball(box, None if about is None else about[0])
     middle, terms = None if about is None else about[1], _single_terms(node, radius)
     if terms:
-        narrow, radius = center.float(), radius.float()
-        wider = rounding.interval_single(narrow, radius, terms) if middle is None else radius
-        if middle is None and _bearable(node, radius, wider, most):
+        radius = radius.float()
+    if terms and middle is None:
+        narrow = center.float()
+        wider = rounding.interval_single(narrow, radius, terms)
+        if _bearable(node, radius, wider, most):
             middle, radius = node.linear(narrow, single=True).add_(node.offset()), wider
     if middle is None:
         middle = node.forward(center)

@@ -513,7 +513,7 @@ class Relaxation:
             reference = self.reference
             terms.append(_dot(a, _of(reference.point(target).flatten(1), sample)))
             terms.append(-_dot(a.abs(), _of(reference.unit(target), sample)))
-            if target <= reference.border:
+            if target <= self.border:
                 narrow = a.float()
                 gone = (narrow.to(a) - a).abs()
                 terms.append(-_dot(gone, _of(reference.radius(target).flatten(1), sample)))
@@ -540,11 +540,12 @@ class Relaxation:
         middle, before = center, a
         if linear is not None:
             middle, before = linear.forward(center), linear.adjoint(a, radius.shape[1:])
-        if not rounded:
-            return (_dot(a, _of(middle, sample)) - _dot(before.abs(), _of(radius, sample))).flatten()
-        radius = rounding.concretise(radius, radius.shape[1], radius.dtype)
-        unit, lost = rounding.interval_rows(linear, self.largest(source), radius.shape[1])
+        if rounded:
+            radius = rounding.concretise(radius, radius.shape[1], radius.dtype)
         terms = [_dot(a, _of(middle, sample)), -_dot(before.abs(), _of(radius, sample))]
+        if not rounded:
+            return (terms[0] + terms[1]).flatten()
+        unit, lost = rounding.interval_rows(linear, self.largest(source), radius.shape[1])
         terms.append(-_dot(a.abs(), _of(unit, sample)))
         return rounding.total(torch.stack(terms), _of(lost, sample)[:, None]).flatten()
 
@@ -662,7 +663,7 @@ class _Walk:
         self.sample, self.groups, self.each = sample, len(sample), each
         self.rounded = rounded
         self.reference = relaxation.reference
-        self.border = self.reference.border if rounded else -1
+        self.border = relaxation.border if rounded else -1
         self.lines, self.record = lines or {}, record
         self.wanted = wanted
         self.coefficients: dict[int, Tensor | Window] = {}

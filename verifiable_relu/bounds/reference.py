@@ -53,16 +53,11 @@ class Reference:
         self._single: dict[int, bool] = {}
         self._covered: dict[int, frozenset[int]] = {}
 
-    @property
-    def border(self) -> int:
-        """The last node whose coefficients are taken in float32, −1 if none."""
-        return self._of.border
-
     def point(self, index: int) -> Tensor:
         """v̂ of node ``index``."""
         if index not in self._points:
             node = self._of.network.nodes[index]
-            if self._ends(index):
+            if index == self._of.entry:
                 box = self._of.bounds(index)
                 found = torch.lerp(box.lower, box.upper, 0.5)
             elif isinstance(node, Activation):
@@ -74,10 +69,6 @@ class Reference:
                 found = node.forward(*(self.point(i) for i in node.inputs))
             self._points[index] = found
         return self._points[index]
-
-    def _ends(self, index: int) -> bool:
-        """Whether rows end at node ``index``."""
-        return index == self._of.entry
 
     def reach(self, index: int) -> Tensor:
         """(batch,) ≥ |v|, |v̂|."""
@@ -107,16 +98,16 @@ class Reference:
         if key not in self._units:
             nodes = self._of.network.nodes
             node = nodes[index]
-            if self._ends(index) or isinstance(node, Activation):
+            if index == self._of.entry or isinstance(node, Activation):
                 unit = rounding.value(node.size, self.reach(index)).expand(-1, node.size)
-                if index <= self.border:
+                if index <= self._of.border:
                     unit = unit + rounding.backward_single(self.radius(index).flatten(1))
             elif isinstance(node, Affine):
                 source = node.inputs[0]
                 if index not in self._affine:
                     self._affine[index] = rounding.backward_affine(node, self.reach(source))
                 unit = self._affine[index]
-                if source <= self.border and not (alone and self.takes_single(index)):
+                if source <= self._of.border and not (alone and self.takes_single(index)):
                     terms = 0 if alone else self._terms(index, after)
                     unit = unit + rounding.backward_single(self.radius(source), terms, node)
                 unit = unit.expand(-1, *node.shape).flatten(1)
@@ -139,7 +130,7 @@ class Reference:
         For every coefficient of its input, (batch, *shape) or broadcastable to it, or for all.
         """
         node = self._of.network.nodes[index]
-        if isinstance(node, Conv2d) and index <= self.border:
+        if isinstance(node, Conv2d) and index <= self._of.border:
             if after is None:
                 return node.adjoint_terms
             living = self._of.living(after).unflatten(1, node.shape)
@@ -153,7 +144,7 @@ class Reference:
     def narrows(self, index: int) -> bool:
         """Whether rows of the linear map ``index`` are taken in float32 in pulling them back."""
         node = self._of.network.nodes[index]
-        return isinstance(node, Linear) and node.inputs[0] <= self.border and self.takes_single(index)
+        return isinstance(node, Linear) and node.inputs[0] <= self._of.border and self.takes_single(index)
 
     def takes_single(self, index: int) -> bool:
         """``rounding.single`` of node ``index``."""
@@ -177,21 +168,21 @@ class Reference:
 
     def merged(self, index: int) -> Tensor:
         """(batch, size) the error of one unit of |A| in adding two rows of node ``index``."""
-        dtype = torch.float32 if index <= self.border else self.point(index).dtype
+        dtype = torch.float32 if index <= self._of.border else self.point(index).dtype
         return rounding.accumulate(self.radius(index).flatten(1), dtype)
 
     def lost(self, index: int) -> Tensor:
         """(batch,) what underflow may change in a row of node ``index`` on its way back."""
         if index not in self._losses:
             nodes, node = self._of.network.nodes, self._of.network.nodes[index]
-            sources = () if self._ends(index) else node.inputs
+            sources = () if index == self._of.entry else node.inputs
             parts = [self.lost(i) for i in sources]
             # An activation after an affine map is part of that, the others move rows about as they are.
             own = Affine if sources and isinstance(nodes[sources[0]], Affine) else Affine | Activation
             if not sources or isinstance(node, own):
                 source = sources[0] if sources else index
                 reach, size = self.reach(source), max(node.size, nodes[source].size)
-                dtype = torch.float32 if source <= self.border else reach.dtype
+                dtype = torch.float32 if source <= self._of.border else reach.dtype
                 parts.append(rounding.lost(node, reach, size, dtype))
             self._losses[index] = sum(parts[1:], parts[0])
         return self._losses[index]
@@ -209,8 +200,9 @@ def border(network: Network, box: Bounds, entry: int, every: bool = False) -> in
     for index in range(entry + 1, len(nodes)):
         node = nodes[index]
         if isinstance(node, Conv2d) or (every and isinstance(node, Linear)):
-            depth += node.adjoint_terms if isinstance(node, Conv2d) else node.size
-            if (depth > _SINGLE and not every) or not rounding.single(node, box.lower):
+            if isinstance(node, Conv2d) and not every:
+                depth += node.adjoint_terms
+            if depth > _SINGLE or not rounding.single(node, box.lower):
                 break
         elif not isinstance(node, Activation | Add | Reshape | Permute):
             break
