@@ -446,7 +446,7 @@ def test_nothing_is_known_from_nan(node: Activation) -> None:
     assert bool((torch.isnan(found.lower) | torch.isnan(found.upper)).all())
     # Lines of ReLU can hold without the bound that is missing; what they are used with is NaN all the same.
     reach = torch.maximum(bounds.lower.abs(), bounds.upper.abs()).amax(1)
-    used = lines.upper_slope if isinstance(node, Relu) else backward_activation(node, reach, reach, lines)
+    used = lines.upper_slope if isinstance(node, Relu) else backward_activation(node, reach, reach, lines, 1)
     assert bool(torch.isnan(used).all())
 
 

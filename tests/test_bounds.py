@@ -268,9 +268,11 @@ def test_rows_may_come_in_any_order(make: Callable[[Act], Network], intervals: b
 def test_groups_are_of_one_sample(sample: list[int]) -> None:
     of = torch.tensor(sample)
     (*chunks,) = groups(of, 8, 2)
-    assert sorted({int(n) for number, _ in chunks for n in number.flatten()}) == list(range(len(sample)))
-    for number, mine in chunks:
-        assert torch.equal(of[number], mine[:, None].expand_as(number))
+    numbers = torch.arange(len(sample))
+    assert sorted({int(n) for part, _ in chunks for n in numbers[part]}) == list(range(len(sample)))
+    for part, mine in chunks:
+        mine = torch.arange(2) if mine is None else mine
+        assert torch.equal(of[part].reshape(len(mine), -1), mine[:, None].expand(-1, len(of[part]) // len(mine)))
 
 
 def moved(act: Act) -> Network:

@@ -203,9 +203,9 @@ FAULTS: tuple[Fault, ...] = (
         "corners",
         (
             Change(
-                "bounds.linear:_Walk._concretised",
-                "[-self._weighed",
-                "[self._weighed",
+                "bounds.linear:_Walk._concretise",
+                "self._less(self._weighed",
+                "self._plus(self._weighed",
             ),
         ),
     ),
@@ -223,7 +223,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "wrong corner where the last convolution is taken in cells",
         "corners",
-        (Change("bounds.linear:_Walk.back", "terms.append(-_sum(products", "terms.append(_sum(products"),),
+        (Change("bounds.linear:_Walk.back", "self._less(_sum(products", "self._plus(_sum(products"),),
     ),
     Fault(
         "wrong corner within windows, in cells",
@@ -347,7 +347,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "rows in any order taken for rows in turn",
         "corners",
-        (Change("bounds.linear:_in_turn", "samples == 1 or", "True or"),),
+        (Change("bounds.linear:_in_turn", "return torch.equal(", "return True or torch.equal("),),
     ),
     Fault(
         "the window of a neighbouring neuron",

@@ -155,12 +155,12 @@ class _Change(Relaxation):
         interval = self.values[index]
         sample, neuron = wanted.flatten(1).nonzero().unbind(1)
         lower, upper = interval.lower.flatten(1).clone(), interval.upper.flatten(1).clone()
-        for number, mine in groups(sample, chunk_size(self.network, lower, self._memory, 12), self.samples):
+        for part, mine in groups(sample, chunk_size(self.network, lower, self._memory, 12), self.samples):
             if self._stop is not None and self._stop():
                 break
-            part = number.flatten()
+            chosen = neuron[part]
             for sign, bounds in ((1, lower), (-1, upper)):
-                signs = lower.new_full((len(part),), sign)
-                bounds[sample[part], neuron[part]] = sign * self.neurons(index, neuron[part], signs, mine)
+                signs = lower.new_full(chosen.shape, sign)
+                bounds[sample[part], chosen] = sign * self.neurons(index, chosen, signs, mine)
         shape = interval.lower.shape
         return intersect(interval, Bounds(lower.reshape(shape), upper.reshape(shape)))

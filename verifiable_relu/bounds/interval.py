@@ -90,7 +90,8 @@ def affine_image(
         radius = radius.float()
     if terms and middle is None:
         narrow = center.float()
-        wider = rounding.interval_single(narrow, radius, terms)
+        assert isinstance(node, Conv2d | Linear)
+        wider = rounding.interval_single(narrow, radius, node.single_terms[0])
         if _bearable(node, radius, wider, most):
             middle, radius = node.linear(narrow, single=True).add_(node.offset()), wider
     if middle is None:
@@ -112,10 +113,10 @@ def _scaled(node: Scale, box: Bounds, most: Tensor) -> Bounds:
 
 def _single_terms(node: Affine, radius: Tensor) -> int:
     """How many products are summed in float32 for |W|·radius, 0 where they are in float64."""
-    if not isinstance(node, Conv2d | Linear) or len(radius) < _MANY or node.single_terms > _SINGLE:
+    if not isinstance(node, Conv2d | Linear) or len(radius) < _MANY or max(node.single_terms) > _SINGLE:
         return 0
     large = isinstance(node, Conv2d) or len(radius) * node.weight.numel() >= _LARGE
-    return node.single_terms if large and rounding.single(node, radius) else 0
+    return node.single_terms[1] if large and rounding.single(node, radius) else 0
 
 
 def _bearable(node: Affine, radius: Tensor, wider: Tensor, most: Tensor) -> bool:

@@ -21,7 +21,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from verifiable_relu.bounds import rounding
@@ -114,8 +113,8 @@ class _Step:
         """``low`` and ``rise`` for every row of a sample, (batch, 1, neurons)."""
         return self.low.unsqueeze(1), self.rise.unsqueeze(1)
 
-    def back(self, a: Tensor, single: bool = False) -> tuple[Tensor, list[Tensor]]:
-        """Coefficients before the activation of those after it, (groups, each, neurons), and terms of their constants.
+    def back(self, a: Tensor, single: bool = False) -> tuple[Tensor, Tensor]:
+        """Coefficients before the activation of those after it, (groups, each, neurons), and what their constants are.
 
         ``single``: of those in float32, whose offsets are summed in float32.
         """
@@ -123,9 +122,8 @@ class _Step:
         before = (a * low).addcmul_(negative, rise)
         if single:
             assert self.floor is not None
-            return before, [_sum(negative.mul_(self.lift.unsqueeze(1)).addcmul_(a, self.floor.unsqueeze(1)), 1)]
-        added = [_dot(negative, self.lift)]
-        return before, added if self.floor is None else [*added, _dot(a, self.floor)]
+            return before, _sum(negative.mul_(self.lift.unsqueeze(1)).addcmul_(a, self.floor.unsqueeze(1)), 1)
+        return before, _dot(negative, self.lift, None if self.floor is None else _products(a, self.floor))
 
 
 @dataclass(frozen=True)
@@ -161,14 +159,16 @@ class _Alive:
         there = torch.arange(most, device=sample.device) < counts[:, None]
         return _Alive(numbers, counts.tolist(), step.map(lambda t: t.gather(1, numbers) * there), None)
 
-    def restrict(self, a: Tensor, sample: Tensor, weight: Tensor) -> tuple[Tensor, _Step, Tensor, Tensor]:
+    def restrict(self, a: Tensor, sample: Tensor | None, weight: Tensor) -> tuple[Tensor, _Step, Tensor, Tensor]:
         """Coefficients (groups, each, most) of those given of all neurons, steps (groups, most), rows of W, numbers."""
-        if self.weight is not None and len(sample) == 1:
+        if self.weight is not None and a.shape[0] == 1:
             return a.index_select(2, self.numbers[0]), self.step, self.weight, self.numbers
-        most = max((self.counts[i] for i in sample.tolist()), default=0)
-        numbers = self.numbers[sample, :most]
+        numbers, step = self.numbers, self.step
+        if sample is not None:
+            most = max((self.counts[i] for i in sample.tolist()), default=0)
+            numbers, step = numbers[sample, :most], step.map(lambda t: t[sample, :most])
         chosen = a.gather(2, numbers[:, None].expand(-1, a.shape[1], -1))
-        return chosen, self.step.map(lambda t: t[sample, :most]), weight[numbers], numbers
+        return chosen, step, weight[numbers], numbers
 
 
 class Relaxation:
@@ -290,12 +290,12 @@ class Relaxation:
         else:
             error = error * torch.maximum(lines.lower_slope.abs(), lines.upper_slope.abs())
             reach, image = of(reference.reach(source)), of(reference.reach(index))
-            error = error + rounding.backward_activation(node, reach, image, lines)
+            error = error + rounding.backward_activation(node, reach, image, lines, reference.sums)
             top = torch.addcmul(lines.upper_offset - lines.lower_offset, rise, z)
         floor = None
         if sample is not None:
             floor = torch.addcmul(lines.lower_offset, lines.lower_slope, z) - of(reference.point(index).flatten(1))
-        lift, floor = rounding.outward(top, floor, error, node.size)
+        lift, floor = rounding.outward(top, floor, error, node.size + reference.sums)
         return _Step(lines.lower_slope, rise, floor, lift)
 
     def _sparing(self, index: int) -> int | None:
@@ -482,7 +482,7 @@ class Relaxation:
         self,
         target: int,
         rows: Tensor,
-        sample: Tensor,
+        sample: Tensor | None = None,
         *,
         constant: Tensor | None = None,
         lines: Mapping[int, Lines] | None = None,
@@ -495,7 +495,8 @@ class Relaxation:
         Args:
             target: the node; node bounds must have been advanced to the activations before it.
             rows: (R, *shape of the target), group after group.
-            sample: (G,) the sample of each group of R/G rows; with G = R, of each row.
+            sample: (G,) the sample of each group of R/G rows; with G = R, of each row. By default that is every
+                sample, one after another.
             constant: (R,), by default 0.
             lines: for some activations, by index, each row's own lines (``chosen_lines``), (R, *shape), with G = R.
             rounded: whether to account for rounding. Without, the values may steer a search and prove nothing.
@@ -506,32 +507,37 @@ class Relaxation:
             (R,) lower bounds; if ``rounded``, NaN or −inf where arithmetic broke down and never too high.
             (R, input_size) the coefficients A of ``entry`` in the linear lower bound, if wanted, and rows end there.
         """
-        groups, each = len(sample), len(rows) // max(1, len(sample))
+        groups, each = self.grouped(rows, sample)
         a = rows.reshape(groups, each, -1)
-        terms = [] if constant is None else [constant.reshape(groups, each)]
+        total = None
         if rounded:
             reference = self.reference
-            terms.append(_dot(a, _of(reference.point(target).flatten(1), sample)))
-            terms.append(-_dot(a.abs(), _of(reference.unit(target), sample)))
+            total = _dot(a, _of(reference.point(target).flatten(1), sample))
+            total = total - _dot(a.abs(), _of(reference.unit(target), sample))
             if target <= self.border:
                 narrow = a.float()
                 gone = (narrow.to(a) - a).abs()
-                terms.append(-_dot(gone, _of(reference.radius(target).flatten(1), sample)))
-        walk = _Walk(self, sample, each, rounded, lines, record, coefficients)
-        return walk.back(target, a, terms, target)
+                total = total - _dot(gone, _of(reference.radius(target).flatten(1), sample))
+        walk = _Walk(self, sample, (groups, each), rounded, lines, record, coefficients)
+        return walk.back(target, a, total, target, None if constant is None else constant.reshape(groups, each))
 
-    def by_intervals(self, rows: Tensor, sample: Tensor, rounded: bool = True) -> Tensor:
+    def grouped(self, rows: Tensor, sample: Tensor | None) -> tuple[int, int]:
+        """How many groups of how many rows each."""
+        groups = self.samples if sample is None else sample.shape[0]
+        return groups, rows.shape[0] // max(1, groups)
+
+    def by_intervals(self, rows: Tensor, sample: Tensor | None = None, rounded: bool = True) -> Tensor:
         """Interval bounds of rows of the output from below, merged into the linear map if that is what gives it.
 
         Args:
             rows: (R, *output_shape), group after group.
-            sample: (G,) the sample of each group of R/G rows.
+            sample: (G,) the sample of each group of R/G rows; by default every sample, one after another.
             rounded: whether to account for rounding.
 
         Returns:
             (R,).
         """
-        last, a = len(self.network.nodes) - 1, rows.reshape(len(sample), -1, self.network.output_size)
+        last, a = len(self.network.nodes) - 1, rows.reshape(*self.grouped(rows, sample), self.network.output_size)
         while isinstance(node := self.network.nodes[last], Reshape):
             last = node.inputs[0]
         linear = node if isinstance(node, Linear) and len(node.shape) == 1 else None
@@ -542,14 +548,14 @@ class Relaxation:
             middle, before = linear.forward(center), linear.adjoint(a, radius.shape[1:])
         if rounded:
             radius = rounding.concretise(radius, radius.shape[1], radius.dtype)
-        terms = [_dot(a, _of(middle, sample)), -_dot(before.abs(), _of(radius, sample))]
+        total, reach = _dot(a, _of(middle, sample)), _dot(before.abs(), _of(radius, sample))
         if not rounded:
-            return (terms[0] + terms[1]).flatten()
+            return (total - reach).flatten()
         unit, lost = rounding.interval_rows(linear, self.largest(source), radius.shape[1])
-        terms.append(-_dot(a.abs(), _of(unit, sample)))
-        return rounding.total(torch.stack(terms), _of(lost, sample)[:, None]).flatten()
+        total = total - _dot(a.abs(), _of(unit, sample))
+        return rounding.total(total - reach, _of(lost, sample)[:, None]).flatten()
 
-    def neurons(self, index: int, neuron: Tensor, sign: Tensor, sample: Tensor) -> Tensor:
+    def neurons(self, index: int, neuron: Tensor, sign: Tensor, sample: Tensor | None = None) -> Tensor:
         """(R,) lower bounds of sign·(neurons of node ``index``), rounding accounted for.
 
         A neuron of a linear layer is a row of its weights, one of a convolution the kernel within a window.
@@ -558,33 +564,33 @@ class Relaxation:
             index: the node; node bounds must have been advanced to the activations before it.
             neuron: (R,) their numbers, group after group.
             sign: (R,) ±1.
-            sample: (G,) the sample of each group of R/G rows.
+            sample: (G,) the sample of each group of R/G rows; by default every sample, one after another.
         """
         node, reference = self.network.nodes[index], self.reference
-        groups = len(sample)
-        each, number = len(neuron) // max(1, groups), neuron
+        (groups, each), number = self.grouped(neuron, sample), neuron
         if self.samples > 1:
-            number = (sample[:, None] * node.size + neuron.reshape(groups, each)).flatten()
+            of = torch.arange(groups, device=neuron.device) if sample is None else sample
+            number = (of[:, None] * node.size + neuron.reshape(groups, each)).flatten()
         point, unit = (
             t.flatten().index_select(0, number) for t in (reference.point(index), reference.unit(index, alone=True))
         )
-        terms = [torch.addcmul(-unit, sign, point).reshape(groups, each)]
-        walk = _Walk(self, sample, each)
+        total = torch.addcmul(-unit, sign, point).reshape(groups, each)
+        walk = _Walk(self, sample, (groups, each))
         rows: Tensor | Window
         if isinstance(node, Linear) and len(node.shape) == 1:
             weight = self.weight(index, True)
             rows = weight.index_select(0, neuron).mul_(sign.to(weight.dtype)[:, None]).reshape(groups, each, -1)
-            return walk.back(node.inputs[0], rows, terms, index)[0]
+            return walk.back(node.inputs[0], rows, total, index)[0]
         if isinstance(node, Conv2d) and node.plain:
             narrow = node.inputs[0] <= self.border and reference.takes_single(index)
             rows = kernels(node, neuron, sign.float() if narrow else sign)
-            return walk.back(node.inputs[0], rows, terms, index)[0]
+            return walk.back(node.inputs[0], rows, total, index)[0]
         if isinstance(node, Conv2d | Scale | Add) and len(node.shape) == 3:
             rows = windows(node.shape, neuron, sign)
         else:
-            rows = sign.new_zeros(len(neuron), node.size)
+            rows = sign.new_zeros(neuron.shape[0], node.size)
             rows = rows.scatter(1, neuron[:, None], sign[:, None]).reshape(groups, each, -1)
-        return walk.back(index, rows, terms, index)[0]
+        return walk.back(index, rows, total, index)[0]
 
     def largest(self, index: int) -> Tensor:
         """(batch,) the largest absolute value that node ``index`` may have."""
@@ -623,26 +629,15 @@ class Relaxation:
         network = self.network
         last = len(network.nodes) - 1
         self.advance(network.last_activation)
-        rows = matrix.to(self.values[0].lower).reshape(len(matrix), *network.output_shape)
-        parts: list[Tensor] = []
-        order: list[Tensor] = []
-
-        def bounded(rows: Tensor, sample: Tensor) -> Tensor:
-            return self.by_intervals(rows, sample) if intervals else self.lower(last, rows, sample)[0]
-
+        rows = matrix.to(self.values[0].lower).reshape(-1, *network.output_shape)
+        found = rows.new_full((rows.shape[0],), -math.inf)
         size = chunk_size(network, rows, memory, first=network.last_activation if intervals else 0)
-        if stop is None and len(rows) <= size and (every := _in_turn(sample, self.samples)) is not None:
-            return bounded(rows, every)
-        for number, mine in groups(sample, size, self.samples):
-            order.append(number.flatten())
+        for part, mine in groups(sample, size, self.samples):
             if stop is not None and stop():
-                parts.append(rows.new_full((number.numel(),), -math.inf))
-            else:
-                parts.append(bounded(rows[order[-1]], mine))
-        if not parts:
-            return rows.new_zeros(0)
-        found = torch.cat(parts)
-        return found.new_empty(len(rows)).index_copy(0, torch.cat(order), found)
+                break
+            chosen = rows[part]
+            found[part] = self.by_intervals(chosen, mine) if intervals else self.lower(last, chosen, mine)[0]
+        return found
 
 
 class _Walk:
@@ -651,8 +646,8 @@ class _Walk:
     def __init__(
         self,
         relaxation: Relaxation,
-        sample: Tensor,
-        each: int,
+        sample: Tensor | None,
+        grouped: tuple[int, int],
         rounded: bool = True,
         lines: Mapping[int, Lines] | None = None,
         record: dict[int, Tensor] | None = None,
@@ -660,7 +655,7 @@ class _Walk:
     ) -> None:
         self.of = relaxation
         self.nodes = relaxation.network.nodes
-        self.sample, self.groups, self.each = sample, len(sample), each
+        self.sample, (self.groups, self.each) = sample, grouped
         self.rounded = rounded
         self.reference = relaxation.reference
         self.border = relaxation.border if rounded else -1
@@ -671,22 +666,35 @@ class _Walk:
         self.restricted: set[int] = set()
 
     @cached_property
+    def _named(self) -> Tensor:
+        """(groups,) the sample of each group."""
+        return torch.arange(self.groups, device=self.of.values[0].lower.device) if self.sample is None else self.sample
+
+    @cached_property
     def _every(self) -> Tensor | None:
         """(rows,) the sample of each row; None where there is but one."""
         if self.of.samples == 1:
             return None
-        return self.sample if self.each == 1 else self.sample.repeat_interleave(self.each)
+        return self._named if self.each == 1 else self._named.repeat_interleave(self.each)
 
-    def back(self, start: int, rows: Tensor | Window, terms: list[Tensor], origin: int) -> tuple[Tensor, Tensor | None]:
+    def back(
+        self,
+        start: int,
+        rows: Tensor | Window,
+        total: Tensor | None,
+        origin: int,
+        constant: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
         """What ``Relaxation.lower`` returns.
 
         Args:
             start: the node.
             rows: of the node, (groups, each, neurons).
-            terms: of their constants, (groups, each) each.
-            origin: the node whose rows they were, and whose rounding errors are among the terms.
+            total: their values at the points, less what rounding may change there, (groups, each), if it counts.
+            origin: the node whose rows they were, and whose rounding errors are accounted for.
+            constant: what is to be added, (groups, each).
         """
-        self.start, self.terms = start, terms
+        self.start, self.total = start, total
         charged, reached = set(self.reference.covered(origin)), None
         self._give(start, rows)
         for index in range(start, -1, -1):
@@ -697,14 +705,14 @@ class _Walk:
             if isinstance(node, Activation) and not ends and self.of.network.uses[node.inputs[0]] == 1:
                 charged |= self.reference.covered(node.inputs[0])
             if self.rounded and not ends and index not in charged and isinstance(node, Affine | Add):
-                terms.append(-self._weighed(a, index, "unit", self.reference.unit(index)))
+                self._less(self._weighed(a, index, "unit", self.reference.unit(index)))
                 charged |= self.reference.covered(index)
             if isinstance(a, Window) and index not in self.lines and not isinstance(node, Add | Reshape | Permute):
                 stepped = self.of.windowed(a, index, self._every)
                 if stepped is not None:
                     added, before = stepped
                     if added is not None:
-                        terms.append(added.reshape(self.groups, self.each))
+                        self._plus(added.reshape(self.groups, self.each))
                     if before is not None:
                         self._give(node.inputs[0], before)
                     continue
@@ -713,11 +721,11 @@ class _Walk:
                 cells = node.cells(self._whole(a, index).reshape(-1, *node.shape))
                 radius = _of(self.of.cells(node), self.sample)
                 products = cells.abs_().unflatten(0, (self.groups, self.each)).mul_(radius[:, None])
-                terms.append(-_sum(products, 3))
+                self._less(_sum(products, 3))
                 continue
             if ends:
                 a = self._whole(a, index)
-                terms += self._concretised(a, index)
+                self._concretise(a, index)
                 if self.wanted and index == self.of.entry:
                     reached = a.flatten(0, 1)
                 continue
@@ -725,13 +733,23 @@ class _Walk:
                 for source in node.inputs:
                     self._give(source, a)
             else:
-                terms += self._through(a if index in self.restricted else self._whole(a, index), index)
+                self._through(a if index in self.restricted else self._whole(a, index), index)
+        found = self.total
+        assert found is not None
+        if constant is not None:
+            found = found + constant
         if self.rounded:
             lost = _of(self.reference.lost(origin), self.sample)[:, None]
-            found = rounding.total(torch.stack(terms), lost)
-        else:
-            found = sum(terms[1:], terms[0])
+            found = rounding.total(found, lost, constant)
         return found.flatten(), reached
+
+    def _plus(self, term: Tensor) -> None:
+        """Add to what is found so far, (groups, each)."""
+        self.total = term if self.total is None else self.total + term
+
+    def _less(self, term: Tensor) -> None:
+        """Take away from it."""
+        self.total = -term if self.total is None else self.total - term
 
     def _weighed(self, a: Tensor | Window, index: int, name: str, values: Tensor, spent: bool = False) -> Tensor:
         """|A|·values of node ``index``, (batch, size): (groups, each). ``spent``: whether nobody else wants A."""
@@ -760,30 +778,30 @@ class _Walk:
             both = a.plus(other) if isinstance(a, Window) and isinstance(other, Window) else None
             a = self._whole(a, index) + self._whole(other, index) if both is None else both
             if self.rounded:
-                self.terms.append(-self._weighed(a, index, "sum", self.reference.merged(index)))
+                self._less(self._weighed(a, index, "sum", self.reference.merged(index)))
         self.coefficients[index] = a
 
-    def _concretised(self, a: Tensor, index: int) -> list[Tensor]:
-        """The least values of rows of a node at which they end."""
+    def _concretise(self, a: Tensor, index: int) -> None:
+        """Take the least values of rows of a node at which they end."""
         if self.rounded:
             # Gradients may want it, too.
             spent = not self.wanted and not a.requires_grad
-            return [-self._weighed(a, index, "radius", self.of.radius(index), spent)]
+            self._less(self._weighed(a, index, "radius", self.of.radius(index), spent))
+            return
         center, radius = (_of(t, self.sample) for t in self.of.ball(index))
-        return [_dot(a, center), -_dot(a.abs(), radius)]
+        self._plus(_dot(a, center))
+        self._less(_dot(a.abs(), radius))
 
-    def _through(self, a: Tensor | Window, index: int) -> list[Tensor]:
-        """Pull rows back through a node of one input; what is added to their constants."""
+    def _through(self, a: Tensor | Window, index: int) -> None:
+        """Pull rows back through a node of one input."""
         assert isinstance(a, Tensor)
         node = self.nodes[index]
         source = node.inputs[0]
         match node:
             case Reshape():
                 self._give(source, a)
-                return []
             case Permute():
                 self._give(source, node.adjoint(a.reshape(-1, *node.shape)).reshape(self.groups, self.each, -1))
-                return []
             case Affine():
                 # Rows that begin here may have coefficients for neurons that are inactive after it.
                 narrow = self.rounded and index != self.start and self.reference.narrows(index)
@@ -791,13 +809,14 @@ class _Walk:
                 shaped = a if len(node.shape) == 1 else a.reshape(-1, *node.shape)
                 back = node.adjoint(shaped, self.nodes[source].shape)
                 self._give(source, back.reshape(self.groups, self.each, -1))
-                return [] if self.rounded else [a @ node.offset().expand(node.shape).flatten()]
+                if not self.rounded:
+                    self._plus(a @ node.offset().expand(node.shape).flatten())
             case Activation() if index in self.lines:
                 own = self.lines[index]
                 if self.record is not None:
                     self.record[index] = a.flatten(0, 1)
-                step = self.of.outward(index, own, self.sample) if self.rounded else _Step.of(node, own)
-                return self._relaxed(a, index, step.single(_depth(node.size)) if index <= self.border else step)
+                step = self.of.outward(index, own, self._named) if self.rounded else _Step.of(node, own)
+                self._relaxed(a, index, step.single(_depth(node.size)) if index <= self.border else step)
             case Activation() if (alive := self.of.alive(index, self.rounded)) is not None:
                 linear = self.nodes[source]
                 assert isinstance(linear, Linear)
@@ -807,33 +826,45 @@ class _Walk:
                 else:
                     a, step, weight, numbers = alive.restrict(a, self.sample, self.of.weight(source, self.rounded))
                 before, added = step.back(a, index <= self.border)
+                self._plus(added)
                 further = linear.inputs[0]
                 free = self.rounded and further not in self.lines
                 if free and (between := self.of.between(index)) is not None:
                     self.restricted.add(further)
                     weight = between
                 self._give(further, before.to(weight.dtype) @ weight)
-                return added if self.rounded else [*added, _dot(before, linear.bias[numbers])]
+                if not self.rounded:
+                    self._plus(_dot(before, linear.bias[numbers]))
             case Activation():
                 step = self.of.step(index, self.rounded, _depth(node.size) if index <= self.border else 0)
-                mine = step if self.of.samples == 1 else step.map(lambda t: _of(t, self.sample))
-                return self._relaxed(a, index, mine)
-        raise UnsupportedError("no linear bound is known", place=f"node '{node.name}' ({node.op})")
+                whole = self.sample is None or self.of.samples == 1
+                self._relaxed(a, index, step if whole else step.map(lambda t: _of(t, self.sample)))
+            case _:
+                raise UnsupportedError("no linear bound is known", place=f"node '{node.name}' ({node.op})")
 
-    def _relaxed(self, a: Tensor, index: int, step: _Step) -> list[Tensor]:
+    def _relaxed(self, a: Tensor, index: int, step: _Step) -> None:
         """Pull rows back through an activation."""
         before, added = step.back(a, index <= self.border)
+        self._plus(added)
         self._give(self.nodes[index].inputs[0], before)
-        return added
 
 
-def _dot(a: Tensor, values: Tensor) -> Tensor:
-    """a·values group by group: of (groups, each, n) and (groups, n), (groups, each)."""
+def _products(a: Tensor, values: Tensor, start: Tensor | None = None) -> Tensor:
+    """a·values group by group, and ``start``: of (groups, each, n) and (groups, n) or (1, n), in rows' order."""
     if values.shape[0] == 1:
-        return F.linear(a, values).squeeze(2)
-    if a.shape[1] == 1:
-        return (a.squeeze(1) * values).sum(1, keepdim=True)
-    return (values[:, None] @ a.mT).squeeze(1)
+        # Values as a column are faster.
+        first, second = a if a.shape[0] == 1 else a.flatten(0, 1).unsqueeze(0), values.unsqueeze(2)
+    elif a.shape[1] == 1:
+        found = (a * values.unsqueeze(1)).sum(2, keepdim=True)
+        return found if start is None else start + found
+    else:
+        first, second = values.unsqueeze(1), a.mT
+    return torch.bmm(first, second) if start is None else torch.baddbmm(start, first, second)
+
+
+def _dot(a: Tensor, values: Tensor, start: Tensor | None = None) -> Tensor:
+    """``_products`` as (groups, each)."""
+    return _products(a, values, start).view(a.shape[:2])
 
 
 def _depth(size: int) -> int:
@@ -855,9 +886,9 @@ def _sum(products: Tensor, axes: int) -> Tensor:
     return products.view(*products.shape[:-1], lines, length).sum(-1).sum(-1) if lines > 1 else products.sum(-1)
 
 
-def _of(values: Tensor, sample: Tensor) -> Tensor:
+def _of(values: Tensor, sample: Tensor | None) -> Tensor:
     """Those of the samples named, one after another."""
-    if values.shape[0] == 1 == sample.shape[0]:
+    if sample is None or values.shape[0] == 1 == sample.shape[0]:
         return values
     return values.index_select(0, sample)
 
@@ -880,37 +911,45 @@ def chunk_size(network: Network, like: Tensor, memory: int, copies: int = _COPIE
     return max(1, limit // (network.widest[first] * like.element_size() * copies))
 
 
-def groups(sample: Tensor, size: int, samples: int, multiple: int = 1) -> Iterator[tuple[Tensor, Tensor]]:
+def groups(
+    sample: Tensor, size: int, samples: int, multiple: int = 1
+) -> Iterator[tuple[Tensor | slice, Tensor | None]]:
     """Rows in chunks of at most ``size``, each of some groups of equal size.
 
     Args:
-        sample: (R,) the sample of each row, in any order.
+        sample: (R,) the sample of each row, in any order; anything where there is one sample.
         size: at least 1.
         samples: how many there are.
         multiple: of which the rows of a chunk are to be, where there is one sample; ``size`` is rounded up to it.
 
     Yields:
-        (groups, each) numbers of rows, a group's last one repeated where it has too few, and (groups,) its sample.
+        The rows, group after group, as an index, a group's last one repeated where it has too few; and (groups,) the
+        sample of each, None for every sample, one after another.
     """
+    count = sample.shape[0]
     if samples == 1:
-        count, size = len(sample), -(-size // multiple) * multiple
+        size = -(-size // multiple) * multiple
         for start in range(0, count, size):
-            end = start + min(size, -(-(count - start) // multiple) * multiple)
-            number = torch.arange(start, end, device=sample.device)
-            yield (number if end <= count else number.clamp_(max=count - 1))[None], sample[:1]
+            length = min(size, -(-(count - start) // multiple) * multiple)
+            part = slice(start, start + length)
+            whole = start + length <= count
+            yield (
+                part if whole else torch.arange(start, start + length, device=sample.device).clamp_(max=count - 1),
+                None,
+            )
         return
-    if len(sample) <= size and (every := _in_turn(sample, samples)) is not None:
-        yield torch.arange(len(sample), device=sample.device).reshape(samples, -1), every
+    if count <= size and _in_turn(sample, samples):
+        yield slice(0, count), None
         return
     order = sample.argsort(stable=True)
     counts = torch.bincount(sample).tolist()
     begin, pieces = 0, []
-    for which, count in enumerate(counts):
-        parts = -(-count // size)
-        for part in range(parts):
-            first, end = count * part // parts, count * (part + 1) // parts
+    for which, number in enumerate(counts):
+        parts = -(-number // size)
+        for part_of in range(parts):
+            first, end = number * part_of // parts, number * (part_of + 1) // parts
             pieces.append((end - first, begin + first, which))
-        begin += count
+        begin += number
     # Neighbours of nearly equal size leave little to repeat.
     pieces.sort()
     while pieces:
@@ -920,16 +959,15 @@ def groups(sample: Tensor, size: int, samples: int, multiple: int = 1) -> Iterat
         lengths, starts, mine = torch.tensor(pieces[:taken], device=sample.device).unbind(1)
         del pieces[:taken]
         place = torch.minimum(torch.arange(int(lengths[-1]), device=sample.device), lengths[:, None] - 1)
-        yield order[starts[:, None] + place], mine
+        yield order[starts[:, None] + place].flatten(), mine
 
 
-def _in_turn(sample: Tensor, samples: int) -> Tensor | None:
-    """All samples, one after another, if that is how equally many rows of each come."""
-    if not len(sample) or len(sample) % samples:
-        return None
-    every = torch.arange(samples, device=sample.device)
-    in_turn = samples == 1 or bool((sample.reshape(samples, -1) == every[:, None]).all())
-    return every if in_turn else None
+def _in_turn(sample: Tensor, samples: int) -> bool:
+    """Whether equally many rows of every sample come, one sample after another."""
+    each, more = divmod(sample.shape[0], samples)
+    if not each or more:
+        return False
+    return torch.equal(sample, torch.arange(samples, device=sample.device).repeat_interleave(each))
 
 
 def entry(network: Network) -> int:
@@ -998,18 +1036,18 @@ def relaxed(
         def side(wanted: Tensor) -> None:
             """Bound what is wanted of ``both`` anew."""
             places = wanted.flatten().nonzero().squeeze(1)
-            sample = places // neurons % relaxation.samples if relaxation.samples > 1 else torch.zeros_like(places)
-            for number, mine in groups(sample, size, relaxation.samples, multiple):
+            sample = places // neurons % relaxation.samples if relaxation.samples > 1 else places
+            for part, mine in groups(sample, size, relaxation.samples, multiple):
                 if stop is not None and stop():
                     return
-                number = number.flatten()
-                place = places.index_select(0, number)
+                place = places[part]
                 neuron, sign = place % neurons, torch.where(place < chosen.numel(), one, -one)
                 if search is None:
                     found = relaxation.neurons(activation.inputs[0], neuron, sign, mine)
                 else:
                     target, rows, constant = signed(network, activation.inputs[0], neuron, sign)
-                    found = search(relaxation, target, rows, sample[number], constant)
+                    every = sample[part] if relaxation.samples > 1 else torch.zeros_like(place)
+                    found = search(relaxation, target, rows, every, constant)
                 known = both.view(-1)
                 known.index_copy_(0, place, torch.maximum(known.index_select(0, place), found))
 

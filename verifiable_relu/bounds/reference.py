@@ -10,6 +10,7 @@ may be taken in float32 without bounds being moved by more than a small part of 
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING
 from weakref import proxy
 
@@ -52,6 +53,13 @@ class Reference:
         self._losses: dict[int, Tensor] = {}
         self._single: dict[int, bool] = {}
         self._covered: dict[int, frozenset[int]] = {}
+
+    @cached_property
+    def sums(self) -> int:
+        """How many additions a row's value may be the result of: what rows begin with, and one for every node, two for
+        the sum of two."""
+        nodes = self._of.network.nodes
+        return 4 + len(nodes) + sum(isinstance(node, Add) for node in nodes)
 
     def point(self, index: int) -> Tensor:
         """v̂ of node ``index``."""
@@ -99,17 +107,21 @@ class Reference:
             nodes = self._of.network.nodes
             node = nodes[index]
             if index == self._of.entry or isinstance(node, Activation):
-                unit = rounding.value(node.size, self.reach(index)).expand(-1, node.size)
+                unit = rounding.value(node.size, self.reach(index), self.sums).expand(-1, node.size)
                 if index <= self._of.border:
                     unit = unit + rounding.backward_single(self.radius(index).flatten(1))
             elif isinstance(node, Affine):
                 source = node.inputs[0]
                 if index not in self._affine:
-                    self._affine[index] = rounding.backward_affine(node, self.reach(source))
+                    self._affine[index] = rounding.backward_affine(node, self.reach(source), self.sums)
                 unit = self._affine[index]
                 if source <= self._of.border and not (alone and self.takes_single(index)):
                     terms = 0 if alone else self._terms(index, after)
-                    unit = unit + rounding.backward_single(self.radius(source), terms, node)
+                    if source == self._of.entry and isinstance(node, Linear) and len(node.shape) == 1:
+                        # |W|·|x − x̂| is how far the intervals reach, which nothing improves upon.
+                        unit = unit + rounding.backward_single(self.radius(index), terms)
+                    else:
+                        unit = unit + rounding.backward_single(self.radius(source), terms, node)
                 unit = unit.expand(-1, *node.shape).flatten(1)
             elif isinstance(node, Add):
                 first, second = (

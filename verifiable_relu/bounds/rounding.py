@@ -110,7 +110,7 @@ def interval_affine(node: Affine, largest: Tensor, terms: int = 0) -> tuple[floa
     """
     dtype = largest.dtype
     info, few = torch.finfo(dtype), torch.finfo(torch.float32)
-    relative = gamma(2 * node.terms + 24, dtype) + 2 * node.weight_error
+    relative = gamma(node.terms + 16, dtype) + 2 * node.weight_error
     growth, smallest, lost = relative, info.tiny / info.eps, 8 * node.terms * info.tiny
     if terms:
         growth, smallest, lost = (
@@ -120,7 +120,8 @@ def interval_affine(node: Affine, largest: Tensor, terms: int = 0) -> tuple[floa
         )
     # Doubled, this sum overflows before any other may.
     offset = kept(node, "_twice_offset", lambda: 2 * node.offset_magnitude())
-    reach = torch.addcmul(offset, 2 * largest.reshape(-1, *[1] * len(node.shape)), node.row_sums)
+    row = kept(node, "_twice_row", lambda: 2 * node.row_sums)
+    reach = torch.addcmul(offset, largest.reshape(-1, *[1] * len(node.shape)), row)
     least = kept(node, f"_least{terms}", lambda: smallest * node.row_sums + lost)
     return 1 + growth, torch.add(least, reach, alpha=relative / 2)
 
@@ -152,8 +153,8 @@ def interval_rows(node: Affine | None, largest: Tensor, size: int) -> tuple[Tens
     """
     if node is None:
         none = torch.full_like(largest, 16 * size * _tiny(largest.dtype))
-        return value(size, largest).expand(-1, size), none
-    return backward_affine(node, largest), lost(node, largest, max(size, node.size), largest.dtype)
+        return value(size, largest, 1).expand(-1, size), none
+    return backward_affine(node, largest, 1), lost(node, largest, max(size, node.size), largest.dtype)
 
 
 def interval_sum(largest: Tensor) -> Tensor:
@@ -186,18 +187,19 @@ def radius(box: Bounds, point: Tensor) -> Tensor:
     return torch.add(4 * _tiny(reach.dtype), reach, alpha=1 + 8 * unit_roundoff(reach.dtype))
 
 
-def value(size: int, reach: Tensor) -> Tensor:
+def value(size: int, reach: Tensor, sums: int) -> Tensor:
     """The error of one unit of |A| in A·v̂ over ``size`` numbers, and of a ReLU's lines there.
 
     Args:
         size: how many there are.
         reach: (batch,) ≥ |v|, |v̂|.
+        sums: how many additions what is computed with them takes part in (``backward_affine``).
 
     Returns:
         (batch, 1).
     """
     dtype = reach.dtype
-    relative = 2 * gamma(size + 8, dtype) + _LINES * unit_roundoff(dtype)
+    relative = 2 * gamma(size + 8, dtype) + (_LINES + 2 * sums) * unit_roundoff(dtype)
     return (relative * reach + 8 * size * _tiny(dtype))[:, None]
 
 
@@ -206,27 +208,30 @@ _LINES = 24
 far its upper line lies above, 8 the new coefficients, of z − ẑ."""
 
 
-def backward_affine(node: Affine, reach: Tensor) -> Tensor:
+def backward_affine(node: Affine, reach: Tensor, sums: int) -> Tensor:
     """The error of one unit of |A| in pulling rows A back through y = W·x + b, about a point x̂.
 
     With ŷ = fl(W·x̂ + b), A·(y − ŷ) is A′·(x − x̂) with A′ = fl(A·W) but for (A·W − A′)·(x − x̂), at most
     γ·|A|·|W|·|x − x̂|, and A·(W·x̂ + b − ŷ), at most γ·|A|·(|W|·|x̂| + |b|). Both together are at most
     3γ·|A|·m, m = reach·(sums of |W|'s rows) + |b| being an upper bound of |y| and of |ŷ|, too. Two more γ·|A|·m cover
     the sum A⁻·(upper − lower line) at a ReLU of y, whose lines are no further apart than 2m at ŷ, or A·ŷ where rows
-    begin; ``_LINES`` the lines themselves.
+    begin; ``_LINES`` the lines themselves. A row's value is a running sum of A·ŷ and of such sums A⁻·(upper − lower
+    line), each at most 2|A|·m: every addition, but for the last, errs by at most u times all of them.
 
     Args:
         node: the affine map.
         reach: (batch,) ≥ |x|, |x̂|.
+        sums: how many such additions there are at most.
 
     Returns:
         (batch, *shape), or broadcastable to it.
     """
     dtype = reach.dtype
-    relative = 5 * gamma(max(node.terms, node.size) + 2, dtype) + _LINES * unit_roundoff(dtype) + 2 * node.weight_error
-    least = kept(node, "_unit_offset", lambda: relative * node.offset_magnitude() + 8 * node.size * _tiny(dtype))
-    sums = kept(node, "_unit_sums", lambda: relative * node.row_sums)
-    return torch.addcmul(least, sums, reach.reshape(-1, *[1] * len(node.shape)))
+    lines = (_LINES + 2 * sums) * unit_roundoff(dtype)
+    relative = 5 * gamma(max(node.terms, node.size) + 2, dtype) + lines + 2 * node.weight_error
+    least = kept(node, f"_unit_offset{sums}", lambda: relative * node.offset_magnitude() + 8 * node.size * _tiny(dtype))
+    slope = kept(node, f"_unit_slope{sums}", lambda: relative * node.row_sums)
+    return torch.addcmul(least, slope, reach.reshape(-1, *[1] * len(node.shape)))
 
 
 def backward_single(radius: Tensor, terms: int | Tensor = 0, node: Affine | None = None) -> Tensor:
@@ -239,20 +244,20 @@ def backward_single(radius: Tensor, terms: int | Tensor = 0, node: Affine | None
     Args:
         radius: ≥ |x − x̂|, (batch, *shape of x).
         terms: how many products that are not zero a coefficient is the sum of: of all, or like ``radius``.
-        node: the affine map, by default the identity.
+        node: the affine map, by default the identity: then ``radius`` is of y, and the products are as many at most.
 
     Returns:
         (batch, *shape of y).
     """
     single = torch.float32
-    most = terms if isinstance(terms, int) else node.terms if node is not None else 0
+    most = terms if isinstance(terms, int) else node.terms if node is not None else radius[0].numel()
     # Of γ the denominator that is smallest.
     unit = 1.01 * gamma(most + 9, single) / (most + 9)
     error = radius * (unit * (most + 9) if isinstance(terms, int) else torch.add(terms, 9).mul_(unit))
     return torch.add(error if node is None else node.absolute(error), 8 * _tiny(single))
 
 
-def backward_activation(node: Activation, reach: Tensor, image: Tensor, lines: Lines) -> Tensor:
+def backward_activation(node: Activation, reach: Tensor, image: Tensor, lines: Lines, sums: int) -> Tensor:
     """The error of one unit of |A| in replacing an activation by its lines, beside that of ``backward_affine``.
 
     Covers the rounding in the lines themselves (their offsets are computed from slopes and end points), in the
@@ -265,6 +270,7 @@ def backward_activation(node: Activation, reach: Tensor, image: Tensor, lines: L
         reach: (batch,) ≥ |z|, |ẑ|.
         image: (batch,) ≥ |x̂|, of the output.
         lines: over the bounds of z, (rows, neurons).
+        sums: as in ``backward_affine``.
 
     Returns:
         (rows, neurons).
@@ -274,10 +280,11 @@ def backward_activation(node: Activation, reach: Tensor, image: Tensor, lines: L
     offset = torch.maximum(lines.lower_offset.abs(), lines.upper_offset.abs())
     known = row(node)
     size = slope * reach[:, None] + offset
-    line = unit_roundoff(dtype) * ((known.ulps + _LINES) * size + 2 * known.absolute(node) + 8 * image[:, None])
+    # Of running sums ``backward_affine`` covers what slopes have to do with.
+    line = (known.ulps + _LINES) * size + 2 * sums * offset + 2 * known.absolute(node) + 8 * image[:, None]
     # The last part is that of numbers, slopes among them, too small for float32.
     tiny = 8 * node.size * _tiny(dtype) + 8 * _tiny(torch.float32) * (1 + reach[:, None])
-    return line + 3 * gamma(node.size + 8, dtype) * size + tiny
+    return unit_roundoff(dtype) * line + 3 * gamma(node.size + 8, dtype) * size + tiny
 
 
 def outward(top: Tensor, floor: Tensor | None, error: Tensor, terms: int) -> tuple[Tensor, Tensor]:
@@ -290,7 +297,7 @@ def outward(top: Tensor, floor: Tensor | None, error: Tensor, terms: int) -> tup
         top: how far the upper line lies above the lower one, at the point.
         floor: the lower line there, None for 0.
         error: of one unit of |A|.
-        terms: how many products are summed.
+        terms: how many sums a product takes part in.
 
     Returns:
         ``top`` and ``floor``, moved.
@@ -361,8 +368,16 @@ def lost(node: Node, reach: Tensor, size: int, dtype: torch.dtype) -> Tensor:
     return torch.addcmul(offset, slope, reach)
 
 
-def total(terms: Tensor, lost: Tensor) -> Tensor:
-    """The sum of ``terms`` (n, …) less ``lost``, of which a part is to spare, rounded down."""
-    relative = 2 * (len(terms) + 4) * unit_roundoff(terms.dtype)
-    error = torch.add(lost, terms.abs().sum(0), alpha=relative)
-    return terms.sum(0).sub_(error)
+def total(found: Tensor, lost: Tensor, constant: Tensor | None = None) -> Tensor:
+    """``found`` less ``lost``, of which a part is to spare, rounded down.
+
+    Args:
+        found: of a row: a sum whose partial sums' errors are accounted for (``added``), plus two terms at most.
+        lost: what underflow may change.
+        constant: the last of these terms, if not −|A|·radius.
+    """
+    relative = 4 * unit_roundoff(found.dtype)
+    error = torch.add(lost, found.abs(), alpha=relative)
+    if constant is not None:
+        error = torch.add(error, constant.abs(), alpha=relative)
+    return found - error

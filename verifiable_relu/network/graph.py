@@ -135,6 +135,9 @@ _LINE = 96
 _SHORT = 48
 """The same of products with matrices."""
 
+_DEEP = 16
+"""From so many lines on their sums are summed up in two steps."""
+
 _CELL = 8
 """Sums in products of the kernel's blocks are to be so long at least: shorter ones are slow."""
 
@@ -189,6 +192,13 @@ def folded(size: int, short: bool = False) -> tuple[int, int]:
     return size // length, length
 
 
+@cache
+def _halves(lines: int) -> tuple[int, int]:
+    """In how many parts of how many each sums of so many lines are summed up, if there are many."""
+    first = next(n for n in range(math.isqrt(lines), 0, -1) if lines % n == 0)
+    return (first, lines // first) if lines >= _DEEP else (1, lines)
+
+
 def _magnitude(node: Linear | Conv2d) -> Tensor:
     """|weight|."""
     return kept(node, "_absolute", node.weight.abs)
@@ -237,16 +247,19 @@ class Linear(Affine):
         return (x.reshape(-1, x.shape[-1]) @ self._sparse.transposed).reshape(*x.shape[:-1], -1)
 
     def _in_lines(self, x: Tensor, absolute: bool) -> Tensor:
-        """W·x or |W|·x of (batch, in), sums of ``single_terms`` in float32 and their sums in the weight's dtype."""
-        lines = folded(x.shape[1], short=True)
+        """W·x or |W|·x of (batch, in), summed in float32 line by line, and given in the weight's dtype."""
+        # Errors count by |x|: that is a radius, or a centre, which is larger.
+        lines = folded(x.shape[1], short=not absolute)
 
         def make() -> Tensor:
             weight = _in_single(self).abs() if absolute else _in_single(self)
             return weight.T.reshape(*lines, -1).contiguous()
 
         weight = kept(self, f"_in_lines{absolute}", make)
-        narrow = x.to(torch.float32).unflatten(1, lines).transpose(0, 1)
-        return torch.bmm(narrow, weight).sum(0, dtype=self.weight.dtype)
+        sums = torch.bmm(x.to(torch.float32).unflatten(1, lines).transpose(0, 1), weight)
+        if (halves := _halves(lines[0]))[0] > 1:
+            sums = sums.unflatten(0, halves).sum(0)
+        return sums.sum(0).to(self.weight.dtype)
 
     def absolute(self, x: Tensor, single: bool = False) -> Tensor:
         if single:
@@ -267,9 +280,10 @@ class Linear(Affine):
         return self.constant and not self.sparse and len(self.shape) == 1 and _is_single(self)
 
     @property
-    def single_terms(self) -> int:
-        """How many products are summed in float32 by ``linear`` and ``absolute`` with ``single``."""
-        return folded(self.weight.shape[1], short=True)[1]
+    def single_terms(self) -> tuple[int, int]:
+        """How many sums a product takes part in, in float32, in ``linear`` and in ``absolute`` with ``single``."""
+        few, more = (folded(self.weight.shape[1], short) for short in (True, False))
+        return sum(_halves(few[0])) - 2 + few[1], sum(_halves(more[0])) - 2 + more[1]
 
     @property
     def row_sums(self) -> Tensor:
@@ -516,9 +530,9 @@ class Conv2d(Affine):
         return self.plain and self.constant and _is_single(self)
 
     @property
-    def single_terms(self) -> int:
-        """How many products are summed in float32 by ``linear`` and ``absolute`` with ``single``."""
-        return self.weight[0].numel()
+    def single_terms(self) -> tuple[int, int]:
+        """How many sums a product takes part in, in float32, in ``linear`` and in ``absolute`` with ``single``."""
+        return self.weight[0].numel(), self.weight[0].numel()
 
     @cached_property
     def adjoint_terms(self) -> int:

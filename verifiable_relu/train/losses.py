@@ -80,11 +80,9 @@ def worst_logits(relaxation: Relaxation, y: Tensor, linear: float = 0.0) -> Tens
     last = len(relaxation.network.nodes) - 1
     one = torch.eye(relaxation.network.output_size).to(relaxation.values[0].lower)
     rows = (one[y].unsqueeze(1) - one).flatten(0, 1)
-    sample = torch.arange(len(y), device=y.device)
-
-    lower = relaxation.by_intervals(rows, sample, rounded=False)
+    lower = relaxation.by_intervals(rows, rounded=False)
     if linear != 0:
-        lower = torch.lerp(lower, relaxation.lower(last, rows, sample, rounded=False)[0], linear)
+        lower = torch.lerp(lower, relaxation.lower(last, rows, rounded=False)[0], linear)
     return -lower.reshape(len(y), -1)
 
 
