@@ -116,7 +116,7 @@ def _single_terms(node: Affine, radius: Tensor) -> int:
     if not isinstance(node, Conv2d | Linear) or len(radius) < _MANY or max(node.single_terms) > _SINGLE:
         return 0
     large = isinstance(node, Conv2d) or len(radius) * node.weight.numel() >= _LARGE
-    return node.single_terms[1] if large and rounding.single(node, radius) else 0
+    return node.single_terms[1] if large and node.single and rounding.single(radius) else 0
 
 
 def _bearable(node: Affine, radius: Tensor, wider: Tensor, most: Tensor) -> bool:

@@ -123,7 +123,7 @@ class _Step:
         if single:
             assert self.floor is not None
             return before, _sum(negative.mul_(self.lift.unsqueeze(1)).addcmul_(a, self.floor.unsqueeze(1)), 1)
-        return before, _dot(negative, self.lift, None if self.floor is None else _products(a, self.floor))
+        return before, _dot(negative, self.lift, None if self.floor is None else (a, self.floor))
 
 
 @dataclass(frozen=True)
@@ -849,22 +849,25 @@ class _Walk:
         self._give(self.nodes[index].inputs[0], before)
 
 
+def _dot(a: Tensor, values: Tensor, before: tuple[Tensor, Tensor] | None = None) -> Tensor:
+    """a·values group by group, (groups, each): of (groups, each, n) and (groups, n), or (1, n) for every group.
+
+    ``before``: others of the same shapes, whose product comes first in the sum.
+    """
+    if a.shape[0] > 1 == values.shape[0]:
+        one = before and (before[0].flatten(0, 1).unsqueeze(0), before[1])
+        return _dot(a.flatten(0, 1).unsqueeze(0), values, one).view(a.shape[:2])
+    if a.shape[0] > 1 == a.shape[1]:
+        found = (a.squeeze(1) * values).sum(1, keepdim=True)
+        return found if before is None else _dot(*before) + found
+    return _products(a, values, before and _products(*before)).flatten(1)
+
+
 def _products(a: Tensor, values: Tensor, start: Tensor | None = None) -> Tensor:
-    """a·values group by group, and ``start``: of (groups, each, n) and (groups, n) or (1, n), in rows' order."""
-    if values.shape[0] == 1:
-        # Values as a column are faster.
-        first, second = a if a.shape[0] == 1 else a.flatten(0, 1).unsqueeze(0), values.unsqueeze(2)
-    elif a.shape[1] == 1:
-        found = (a * values.unsqueeze(1)).sum(2, keepdim=True)
-        return found if start is None else start + found
-    else:
-        first, second = values.unsqueeze(1), a.mT
+    """``start`` and a·values, of one group (1, each, 1), of several (groups, 1, each)."""
+    # A column is faster, but not in several groups.
+    first, second = (a, values.unsqueeze(2)) if a.shape[0] == 1 else (values.unsqueeze(1), a.mT)
     return torch.bmm(first, second) if start is None else torch.baddbmm(start, first, second)
-
-
-def _dot(a: Tensor, values: Tensor, start: Tensor | None = None) -> Tensor:
-    """``_products`` as (groups, each)."""
-    return _products(a, values, start).view(a.shape[:2])
 
 
 def _depth(size: int) -> int:
@@ -905,10 +908,10 @@ def signed(network: Network, index: int, neuron: Tensor, sign: Tensor) -> tuple[
     return index, ones.reshape(-1, *node.shape), None
 
 
-def chunk_size(network: Network, like: Tensor, memory: int, copies: int = _COPIES, first: int = 0) -> int:
+def chunk_size(network: Network, like: Tensor, memory: int, copies: float = _COPIES, first: int = 0) -> int:
     """How many rows may be propagated at once, back to node ``first``, for coefficients to stay within ``memory``."""
     limit = min(memory, _CACHED) if like.device.type == "cpu" else memory
-    return max(1, limit // (network.widest[first] * like.element_size() * copies))
+    return max(1, int(limit / (network.widest[first] * like.element_size() * copies)))
 
 
 def groups(
@@ -1029,9 +1032,10 @@ def relaxed(
         # Windows take part of the memory of whole rows.
         copies = _COPIES if search is not None or len(interval.lower.shape) != 4 else _COPIES // 3
         narrow = relaxation.border > relaxation.entry
-        size = chunk_size(network, both[:0].float() if narrow else both, memory, copies)
+        size = chunk_size(network, both, memory, copies / 2 if narrow else copies)
         multiple = _MULTIPLE if narrow else 1
         neurons, one = chosen.shape[1], both.new_ones(())
+        other = -one
 
         def side(wanted: Tensor) -> None:
             """Bound what is wanted of ``both`` anew."""
@@ -1041,7 +1045,7 @@ def relaxed(
                 if stop is not None and stop():
                     return
                 place = places[part]
-                neuron, sign = place % neurons, torch.where(place < chosen.numel(), one, -one)
+                neuron, sign = place % neurons, torch.where(place < chosen.numel(), one, other)
                 if search is None:
                     found = relaxation.neurons(activation.inputs[0], neuron, sign, mine)
                 else:

@@ -116,12 +116,13 @@ class Reference:
                     self._affine[index] = rounding.backward_affine(node, self.reach(source), self.sums)
                 unit = self._affine[index]
                 if source <= self._of.border and not (alone and self.takes_single(index)):
-                    terms = 0 if alone else self._terms(index, after)
-                    if source == self._of.entry and isinstance(node, Linear) and len(node.shape) == 1:
-                        # |W|·|x − x̂| is how far the intervals reach, which nothing improves upon.
-                        unit = unit + rounding.backward_single(self.radius(index), terms)
-                    else:
-                        unit = unit + rounding.backward_single(self.radius(source), terms, node)
+                    # Of the entry's box |W|·|x − x̂| is how far the intervals reach, which nothing improves upon.
+                    ends = source == self._of.entry
+                    unit = unit + rounding.backward_single(
+                        self.radius(index if ends else source),
+                        0 if alone else self._terms(index, after),
+                        None if ends else node,
+                    )
                 unit = unit.expand(-1, *node.shape).flatten(1)
             elif isinstance(node, Add):
                 first, second = (
@@ -139,11 +140,11 @@ class Reference:
     def _terms(self, index: int, after: int | None) -> int | Tensor:
         """How many products that are not zero are summed up in float32, in pulling rows back through an affine map.
 
-        For every coefficient of its input, (batch, *shape) or broadcastable to it, or for all.
+        For every coefficient of its input, (batch, *shape) or broadcastable to it, or for all, as of the entry always.
         """
         node = self._of.network.nodes[index]
         if isinstance(node, Conv2d) and index <= self._of.border:
-            if after is None:
+            if after is None or node.inputs[0] == self._of.entry:
                 return node.adjoint_terms
             living = self._of.living(after).unflatten(1, node.shape)
             return node.seen_by(living, self._of.network.nodes[node.inputs[0]].shape)
@@ -159,10 +160,15 @@ class Reference:
         return isinstance(node, Linear) and node.inputs[0] <= self._of.border and self.takes_single(index)
 
     def takes_single(self, index: int) -> bool:
-        """``rounding.single`` of node ``index``."""
+        """Whether sums of node ``index`` may be taken in float32."""
         if index not in self._single:
-            self._single[index] = rounding.single(self._of.network.nodes[index], self._of.values[0].lower)
+            node = self._of.network.nodes[index]
+            self._single[index] = isinstance(node, Conv2d | Linear) and self._plain and node.single
         return self._single[index]
+
+    @cached_property
+    def _plain(self) -> bool:
+        return rounding.single(self._of.values[0].lower)
 
     def covered(self, index: int) -> frozenset[int]:
         """The nodes whose error in pulling rows back is part of ``unit`` of node ``index``.
@@ -207,14 +213,14 @@ def border(network: Network, box: Bounds, entry: int, every: bool = False) -> in
     ``every`` node up to one whose sums may not be. Only affine maps take rows across.
     """
     depth, last, nodes = 0, entry, network.nodes
-    if box.lower.dtype != torch.float64 or box.lower.requires_grad or box.upper.requires_grad:
+    if box.lower.requires_grad or box.upper.requires_grad or not rounding.single(box.lower):
         return -1
     for index in range(entry + 1, len(nodes)):
         node = nodes[index]
         if isinstance(node, Conv2d) or (every and isinstance(node, Linear)):
             if isinstance(node, Conv2d) and not every:
                 depth += node.adjoint_terms
-            if depth > _SINGLE or not rounding.single(node, box.lower):
+            if depth > _SINGLE or not node.single:
                 break
         elif not isinstance(node, Activation | Add | Reshape | Permute):
             break
@@ -226,7 +232,5 @@ def border(network: Network, box: Bounds, entry: int, every: bool = False) -> in
     if every or any(isinstance(node, Conv2d) for node in nodes[entry + 1 : last + 1]):
         return last
     first = [node for node in nodes[1:] if node.inputs == (entry,)]
-    narrow = all(
-        isinstance(node, Linear) and node.size <= _WIDEST and rounding.single(node, box.lower) for node in first
-    )
+    narrow = all(isinstance(node, Linear) and node.size <= _WIDEST and node.single for node in first)
     return entry if last >= entry and narrow and nodes[entry].size >= _MANY else -1

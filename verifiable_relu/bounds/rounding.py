@@ -24,7 +24,7 @@ from torch import Tensor
 
 from verifiable_relu.bounds.activations import row
 from verifiable_relu.bounds.types import Bounds, Lines
-from verifiable_relu.network.graph import Activation, Affine, Conv2d, Linear, Network, Node, kept
+from verifiable_relu.network.graph import Activation, Affine, Conv2d, Network, Node, kept
 
 
 def covers(network: Network, dtype: torch.dtype, device: torch.device | str) -> bool:
@@ -63,15 +63,15 @@ def _tiny(dtype: torch.dtype) -> float:
     return torch.finfo(dtype).tiny
 
 
-def single(node: Node, like: Tensor) -> bool:
-    """Whether sums of a convolution or a linear map may be taken in float32, in bounds typed like a tensor.
+def single(like: Tensor) -> bool:
+    """Whether sums may be taken in float32, in bounds typed like a tensor, of maps that allow it (``Linear.single``).
 
     That needs float32 to be what it says: torch, and its library for convolutions, may be told to compute with fewer
     digits, and on other processors than these the library is not known to sum directly.
     """
-    if not isinstance(node, Conv2d | Linear) or like.dtype != torch.float64 or like.device.type != "cpu":
+    if like.dtype != torch.float64 or like.device.type != "cpu" or platform.machine() not in _DIRECT:
         return False
-    return _all_digits("cpu") and platform.machine() in _DIRECT and node.single
+    return _all_digits("cpu")
 
 
 def _all_digits(kind: str) -> bool:
