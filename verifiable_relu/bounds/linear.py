@@ -209,7 +209,13 @@ class Relaxation:
     @cached_property
     def border(self) -> int:
         """The last node whose coefficients are taken in float32 (``reference.border``)."""
-        return border(self.network, self.values[0], self.entry, self.single)
+        return border(self.network, self.entry, self.single) if self.narrows else -1
+
+    @cached_property
+    def narrows(self) -> bool:
+        """Whether coefficients may be taken in float32 where the values are not."""
+        lower, upper = self.values[0].lower, self.values[0].upper
+        return rounding.single(lower) and not (lower.requires_grad or upper.requires_grad)
 
     def advance(self, index: int, tighten: Callable[[int, Bounds], Bounds] | None = None) -> None:
         """Extend the node bounds through node ``index``.

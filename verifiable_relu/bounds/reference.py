@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from verifiable_relu.bounds import rounding
-from verifiable_relu.bounds.types import Bounds
 from verifiable_relu.network.graph import Activation, Add, Affine, Conv2d, Linear, Network, Permute, Relu, Reshape
 
 if TYPE_CHECKING:
@@ -163,12 +162,8 @@ class Reference:
         """Whether sums of node ``index`` may be taken in float32."""
         if index not in self._single:
             node = self._of.network.nodes[index]
-            self._single[index] = isinstance(node, Conv2d | Linear) and self._plain and node.single
+            self._single[index] = isinstance(node, Conv2d | Linear) and self._of.narrows and node.single
         return self._single[index]
-
-    @cached_property
-    def _plain(self) -> bool:
-        return rounding.single(self._of.values[0].lower)
 
     def covered(self, index: int) -> frozenset[int]:
         """The nodes whose error in pulling rows back is part of ``unit`` of node ``index``.
@@ -206,15 +201,13 @@ class Reference:
         return self._losses[index]
 
 
-def border(network: Network, box: Bounds, entry: int, every: bool = False) -> int:
-    """The last node up to which coefficients are taken in float32, −1 if none.
+def border(network: Network, entry: int, every: bool = False) -> int:
+    """The last node up to which coefficients are taken in float32, where that may be; −1 if none.
 
     These are the inputs, where there are many, and the first convolutions of a network, with what is between them; or
     ``every`` node up to one whose sums may not be. Only affine maps take rows across.
     """
     depth, last, nodes = 0, entry, network.nodes
-    if box.lower.requires_grad or box.upper.requires_grad or not rounding.single(box.lower):
-        return -1
     for index in range(entry + 1, len(nodes)):
         node = nodes[index]
         if isinstance(node, Conv2d) or (every and isinstance(node, Linear)):
