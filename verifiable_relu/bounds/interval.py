@@ -44,7 +44,7 @@ _SHARE = 8e-5
 """By so much a radius may grow for the sake of its centre in float32: on average over a sample's inputs."""
 
 _HUGE = 1e30
-"""Numbers, and sums, up to that don't overflow in float32."""
+"""Sums up to a million times that don't overflow in float32."""
 
 
 def input_box(
@@ -92,7 +92,7 @@ def affine_image(
         narrow = center.float()
         assert isinstance(node, Conv2d | Linear)
         wider = rounding.interval_single(narrow, radius, node.single_terms[0])
-        if _bearable(node, radius, wider, most):
+        if _bearable(node, radius, wider):
             middle, radius = node.linear(narrow, single=True).add_(node.offset()), wider
     if middle is None:
         middle = node.forward(center)
@@ -119,11 +119,14 @@ def _single_terms(node: Affine, radius: Tensor) -> int:
     return node.single_terms[1] if large and node.single and rounding.single(radius) else 0
 
 
-def _bearable(node: Affine, radius: Tensor, wider: Tensor, most: Tensor) -> bool:
-    """Whether sums in float32 for W·center, too, widen no sample's bounds by more than a small share."""
-    largest_sum = kept(node, "_largest_sum", lambda: node.row_sums.amax().clamp(min=1))
-    narrow = wider.flatten(1).sum(1) <= (1 + _SHARE) * radius.flatten(1).sum(1)
-    return bool((narrow & (most * largest_sum <= _HUGE)).all())
+def _bearable(node: Affine, radius: Tensor, wider: Tensor) -> bool:
+    """Whether sums in float32 for W·center, too, widen no sample's bounds by more than a small share.
+
+    A centre is at most a million times as large as its part of ``wider``: where that is small no sum overflows.
+    """
+    limit = _HUGE / float(kept(node, "_largest_sum", lambda: node.row_sums.amax().clamp(min=1)))
+    most = radius.flatten(1).sum(1).mul_(1 + _SHARE).clamp_(max=limit)
+    return bool((wider.flatten(1).sum(1) <= most).all())
 
 
 def node_image(node: Node, boxes: Sequence[Bounds]) -> Bounds:

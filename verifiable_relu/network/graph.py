@@ -274,12 +274,12 @@ class Linear(Affine):
             return a @ weight_like(self, a)
         return (a.reshape(-1, a.shape[-1]) @ self._sparse.weight).reshape(*a.shape[:-1], -1)
 
-    @property
+    @cached_property
     def single(self) -> bool:
         """Whether ``adjoint`` may take float32: the weights are the same there, and dense."""
         return self.constant and not self.sparse and len(self.shape) == 1 and _is_single(self)
 
-    @property
+    @cached_property
     def single_terms(self) -> tuple[int, int]:
         """How many sums a product takes part in, in float32, in ``linear`` and in ``absolute`` with ``single``."""
         few, more = (folded(self.weight.shape[1], short) for short in (True, False))
@@ -524,15 +524,16 @@ class Conv2d(Affine):
         """Whether every output sees every channel, and all of its window."""
         return self.groups == 1 and self.dilation == (1, 1)
 
-    @property
+    @cached_property
     def single(self) -> bool:
         """Whether ``transposed`` may take float32: the weights are the same there, and the kernel is a plain one."""
         return self.plain and self.constant and _is_single(self)
 
-    @property
+    @cached_property
     def single_terms(self) -> tuple[int, int]:
         """How many sums a product takes part in, in float32, in ``linear`` and in ``absolute`` with ``single``."""
-        return self.weight[0].numel(), self.weight[0].numel()
+        terms = math.prod(self.weight.shape[1:])
+        return terms, terms
 
     @cached_property
     def adjoint_terms(self) -> int:
@@ -545,7 +546,7 @@ class Conv2d(Affine):
         return kept(self, "_row_sums", lambda: _magnitude(self).sum((1, 2, 3))[:, None, None])
 
     def offset(self) -> Tensor:
-        return self.bias[:, None, None]
+        return self.bias.reshape(-1, 1, 1)
 
     @property
     def terms(self) -> int:
