@@ -232,9 +232,9 @@ def ours(problem: Problem, method: str) -> Tensor:
     single = problem.single
     with torch.no_grad() if method == "alpha-crown" else torch.inference_mode():
         if method == "ibp":
-            lower = linear_lower_bounds(network, box, {}, matrix, sample, intervals=True)
+            lower = linear_lower_bounds(network, box, {}, matrix, intervals=True)
         elif method == "crown":
-            lower = relaxed(network, box, single=single).outputs(matrix, sample)
+            lower = relaxed(network, box, single=single).outputs(matrix)
         else:
             ascent = Ascent(steps=ITERATIONS)
             lower = alpha_lower_bounds(network, box, problem.pre, matrix, sample, ascent, single=single)

@@ -267,7 +267,7 @@ def test_rows_may_come_in_any_order(make: Callable[[Act], Network], intervals: b
 @pytest.mark.parametrize("sample", [[0, 0, 1, 1], [1, 1, 0, 0], [0, 1, 0, 1], [0, 0, 0, 1], [0, 0], [1, 1], [1, 0, 0]])
 def test_groups_are_of_one_sample(sample: list[int]) -> None:
     of = torch.tensor(sample)
-    (*chunks,) = groups(of, 8, 2)
+    (*chunks,) = groups(len(of), of, 8, 2)
     numbers = torch.arange(len(sample))
     assert sorted({int(n) for part, _ in chunks for n in numbers[part]}) == list(range(len(sample)))
     for part, mine in chunks:

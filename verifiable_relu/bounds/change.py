@@ -155,7 +155,8 @@ class _Change(Relaxation):
         interval = self.values[index]
         sample, neuron = wanted.flatten(1).nonzero().unbind(1)
         lower, upper = interval.lower.flatten(1).clone(), interval.upper.flatten(1).clone()
-        for part, mine in groups(sample, chunk_size(self.network, lower, self._memory, 12), self.samples):
+        size = chunk_size(self.network, lower, self._memory, 12)
+        for part, mine in groups(sample.shape[0], sample, size, self.samples):
             if self._stop is not None and self._stop():
                 break
             chosen = neuron[part]

@@ -98,7 +98,7 @@ def affine_image(
         middle = node.forward(center)
     growth, extra = rounding.interval_affine(node, most, terms)
     spread = torch.add(extra, node.absolute(radius, terms > 0), alpha=growth)
-    return Bounds(middle - spread, middle + spread)
+    return Bounds(middle - spread, spread.add_(middle))
 
 
 def _scaled(node: Scale, box: Bounds, most: Tensor) -> Bounds:

@@ -549,12 +549,14 @@ class Relaxation:
         linear = node if isinstance(node, Linear) and len(node.shape) == 1 else None
         source = last if linear is None else linear.inputs[0]
         center, radius = rounding.ball(self.bounds(source).flat())
-        middle, before = center, a
+        middle = center
         if linear is not None:
-            middle, before = linear.forward(center), linear.adjoint(a, radius.shape[1:])
+            middle, before = linear.forward(center), linear.adjoint(a, radius.shape[1:]).abs_()
+        else:
+            before = a.abs()
         if rounded:
             radius = rounding.concretise(radius, radius.shape[1], radius.dtype)
-        total, reach = _dot(a, _of(middle, sample)), _dot(before.abs(), _of(radius, sample))
+        total, reach = _dot(a, _of(middle, sample)), _dot(before, _of(radius, sample))
         if not rounded:
             return (total - reach).flatten()
         unit, lost = rounding.interval_rows(linear, self.largest(source), radius.shape[1])
@@ -625,7 +627,7 @@ class Relaxation:
     def outputs(
         self,
         matrix: Tensor,
-        sample: Tensor,
+        sample: Tensor | None = None,
         *,
         intervals: bool = False,
         memory: int = MEMORY,
@@ -636,13 +638,16 @@ class Relaxation:
         last = len(network.nodes) - 1
         self.advance(network.last_activation)
         rows = matrix.to(self.values[0].lower).reshape(-1, *network.output_shape)
-        found = rows.new_full((rows.shape[0],), -math.inf)
+        count, found = rows.shape[0], rows.new_full((matrix.shape[0],), -math.inf)
         size = chunk_size(network, rows, memory, first=network.last_activation if intervals else 0)
-        for part, mine in groups(sample, size, self.samples):
+        for part, mine in groups(count, sample, size, self.samples):
             if stop is not None and stop():
                 break
             chosen = rows[part]
-            found[part] = self.by_intervals(chosen, mine) if intervals else self.lower(last, chosen, mine)[0]
+            bounded = self.by_intervals(chosen, mine) if intervals else self.lower(last, chosen, mine)[0]
+            if isinstance(part, slice) and bounded.shape[0] == count:
+                return bounded
+            found[part] = bounded
         return found
 
 
@@ -921,12 +926,13 @@ def chunk_size(network: Network, like: Tensor, memory: int, copies: float = _COP
 
 
 def groups(
-    sample: Tensor, size: int, samples: int, multiple: int = 1
+    count: int, sample: Tensor | None, size: int, samples: int, multiple: int = 1
 ) -> Iterator[tuple[Tensor | slice, Tensor | None]]:
     """Rows in chunks of at most ``size``, each of some groups of equal size.
 
     Args:
-        sample: (R,) the sample of each row, in any order; anything where there is one sample.
+        count: R, how many rows there are.
+        sample: (R,) the sample of each row, in any order; by default equally many of every sample, in turn.
         size: at least 1.
         samples: how many there are.
         multiple: of which the rows of a chunk are to be, where there is one sample; ``size`` is rounded up to it.
@@ -935,21 +941,17 @@ def groups(
         The rows, group after group, as an index, a group's last one repeated where it has too few; and (groups,) the
         sample of each, None for every sample, one after another.
     """
-    count = sample.shape[0]
     if samples == 1:
         size = -(-size // multiple) * multiple
         for start in range(0, count, size):
-            length = min(size, -(-(count - start) // multiple) * multiple)
-            part = slice(start, start + length)
-            whole = start + length <= count
-            yield (
-                part if whole else torch.arange(start, start + length, device=sample.device).clamp_(max=count - 1),
-                None,
-            )
+            end = start + min(size, -(-(count - start) // multiple) * multiple)
+            yield slice(start, end) if end <= count else torch.arange(start, end).clamp_(max=count - 1), None
         return
-    if count <= size and _in_turn(sample, samples):
+    if count <= size and (sample is None or _in_turn(sample, samples)):
         yield slice(0, count), None
         return
+    if sample is None:
+        sample = torch.arange(samples).repeat_interleave(count // samples)
     order = sample.argsort(stable=True)
     counts = torch.bincount(sample).tolist()
     begin, pieces = 0, []
@@ -1046,8 +1048,8 @@ def relaxed(
         def side(wanted: Tensor) -> None:
             """Bound what is wanted of ``both`` anew."""
             places = wanted.flatten().nonzero().squeeze(1)
-            sample = places // neurons % relaxation.samples if relaxation.samples > 1 else places
-            for part, mine in groups(sample, size, relaxation.samples, multiple):
+            sample = places // neurons % relaxation.samples if relaxation.samples > 1 else None
+            for part, mine in groups(places.shape[0], sample, size, relaxation.samples, multiple):
                 if stop is not None and stop():
                     return
                 place = places[part]
@@ -1056,7 +1058,7 @@ def relaxed(
                     found = relaxation.neurons(activation.inputs[0], neuron, sign, mine)
                 else:
                     target, rows, constant = signed(network, activation.inputs[0], neuron, sign)
-                    every = sample[part] if relaxation.samples > 1 else torch.zeros_like(place)
+                    every = torch.zeros_like(place) if sample is None else sample[part]
                     found = search(relaxation, target, rows, every, constant)
                 known = both.view(-1)
                 known.index_copy_(0, place, torch.maximum(known.index_select(0, place), found))
@@ -1112,7 +1114,7 @@ def linear_lower_bounds(
     box: Bounds,
     preactivations: Mapping[int, Bounds],
     matrix: Tensor,
-    sample: Tensor,
+    sample: Tensor | None = None,
     *,
     intervals: bool = False,
     memory: int = MEMORY,
@@ -1126,7 +1128,7 @@ def linear_lower_bounds(
         box: the inputs, shaped (batch, *input_shape).
         preactivations: bounds of every activation's input, as ``preactivation_bounds`` returns.
         matrix: (R, outputs).
-        sample: (R,) the sample of each row.
+        sample: (R,) the sample of each row; by default equally many of every sample, in turn.
         intervals: interval bounds instead, the rows merged into the network's last affine map.
         memory: a limit in bytes on the coefficients held at once.
         stop: asked between chunks; once it returns True the remaining rows are left at −inf.

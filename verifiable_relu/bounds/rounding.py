@@ -332,7 +332,7 @@ def _inflated(terms: int, dtype: torch.dtype) -> float:
 
 def concretise(radius: Tensor, terms: int, dtype: torch.dtype) -> Tensor:
     """A radius so large that −|A|·radius, summed in ``dtype``, is not too high, but for underflow (``lost``)."""
-    return radius * (1 + _inflated(terms, dtype)) + 4 * _tiny(dtype)
+    return torch.add(4 * _tiny(dtype), radius, alpha=1 + _inflated(terms, dtype))
 
 
 def accumulate(radius: Tensor, dtype: torch.dtype) -> Tensor:

@@ -123,7 +123,7 @@ class _Search:
         matrix = rows.matrix.to(lower).reshape(-1, *self.network.output_shape)
         values, coefficients = matrix.new_empty(len(matrix)), matrix.new_empty(len(matrix), self.network.input_size)
         size = chunk_size(self.network, matrix, self.options.memory // 2)
-        for part, mine in groups(rows.sample, size, len(owner)):
+        for part, mine in groups(len(matrix), rows.sample, size, len(owner)):
             values[part], reached = relaxation.lower(last, matrix[part], mine, coefficients=True)
             assert reached is not None
             coefficients[part] = relaxation.of_input(reached)
