@@ -255,6 +255,10 @@ def test_rows_may_come_in_any_order(make: Callable[[Act], Network], intervals: b
     found = relaxation.outputs(matrix, sample, intervals=intervals)
     each = [relaxation.outputs(m[None], s[None], intervals=intervals) for m, s in zip(matrix, sample, strict=True)]
     torch.testing.assert_close(found, torch.cat(each), rtol=1e-11, atol=1e-11)
+    for memory in (1, 1 << 30):
+        torch.testing.assert_close(
+            relaxation.outputs(matrix, intervals=intervals, memory=memory), found, rtol=1e-11, atol=1e-11
+        )
     generator = torch.Generator().manual_seed(0)
     shuffled = torch.randperm(len(matrix), generator=generator)
     backwards, turned = torch.arange(len(matrix) - 1, -1, -1), torch.arange(len(matrix)).reshape(4, -1).T.flatten()

@@ -144,7 +144,7 @@ FAULTS: tuple[Fault, ...] = (
         (
             Change(
                 "bounds.interval:affine_image",
-                "Bounds(middle - spread, middle + spread)",
+                "Bounds(middle - spread, spread.add_(middle))",
                 "Bounds(middle + spread, middle - spread)",
             ),
         ),

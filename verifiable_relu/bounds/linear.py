@@ -640,6 +640,8 @@ class Relaxation:
         rows = matrix.to(self.values[0].lower).reshape(-1, *network.output_shape)
         count, found = rows.shape[0], rows.new_full((matrix.shape[0],), -math.inf)
         size = chunk_size(network, rows, memory, first=network.last_activation if intervals else 0)
+        if sample is None and count > size and self.samples > 1:
+            sample = torch.arange(self.samples, device=rows.device).repeat_interleave(count // self.samples)
         for part, mine in groups(count, sample, size, self.samples):
             if stop is not None and stop():
                 break
@@ -932,7 +934,8 @@ def groups(
 
     Args:
         count: R, how many rows there are.
-        sample: (R,) the sample of each row, in any order; by default equally many of every sample, in turn.
+        sample: (R,) the sample of each row, in any order; None where there is one, or where all rows fit that come in
+            turn, equally many of every sample.
         size: at least 1.
         samples: how many there are.
         multiple: of which the rows of a chunk are to be, where there is one sample; ``size`` is rounded up to it.
@@ -950,8 +953,7 @@ def groups(
     if count <= size and (sample is None or _in_turn(sample, samples)):
         yield slice(0, count), None
         return
-    if sample is None:
-        sample = torch.arange(samples).repeat_interleave(count // samples)
+    assert sample is not None
     order = sample.argsort(stable=True)
     counts = torch.bincount(sample).tolist()
     begin, pieces = 0, []
