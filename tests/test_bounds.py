@@ -279,6 +279,16 @@ def test_groups_are_of_one_sample(sample: list[int]) -> None:
         assert torch.equal(of[part].reshape(len(mine), -1), mine[:, None].expand(-1, len(of[part]) // len(mine)))
 
 
+@networks
+def test_of_no_boxes_there_are_no_bounds(make: Callable[[Act], Network]) -> None:
+    network = make(ACTS["relu"])
+    box = Bounds(*(torch.zeros(0, *network.input_shape).double() for _ in range(2)))
+    matrix, sample = torch.zeros(0, network.output_size).double(), torch.zeros(0, dtype=torch.long)
+    for intervals in (False, True):
+        assert linear_lower_bounds(network, box, {}, matrix, sample, intervals=intervals).shape == (0,)
+    assert all(bounds.lower.shape[0] == 0 for bounds in preactivation_bounds(network, box).values())
+
+
 def moved(act: Act) -> Network:
     """Numbers of both signs that are moved about before an activation."""
     rng, build = Random(0), Builder((2, 3, 4))

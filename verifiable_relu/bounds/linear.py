@@ -944,6 +944,8 @@ def groups(
         The rows, group after group, as an index, a group's last one repeated where it has too few; and (groups,) the
         sample of each, None for every sample, one after another.
     """
+    if not count:
+        return
     if samples == 1:
         size = -(-size // multiple) * multiple
         for start in range(0, count, size):
@@ -978,9 +980,7 @@ def groups(
 def _in_turn(sample: Tensor, samples: int) -> bool:
     """Whether equally many rows of every sample come, one sample after another."""
     each, more = divmod(sample.shape[0], samples)
-    if not each or more:
-        return False
-    return torch.equal(sample, torch.arange(samples, device=sample.device).repeat_interleave(each))
+    return not more and torch.equal(sample, torch.arange(samples, device=sample.device).repeat_interleave(each))
 
 
 def entry(network: Network) -> int:

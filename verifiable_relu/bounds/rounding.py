@@ -14,6 +14,7 @@ few operations is covered too.
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 from functools import cache
@@ -110,7 +111,8 @@ def interval_affine(node: Affine, largest: Tensor, terms: int = 0) -> tuple[floa
     """
     dtype = largest.dtype
     info, few = torch.finfo(dtype), torch.finfo(torch.float32)
-    relative = gamma(node.terms + 16, dtype) + 2 * node.weight_error
+    # What γ says of the rows' sums, which are computed, too, is the second factor.
+    relative = gamma(node.terms + 16, dtype) * (1 + 2 * gamma(node.terms, dtype)) + 2 * node.weight_error
     growth, smallest, lost = relative, info.tiny / info.eps, 8 * node.terms * info.tiny
     if terms:
         growth, smallest, lost = (
@@ -250,7 +252,7 @@ def backward_single(radius: Tensor, terms: int | Tensor = 0, node: Affine | None
         (batch, *shape of y).
     """
     single = torch.float32
-    most = terms if isinstance(terms, int) else node.terms if node is not None else radius[0].numel()
+    most = terms if isinstance(terms, int) else node.terms if node is not None else math.prod(radius.shape[1:])
     # Of γ the denominator that is smallest.
     unit = 1.01 * gamma(most + 9, single) / (most + 9)
     error = radius * (unit * (most + 9) if isinstance(terms, int) else torch.add(terms, 9).mul_(unit))
@@ -303,10 +305,10 @@ def outward(top: Tensor, floor: Tensor | None, error: Tensor, terms: int) -> tup
         ``top`` and ``floor``, moved.
     """
     dtype = error.dtype
-    relative = 1 + 4 * gamma(terms + 8, dtype)
+    relative = 1 + 5 * gamma(terms + 8, dtype)
     if floor is None:
         return torch.add(top, error, alpha=2 * relative), error * -relative
-    error = error + 4 * gamma(terms + 8, dtype) * floor.abs()
+    error = error + 5 * gamma(terms + 8, dtype) * floor.abs()
     return torch.add(top, error, alpha=2 * relative), torch.sub(floor, error, alpha=relative)
 
 
@@ -372,9 +374,10 @@ def total(found: Tensor, lost: Tensor, constant: Tensor | None = None) -> Tensor
     """``found`` less ``lost``, of which a part is to spare, rounded down.
 
     Args:
-        found: of a row: a sum whose partial sums' errors are accounted for (``added``), plus two terms at most.
+        found: of a row: a sum whose partial sums' errors are accounted for (``backward_affine``), less |A|·radius, plus
+            ``constant``.
         lost: what underflow may change.
-        constant: the last of these terms, if not −|A|·radius.
+        constant: the last of these terms, if there is one.
     """
     relative = 4 * unit_roundoff(found.dtype)
     error = torch.add(lost, found.abs(), alpha=relative)
