@@ -179,7 +179,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "a bias dropped in interval bounds in float32",
         "corners",
-        (Change("bounds.interval:affine_image", ".add_(node.offset())", ""),),
+        (Change("bounds.interval:affine_image", '.add_(kept(node, "_offset", node.offset))', ""),),
     ),
     Fault(
         "a bias dropped in the encoding",

@@ -71,7 +71,11 @@ def largest(bounds: Bounds) -> Tensor:
 
 
 def affine_image(
-    node: Affine, box: Bounds, most: Tensor | None = None, about: tuple[Tensor, Tensor] | None = None
+    node: Affine,
+    box: Bounds,
+    most: Tensor | None = None,
+    about: tuple[Tensor, Tensor] | None = None,
+    single: bool | None = None,
 ) -> Bounds:
     """The box of W·x + b over a box of x, shaped (batch, *shape).
 
@@ -80,12 +84,13 @@ def affine_image(
         box: of x.
         most: (batch,) ``largest`` of the box, if known.
         about: the box's centre, and W·x + b there, if known.
+        single: whether sums may be in float32 (``rounding.single``), if known.
     """
     most = largest(box) if most is None else most
     if isinstance(node, Scale):
         return _scaled(node, box, most)
     center, radius = rounding.ball(box, None if about is None else about[0])
-    middle, terms = None if about is None else about[1], _single_terms(node, radius)
+    middle, terms = None if about is None else about[1], _single_terms(node, radius, single)
     if terms:
         radius = radius.float()
     if terms and middle is None:
@@ -93,7 +98,7 @@ def affine_image(
         assert isinstance(node, Conv2d | Linear)
         wider = rounding.interval_single(narrow, radius, node.single_terms[0])
         if _bearable(node, radius, wider):
-            middle, radius = node.linear(narrow, single=True).add_(node.offset()), wider
+            middle, radius = node.linear(narrow, single=True).add_(kept(node, "_offset", node.offset)), wider
     if middle is None:
         middle = node.forward(center)
     growth, extra = rounding.interval_affine(node, most, terms)
@@ -111,12 +116,14 @@ def _scaled(node: Scale, box: Bounds, most: Tensor) -> Bounds:
     return Bounds(first - error, second + error)
 
 
-def _single_terms(node: Affine, radius: Tensor) -> int:
+def _single_terms(node: Affine, radius: Tensor, single: bool | None = None) -> int:
     """How many products are summed in float32 for |W|·radius, 0 where they are in float64."""
     if not isinstance(node, Conv2d | Linear) or len(radius) < _MANY or max(node.single_terms) > _SINGLE:
         return 0
     large = isinstance(node, Conv2d) or len(radius) * node.weight.numel() >= _LARGE
-    return node.single_terms[1] if large and node.single and rounding.single(radius) else 0
+    if not large or not node.single:
+        return 0
+    return node.single_terms[1] if (rounding.single(radius) if single is None else single) else 0
 
 
 def _bearable(node: Affine, radius: Tensor, wider: Tensor) -> bool:

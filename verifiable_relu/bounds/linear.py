@@ -239,7 +239,7 @@ class Relaxation:
             # Rows will need these points.
             if node.inputs[0] == self.entry and (tighten is not None or self._known):
                 about = self.reference.point(self.entry), self.reference.point(current)
-            self.values.append(affine_image(node, boxes[0], self.largest(node.inputs[0]), about))
+            self.values.append(affine_image(node, boxes[0], self.largest(node.inputs[0]), about, self.narrows))
 
     def bounds(self, index: int) -> Bounds:
         """Those of node ``index``."""

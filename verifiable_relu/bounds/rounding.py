@@ -110,22 +110,22 @@ def interval_affine(node: Affine, largest: Tensor, terms: int = 0) -> tuple[floa
         NaN where sums might overflow, perhaps on the way alone.
     """
     dtype = largest.dtype
-    info, few = torch.finfo(dtype), torch.finfo(torch.float32)
     # What γ says of the rows' sums, which are computed, too, is the second factor.
     relative = gamma(node.terms + 16, dtype) * (1 + 2 * gamma(node.terms, dtype)) + 2 * node.weight_error
-    growth, smallest, lost = relative, info.tiny / info.eps, 8 * node.terms * info.tiny
-    if terms:
-        growth, smallest, lost = (
-            growth + 1.01 * gamma(terms + 4, torch.float32),
-            4 * few.tiny,
-            16 * node.terms * few.tiny,
-        )
-    # Doubled, this sum overflows before any other may.
-    offset = kept(node, "_twice_offset", lambda: 2 * node.offset_magnitude())
-    row = kept(node, "_twice_row", lambda: 2 * node.row_sums)
+    growth = 1 + relative + (1.01 * gamma(terms + 4, torch.float32) if terms else 0)
+    least, offset, row = kept(node, f"_interval{terms}", lambda: _interval(node, dtype, terms))
     reach = torch.addcmul(offset, largest.reshape(-1, *[1] * len(node.shape)), row)
-    least = kept(node, f"_least{terms}", lambda: smallest * node.row_sums + lost)
-    return 1 + growth, torch.add(least, reach, alpha=relative / 2)
+    return growth, torch.add(least, reach, alpha=relative / 2)
+
+
+def _interval(node: Affine, dtype: torch.dtype, terms: int) -> tuple[Tensor, Tensor, Tensor]:
+    """For ``interval_affine``: what underflow may change, and 2|b| and twice the sums of |W|'s rows.
+
+    Doubled, their sum overflows before any other may.
+    """
+    info, few = torch.finfo(dtype), torch.finfo(torch.float32)
+    smallest, lost = (4 * few.tiny, 16 * few.tiny) if terms else (info.tiny / info.eps, 8 * info.tiny)
+    return smallest * node.row_sums + node.terms * lost, 2 * node.offset_magnitude(), 2 * node.row_sums
 
 
 def interval_single(center: Tensor, radius: Tensor, terms: int) -> Tensor:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache, cached_property
 from itertools import accumulate
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -28,6 +28,7 @@ from torch import Tensor
 from verifiable_relu.errors import InputError
 
 Shape = tuple[int, ...]
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -164,9 +165,9 @@ class _Sparse:
             return _Sparse(weight.to_sparse_csr(), transposed.to_sparse_csr(), transposed.abs().to_sparse_csr())
 
 
-def kept(node: Affine, name: str, make: Callable[[], Tensor]) -> Tensor:
+def kept(node: Affine, name: str, make: Callable[[], Made]) -> Made:
     """What ``make`` makes of a node's tensors, made once where these are constant."""
-    found: Tensor | None = node.__dict__.get(name)
+    found: Made | None = node.__dict__.get(name)
     if found is None:
         if not node.constant:
             return make()
@@ -197,6 +198,13 @@ def _halves(lines: int) -> tuple[int, int]:
     """In how many parts of how many each sums of so many lines are summed up, if there are many."""
     first = next(n for n in range(math.isqrt(lines), 0, -1) if lines % n == 0)
     return (first, lines // first) if lines >= _DEEP else (1, lines)
+
+
+@cache
+def _mkldnn() -> Callable[..., Tensor]:
+    """The convolution of one library, by name, since another may transform the sums."""
+    found: Callable[..., Tensor] = torch.ops.aten.mkldnn_convolution.default
+    return found
 
 
 def _magnitude(node: Linear | Conv2d) -> Tensor:
@@ -351,8 +359,8 @@ class Conv2d(Affine):
         top, left, bottom, right = self.padding
         if (top, left) != (bottom, right):
             x, top, left = F.pad(x, (left, right, top, bottom)), 0, 0
-        convolution = torch.ops.aten.mkldnn_convolution
-        found: Tensor = convolution(x.to(torch.float32), weight, None, (top, left), self.stride, self.dilation, 1)
+        narrow = x.to(torch.float32)
+        found: Tensor = _mkldnn()(narrow, weight, None, (top, left), self.stride, self.dilation, 1)
         return found.to(self.weight.dtype)
 
     def adjoint(self, a: Tensor, input_shape: Shape) -> Tensor:
@@ -404,8 +412,7 @@ class Conv2d(Affine):
         weight = kept(self, "_cells", make)
         if a.dtype == self.weight.dtype:
             return F.conv2d(a, weight, None, (1, 1), (high - 1, wide - 1))
-        # By name, since another library may transform the sums.
-        found: Tensor = torch.ops.aten.mkldnn_convolution(a, weight, None, (high - 1, wide - 1), (1, 1), (1, 1), 1)
+        found: Tensor = _mkldnn()(a, weight, None, (high - 1, wide - 1), (1, 1), (1, 1), 1)
         return found
 
     def seen_by(self, outputs: Tensor, input_shape: Shape) -> Tensor:
