@@ -347,7 +347,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "rows in any order taken for rows in turn",
         "corners",
-        (Change("bounds.linear:_in_turn", "return torch.equal(", "return True or torch.equal("),),
+        (Change("bounds.linear:_in_turn", "return not more and torch.equal(", "return not more or torch.equal("),),
     ),
     Fault(
         "the window of a neighbouring neuron",
