@@ -44,7 +44,7 @@ _SHARE = 8e-5
 """By so much a radius may grow for the sake of its centre in float32: on average over a sample's inputs."""
 
 _HUGE = 1e30
-"""Sums up to a million times that don't overflow in float32."""
+"""Sums up to ten million times that don't overflow in float32."""
 
 
 def input_box(
@@ -129,7 +129,7 @@ def _single_terms(node: Affine, radius: Tensor, single: bool | None = None) -> i
 def _bearable(node: Affine, radius: Tensor, wider: Tensor) -> bool:
     """Whether sums in float32 for W·center, too, widen no sample's bounds by more than a small share.
 
-    A centre is at most a million times as large as its part of ``wider``: where that is small no sum overflows.
+    A centre is at most ten million times as large as its part of ``wider``: where that is small no sum overflows.
     """
     limit = _HUGE / float(kept(node, "_largest_sum", lambda: node.row_sums.amax().clamp(min=1)))
     most = radius.flatten(1).sum(1).mul_(1 + _SHARE).clamp_(max=limit)

@@ -903,7 +903,7 @@ def _sum(products: Tensor, axes: int) -> Tensor:
 
 
 def _of(values: Tensor, sample: Tensor | None) -> Tensor:
-    """Those of the samples named, one after another."""
+    """Those of the samples named, one after another; by default of every sample."""
     if sample is None or values.shape[0] == 1 == sample.shape[0]:
         return values
     return values.index_select(0, sample)

@@ -290,8 +290,11 @@ class Linear(Affine):
     @cached_property
     def single_terms(self) -> tuple[int, int]:
         """How many sums a product takes part in, in float32, in ``linear`` and in ``absolute`` with ``single``."""
-        few, more = (folded(self.weight.shape[1], short) for short in (True, False))
-        return sum(_halves(few[0])) - 2 + few[1], sum(_halves(more[0])) - 2 + more[1]
+        short, long = (
+            length + sum(_halves(lines)) - 2
+            for lines, length in (folded(self.weight.shape[1], s) for s in (True, False))
+        )
+        return short, long
 
     @property
     def row_sums(self) -> Tensor:
