@@ -12,13 +12,13 @@ in float64 and ``weight_error`` bounds their relative error, for whoever account
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 import warnings
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache, cached_property
-from itertools import accumulate
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -121,9 +121,6 @@ _SPARSE = 1 / 32
 _SMALL = 1 << 14
 """Below this number of weights nothing is gained."""
 
-_FEW = 16
-"""Below this number of input channels a strided convolution's adjoint in float32 is faster by matrix products."""
-
 _WIDE = 32
 """From this number of output channels on, another layout is faster."""
 
@@ -198,6 +195,14 @@ def _halves(lines: int) -> tuple[int, int]:
     """In how many parts of how many each sums of so many lines are summed up, if there are many."""
     first = next(n for n in range(math.isqrt(lines), 0, -1) if lines % n == 0)
     return (first, lines // first) if lines >= _DEEP else (1, lines)
+
+
+@cache
+def _in_step(phase: int, stride: int, first: int, cells: int, length: int) -> tuple[int, int, int]:
+    """Of cells of one stride, the first that has its phase in a line that begins at ``first``; where; and how many."""
+    start = -((phase - first) // stride)
+    place = start * stride + phase - first
+    return start, place, max(0, min(cells - start, -(-(length - place) // stride)))
 
 
 @cache
@@ -370,6 +375,8 @@ class Conv2d(Affine):
         """In the dtype of ``a`` (``transposed``)."""
         top, left, bottom, right = self.padding
         _, height, width = input_shape
+        if self._fast(a):
+            return self._from_cells(self.cells(a), (height, width), (top, left))
         full = self.transposed(a, (height + top + bottom, width + left + right))
         return full[:, :, top : top + height, left : left + width].contiguous()
 
@@ -379,10 +386,7 @@ class Conv2d(Affine):
         Of ``a`` in float32, where the network is in float64, the weights are taken in float32 (``single``), too: on a
         CPU that takes a fraction of the time. Each entry sums ``adjoint_terms`` products at most, directly.
         """
-        fast = a.dtype == torch.float32 and a.device.type == "cpu" and not a.requires_grad
-        if a.dtype != self.weight.dtype or (fast and self.plain and self.constant):
-            if self.stride != (1, 1) and self.weight.shape[1] < _FEW:
-                return self._shifted(a, size)
+        if self._fast(a):
             return self._from_cells(self.cells(a), size)
         reached = [
             (n - 1) * s + d * (k - 1) + 1
@@ -390,6 +394,13 @@ class Conv2d(Affine):
         ]
         beyond = (size[0] - reached[0], size[1] - reached[1])
         return F.conv_transpose2d(a, self.weight, None, self.stride, 0, beyond, self.groups, self.dilation)
+
+    def _fast(self, a: Tensor) -> bool:
+        """Whether ``transposed`` goes through ``cells``."""
+        if a.dtype != self.weight.dtype:
+            return True
+        narrow = a.dtype == torch.float32 and a.device.type == "cpu" and not a.requires_grad
+        return narrow and self.plain and self.constant
 
     def cells(self, a: Tensor) -> Tensor:
         """``transposed`` in float32, in cells of one stride: a convolution of ``a`` with the kernel's blocks.
@@ -407,10 +418,7 @@ class Conv2d(Affine):
             a = a.contiguous(memory_format=torch.channels_last)
 
         def make() -> Tensor:
-            out, channels, *kernel = self.weight.shape
-            padded = F.pad(_in_single(self), (0, wide * across - kernel[1], 0, high * up - kernel[0]))
-            blocks = padded.reshape(out, channels, high, up, wide, across).permute(1, 3, 5, 0, 2, 4)
-            return blocks.flip(4, 5).reshape(-1, out, high, wide).contiguous()
+            return self._blocked.permute(3, 2, 0, 1).flip(2, 3).contiguous().to(torch.float32)
 
         weight = kept(self, "_cells", make)
         if a.dtype == self.weight.dtype:
@@ -434,21 +442,41 @@ class Conv2d(Affine):
 
     def in_cells(self, x: Tensor) -> Tensor:
         """Inputs (rows, channels, height, width) in cells, as ``cells`` returns coefficients of them."""
-        (top, left), (up, across) = self.padding[:2], self.stride
-        _, down, right = self.cells_shape(self.shape[1:])
-        x = framed(x, (left, right * across - left - x.shape[3], top, down * up - top - x.shape[2]))
-        x = x.reshape(len(x), -1, down, up, right, across).permute(0, 1, 3, 5, 2, 4)
-        return x.reshape(len(x), -1, down, right)
+        cells = x.new_zeros(len(x), *self.cells_shape(self.shape[1:]))
+        self._fill(cells, x)
+        return cells
 
-    def _from_cells(self, cells: Tensor, size: tuple[int, int]) -> Tensor:
-        """Images of a size whose cells these are."""
-        (up, across), (high, wide) = self.stride, cells.shape[2:]
-        if up == across:
-            image = F.pixel_shuffle(cells, up) if up > 1 else cells
-        else:
-            image = cells.unflatten(1, (-1, up, across)).permute(0, 1, 4, 2, 5, 3)
-            image = image.reshape(len(cells), -1, high * up, wide * across)
-        return framed(image, (0, size[1] - image.shape[3], 0, size[0] - image.shape[2]))
+    def _fill(self, cells: Tensor, x: Tensor) -> None:
+        """Put inputs (rows, channels, height, width) in their cells, which are zeros before."""
+        top, left = self.padding[:2]
+        for part, mine in self._phases(cells, x, (top, left)):
+            part.copy_(mine)
+
+    def _from_cells(self, cells: Tensor, size: tuple[int, int], corner: tuple[int, int] = (0, 0)) -> Tensor:
+        """Images of a size, from a corner on, whose cells these are; beyond them zeros."""
+        shape = len(cells), self.weight.shape[1], *size
+        if self.stride == (1, 1) and corner == (0, 0) and cells.shape == shape:
+            return cells
+        reached = zip(cells.shape[2:], self.stride, corner, size, strict=True)
+        inside = all(n * s >= first + length for n, s, first, length in reached)
+        image = cells.new_empty(shape) if inside else cells.new_zeros(shape)
+        for part, mine in self._phases(cells, image, corner):
+            mine.copy_(part)
+        return image
+
+    def _phases(self, cells: Tensor, image: Tensor, corner: tuple[int, int]) -> Iterator[tuple[Tensor, Tensor]]:
+        """The same numbers in cells and in an image that begins at a corner: a place within the cells at a time."""
+        (up, across), (down, right), (rows, channels, height, width) = self.stride, cells.shape[2:], image.shape
+        ours, theirs = cells.stride(), image.stride()
+        # Slices, axis by axis, would take as long as copying what is in them.
+        for i, j in itertools.product(range(up), range(across)):
+            y, top, tall = _in_step(i, up, corner[0], down, height)
+            x, left, broad = _in_step(j, across, corner[1], right, width)
+            size = rows, channels, tall, broad
+            start = cells.storage_offset() + (i * across + j) * ours[1] + y * ours[2] + x * ours[3]
+            part = cells.as_strided(size, (ours[0], up * across * ours[1], ours[2], ours[3]), start)
+            start = image.storage_offset() + top * theirs[2] + left * theirs[3]
+            yield part, image.as_strided(size, (theirs[0], theirs[1], up * theirs[2], across * theirs[3]), start)
 
     def _by_blocks(self, x: Tensor) -> bool:
         """Whether ``_summed`` is faster than torch's convolution in float64 on a CPU."""
@@ -462,72 +490,45 @@ class Conv2d(Affine):
         return columns > _COLUMNS or (whole and math.prod(self._blocks) <= _BLOCKS)
 
     def _summed(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """The convolution as a sum of matrix products, one for each block of the kernel, as in ``_shifted``.
+        """The convolution as a sum of matrix products, one for each block of the kernel, of inputs in cells.
 
-        Here the numbers of a cell are channels, (rows, channels·stride, cells), and a block is a product with all
-        cells from a constant distance on.
+        Output (y, x) is what the kernel's blocks (i, j) make of the cells (y + i, x + j): with as many columns of
+        outputs as there are of cells, a block is a product with all cells from a constant distance on.
         """
-        (high, wide), (up, across) = self._blocks, self.stride
-        out, height, width = self.shape
-        down, right = height + high - 1, width + wide - 1
-        top, left = self.padding[:2]
-        margins = (left, right * across - left - x.shape[3], top, down * up - top - x.shape[2])
-        padded = framed(x, margins).reshape(len(x), -1, down, up, right, across)
+        (_, wide), (height, width) = self._blocks, self.shape[1:]
+        channels, down, right = self.cells_shape((height, width))
         # The last outputs of the last row reach beyond; they are cut off.
-        cells = x.new_zeros(len(x), padded.shape[1] * up * across, down * right + wide - 1)
-        seen = cells[:, :, : down * right].unflatten(2, (down, right)).unflatten(1, (up, across, -1))
-        seen.copy_(padded.permute(0, 3, 5, 1, 2, 4))
+        cells = x.new_zeros(len(x), channels, down * right + wide - 1)
+        self._fill(cells[:, :, : down * right].unflatten(2, (down, right)), x)
         size = height * right
-        found = x.new_zeros(len(x), out, size)
-        if bias is not None:
-            found += bias[:, None]
-        for i in range(high):
-            for j in range(wide):
-                block = self._blocked[i, j].expand(len(x), -1, -1)
-                found.baddbmm_(block, cells[:, :, i * right + j : i * right + j + size])
+        blocks = kept(self, "_every_block", lambda: self._blocked.flatten(0, 1).unsqueeze(1).unbind())
+        found: Tensor | None = None
+        for number, block in enumerate(blocks):
+            start = number // wide * right + number % wide
+            mine, those = block.expand(len(x), -1, -1), cells[:, :, start : start + size]
+            if found is not None:
+                found.baddbmm_(mine, those)
+            elif bias is not None:
+                found = torch.baddbmm(bias[:, None], mine, those)
+            else:
+                found = torch.bmm(mine, those)
+        assert found is not None
         return found.unflatten(2, (height, right))[:, :, :, :width]
 
     @property
     def _blocked(self) -> Tensor:
         """The weight in blocks of one stride, padded with zeros: (high, wide, out, numbers of a cell)."""
-
-        def make() -> Tensor:
-            (high, wide), (up, across) = self._blocks, self.stride
-            out, channels, *kernel = self.weight.shape
-            padded = F.pad(self.weight, (0, wide * across - kernel[1], 0, high * up - kernel[0]))
-            blocks = padded.reshape(out, channels, high, up, wide, across).permute(2, 4, 0, 3, 5, 1)
-            return blocks.reshape(high, wide, out, -1).contiguous()
-
-        return kept(self, "_in_blocks", make)
+        (high, wide), (up, across) = self._blocks, self.stride
+        out, channels, *kernel = self.weight.shape
+        padded = F.pad(self.weight, (0, wide * across - kernel[1], 0, high * up - kernel[0]))
+        blocks = padded.reshape(out, channels, high, up, wide, across).permute(2, 4, 0, 1, 3, 5)
+        return blocks.reshape(high, wide, out, -1).contiguous()
 
     @cached_property
     def _blocks(self) -> tuple[int, int]:
         """How many strides the kernel is high and wide."""
         high, wide = (-(-k // s) for k, s in zip(self.weight.shape[2:], self.stride, strict=True))
         return high, wide
-
-    def _shifted(self, a: Tensor, size: tuple[int, int]) -> Tensor:
-        """``transposed`` with ``single``, as a sum of matrix products, one for each block of the kernel.
-
-        The inputs are seen as cells, one stride high and wide: output (y, x) reaches the cells (y + i, x + j) by the
-        kernel's blocks (i, j). With channels last and outputs padded to as many rows and columns as there are cells,
-        each block is one product of all outputs, added to all cells a constant distance further on.
-        """
-        (high, wide), (up, across) = self._blocks, self.stride
-        weight = kept(self, "_in_single_blocks", lambda: self._blocked.to(torch.float32))
-        rows, _, height, width = a.shape
-        down, right = height + high - 1, width + wide - 1
-        outputs = a.new_zeros(rows, down, right, self.weight.shape[0])
-        outputs[:, :height, :width] = a.permute(0, 2, 3, 1)
-        outputs = outputs.flatten(0, 2)
-        cells = a.new_zeros(len(outputs) + (high - 1) * right + wide - 1, weight.shape[3])
-        for i in range(high):
-            for j in range(wide):
-                start = i * right + j
-                cells[start : start + len(outputs)].addmm_(outputs, weight[i, j])
-        cells = cells[: len(outputs)].reshape(rows, down, right, up, across, -1)
-        image = cells.transpose(2, 3).reshape(rows, down * up, right * across, -1).permute(0, 3, 1, 2)
-        return framed(image, (0, size[1] - image.shape[3], 0, size[0] - image.shape[2]))
 
     @property
     def plain(self) -> bool:
@@ -772,7 +773,7 @@ class Network:
     @cached_property
     def widest(self) -> tuple[int, ...]:
         """How many neurons the largest node has, of each node and all after it, in node order."""
-        return tuple(accumulate((node.size for node in reversed(self.nodes)), max))[::-1]
+        return tuple(itertools.accumulate((node.size for node in reversed(self.nodes)), max))[::-1]
 
     @cached_property
     def last_activation(self) -> int:
