@@ -27,17 +27,14 @@ from verifiable_relu.trust.exact import evaluate_exact
 from verifiable_relu.verifiers.base import Budget, Trust, Verdict
 from verifiable_relu.verifiers.incomplete import AlphaCrown, Crown, CrownIbp, Ibp
 
-WAYS = {"shifted": (1 << 10, 1 << 10), "cells": (0, 1 << 10), "channels last": (0, 0)}
-"""The ways in which a convolution is pulled back in float32, as (graph._FEW, graph._WIDE); without strides the first is
-the second."""
+WAYS = {"channels first": 1 << 10, "channels last": 0}
+"""The ways in which a convolution is pulled back in float32, as graph._WIDE; without strides they are one."""
 
 SEEDS = range(32)
 
 
 def _force(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
-    few, wide = WAYS[way]
-    monkeypatch.setattr(graph, "_FEW", few)
-    monkeypatch.setattr(graph, "_WIDE", wide)
+    monkeypatch.setattr(graph, "_WIDE", WAYS[way])
 
 
 def _windows_always(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,6 +201,8 @@ def _cases(*makes: Callable[[Draw], Network]) -> Iterator[tuple[Network, Bounds]
 def test_no_exact_value_is_excluded(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     _force(monkeypatch, way)
     _windows_always(monkeypatch)
+    if way == "channels last":
+        monkeypatch.setattr(reference, "_FEW", 0)
     for seed, (net, box) in enumerate(_cases(_network, _narrow)):
         assert _border(net, box) > 0
         assert not _wrong(net, box), seed
@@ -750,7 +749,7 @@ def test_radii_at_the_ends_of_float32(flushing: bool, monkeypatch: pytest.Monkey
     """Some that float32 takes for zero, or whose products it does; some that are infinite there, or whose sums are."""
     monkeypatch.setattr(interval, "_LARGE", 1)
     tiny = rounding._tiny(torch.float32)
-    small = [(1e-42, 1.0), (1e-30, 1e-20), (1e-46, 1e38), (0.9 * tiny, 3e38), (1.1 * tiny, 0.5), (1e-300, 1e30)]
+    small = [(1e-42, 1.0), (1e-30, 1e-20), (1e-46, 1e38), (0.9 * tiny, 3e38), (16 * tiny, 0.05), (1e-300, 1e30)]
     large = [(1e39, 1.0), (1e39, 0.0), (3e38, 2.0), (3e38, 1.0), (1e20, 1e20), (1e300, 1e10)]
 
     def wrong(cases: list[tuple[float, float]]) -> list[int]:
@@ -857,7 +856,7 @@ def _center_case(size: int, convolution: bool) -> tuple[Network, Bounds]:
     net = _whole(weight, draw(len(weight)) / 3, convolution)
     node = net.nodes[1]
     assert isinstance(node, Linear | Conv2d)
-    far = interval._SHARE / (1.01 * rounding.gamma(node.single_terms[0] + 4, torch.float32))
+    far = interval._SHARE / rounding.share_single(node.single_terms[0])
     # A power of two: radii, too, lose what can be lost.
     far = 2.0 ** math.floor(math.log2(far))
     center = torch.rand(5, size, generator=draw.generator, dtype=torch.float64)
@@ -879,7 +878,7 @@ def test_centers_of_a_batch_are_rounded_outward(how: str, size: int, monkeypatch
     seen = _in_single(monkeypatch)
     net, box = _center_case(size, how == "convolution")
     assert _ends_outside(net, box) == (0, 0) and len(seen) == 1
-    monkeypatch.setattr(rounding, "interval_single", lambda center, radius, terms: radius.clone())
+    monkeypatch.setattr(rounding, "interval_single", lambda size, radius, terms: radius.clone())
     below, above = _ends_outside(net, box)
     assert len(seen) == 2 and below and above, "without the centres' part some end lies inside"
     if how == "in turn" and size > 5:
@@ -900,7 +899,7 @@ def test_centers_at_the_ends_of_float32(convolution: bool, flushing: bool, monke
     """Some that float32 takes for zero, or whose products it does; some that it does not hold, or whose sums."""
     monkeypatch.setattr(interval, "_LARGE", 1)
     tiny, huge = rounding._tiny(torch.float32), interval._HUGE
-    small = [(1e-42, 1.0), (1e-30, 1e-20), (1e-46, 1e38), (0.9 * tiny, 3e38), (1.1 * tiny, 0.5), (1e-300, 1e30)]
+    small = [(1e-42, 1.0), (1e-30, 1e-20), (1e-46, 1e38), (0.9 * tiny, 3e38), (16 * tiny, 0.05), (1e-300, 1e30)]
     large = [(4e38, 1e-10), (4e38, 0.0), (3e38, 2.0), (3e38, 1.0), (1e20, 1e20), (1e300, 1e10), (4e38, 1e-37)]
     seen = _in_single(monkeypatch)
 
@@ -917,9 +916,9 @@ def test_centers_at_the_ends_of_float32(convolution: bool, flushing: bool, monke
     torch.set_flush_denormal(flushing)
     try:
         assert not any(wrong(large)) and not seen
-        allowed = [(huge / 2, 1e-10), (1.0, huge / 20)]
+        allowed = [(huge / 8, 1e-10), (1.0, huge / 60)]
         assert not any(wrong(small + allowed)) and len(seen) == 2 * len(small + allowed)
-        monkeypatch.setattr(interval, "_HUGE", math.inf)
+        monkeypatch.setattr(interval, "_bearable", lambda *given: True)
         assert any(wrong(large)), "sums that overflow must show"
         plain = rounding.interval_affine
         monkeypatch.setattr(rounding, "interval_affine", lambda *given: (plain(*given)[0], plain(*given[:2])[1]))
@@ -935,7 +934,7 @@ def test_centers_of_others_stay_in_float64(convolution: bool, monkeypatch: pytes
     seen = _in_single(monkeypatch)
     net = _whole(torch.full((2, 6), 3.0).double(), torch.tensor([1.0, -1.0]).double(), convolution)
     ones = torch.ones(4, 6).double()
-    share = 1.01 * rounding.gamma(6 + 4, torch.float32) / interval._SHARE
+    share = rounding.share_single(6) / interval._SHARE
 
     def single(center: Tensor, radius: Tensor, net: Network = net) -> bool:
         seen.clear()
@@ -953,10 +952,10 @@ def test_centers_of_others_stay_in_float64(convolution: bool, monkeypatch: pytes
         assert single(ones, other)
         other[sample] = 0
         assert not single(ones, other), "one of them a point"
-        large[sample, 0] = 1e30
+        large[sample, 0] = 1e36
         assert not single(large, large), "a sum that may overflow"
-        assert not single(1e30 * ones - large, 1e30 * ones - large), "some that may"
-        other[sample], large[sample, 0] = 1, 1e28
+        assert not single(1e36 * ones - large, 1e36 * ones - large), "some that may"
+        other[sample], large[sample, 0] = 1, 1e35
         assert single(large, large)
     # On average over a sample's inputs.
     uneven = ones * torch.tensor([0.0, 0, 0, 1, 2, 3]).double()

@@ -19,8 +19,14 @@ QUICK = {"ibp": 1.0, "crown": 1.0, "alpha-crown": 1.0, "milp": 1.0, "smt": 1.0}
 """Methods asked about every fault, with seconds for each case."""
 
 
-_SMALL = {"linear:_WORTH": 0, "interval:_LARGE": 1, "interval:_bearable": lambda *given: True}
-"""What is worth it in large networks or wide boxes alone, in others, too: sides that wait, intervals in float32."""
+_SMALL = {
+    "linear:_WORTH": 0,
+    "reference:_FEW": 0,
+    "interval:_LARGE": 1,
+    "interval:_bearable": lambda *given: True,
+}
+"""What is worth it in large networks or wide boxes alone, in others, too: sides that wait, terms that are counted,
+intervals in float32."""
 
 
 @contextmanager
@@ -218,6 +224,9 @@ FAULTS: tuple[Fault, ...] = (
                 "full[:, :, top : top + height, left : left + width]",
                 "full[:, :, bottom : bottom + height, right : right + width]",
             ),
+            Change(
+                "network.graph:Conv2d.adjoint", "(height, width), (top, left))", "(height, width), (bottom, right))"
+            ),
         ),
     ),
     Fault(
@@ -334,7 +343,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "rounding of centres in float32 left out",
         "corners",
-        (Change("bounds.rounding:interval_single", "1.01 * gamma(terms + 4, torch.float32)", "0.0"),),
+        (Change("bounds.rounding:interval_single", "share_single(terms)", "0.0"),),
     ),
     Fault(
         "rounding of rows by intervals left out",

@@ -43,8 +43,8 @@ _SINGLE = 512
 _SHARE = 8e-5
 """By so much a radius may grow for the sake of its centre in float32: on average over a sample's inputs."""
 
-_HUGE = 1e30
-"""Sums up to ten million times that don't overflow in float32."""
+_HUGE = 1e37
+"""Sums of up to this size do not overflow in float32, nor on the way."""
 
 
 def input_box(
@@ -94,11 +94,12 @@ def affine_image(
     if terms:
         radius = radius.float()
     if terms and middle is None:
-        narrow = center.float()
         assert isinstance(node, Conv2d | Linear)
-        wider = rounding.interval_single(narrow, radius, node.single_terms[0])
-        if _bearable(node, radius, wider):
-            middle, radius = node.linear(narrow, single=True).add_(kept(node, "_offset", node.offset)), wider
+        narrow = center.float()
+        size = narrow.abs()
+        if _bearable(node, size, radius):
+            middle = node.linear(narrow, single=True).add_(kept(node, "_offset", node.offset))
+            radius = rounding.interval_single(size, radius, node.single_terms[0])
     if middle is None:
         middle = node.forward(center)
     growth, extra = rounding.interval_affine(node, most, terms)
@@ -109,11 +110,12 @@ def affine_image(
 def _scaled(node: Scale, box: Bounds, most: Tensor) -> Bounds:
     """The box of s·x + b, element by element: its ends are those of the ends."""
     offset = kept(node, "_offset", node.offset)
-    first, second = (torch.addcmul(offset, node.scale, end) for end in (box.lower, box.upper))
-    if not bool(kept(node, "_increasing", lambda: (node.scale >= 0).all())):
-        first, second = torch.minimum(first, second), torch.maximum(first, second)
     _, error = rounding.interval_affine(node, most)
-    return Bounds(first - error, second + error)
+    low, high = offset - error, offset + error
+    if bool(kept(node, "_increasing", lambda: (node.scale >= 0).all())):
+        return Bounds(torch.addcmul(low, node.scale, box.lower), torch.addcmul(high, node.scale, box.upper))
+    ends = node.scale * box.lower, node.scale * box.upper
+    return Bounds(torch.minimum(*ends) + low, torch.maximum(*ends) + high)
 
 
 def _single_terms(node: Affine, radius: Tensor, single: bool | None = None) -> int:
@@ -126,14 +128,18 @@ def _single_terms(node: Affine, radius: Tensor, single: bool | None = None) -> i
     return node.single_terms[1] if (rounding.single(radius) if single is None else single) else 0
 
 
-def _bearable(node: Affine, radius: Tensor, wider: Tensor) -> bool:
-    """Whether sums in float32 for W·center, too, widen no sample's bounds by more than a small share.
+def _bearable(node: Conv2d | Linear, size: Tensor, radius: Tensor) -> bool:
+    """Whether sums in float32 for W·center, too, widen no sample's bounds by more than a small share, nor overflow.
 
-    A centre is at most ten million times as large as its part of ``wider``: where that is small no sum overflows.
+    Args:
+        node: the affine map.
+        size: |center|.
+        radius: of the ball.
     """
-    limit = _HUGE / float(kept(node, "_largest_sum", lambda: node.row_sums.amax().clamp(min=1)))
-    most = radius.flatten(1).sum(1).mul_(1 + _SHARE).clamp_(max=limit)
-    return bool((wider.flatten(1).sum(1) <= most).all())
+    largest = float(kept(node, "_largest_sum", lambda: node.row_sums.amax().clamp(min=1)))
+    part = rounding.share_single(node.single_terms[0])
+    most = radius.flatten(1).sum(1).mul_(_SHARE).clamp_(max=part * _HUGE / largest)
+    return bool((size.flatten(1).sum(1).mul_(part) <= most).all())
 
 
 def node_image(node: Node, boxes: Sequence[Bounds]) -> Bounds:

@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from verifiable_relu.bounds import rounding
@@ -330,7 +331,8 @@ class Relaxation:
     def living(self, index: int) -> Tensor:
         """Which neurons of the ReLU ``index`` are not inactive: (batch, neurons) bool."""
         if index not in self._living:
-            self._living[index] = ~(self.pre[index].upper.flatten(1) <= 0)
+            # What is NaN may be.
+            self._living[index] = self.bounds(index).upper.flatten(1) != 0
         return self._living[index]
 
     def between(self, index: int) -> Tensor | None:
@@ -928,7 +930,7 @@ def chunk_size(network: Network, like: Tensor, memory: int, copies: float = _COP
 
 
 def groups(
-    count: int, sample: Tensor | None, size: int, samples: int, multiple: int = 1
+    count: int, sample: Tensor | None, size: int, samples: int
 ) -> Iterator[tuple[Tensor | slice, Tensor | None]]:
     """Rows in chunks of at most ``size``, each of some groups of equal size.
 
@@ -938,7 +940,6 @@ def groups(
             turn, equally many of every sample.
         size: at least 1.
         samples: how many there are.
-        multiple: of which the rows of a chunk are to be, where there is one sample; ``size`` is rounded up to it.
 
     Yields:
         The rows, group after group, as an index, a group's last one repeated where it has too few; and (groups,) the
@@ -947,10 +948,8 @@ def groups(
     if not count:
         return
     if samples == 1:
-        size = -(-size // multiple) * multiple
         for start in range(0, count, size):
-            end = start + min(size, -(-(count - start) // multiple) * multiple)
-            yield slice(start, end) if end <= count else torch.arange(start, end).clamp_(max=count - 1), None
+            yield slice(start, start + size), None
         return
     if count <= size and (sample is None or _in_turn(sample, samples)):
         yield slice(0, count), None
@@ -1042,8 +1041,8 @@ def relaxed(
         # Windows take part of the memory of whole rows.
         copies = _COPIES if search is not None or len(interval.lower.shape) != 4 else _COPIES // 3
         narrow = relaxation.border > relaxation.entry
-        size = chunk_size(network, both, memory, copies / 2 if narrow else copies)
         multiple = _MULTIPLE if narrow else 1
+        size = -(-chunk_size(network, both, memory, copies / 2 if narrow else copies) // multiple) * multiple
         neurons, one = chosen.shape[1], both.new_ones(())
         other = -one
 
@@ -1051,7 +1050,10 @@ def relaxed(
             """Bound what is wanted of ``both`` anew."""
             places = wanted.flatten().nonzero().squeeze(1)
             sample = places // neurons % relaxation.samples if relaxation.samples > 1 else None
-            for part, mine in groups(places.shape[0], sample, size, relaxation.samples, multiple):
+            count = places.shape[0]
+            if multiple > 1 and sample is None and count % multiple:
+                places = F.pad(places, (0, -count % multiple), value=int(places[-1]))
+            for part, mine in groups(places.shape[0], sample, size, relaxation.samples):
                 if stop is not None and stop():
                     return
                 place = places[part]
@@ -1062,8 +1064,7 @@ def relaxed(
                     target, rows, constant = signed(network, activation.inputs[0], neuron, sign)
                     every = torch.zeros_like(place) if sample is None else sample[part]
                     found = search(relaxation, target, rows, every, constant)
-                known = both.view(-1)
-                known.index_copy_(0, place, torch.maximum(known.index_select(0, place), found))
+                both.view(-1).scatter_reduce_(0, place, found, "amax")
 
         wanted = chosen.expand(2, -1, -1)
         enough = _WORTH // network.receptive[activation.inputs[0]]

@@ -27,6 +27,9 @@ _SINGLE = 192
 """So deep may the sums in float32 be, of the first convolutions together: these are where the time goes, and where
 it moves bounds least, in the networks of ``benchmarks/bounds_speed.py`` by at most 1e-4 of their width."""
 
+_FEW = 64
+"""So few terms need not be counted: that takes longer than it is worth."""
+
 _MANY = 256
 """From so many inputs on float32 is worth it for these alone."""
 
@@ -79,6 +82,8 @@ class Reference:
 
     def reach(self, index: int) -> Tensor:
         """(batch,) ≥ |v|, |v̂|."""
+        if index == self._of.entry:
+            return self._of.largest(index)
         if index not in self._reaches:
             size = self.point(index).flatten(1).abs().amax(1)
             self._reaches[index] = torch.maximum(self._of.largest(index), size)
@@ -143,7 +148,7 @@ class Reference:
         """
         node = self._of.network.nodes[index]
         if isinstance(node, Conv2d) and index <= self._of.border:
-            if after is None or node.inputs[0] == self._of.entry:
+            if after is None or node.inputs[0] == self._of.entry or node.adjoint_terms <= _FEW:
                 return node.adjoint_terms
             living = self._of.living(after).unflatten(1, node.shape)
             return node.seen_by(living, self._of.network.nodes[node.inputs[0]].shape)

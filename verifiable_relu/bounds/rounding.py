@@ -128,15 +128,20 @@ def _interval(node: Affine, dtype: torch.dtype, terms: int) -> tuple[Tensor, Ten
     return smallest * node.row_sums + node.terms * lost, 2 * node.offset_magnitude(), 2 * node.row_sums
 
 
-def interval_single(center: Tensor, radius: Tensor, terms: int) -> Tensor:
+def interval_single(size: Tensor, radius: Tensor, terms: int) -> Tensor:
     """A radius so large that |W|·it covers sums in float32 for W·centre, too, which are off by γ·|W|·|centre| at most.
 
     Args:
-        center: in float32 or float64, like ``radius``.
+        size: |centre|, in float32.
         radius: of the ball.
         terms: how many products are summed. Sums must not overflow.
     """
-    return torch.add(radius, center.abs(), alpha=1.01 * gamma(terms + 4, torch.float32))
+    return torch.add(radius, size, alpha=share_single(terms))
+
+
+def share_single(terms: int) -> float:
+    """By what part of |centre| ``interval_single`` makes a radius larger."""
+    return 1.01 * gamma(terms + 4, torch.float32)
 
 
 def interval_rows(node: Affine | None, largest: Tensor, size: int) -> tuple[Tensor, Tensor]:
