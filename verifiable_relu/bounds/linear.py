@@ -21,7 +21,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from verifiable_relu.bounds import rounding
@@ -1052,7 +1051,7 @@ def relaxed(
             sample = places // neurons % relaxation.samples if relaxation.samples > 1 else None
             count = places.shape[0]
             if multiple > 1 and sample is None and count % multiple:
-                places = F.pad(places, (0, -count % multiple), value=int(places[-1]))
+                places = torch.constant_pad_nd(places, (0, -count % multiple), int(places[-1]))
             for part, mine in groups(places.shape[0], sample, size, relaxation.samples):
                 if stop is not None and stop():
                     return
