@@ -564,6 +564,33 @@ def test_gradients_reach_rows_past_a_shortcut_from_the_input() -> None:
     torch.testing.assert_close((gradient * matrix).sum(1), found, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("worth", (0, 1 << 18))
+@pytest.mark.parametrize("memory", (1, 1 << 30))
+def test_bounds_of_neurons_have_gradients_however_they_are_chunked(
+    memory: int, worth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In chunks and in two passes they are the same, and those of the weights are what differences say."""
+    monkeypatch.setattr("verifiable_relu.bounds.linear._WORTH", worth)
+    rng = Random(0)
+    first, second = rng.normal(8, 6), rng.normal(8, 8)
+    box = Bounds(-torch.ones(3, 6).double(), torch.ones(3, 6).double())
+
+    def spread(weight: Tensor) -> Tensor:
+        build = Builder((6,))
+        x = ACTS["relu"](build, build.linear(0, weight, None, "in"))
+        x = ACTS["relu"](build, build.linear(x, second, None, "hidden"))
+        network = build.network(build.linear(x, torch.ones(1, 8).double(), None, "out"), name="mlp")
+        bounds = preactivation_bounds(network, box, memory=memory)
+        last = bounds[max(bounds)]
+        return (last.upper - last.lower).sum()
+
+    weight = first.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(spread(weight), weight)
+    step = 1e-6 * rng.normal(8, 6)
+    change = spread(first + step) - spread(first - step)
+    torch.testing.assert_close(2 * (gradient * step).sum(), change, rtol=1e-4, atol=0)
+
+
 def test_one_sample_is_bounded_as_in_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Alone, coefficients between two ReLUs are those of the neurons that are alive on both sides."""
     network = mlp(ACTS["relu"], sizes=(6, 12, 12, 12, 12, 3))

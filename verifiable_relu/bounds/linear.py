@@ -1040,7 +1040,7 @@ def relaxed(
         # Windows take part of the memory of whole rows.
         copies = _COPIES if search is not None or len(interval.lower.shape) != 4 else _COPIES // 3
         narrow = relaxation.border > relaxation.entry
-        multiple = _MULTIPLE if narrow else 1
+        multiple = _MULTIPLE if narrow and relaxation.samples == 1 else 1
         size = -(-chunk_size(network, both, memory, copies / 2 if narrow else copies) // multiple) * multiple
         neurons, one = chosen.shape[1], both.new_ones(())
         other = -one
@@ -1050,7 +1050,7 @@ def relaxed(
             places = wanted.flatten().nonzero().squeeze(1)
             sample = places // neurons % relaxation.samples if relaxation.samples > 1 else None
             count = places.shape[0]
-            if multiple > 1 and sample is None and count % multiple:
+            if count % multiple:
                 places = torch.constant_pad_nd(places, (0, -count % multiple), int(places[-1]))
             for part, mine in groups(places.shape[0], sample, size, relaxation.samples):
                 if stop is not None and stop():
@@ -1063,7 +1063,8 @@ def relaxed(
                     target, rows, constant = signed(network, activation.inputs[0], neuron, sign)
                     every = torch.zeros_like(place) if sample is None else sample[part]
                     found = search(relaxation, target, rows, every, constant)
-                both.view(-1).scatter_reduce_(0, place, found, "amax")
+                known = both.view(-1)
+                known.index_copy_(0, place, torch.maximum(known.index_select(0, place), found))
 
         wanted = chosen.expand(2, -1, -1)
         enough = _WORTH // network.receptive[activation.inputs[0]]
