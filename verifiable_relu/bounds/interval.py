@@ -40,6 +40,9 @@ _LARGE = 1 << 21
 _SINGLE = 512
 """Up to so many terms a radius may be summed in float32: that widens it by about 1e-5."""
 
+_MOST = 1 << 22
+"""Of more inputs float32 says little about their sum."""
+
 _SHARE = 8e-5
 """By so much a radius may grow for the sake of its centre in float32: on average over a sample's inputs."""
 
@@ -86,9 +89,8 @@ def affine_image(
         about: the box's centre, and W·x + b there, if known.
         single: whether sums may be in float32 (``rounding.single``), if known.
     """
-    most = largest(box) if most is None else most
     if isinstance(node, Scale):
-        return _scaled(node, box, most)
+        return _scaled(node, box, largest(box) if most is None else most)
     center, radius = rounding.ball(box, None if about is None else about[0])
     middle, terms = None if about is None else about[1], _single_terms(node, radius, single)
     if terms:
@@ -97,12 +99,15 @@ def affine_image(
         assert isinstance(node, Conv2d | Linear)
         narrow = center.float()
         size = narrow.abs()
-        if _bearable(node, size, radius):
+        sums = size.flatten(1).sum(1), radius.flatten(1).sum(1)
+        if _bearable(node, *sums):
             middle = node.linear(narrow, single=True).add_(kept(node, "_offset", node.offset))
             radius = rounding.interval_single(size, radius, node.single_terms[0])
+            # Beside sums in float32 it does not count that this may be far too large.
+            most = rounding.reach_single(*sums, size[0].numel()) if most is None else most
     if middle is None:
         middle = node.forward(center)
-    growth, extra = rounding.interval_affine(node, most, terms)
+    growth, extra = rounding.interval_affine(node, largest(box) if most is None else most, terms)
     spread = torch.add(extra, node.absolute(radius, terms > 0), alpha=growth)
     return Bounds(middle - spread, spread.add_(middle))
 
@@ -123,7 +128,7 @@ def _single_terms(node: Affine, radius: Tensor, single: bool | None = None) -> i
     if not isinstance(node, Conv2d | Linear) or len(radius) < _MANY or max(node.single_terms) > _SINGLE:
         return 0
     large = isinstance(node, Conv2d) or len(radius) * node.weight.numel() >= _LARGE
-    if not large or not node.single:
+    if not large or not node.single or radius[0].numel() > _MOST:
         return 0
     return node.single_terms[1] if (rounding.single(radius) if single is None else single) else 0
 
@@ -133,13 +138,12 @@ def _bearable(node: Conv2d | Linear, size: Tensor, radius: Tensor) -> bool:
 
     Args:
         node: the affine map.
-        size: |center|.
-        radius: of the ball.
+        size: (batch,) the sum of |center|.
+        radius: (batch,) that of the radius.
     """
-    largest = float(kept(node, "_largest_sum", lambda: node.row_sums.amax().clamp(min=1)))
+    most = float(kept(node, "_largest_sum", lambda: node.row_sums.amax().clamp(min=1)))
     part = rounding.share_single(node.single_terms[0])
-    most = radius.flatten(1).sum(1).mul_(_SHARE).clamp_(max=part * _HUGE / largest)
-    return bool((size.flatten(1).sum(1).mul_(part) <= most).all())
+    return bool((size * part <= (radius * _SHARE).clamp_(max=part * _HUGE / most)).all())
 
 
 def node_image(node: Node, boxes: Sequence[Bounds]) -> Bounds:

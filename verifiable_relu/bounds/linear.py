@@ -235,11 +235,14 @@ class Relaxation:
             if not isinstance(node, Affine):
                 self.values.append(node_image(node, boxes))
                 continue
-            about = None
+            source, about, most = node.inputs[0], None, None
+            rows = tighten is not None or bool(self._known)
             # Rows will need these points.
-            if node.inputs[0] == self.entry and (tighten is not None or self._known):
+            if source == self.entry and rows:
                 about = self.reference.point(self.entry), self.reference.point(current)
-            self.values.append(affine_image(node, boxes[0], self.largest(node.inputs[0]), about, self.narrows))
+            if rows or isinstance(self.network.nodes[source], Relu):
+                most = self.largest(source)
+            self.values.append(affine_image(node, boxes[0], most, about, self.narrows))
 
     def bounds(self, index: int) -> Bounds:
         """Those of node ``index``."""

@@ -139,6 +139,12 @@ def interval_single(size: Tensor, radius: Tensor, terms: int) -> Tensor:
     return torch.add(radius, size, alpha=share_single(terms))
 
 
+def reach_single(size: Tensor, radius: Tensor, terms: int) -> Tensor:
+    """(batch,) ≥ |x| of a ball, in float64, of the sums of so many |centre| and of its radius, computed in float32."""
+    relative = _inflated(terms, torch.float32)
+    return torch.add(16 * terms * _tiny(torch.float32), size.double() + radius, alpha=1 + relative)
+
+
 def share_single(terms: int) -> float:
     """By what part of |centre| ``interval_single`` makes a radius larger."""
     return 1.01 * gamma(terms + 4, torch.float32)
