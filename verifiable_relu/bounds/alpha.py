@@ -194,7 +194,7 @@ class _Search:
         return isinstance(self.relaxation.network.nodes[index], Relu)
 
     def run(self, settled: Callable[[Tensor, Tensor], Tensor] | None, stop: Callable[[], bool] | None) -> None:
-        """Ascend; the best slopes of every row are kept."""
+        """Ascend; the best slopes of every row are kept, the mean of the later half of all included."""
         if not self.activations:
             return
         at = torch.arange(len(self.rows), device=self.rows.device)
@@ -207,18 +207,22 @@ class _Search:
             values, gradient = view(slopes.value)
             self._keep(at, values, slopes.value)
             if step == self.ascent.steps:
-                return
+                break
             going = None
             if settled is not None and step % self.ascent.patience == 0:
                 going = ~settled(at, self.best[at])
                 if not bool(going.any()):
                     return
-            slopes.step(gradient(), rate)
+            slopes.step(gradient(), rate, counts=2 * step >= self.ascent.steps)
             if going is not None and not bool(going.all()):
                 at = at[going]
                 slopes.narrow(going)
                 view = self._view(at)
             rate *= self.ascent.decay
+        # Steps of this size go to and fro about a maximum at which the bound has a kink.
+        if slopes.counted and not (stop is not None and stop()):
+            mean = slopes.mean()
+            self._keep(at, view(mean)[0], mean)
 
     def _each(self, slopes: Tensor) -> dict[int, Tensor]:
         """The part of every activation, (rows, *shape)."""
@@ -342,18 +346,28 @@ class _Adam:
 
     def __init__(self, value: Tensor) -> None:
         self.value = value
-        self._mean = torch.zeros_like(value)
-        self._square = torch.zeros_like(value)
+        self.counted = 0
+        self._first = torch.zeros_like(value)
+        self._second = torch.zeros_like(value)
+        self._sum = torch.zeros_like(value)
         self._steps = 0
 
     def narrow(self, keep: Tensor) -> None:
         """Go on with some of the rows."""
-        self.value, self._mean, self._square = self.value[keep], self._mean[keep], self._square[keep]
+        self.value, self._sum = self.value[keep], self._sum[keep]
+        self._first, self._second = self._first[keep], self._second[keep]
 
-    def step(self, gradient: Tensor, rate: float) -> None:
-        """One step along the gradient."""
+    def step(self, gradient: Tensor, rate: float, counts: bool) -> None:
+        """One step along the gradient. ``counts``: whether where it leads is to be part of the mean."""
         self._steps += 1
-        self._mean.lerp_(gradient, 0.1)
-        self._square.mul_(0.999).addcmul_(gradient, gradient, value=0.001)
-        spread = (self._square / (1 - 0.999**self._steps)).sqrt_().add_(1e-8)
-        self.value.addcdiv_(self._mean, spread, value=rate / (1 - 0.9**self._steps)).clamp_(0, 1)
+        self._first.lerp_(gradient, 0.1)
+        self._second.mul_(0.999).addcmul_(gradient, gradient, value=0.001)
+        spread = (self._second / (1 - 0.999**self._steps)).sqrt_().add_(1e-8)
+        self.value.addcdiv_(self._first, spread, value=rate / (1 - 0.9**self._steps)).clamp_(0, 1)
+        if counts:
+            self._sum += self.value
+            self.counted += 1
+
+    def mean(self) -> Tensor:
+        """Of the slopes that count (Polyak and Juditsky, SIAM J. Control Optim. 30 (1992), 838-855)."""
+        return self._sum / self.counted
