@@ -238,8 +238,8 @@ class Relaxation:
             source, about, most = node.inputs[0], None, None
             rows = tighten is not None or bool(self._known)
             # Rows will need these points.
-            if source == self.entry and rows:
-                about = self.reference.point(self.entry), self.reference.point(current)
+            if rows and self.reference.centred(source):
+                about = self.reference.point(source), self.reference.point(current)
             if rows or isinstance(self.network.nodes[source], Relu):
                 most = self.largest(source)
             self.values.append(affine_image(node, boxes[0], most, about, self.narrows))
@@ -301,9 +301,7 @@ class Relaxation:
             reach, image = of(reference.reach(source)), of(reference.reach(index))
             error = error + rounding.backward_activation(node, reach, image, lines, reference.sums)
             top = torch.addcmul(lines.upper_offset - lines.lower_offset, rise, z)
-        floor = None
-        if sample is not None:
-            floor = torch.addcmul(lines.lower_offset, lines.lower_slope, z) - of(reference.point(index).flatten(1))
+        floor = torch.addcmul(lines.lower_offset, lines.lower_slope, z) - of(reference.point(index).flatten(1))
         lift, floor = rounding.outward(top, floor, error, node.size + reference.sums)
         return _Step(lines.lower_slope, rise, floor, lift)
 
@@ -1048,13 +1046,12 @@ def relaxed(
         neurons, one = chosen.shape[1], both.new_ones(())
         other = -one
 
-        def side(wanted: Tensor) -> None:
-            """Bound what is wanted of ``both`` anew."""
-            places = wanted.flatten().nonzero().squeeze(1)
+        def improve(places: Tensor) -> None:
+            """Bound so many of ``both``, flattened, anew."""
             sample = places // neurons % relaxation.samples if relaxation.samples > 1 else None
             count = places.shape[0]
             if count % multiple:
-                places = torch.constant_pad_nd(places, (0, -count % multiple), int(places[-1]))
+                places = torch.cat([places, places[-1:].expand(-count % multiple)])
             for part, mine in groups(places.shape[0], sample, size, relaxation.samples):
                 if stop is not None and stop():
                     return
@@ -1069,15 +1066,16 @@ def relaxed(
                 known = both.view(-1)
                 known.index_copy_(0, place, torch.maximum(known.index_select(0, place), found))
 
-        wanted = chosen.expand(2, -1, -1)
+        places = chosen.flatten().nonzero().squeeze(1)
         enough = _WORTH // network.receptive[activation.inputs[0]]
-        if isinstance(activation, Relu) and neurons > enough and int(chosen.sum(1).amax()) > enough:
+        if isinstance(activation, Relu) and len(places) > enough and int(chosen.sum(1).amax()) > enough:
             negative = both[0] < both[1]
             later = torch.stack([negative, ~negative & (index == network.last_activation)]) & chosen
             later &= later.sum((0, 2))[:, None] > enough
-            side(wanted & ~later)
-            wanted = later & (both < 0).all(0)
-        side(wanted)
+            improve((chosen & ~later).flatten().nonzero().squeeze(1))
+            improve((later & (both < 0).all(0)).flatten().nonzero().squeeze(1))
+        else:
+            improve(torch.cat([places, places + chosen.numel()]))
         return Bounds(both[0].reshape(interval.lower.shape), -both[1].reshape(interval.upper.shape))
 
     def tighten(index: int, interval: Bounds) -> Bounds:

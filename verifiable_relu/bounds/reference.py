@@ -2,10 +2,10 @@
 
 Rows A of a node of values v are taken about a point v̂ of it: A·v is A·v̂, once, where the rows begin, and A·(v − v̂),
 which is pulled back. For an affine map y = W·x + b and ŷ = W·x̂ + b, A·(y − ŷ) = (A·W)·(x − x̂): no constant is left.
-For an activation x̂ is the value of its lower line at ẑ, so that A·(x − x̂) ≥ A⁺·low·(z − ẑ) + A⁻·(up·(z − ẑ) + top),
-where ``top`` is how far the upper line lies above the lower one at ẑ: zero for all neurons whose lines are one. What
-is left over at the input is −|A|·radius. So errors in A count by how far v may be from v̂, not by how large v is, and A
-may be taken in float32 without bounds being moved by more than a small part of their width.
+For an activation x̂ is the centre of its box, and A·(x − x̂) ≥ A·(low·(z − ẑ) + floor) + A⁻·((up − low)·(z − ẑ) + top),
+where ``floor`` is how far the lower line lies above x̂ at ẑ, and ``top`` the upper line above that. What is left over at
+the input is −|A|·radius. So errors in A count by how far v may be from v̂, not by how large v is, and A may be taken in
+float32 without bounds being moved by more than a small part of their width.
 """
 
 from __future__ import annotations
@@ -67,22 +67,24 @@ class Reference:
         """v̂ of node ``index``."""
         if index not in self._points:
             node = self._of.network.nodes[index]
-            if index == self._of.entry:
+            if index == self._of.entry or isinstance(node, Activation):
                 box = self._of.bounds(index)
                 found = torch.lerp(box.lower, box.upper, 0.5)
-            elif isinstance(node, Activation):
-                z, lines = self.point(node.inputs[0]), self._of.lines(index)
-                found = lines.lower_slope * z
-                if not isinstance(node, Relu):
-                    found = found + lines.lower_offset
             else:
                 found = node.forward(*(self.point(i) for i in node.inputs))
             self._points[index] = found
         return self._points[index]
 
+    def centred(self, index: int) -> bool:
+        """Whether v̂ is the centre of the node's box."""
+        node = self._of.network.nodes[index]
+        if isinstance(node, Reshape | Permute) and index != self._of.entry:
+            return self.centred(node.inputs[0])
+        return index == self._of.entry or isinstance(node, Activation)
+
     def reach(self, index: int) -> Tensor:
         """(batch,) ≥ |v|, |v̂|."""
-        if index == self._of.entry:
+        if self.centred(index):
             return self._of.largest(index)
         if index not in self._reaches:
             size = self.point(index).flatten(1).abs().amax(1)
