@@ -258,7 +258,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "an activation's point taken for that of its input",
         "corners",
-        (Change("bounds.reference:Reference.point", "found = lines.lower_slope * z", "found = z"),),
+        (Change("bounds.linear:Relaxation.outward", "of(reference.point(index).flatten(1))", "z"),),
     ),
     Fault(
         "the upper line not raised by how far it lies above the lower one at the point",
@@ -266,13 +266,13 @@ FAULTS: tuple[Fault, ...] = (
         (Change("bounds.linear:Relaxation.outward", "torch.addcmul(lines.upper_offset, rise, z)", "0 * z"),),
     ),
     Fault(
-        "the upper line raised as about zero",
+        "the upper line raised as about twice the point",
         "corners",
         (
             Change(
                 "bounds.linear:Relaxation.outward",
                 "torch.addcmul(lines.upper_offset, rise, z)",
-                "lines.upper_offset",
+                "torch.addcmul(lines.upper_offset, rise, 2 * z)",
             ),
         ),
     ),
@@ -319,8 +319,8 @@ FAULTS: tuple[Fault, ...] = (
         (
             Change(
                 "bounds.linear:relaxed",
-                "wanted = later & (both < 0).all(0)",
-                "wanted, both = later & False, both.masked_fill(later, 0)",
+                "improve((later & (both < 0).all(0)).flatten().nonzero().squeeze(1))",
+                "both = both.masked_fill(later, 0)",
             ),
         ),
     ),
@@ -330,8 +330,8 @@ FAULTS: tuple[Fault, ...] = (
         (
             Change(
                 "bounds.linear:relaxed",
-                "wanted = later & (both < 0).all(0)",
-                "wanted, both = later & False, both.where(~later, both.flip(0))",
+                "improve((later & (both < 0).all(0)).flatten().nonzero().squeeze(1))",
+                "both = both.where(~later, both.flip(0))",
             ),
         ),
     ),

@@ -195,6 +195,7 @@ class Relaxation:
         self.entry = entry(network)
         self.values: list[Bounds] = [box]
         self.pre: dict[int, Bounds] = {}
+        self._intervals: dict[int, Bounds] = {}
         self._known = known or {}
         self._lines: dict[int, Lines] = {}
         self._steps: dict[tuple[int, bool, int], _Step] = {}
@@ -229,6 +230,7 @@ class Relaxation:
                 if current in self._known:
                     boxes = [intersect(boxes[0], self._known[current])]
                 elif tighten is not None:
+                    self._intervals.setdefault(node.inputs[0], boxes[0])
                     boxes = [tighten(current, boxes[0])]
                     self.values[node.inputs[0]] = boxes[0]
                 self.pre[current] = boxes[0]
@@ -248,6 +250,10 @@ class Relaxation:
         """Those of node ``index``."""
         self.advance(index)
         return self.values[index]
+
+    def interval(self, index: int) -> Bounds:
+        """What intervals make of node ``index`` from the bounds of those before it."""
+        return self._intervals.get(index, self.bounds(index))
 
     def lines(self, index: int) -> Lines:
         """The lines of activation ``index`` over its input's bounds."""
@@ -318,7 +324,7 @@ class Relaxation:
             if isinstance(node, Relu) and self._restricts(node.inputs[0]) and index < self.network.last_activation:
                 living = self.living(index)
                 places = living.nonzero()
-                most = len(places) if self.samples == 1 else int(living.sum(1).amax())
+                most = len(places) if self.samples == 1 else int(living.count_nonzero(1).amax())
                 if most <= _ALIVE * node.size:
                     # Those alive may be a number without factors.
                     depth = _deepest(node.size) if rounded and index <= self.border else 0
@@ -329,10 +335,10 @@ class Relaxation:
         return self._alive[index, rounded]
 
     def living(self, index: int) -> Tensor:
-        """Which neurons of the ReLU ``index`` are not inactive: (batch, neurons) bool."""
+        """Which neurons of the ReLU ``index`` are not inactive, as 1 or 0: (batch, neurons)."""
         if index not in self._living:
             # What is NaN may be.
-            self._living[index] = self.bounds(index).upper.flatten(1) != 0
+            self._living[index] = self.bounds(index).upper.flatten(1).sign()
         return self._living[index]
 
     def between(self, index: int) -> Tensor | None:

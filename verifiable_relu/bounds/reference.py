@@ -92,7 +92,7 @@ class Reference:
         return self._reaches[index]
 
     def radius(self, index: int) -> Tensor:
-        """≥ |v − v̂|."""
+        """≥ |v − v̂|, but for rounding (``rounding.radius``)."""
         if index not in self._radii:
             self._radii[index] = rounding.radius(self._of.bounds(index), self.point(index))
         return self._radii[index]
@@ -122,13 +122,13 @@ class Reference:
                     self._affine[index] = rounding.backward_affine(node, self.reach(source), self.sums)
                 unit = self._affine[index]
                 if source <= self._of.border and not (alone and self.takes_single(index)):
-                    # Of the entry's box |W|·|x − x̂| is how far the intervals reach, which nothing improves upon.
-                    ends = source == self._of.entry
-                    unit = unit + rounding.backward_single(
-                        self.radius(index if ends else source),
-                        0 if alone else self._terms(index, after),
-                        None if ends else node,
-                    )
+                    terms = 0 if alone else self._terms(index, after)
+                    if self.centred(source) and (isinstance(terms, int) or isinstance(node, Linear)):
+                        # |W|·|x − x̂| is how far the intervals reach.
+                        reach = rounding.radius(self._of.interval(index), self.point(index))
+                        unit = unit + rounding.backward_single(reach, terms)
+                    else:
+                        unit = unit + rounding.backward_single(self.radius(source), terms, node)
                 unit = unit.expand(-1, *node.shape).flatten(1)
             elif isinstance(node, Add):
                 first, second = (
@@ -158,7 +158,7 @@ class Reference:
             return 0
         if after is None:
             return node.size
-        return self._of.living(after).sum(1, keepdim=True, dtype=self.point(index).dtype)
+        return self._of.living(after).sum(1, keepdim=True)
 
     def narrows(self, index: int) -> bool:
         """Whether rows of the linear map ``index`` are taken in float32 in pulling them back."""

@@ -195,9 +195,8 @@ def interval_activation(node: Activation, image: Bounds) -> Bounds:
 
 
 def radius(box: Bounds, point: Tensor) -> Tensor:
-    """An upper bound of |x − point| in a box."""
-    reach = torch.maximum(box.upper - point, point - box.lower)
-    return torch.add(4 * _tiny(reach.dtype), reach, alpha=1 + 8 * unit_roundoff(reach.dtype))
+    """The largest |x − point| in a box, up to a unit of roundoff, for which those have room whom it is given to."""
+    return torch.maximum(box.upper - point, point - box.lower)
 
 
 def value(size: int, reach: Tensor, sums: int) -> Tensor:
@@ -212,13 +211,13 @@ def value(size: int, reach: Tensor, sums: int) -> Tensor:
         (batch, 1).
     """
     dtype = reach.dtype
-    relative = 4 * gamma(size + 8, dtype) + (_LINES + 4 * sums) * unit_roundoff(dtype)
+    relative = 2 * gamma(size + 8, dtype) + (_LINES + 2 * sums) * unit_roundoff(dtype)
     return (relative * reach + 8 * size * _tiny(dtype))[:, None]
 
 
-_LINES = 28
-"""How many u of |z|, |ẑ| a ReLU's lines and what is computed with them may be off by: 8 its offsets, 6 how far its lower
-line lies above the point, 6 its upper line above that, 8 the new coefficients, of z − ẑ."""
+_LINES = 24
+"""How many u of |z|, |ẑ| a ReLU's lines and what is computed with them may be off by: 8 its offsets, 2 its lower line
+there, 6 how far its upper line lies above that, 8 the new coefficients, of z − ẑ."""
 
 
 def backward_affine(node: Affine, reach: Tensor, sums: int) -> Tensor:
@@ -228,9 +227,8 @@ def backward_affine(node: Affine, reach: Tensor, sums: int) -> Tensor:
     γ·|A|·|W|·|x − x̂|, and A·(W·x̂ + b − ŷ), at most γ·|A|·(|W|·|x̂| + |b|). Both together are at most
     3γ·|A|·m, m = reach·(sums of |W|'s rows) + |b| being an upper bound of |y| and of |ŷ|, too. Two more γ·|A|·m cover
     the sum A⁻·(upper − lower line) at a ReLU of y, whose lines are no further apart than 2m at ŷ, or A·ŷ where rows
-    begin, and again two the sum A·(lower line − point), neither of which is larger than m; ``_LINES`` the lines
-    themselves. A row's value is a running sum of A·ŷ and of such sums, each at most 2|A|·m and two at every ReLU: every
-    addition, but for the last, errs by at most u times all of them.
+    begin; ``_LINES`` the lines themselves. A row's value is a running sum of A·ŷ and of such sums A⁻·(upper − lower
+    line), each at most 2|A|·m: every addition, but for the last, errs by at most u times all of them.
 
     Args:
         node: the affine map.
@@ -241,8 +239,8 @@ def backward_affine(node: Affine, reach: Tensor, sums: int) -> Tensor:
         (batch, *shape), or broadcastable to it.
     """
     dtype = reach.dtype
-    lines = (_LINES + 4 * sums) * unit_roundoff(dtype)
-    relative = 7 * gamma(max(node.terms, node.size) + 2, dtype) + lines + 2 * node.weight_error
+    lines = (_LINES + 2 * sums) * unit_roundoff(dtype)
+    relative = 5 * gamma(max(node.terms, node.size) + 2, dtype) + lines + 2 * node.weight_error
     least = kept(node, f"_unit_offset{sums}", lambda: relative * node.offset_magnitude() + 8 * node.size * _tiny(dtype))
     slope = kept(node, f"_unit_slope{sums}", lambda: relative * node.row_sums)
     return torch.addcmul(least, slope, reach.reshape(-1, *[1] * len(node.shape)))
@@ -276,8 +274,8 @@ def backward_activation(node: Activation, reach: Tensor, image: Tensor, lines: L
 
     Covers the rounding in the lines themselves (their offsets are computed from slopes and end points), in the
     products slope·A and offset·A, and in summing the latter: A⁺·lower + A⁻·upper is computed as A·lower +
-    A⁻·(upper − lower), together no larger than three times a line may be, about x̂. For a ReLU, whose slopes are at
-    most 1 and offsets at most |z|, ``backward_affine`` and ``value`` cover all that.
+    A⁻·(upper − lower), of which no part is larger than three times the result may be. For a ReLU, whose slopes are
+    at most 1 and offsets at most |z|, ``backward_affine`` and ``value`` cover all that.
 
     Args:
         node: the activation.
@@ -295,11 +293,10 @@ def backward_activation(node: Activation, reach: Tensor, image: Tensor, lines: L
     known = row(node)
     size = slope * reach[:, None] + offset
     # Of running sums ``backward_affine`` covers what slopes have to do with.
-    line = (known.ulps + _LINES) * size + 4 * sums * offset + 2 * known.absolute(node)
-    line = line + (8 + 4 * sums) * image[:, None]
+    line = (known.ulps + _LINES) * size + 2 * sums * offset + 2 * known.absolute(node) + 8 * image[:, None]
     # The last part is that of numbers, slopes among them, too small for float32.
     tiny = 8 * node.size * _tiny(dtype) + 8 * _tiny(torch.float32) * (1 + reach[:, None])
-    return unit_roundoff(dtype) * line + 3 * gamma(node.size + 8, dtype) * (size + image[:, None]) + tiny
+    return unit_roundoff(dtype) * line + 3 * gamma(node.size + 8, dtype) * size + tiny
 
 
 def outward(top: Tensor, floor: Tensor, error: Tensor, terms: int) -> tuple[Tensor, Tensor]:
@@ -312,13 +309,14 @@ def outward(top: Tensor, floor: Tensor, error: Tensor, terms: int) -> tuple[Tens
         top: how far the upper line lies above the lower one, at the point.
         floor: how far the lower line lies above the point of the output, there.
         error: of one unit of |A|.
-        terms: how many sums a product with ``error`` takes part in.
+        terms: how many sums a product takes part in.
 
     Returns:
         ``top`` and ``floor``, moved.
     """
-    relative = 1 + 5 * gamma(terms + 8, error.dtype)
-    return torch.add(top, error, alpha=2 * relative), torch.sub(floor, error, alpha=relative)
+    relative = 5 * gamma(terms + 8, error.dtype)
+    error = torch.add(error, floor.abs(), alpha=relative)
+    return torch.add(top, error, alpha=2 * (1 + relative)), torch.sub(floor, error, alpha=1 + relative)
 
 
 def summed_single(top: Tensor, floor: Tensor, terms: int) -> tuple[Tensor, Tensor]:

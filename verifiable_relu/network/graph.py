@@ -273,8 +273,8 @@ class Linear(Affine):
         for parts in _halves(lines[0]):
             if parts > 1:
                 # A product with ones, which is exact, is faster than a sum over the first axis.
-                sums = sums.new_ones(parts) @ sums.view(parts, -1)
-        return sums.view(len(x), -1).to(self.weight.dtype)
+                sums = sums.new_ones(parts) @ sums.reshape(parts, -1)
+        return sums.reshape(len(x), -1).to(self.weight.dtype)
 
     def absolute(self, x: Tensor, single: bool = False) -> Tensor:
         if single:
@@ -429,9 +429,9 @@ class Conv2d(Affine):
         return found
 
     def seen_by(self, outputs: Tensor, input_shape: Shape) -> Tensor:
-        """How many of some outputs, (rows, *shape) bool, see every input: (rows, 1, height, width) of the input."""
+        """How many of some outputs, (rows, *shape) 1 or 0, see every input: (rows, 1, height, width) of the input."""
         top, left = self.padding[:2]
-        count = outputs.sum(1, keepdim=True, dtype=self.weight.dtype)
+        count = outputs.sum(1, keepdim=True)
         ones = kept(self, "_ones", lambda: self.weight.new_ones(1, 1, *self.weight.shape[2:]))
         seen = F.conv_transpose2d(count, ones, None, self.stride)
         _, height, width = input_shape
