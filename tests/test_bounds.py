@@ -21,6 +21,7 @@ from verifiable_relu.bounds import (
     linear_lower_bounds,
     preactivation_bounds,
 )
+from verifiable_relu.bounds.alpha import _Search
 from verifiable_relu.bounds.interval import intersect, largest
 from verifiable_relu.bounds.linear import Relaxation, groups, relaxed
 from verifiable_relu.bounds.rounding import covers
@@ -503,6 +504,32 @@ def test_alpha_stops_where_it_is_told_to() -> None:
     assert len(asked[0]) == len(matrix) and all(bool((n % 2 == 1).all()) for n in asked[1:])
     stopped = alpha_lower_bounds(network, box, pre, matrix, sample, stop=lambda: True)
     torch.testing.assert_close(stopped, crown, rtol=0, atol=1e-12)
+
+
+def test_alpha_tries_the_mean_of_its_later_slopes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the rows that are left: half of them are dropped between those slopes."""
+    network, box = mlp(ACTS["relu"]), boxes(mlp(ACTS["relu"]))
+    matrix, sample = rows(network, len(box.lower))
+    seen: list[tuple[Tensor, Tensor]] = []
+    keep = _Search._keep
+
+    def record(self: _Search, at: Tensor, values: Tensor, slopes: Tensor) -> None:
+        seen.append((at.clone(), slopes.clone()))
+        keep(self, at, values, slopes)
+
+    monkeypatch.setattr(_Search, "_keep", record)
+    pre, steps = preactivation_bounds(network, box), 6
+
+    def settled(number: Tensor, best: Tensor) -> Tensor:
+        return (number % 2 == 0) & (len(seen) > 4)
+
+    alpha_lower_bounds(network, box, pre, matrix, sample, Ascent(steps=steps), settled=settled)
+    assert len(seen) == steps + 2 and len(seen[4][0]) == 2 * len(seen[5][0])
+    left = seen[-1][0]
+    assert torch.equal(left, torch.arange(1, len(matrix), 2))
+    later = torch.stack([slopes[torch.isin(at, left)] for at, slopes in seen[4:-1]])
+    assert len(later) == 3 and float(later.std(0).max()) > 1e-3
+    torch.testing.assert_close(seen[-1][1], later.mean(0))
 
 
 def images(act: Act, seed: int = 0) -> Network:

@@ -392,6 +392,37 @@ def test_what_float32_changes_in_rows_of_the_first_linear_map(
         assert bool((found >= needed).all()) and bool((found <= 1.02 * needed + 1e-2 * apart).all())
 
 
+@pytest.mark.parametrize("kind", ("convolution", "linear"))
+@pytest.mark.parametrize("batch", (1, 5))
+def test_what_float32_changes_in_rows_of_a_later_map(batch: int, kind: str) -> None:
+    """|W|·|x − x̂| is what intervals had made of it, before rows made the bounds of two activations after it tighter."""
+    draw, build = Draw(batch), Builder((2, 6, 6))
+    x = build.activation(build.conv2d(0, draw.weight(4, 2, 3, 3), draw(4), "first"), Relu, "act")
+    if kind == "convolution":
+        y = build.conv2d(x, draw.weight(3, 4, 2, 2), draw(3), "second")
+    else:
+        y = build.linear(build.reshape(x, (64,), "flat"), draw.weight(9, 64), draw(9), "second")
+    both = build.add(build.activation(y, Relu, "one"), build.activation(y, Relu, "other"), "both")
+    net = build.network(both, name="two")
+    center = torch.randn(batch, 2, 6, 6, generator=draw.generator, dtype=torch.float64)
+    radius = 0.3 * torch.rand(batch, 2, 6, 6, generator=draw.generator, dtype=torch.float64)
+    relaxation = relaxed(net, Bounds(center - radius, center + radius), single=True)
+    assert relaxation.border >= x
+    mine, node = relaxation.reference, net.nodes[y]
+    assert isinstance(node, Conv2d | Linear)
+    source = node.inputs[0]
+    tightened, before = relaxation.bounds(y), relaxation.interval(y)
+    assert bool((tightened.upper < before.upper - 1e-3 * (before.upper - before.lower)).any())
+    fresh = Relaxation(net, Bounds(center - radius, center + radius), relaxation.pre)
+    assert bool((fresh.bounds(y).upper <= before.upper).all())
+    apart = rounding.backward_affine(node, mine.reach(source), mine.sums).expand(batch, *node.shape).flatten(1)
+    terms = node.size if isinstance(node, Linear) else node.adjoint_terms
+    reach = node.absolute(mine.radius(source)).flatten(1)
+    needed = reach * rounding.gamma(1, torch.float32) * (terms + 9)
+    found = mine.unit(y) - apart
+    assert bool((found >= needed).all()) and bool((found <= 1.02 * needed + 1e-2 * apart).all())
+
+
 @pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
 @pytest.mark.parametrize("way", WAYS)
 def test_windows_are_pulled_back_as_whole_images_are(

@@ -298,7 +298,8 @@ def _hardened_lines(node: Hardened, bounds: Bounds, low: Tensor, high: Tensor) -
 def unstable(node: Node, pre: Bounds) -> Tensor:
     """Which neurons need a relaxation, and tight bounds for it: (batch, *shape) bool.
 
-    Those of piecewise-linear nodes straddle zero; what is NaN is none. λ-GELU is 0 or x up to |x|·Φ(−6) < 1e-9·|x| where |λx| ≥ 6.
+    Those of piecewise-linear nodes straddle zero, and NaN is none. λ-GELU is 0 or x up to |x|·Φ(−6) < 1e-9·|x| where
+    |λx| ≥ 6.
     """
     if isinstance(node, PIECEWISE_LINEAR):
         return (pre.lower < 0) & (pre.upper > 0)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from verifiable_relu.bounds import rounding
-from verifiable_relu.network.graph import Activation, Add, Affine, Conv2d, Linear, Network, Permute, Relu, Reshape
+from verifiable_relu.network.graph import Activation, Add, Affine, Conv2d, Linear, Network, Permute, Reshape
 
 if TYPE_CHECKING:
     from verifiable_relu.bounds.linear import Relaxation
