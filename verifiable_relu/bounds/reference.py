@@ -76,11 +76,13 @@ class Reference:
         return self._points[index]
 
     def centred(self, index: int) -> bool:
-        """Whether v̂ is the centre of the node's box."""
+        """Whether v̂ is the centre of the node's box: not of one that an activation after it has made smaller since."""
         node = self._of.network.nodes[index]
-        if isinstance(node, Reshape | Permute) and index != self._of.entry:
-            return self.centred(node.inputs[0])
-        return index == self._of.entry or isinstance(node, Activation)
+        if index == self._of.entry:
+            return True
+        if self._of.interval(index) is not self._of.bounds(index):
+            return False
+        return isinstance(node, Activation) or (isinstance(node, Reshape | Permute) and self.centred(node.inputs[0]))
 
     def reach(self, index: int) -> Tensor:
         """(batch,) ≥ |v|, |v̂|."""
