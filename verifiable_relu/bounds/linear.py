@@ -324,7 +324,7 @@ class Relaxation:
             if isinstance(node, Relu) and self._restricts(node.inputs[0]) and index < self.network.last_activation:
                 living = self.living(index)
                 places = living.nonzero()
-                most = len(places) if self.samples == 1 else int(living.count_nonzero(1).amax())
+                most = len(places) if self.samples == 1 else int(living.sum(1).amax())
                 if most <= _ALIVE * node.size:
                     # Those alive may be a number without factors.
                     depth = _deepest(node.size) if rounded and index <= self.border else 0
@@ -335,10 +335,10 @@ class Relaxation:
         return self._alive[index, rounded]
 
     def living(self, index: int) -> Tensor:
-        """Which neurons of the ReLU ``index`` are not inactive, as 1 or 0: (batch, neurons)."""
+        """Which neurons of the ReLU ``index`` are not inactive: (batch, neurons) bool."""
         if index not in self._living:
-            # What is NaN may be.
-            self._living[index] = self.bounds(index).upper.flatten(1).sign()
+            # What is NaN may be. Where intervals leave nothing, the point is 0 as well.
+            self._living[index] = self.interval(index).upper.flatten(1) != 0
         return self._living[index]
 
     def between(self, index: int) -> Tensor | None:

@@ -160,7 +160,7 @@ class Reference:
             return 0
         if after is None:
             return node.size
-        return self._of.living(after).sum(1, keepdim=True)
+        return self._of.living(after).sum(1, keepdim=True, dtype=self.point(index).dtype)
 
     def narrows(self, index: int) -> bool:
         """Whether rows of the linear map ``index`` are taken in float32 in pulling them back."""

@@ -228,7 +228,8 @@ def backward_affine(node: Affine, reach: Tensor, sums: int) -> Tensor:
     3γ·|A|·m, m = reach·(sums of |W|'s rows) + |b| being an upper bound of |y| and of |ŷ|, too. Two more γ·|A|·m cover
     the sum A⁻·(upper − lower line) at a ReLU of y, whose lines are no further apart than 2m at ŷ, or A·ŷ where rows
     begin; ``_LINES`` the lines themselves. A row's value is a running sum of A·ŷ and of such sums A⁻·(upper − lower
-    line), each at most 2|A|·m: every addition, but for the last, errs by at most u times all of them.
+    line), each at most 2|A|·m: every addition, but for the last, errs by at most u times all of them. What there is of
+    A·(lower line − x̂) is accounted for in ``outward``.
 
     Args:
         node: the affine map.

@@ -429,9 +429,9 @@ class Conv2d(Affine):
         return found
 
     def seen_by(self, outputs: Tensor, input_shape: Shape) -> Tensor:
-        """How many of some outputs, (rows, *shape) 1 or 0, see every input: (rows, 1, height, width) of the input."""
+        """How many of some outputs, (rows, *shape) bool, see every input: (rows, 1, height, width) of the input."""
         top, left = self.padding[:2]
-        count = outputs.sum(1, keepdim=True)
+        count = outputs.sum(1, keepdim=True, dtype=self.weight.dtype)
         ones = kept(self, "_ones", lambda: self.weight.new_ones(1, 1, *self.weight.shape[2:]))
         seen = F.conv_transpose2d(count, ones, None, self.stride)
         _, height, width = input_shape
