@@ -82,6 +82,9 @@ class Case:
 LEAST = 0.1
 """Seconds that a measurement takes at least: as long the same thing is done again, with warm caches, by either side."""
 
+EQUAL = 1e-4
+"""Up to so many widths apart bounds are taken for equal."""
+
 _OVAL = ((0.485, 0.456, 0.406), (0.225, 0.225, 0.225))
 CASES = (
     Case("mnist_256x2", "data:vnncomp/mnist_fc/onnx/mnist-net_256x2.onnx.gz", "mnist", "0.02"),
@@ -147,6 +150,7 @@ class Line:
         width: mean width of our bounds over that of theirs.
         worst: the largest amount by which one of our lower bounds lies below theirs, in widths of theirs; negative
             where all of ours are higher.
+        looser, tighter: the shares of our lower bounds that lie by more than ``EQUAL`` below theirs, and above them.
         same: ``worst`` of our CROWN given auto_LiRPA's bounds of the activations' inputs.
         settings: auto_LiRPA's, as they were chosen.
         peak: share of the matrix-multiply peak that our matrix products and convolutions alone amount to.
@@ -164,6 +168,8 @@ class Line:
     ratio: float
     width: float
     worst: float
+    looser: float
+    tighter: float
     same: float
     settings: str
     peak: float
@@ -401,15 +407,15 @@ def compare(case: Case, problem: Problem, method: str, dtype: str, runs: int, li
     rows = problem.objective.shape[1]
     widths, others = (-(bounds[:, rows:] + bounds[:, :rows]) for bounds in (mine, other))
 
-    def worst(bounds: Tensor) -> float:
-        return float(((other - bounds) / torch.cat([others, others], 1)).max())
+    def below(bounds: Tensor) -> Tensor:
+        return (other - bounds) / torch.cat([others, others], 1)
 
     same = 0.0
     if method == "crown":
         with torch.inference_mode():
             known, given = theirs.preactivations(problem), problem.relaxation()
             given.advance(problem.network.last_activation, lambda index, _: known[index])
-            same = worst(given.outputs(*doubled.rows).reshape(other.shape))
+            same = float(below(given.outputs(*doubled.rows).reshape(other.shape)).max())
     pairs: list[list[float]] = []
     with limited(3 * limit):
         try:
@@ -425,8 +431,9 @@ def compare(case: Case, problem: Problem, method: str, dtype: str, runs: int, li
     ratio = statistics.median(b / a for a, b in pairs)
     share = multiply_adds(lambda: ours(problem, "crown")) / mine_s / peak(DTYPES[dtype]) if method == "crown" else 0.0
     where = (case.name, case.eps, dtype, method, len(problem.box.lower), unstable_share(problem, method))
-    width = float((widths / others).mean())
-    return Line(*where, len(pairs), mine_s, theirs_s, ratio, width, worst(mine), same, settings, share)
+    width, apart = float((widths / others).mean()), below(mine)
+    beyond = [float((sign * apart > EQUAL).double().mean()) for sign in (1, -1)]
+    return Line(*where, len(pairs), mine_s, theirs_s, ratio, width, float(apart.max()), *beyond, same, settings, share)
 
 
 def measure(options: argparse.Namespace, missing: list[str]) -> Iterator[Line]:
@@ -549,14 +556,15 @@ def table(lines: Sequence[Line]) -> Iterator[str]:
     """The Markdown table: one row per line."""
     yield (
         "| network | ε | dtype | method | batch | unstable | ours s | auto_LiRPA s | ratio | width "
-        "| worst | same | peak |"
+        "| worst | looser | tighter | same | peak |"
     )
-    yield "|---|---|---|---|---|---|---|---|---|---|---|---|---|"
+    yield "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|"
     for x in lines:
         same, share = (f"{x.same:.1e}", f"{100 * x.peak:.0f} %") if x.method == "crown" else ("", "")
         yield (
             f"| {x.network} | {x.eps} | {x.dtype} | {x.method} | {x.batch} | {100 * x.unstable:.1f} % | {x.ours:.4f} "
-            f"| {x.theirs:.4f} | {x.ratio:.1f} | {x.width:.6f} | {x.worst:.1e} | {same} | {share} |"
+            f"| {x.theirs:.4f} | {x.ratio:.1f} | {x.width:.6f} | {x.worst:.1e} | {100 * x.looser:.1f} % "
+            f"| {100 * x.tighter:.1f} % | {same} | {share} |"
         )
 
 
@@ -583,9 +591,10 @@ def write(options: argparse.Namespace, lines: Sequence[Line], parts: Sequence[st
         "float64 our coefficients of the first layers are in float32 all the same, with float32 all coefficients, and "
         "nothing else; α-CROWN's search, which proves nothing, runs in float32 in any case. *ratio*: median of the "
         "pairs' auto_LiRPA s / ours s. *width*: our bounds' width over theirs, mean. *worst*: by how much one of our "
-        "lower bounds lies below theirs at most, in widths of theirs; negative: all of ours are higher; *same*: that "
-        "with its bounds of the activations' inputs in place of ours. *unstable*: share of the neurons. *peak*: our "
-        "matrix products and convolutions, at the rate of a large matrix product, as a part of our time."
+        "lower bounds lies below theirs at most, in widths of theirs; negative: all of ours are higher. *looser*, "
+        f"*tighter*: the shares that lie by more than {EQUAL:g} widths below and above. *same*: *worst* with its bounds "
+        "of the activations' inputs in place of ours. *unstable*: share of the neurons. *peak*: our matrix products and "
+        "convolutions, at the rate of a large matrix product, as a part of our time."
     )
     left_out = "".join(f"\n- {line}" for line in missing) or " nothing"
     text = "\n\n".join([head, *parts, notes, f"Left out:{left_out}"])
