@@ -592,9 +592,9 @@ def write(options: argparse.Namespace, lines: Sequence[Line], parts: Sequence[st
         "nothing else; α-CROWN's search, which proves nothing, runs in float32 in any case. *ratio*: median of the "
         "pairs' auto_LiRPA s / ours s. *width*: our bounds' width over theirs, mean. *worst*: by how much one of our "
         "lower bounds lies below theirs at most, in widths of theirs; negative: all of ours are higher. *looser*, "
-        f"*tighter*: the shares that lie by more than {EQUAL:g} widths below and above. *same*: *worst* with its bounds "
-        "of the activations' inputs in place of ours. *unstable*: share of the neurons. *peak*: our matrix products and "
-        "convolutions, at the rate of a large matrix product, as a part of our time."
+        f"*tighter*: the shares that lie by more than {EQUAL:g} widths below and above. *same*: *worst* with its "
+        "bounds of the activations' inputs in place of ours. *unstable*: share of the neurons. *peak*: our matrix "
+        "products and convolutions, at the rate of a large matrix product, as a part of our time."
     )
     left_out = "".join(f"\n- {line}" for line in missing) or " nothing"
     text = "\n\n".join([head, *parts, notes, f"Left out:{left_out}"])
