@@ -184,6 +184,7 @@ class Relaxation:
     Attributes:
         entry: the node at which rows end (``entry``).
         samples: the size of the batch.
+        rising: of ReLUs whose inputs rows have bounded, by index: where the lower line is z, not 0; (batch, *shape).
     """
 
     def __init__(
@@ -195,6 +196,7 @@ class Relaxation:
         self.entry = entry(network)
         self.values: list[Bounds] = [box]
         self.pre: dict[int, Bounds] = {}
+        self.rising: dict[int, Tensor] = {}
         self._intervals: dict[int, Bounds] = {}
         self._known = known or {}
         self._lines: dict[int, Lines] = {}
@@ -260,7 +262,10 @@ class Relaxation:
         if index not in self._lines:
             node = self.network.nodes[index]
             assert isinstance(node, Activation)
-            self._lines[index] = relax(node, self.pre[index])
+            lines = relax(node, self.pre[index])
+            if index in self.rising:
+                lines = replace(lines, lower_slope=self.rising[index].to(lines.lower_slope))
+            self._lines[index] = lines
         return self._lines[index]
 
     @cached_property
@@ -1035,6 +1040,9 @@ def relaxed(
     def bound(index: int, interval: Bounds, search: Search | None) -> Bounds:
         """The interval, with unstable neurons bounded anew.
 
+        The lower line of a ReLU is chosen by what rows have found, as if there were no interval. A tighter one could
+        change the choice for the worse; so it makes all that follows tighter, but for other choices.
+
         Of a ReLU that turns out inactive nobody uses the lower bound, and of one that turns out active, after which
         no other is bounded, the upper one: where that spares enough rows, they wait for the other side.
         """
@@ -1069,8 +1077,7 @@ def relaxed(
                     target, rows, constant = signed(network, activation.inputs[0], neuron, sign)
                     every = torch.zeros_like(place) if sample is None else sample[part]
                     found = search(relaxation, target, rows, every, constant)
-                known = both.view(-1)
-                known.index_copy_(0, place, torch.maximum(known.index_select(0, place), found))
+                both.view(-1).index_copy_(0, place, found)
 
         places = chosen.flatten().nonzero().squeeze(1)
         enough = _WORTH // network.receptive[activation.inputs[0]]
@@ -1082,7 +1089,10 @@ def relaxed(
             improve((later & (both < 0).all(0)).flatten().nonzero().squeeze(1))
         else:
             improve(torch.cat([places, places + chosen.numel()]))
-        return Bounds(both[0].reshape(interval.lower.shape), -both[1].reshape(interval.upper.shape))
+        low, high = (side.reshape(interval.lower.shape) for side in both.unbind())
+        if isinstance(activation, Relu):
+            relaxation.rising[index] = low > high
+        return intersect(interval, Bounds(low, -high))
 
     def tighten(index: int, interval: Bounds) -> Bounds:
         if interval_is_exact(network, network.nodes[index].inputs[0]):
