@@ -612,6 +612,23 @@ def test_sums_in_float32_may_be_taken_in_any_order(place: str, monkeypatch: pyte
     assert wrong()
 
 
+@pytest.mark.parametrize("above", (True, False), ids=("upper", "lower"))
+def test_offsets_summed_in_float32_are_on_the_safe_side(above: bool) -> None:
+    """A⁻·top, and A·floor, where all but the first products are lost in every sum."""
+    a = -_disappearing(1).flatten().float()
+    ones, zeros = torch.ones(len(a), dtype=torch.float64), torch.zeros(len(a), dtype=torch.float64)
+    top, floor = (ones, zeros) if above else (zeros, ones)
+    value = sum((Fraction(c) for c in a.tolist()), Fraction(0))
+
+    def excess(top: Tensor, floor: Tensor) -> Fraction:
+        products = a * top.float() + a * floor.float()
+        return Fraction(float(in_order(in_order(products.unflatten(0, graph.folded(len(a))))))) - value
+
+    assert excess(top, floor) > 0
+    outward = rounding.summed_single(top, floor, crown._depth(len(a)))
+    assert -1e-2 < excess(*outward) <= 0
+
+
 @pytest.mark.parametrize("first", (1.0, -1.0))
 def test_many_rows_added_in_float32(first: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """To the first, each too small to be seen in the sum; little is left of it where the last is opposed."""
