@@ -20,7 +20,7 @@ from verifiable_relu.network.graph import Activation, Network, Relu
 _WORKING = 1 << 28
 """Most bytes that the search holds at once: larger chunks gain nothing."""
 
-_COPIES = 12
+_COPIES = 13
 """How many arrays of every activation's size are alive at once, for each row."""
 
 

@@ -1040,8 +1040,8 @@ def relaxed(
     def bound(index: int, interval: Bounds, search: Search | None) -> Bounds:
         """The interval, with unstable neurons bounded anew.
 
-        The lower line of a ReLU is chosen by what rows have found, as if there were no interval. A tighter one could
-        change the choice for the worse; so it makes all that follows tighter, but for other choices.
+        The lower line of a ReLU is chosen by what rows have found, as if there were no interval: where the interval is
+        tighter, it could change the choice for the worse; the choice being the same, it makes what follows tighter.
 
         Of a ReLU that turns out inactive nobody uses the lower bound, and of one that turns out active, after which
         no other is bounded, the upper one: where that spares enough rows, they wait for the other side.
@@ -1061,7 +1061,7 @@ def relaxed(
         other = -one
 
         def improve(places: Tensor) -> None:
-            """Bound so many of ``both``, flattened, anew."""
+            """Bound what lies at these places of ``both``, flattened, anew."""
             sample = places // neurons % relaxation.samples if relaxation.samples > 1 else None
             count = places.shape[0]
             if count % multiple:
