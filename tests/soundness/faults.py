@@ -210,8 +210,8 @@ FAULTS: tuple[Fault, ...] = (
         (
             Change(
                 "bounds.linear:_Walk._concretise",
-                "self._less(self._weighed",
-                "self._plus(self._weighed",
+                "self._less(reach)",
+                "self._plus(reach)",
             ),
         ),
     ),
@@ -289,7 +289,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "rounding of coefficients in float32 left out",
         "corners",
-        (Change("bounds.rounding:backward_single", "1.01 * gamma(most + 9, single) / (most + 9)", "0.0"),),
+        (Change("bounds.rounding:backward_single", "1.01 * gamma(most + _SLOPES, single) / (most + _SLOPES)", "0.0"),),
     ),
     Fault(
         "rows of one of two nodes alone where both use a third",

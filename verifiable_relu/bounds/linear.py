@@ -310,7 +310,8 @@ class Relaxation:
         else:
             error = error * torch.maximum(lines.lower_slope.abs(), lines.upper_slope.abs())
             reach, image = of(reference.reach(source)), of(reference.reach(index))
-            error = error + rounding.backward_activation(node, reach, image, lines, reference.sums)
+            radius = of(reference.radius(source).flatten(1)) if index <= self.border else None
+            error = error + rounding.backward_activation(node, reach, image, lines, reference.sums, radius)
             top = torch.addcmul(lines.upper_offset - lines.lower_offset, rise, z)
         floor = torch.addcmul(lines.lower_offset, lines.lower_slope, z) - of(reference.point(index).flatten(1))
         lift, floor = rounding.outward(top, floor, error, node.size + reference.sums)
@@ -777,17 +778,19 @@ class _Walk:
         """Take away from it."""
         self.total = -term if self.total is None else self.total - term
 
-    def _weighed(self, a: Tensor | Window, index: int, name: str, values: Tensor, spent: bool = False) -> Tensor:
-        """|A|·values of node ``index``, (batch, size): (groups, each). ``spent``: whether nobody else wants A."""
-        if not isinstance(a, Window):
-            values = _of(values, self.sample)
-            if index > self.border:
-                return _dot(a.abs(), values)
-            # In float32 A is nobody's but this walk's.
-            size = a.abs_() if spent else a.abs()
-            return _sum(size.mul_(values.to(a.dtype)[:, None]), 1)
-        products = a.values.abs() * self.of.at(a, index, name, values, self._every)
-        return _sum(products, 3).reshape(self.groups, self.each)
+    def _weighed(self, a: Tensor | Window, index: int, name: str, values: Tensor) -> Tensor:
+        """|A|·values of node ``index``, (batch, size), not too low: (groups, each)."""
+        if isinstance(a, Window):
+            products = a.values.abs() * self.of.at(a, index, name, values, self._every)
+        elif index > self.border:
+            return _dot(a.abs(), _of(values, self.sample))
+        else:
+            products = a.abs().mul_(_of(values, self.sample).to(a.dtype)[:, None])
+        axes = 3 if isinstance(a, Window) else 1
+        found = _sum(products, axes).reshape(self.groups, self.each)
+        if index > self.border:
+            return found
+        return rounding.weighed_single(found, _depth(math.prod(products.shape[-axes:])))
 
     def _whole(self, a: Tensor | Window, index: int) -> Tensor:
         """Dense coefficients of a node, (groups, each, neurons)."""
@@ -810,13 +813,17 @@ class _Walk:
     def _concretise(self, a: Tensor, index: int) -> None:
         """Take the least values of rows of a node at which they end."""
         if self.rounded:
-            # Gradients may want it, too.
-            spent = not self.wanted and not a.requires_grad
-            self._less(self._weighed(a, index, "radius", self.of.radius(index), spent))
-            return
-        center, radius = (_of(t, self.sample) for t in self.of.ball(index))
-        self._plus(_dot(a, center))
-        self._less(_dot(a.abs(), radius))
+            radius = _of(self.of.radius(index), self.sample)
+        else:
+            center, radius = (_of(t, self.sample) for t in self.of.ball(index))
+            self._plus(_dot(a, center))
+        if index <= self.border:
+            # Gradients may want A, too; nobody else does in float32.
+            size = a.abs() if self.wanted or a.requires_grad else a.abs_()
+            reach = _sum(size.mul_(radius[:, None]), 1)
+        else:
+            reach = _dot(a.abs(), radius)
+        self._less(reach)
 
     def _through(self, a: Tensor | Window, index: int) -> None:
         """Pull rows back through a node of one input."""

@@ -117,6 +117,7 @@ class Reference:
             if index == self._of.entry or isinstance(node, Activation):
                 unit = rounding.value(node.size, self.reach(index), self.sums).expand(-1, node.size)
                 if index <= self._of.border:
+                    # An activation may follow, of this or of a sum with it.
                     unit = unit + rounding.backward_single(self.radius(index).flatten(1))
             elif isinstance(node, Affine):
                 source = node.inputs[0]

@@ -247,30 +247,41 @@ def backward_affine(node: Affine, reach: Tensor, sums: int) -> Tensor:
     return torch.addcmul(least, slope, reach.reshape(-1, *[1] * len(node.shape)))
 
 
-def backward_single(radius: Tensor, terms: int | Tensor = 0, node: Affine | None = None) -> Tensor:
+_SLOPES = 4
+"""How many u of float32 coefficients of z, of one unit of |A|, may be off by at a ReLU of z: 2·low + 2·|up − low| + up
+at most, for slopes low, up in [0, 1] of the lower and of the upper line. That is 3·up, or 4·low − up."""
+
+_ANY_SLOPES = 7
+"""The same for other activations, with slopes of any sign and of size 1 at most."""
+
+
+def backward_single(reach: Tensor, terms: int | Tensor = 0, node: Affine | None = None) -> Tensor:
     """What ``backward_affine`` grows by where A is taken in float32: |W|·(γ·|x − x̂|) with γ of float32.
 
-    Weights lose nothing there (``single``). A is rounded once where it comes from float64, and at an activation of y of
-    slopes at most s by 2·|low| + 2·|upper − low| + s ≤ 7·s units, of |y − ŷ|, which is at most |W|·|x − x̂|. Products
-    and sums are about the point: magnitudes don't count.
+    Weights lose nothing there (``single``). Slopes of a ReLU's lines are rounded, their products with A, and the sum of
+    two of these (``_SLOPES``), of |y − ŷ|, which is at most |W|·|x − x̂|. Rows that come from float64 are rounded once,
+    before the map or after it; then no ReLU in float32 follows. Products and sums are about the point: magnitudes don't
+    count.
 
     Args:
-        radius: ≥ |x − x̂|, (batch, *shape of x).
-        terms: how many products that are not zero a coefficient is the sum of: of all, or like ``radius``.
-        node: the affine map, by default the identity: then ``radius`` is of y, and the products are as many at most.
+        reach: ≥ |x − x̂|, (batch, *shape of x); without ``node`` ≥ |W|·|x − x̂|, (batch, *shape of y).
+        terms: how many products that are not zero a coefficient is the sum of: of all, or like ``reach``.
+        node: the affine map.
 
     Returns:
         (batch, *shape of y).
     """
     single = torch.float32
-    most = terms if isinstance(terms, int) else node.terms if node is not None else math.prod(radius.shape[1:])
+    most = terms if isinstance(terms, int) else node.terms if node is not None else math.prod(reach.shape[1:])
     # Of γ the denominator that is smallest.
-    unit = 1.01 * gamma(most + 9, single) / (most + 9)
-    error = radius * (unit * (most + 9) if isinstance(terms, int) else torch.add(terms, 9).mul_(unit))
+    unit = 1.01 * gamma(most + _SLOPES, single) / (most + _SLOPES)
+    error = reach * (unit * (most + _SLOPES) if isinstance(terms, int) else torch.add(terms, _SLOPES).mul_(unit))
     return torch.add(error if node is None else node.absolute(error), 8 * _tiny(single))
 
 
-def backward_activation(node: Activation, reach: Tensor, image: Tensor, lines: Lines, sums: int) -> Tensor:
+def backward_activation(
+    node: Activation, reach: Tensor, image: Tensor, lines: Lines, sums: int, radius: Tensor | None = None
+) -> Tensor:
     """The error of one unit of |A| in replacing an activation by its lines, beside that of ``backward_affine``.
 
     Covers the rounding in the lines themselves (their offsets are computed from slopes and end points), in the
@@ -284,6 +295,7 @@ def backward_activation(node: Activation, reach: Tensor, image: Tensor, lines: L
         image: (batch,) ≥ |x̂|, of the output.
         lines: over the bounds of z, (rows, neurons).
         sums: as in ``backward_affine``.
+        radius: ≥ |z − ẑ|, (rows, neurons), where A is in float32.
 
     Returns:
         (rows, neurons).
@@ -297,7 +309,10 @@ def backward_activation(node: Activation, reach: Tensor, image: Tensor, lines: L
     line = (known.ulps + _LINES) * size + 2 * sums * offset + 2 * known.absolute(node) + 8 * image[:, None]
     # The last part is that of numbers, slopes among them, too small for float32.
     tiny = 8 * node.size * _tiny(dtype) + 8 * _tiny(torch.float32) * (1 + reach[:, None])
-    return unit_roundoff(dtype) * line + 3 * gamma(node.size + 8, dtype) * size + tiny
+    error = unit_roundoff(dtype) * line + 3 * gamma(node.size + 8, dtype) * size + tiny
+    if radius is not None:
+        error = torch.addcmul(error, slope, radius, value=1.01 * gamma(_ANY_SLOPES - _SLOPES, torch.float32))
+    return error
 
 
 def outward(top: Tensor, floor: Tensor, error: Tensor, terms: int) -> tuple[Tensor, Tensor]:
@@ -332,6 +347,16 @@ def summed_single(top: Tensor, floor: Tensor, terms: int) -> tuple[Tensor, Tenso
     lowered = torch.sub(floor, floor.abs(), alpha=relative)
     raised = torch.add(top, floor - lowered, alpha=2)
     return torch.add(raised, raised.abs(), alpha=relative), lowered
+
+
+def weighed_single(found: Tensor, terms: int) -> Tensor:
+    """A sum of products that are not negative, computed in float32, so large that it is not too low.
+
+    Args:
+        found: as computed, but for underflow (``lost``).
+        terms: how many sums a product takes part in.
+    """
+    return found * (1 + _inflated(terms, torch.float32))
 
 
 def _inflated(terms: int, dtype: torch.dtype) -> float:
