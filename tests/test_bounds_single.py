@@ -408,8 +408,9 @@ def test_nor_is_a_slope_less_where_no_map_comes_before() -> None:
 def test_slopes_of_any_sign_are_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside what is granted for those of a ReLU, after the same map, and in the lines of float32 alone."""
     lines, slope = {}, torch.tensor(-1.0).double()
-    for most in (4, 7):
-        monkeypatch.setattr(rounding, "_ANY_SLOPES", most)
+    for most in (7, 4):
+        if most == 4:
+            monkeypatch.setattr(rounding, "_ANY_SLOPES", most)
         draw, build = Draw(0), Builder((2, 4, 4))
         x = build.conv2d(0, draw.weight(2, 2, 3, 3), draw(2), "in")
         x = build.reshape(build.activation(x, LeakyRelu, "act", slope=slope), (8,), "flat")
@@ -427,6 +428,48 @@ def test_slopes_of_any_sign_are_more(monkeypatch: pytest.MonkeyPatch) -> None:
     needed = 3 * rounding.unit_roundoff(torch.float32) * steepest * radius
     assert bool((mine.floor - more.floor >= needed).all()) and bool((more.lift - mine.lift >= 2 * needed).all())
     assert torch.equal(last.lift, same.lift)
+
+
+@pytest.mark.parametrize("size", (1, 96, 97, 1009, 4096, 10007))
+@pytest.mark.parametrize("kind", ("rows", "windows"))
+def test_what_rounding_takes_away_is_not_lost_in_its_own_sum(kind: str, size: int) -> None:
+    draw, build, rows = Draw(size), Builder((1, 1, size)), 64
+    net = build.network(build.conv2d(0, draw.weight(1, 1, 1, 1), None, "one"), name="wide")
+    one = torch.ones(1, 1, 1, size).double()
+    relaxation = Relaxation(net, Bounds(-one, one))
+    assert relaxation.border == 1
+    a = torch.randn(rows, 1, 1, size, generator=draw.generator)
+    values = torch.rand(1, size, generator=draw.generator, dtype=torch.float64)
+    walk = crown._Walk(relaxation, None, (1, rows))
+    if kind == "windows":
+        grid = patches.Grid((1, 1), (1, size), (1, 1), (0, 0))
+        found = walk._weighed(Window(a, torch.zeros(rows, dtype=torch.long), grid), 1, "unit", values)
+    else:
+        found = walk._weighed(a.reshape(1, rows, size), 1, "unit", values)
+    exact = a.flatten(1).double().abs() @ values[0]
+    few = crown._sum(a.flatten(1).abs() * values.float(), 1)
+    assert bool((found[0].double() >= exact).all()) and bool((few.double() < exact).any())
+    assert bool((found[0].double() <= exact * (1 + 2e-5 * (1 + size / 96))).all())
+
+
+@pytest.mark.parametrize("batch", (1, 3))
+def test_rows_that_are_no_float32_numbers_pay_for_becoming_such(batch: int) -> None:
+    """Where they begin: bounds fall by what is gone of them."""
+    draw, build = Draw(batch), Builder((6,))
+    x = build.activation(build.linear(0, draw.weight(20, 6), draw(20), "in"), Relu, "act")
+    x = build.linear(x, draw.weight(9, 20), draw(9), "more")
+    net = build.network(build.linear(x, draw.weight(2, 9), draw(2), "out"), name="dense")
+    box = _box(draw, net)
+    center = box.lower[:batch]
+    relaxation = relaxed(net, Bounds(center - 1, center + 1), single=True)
+    assert relaxation.border > x
+    gone = 0.49 * torch.finfo(torch.float32).eps
+    rows = torch.eye(9).double().repeat(batch, 1)
+    plain, changed = (relaxation.lower(x, rows * (1 + share))[0].unflatten(0, (batch, 9)) for share in (0.0, gone))
+    # The same coefficients, but for their values at the point.
+    point, radius = (of(x).flatten(1) for of in (relaxation.reference.point, relaxation.reference.radius))
+    moved = gone * point - (changed - plain)
+    assert bool((moved >= gone * radius - 1e-12 * (radius + point.abs())).all()) and bool((radius > 0).all())
 
 
 @pytest.mark.parametrize("share", (0.0, 1e-6, 1.0))

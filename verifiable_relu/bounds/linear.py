@@ -476,7 +476,7 @@ class Relaxation:
         Args:
             index: the activation.
             sample: (rows,) the sample of each row.
-            slope: (rows, *shape).
+            slope: (rows, *shape), in [0, 1].
         """
         node = self.network.nodes[index]
         assert isinstance(node, Activation)

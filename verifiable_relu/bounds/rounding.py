@@ -264,7 +264,8 @@ def backward_single(reach: Tensor, terms: int | Tensor = 0, node: Affine | None 
     count.
 
     Args:
-        reach: ≥ |x − x̂|, (batch, *shape of x); without ``node`` ≥ |W|·|x − x̂|, (batch, *shape of y).
+        reach: ≥ |x − x̂|, (batch, *shape of x); without ``node`` ≥ |W|·|x − x̂|, or ≥ |y − ŷ| where y comes from no map,
+            (batch, *shape of y).
         terms: how many products that are not zero a coefficient is the sum of: of all, or like ``reach``.
         node: the affine map.
 
@@ -286,8 +287,9 @@ def backward_activation(
 
     Covers the rounding in the lines themselves (their offsets are computed from slopes and end points), in the
     products slope·A and offset·A, and in summing the latter: A⁺·lower + A⁻·upper is computed as A·lower +
-    A⁻·(upper − lower), of which no part is larger than three times the result may be. For a ReLU, whose slopes are
-    at most 1 and offsets at most |z|, ``backward_affine`` and ``value`` cover all that.
+    A⁻·(upper − lower), of which no part is larger than three times the result may be. In float32, what slopes may be
+    off by beyond what ``backward_single`` grants. For a ReLU, whose slopes are in [0, 1] and offsets at most |z|,
+    ``backward_affine``, ``backward_single`` and ``value`` cover all that.
 
     Args:
         node: the activation.
