@@ -623,8 +623,8 @@ def write(options: argparse.Namespace, lines: Sequence[Line], parts: Sequence[st
     notes = (
         "Lower bounds of nine margins per image. IBP and CROWN start from the boxes, intermediate bounds included. "
         f"α-CROWN is the search alone: {ITERATIONS} iterations, both given our CROWN's intermediate bounds, no early "
-        "stop, each library's own learning rate. auto_LiRPA gets a batch whole or in parts, as is fastest; these and its "
-        "other settings are in the csv. Our bounds account for rounding; auto_LiRPA's do not. With dtype "
+        "stop, each library's own learning rate. auto_LiRPA gets a batch whole or in parts, as is fastest: see its "
+        "settings in the csv. Our bounds account for rounding; auto_LiRPA's do not. With dtype "
         "float64 our coefficients of the first layers are in float32 all the same, with float32 all coefficients, and "
         "nothing else; α-CROWN's search, which proves nothing, runs in float32 in any case. *ratio*: median of the "
         "pairs' auto_LiRPA s / ours s. *width*: our bounds' width over theirs, mean. *worst*: by how much one of our "
