@@ -84,7 +84,7 @@ LEAST = 0.1
 """Seconds that a measurement takes at least: as long the same thing is done again, with warm caches, by either side."""
 
 PARTS = (1, 16)
-"""So many images of a batch auto_LiRPA may get at once, in place of all: the larger the batch, the slower its pass."""
+"""So many images of a batch auto_LiRPA may get at once, in place of all: on some networks batches take it longer."""
 
 EQUAL = 1e-4
 """Up to so many widths apart bounds are taken for equal."""

@@ -210,8 +210,8 @@ FAULTS: tuple[Fault, ...] = (
         (
             Change(
                 "bounds.linear:_Walk._concretise",
-                "self._less(reach)",
-                "self._plus(reach)",
+                "self._less(self._reach(",
+                "self._plus(self._reach(",
             ),
         ),
     ),

@@ -779,18 +779,19 @@ class _Walk:
         self.total = -term if self.total is None else self.total - term
 
     def _weighed(self, a: Tensor | Window, index: int, name: str, values: Tensor) -> Tensor:
-        """|A|·values of node ``index``, (batch, size), not too low: (groups, each)."""
+        """|A|·values of node ``index``, (batch, size), in float32 not too low: (groups, each)."""
         if isinstance(a, Window):
             products = a.values.abs() * self.of.at(a, index, name, values, self._every)
-        elif index > self.border:
-            return _dot(a.abs(), _of(values, self.sample))
+            found, count = _sum(products, 3).reshape(self.groups, self.each), products.shape[1:].numel()
         else:
-            products = a.abs().mul_(_of(values, self.sample).to(a.dtype)[:, None])
-        axes = 3 if isinstance(a, Window) else 1
-        found = _sum(products, axes).reshape(self.groups, self.each)
+            found, count = self._reach(a.abs(), index, _of(values, self.sample)), a.shape[-1]
+        return found if index > self.border else rounding.weighed_single(found, _depth(count))
+
+    def _reach(self, size: Tensor, index: int, values: Tensor) -> Tensor:
+        """|A|·values of node ``index``, (groups or 1, size), as it is summed, of |A|, which nobody else wants."""
         if index > self.border:
-            return found
-        return rounding.weighed_single(found, _depth(math.prod(products.shape[-axes:])))
+            return _dot(size, values)
+        return _sum(size.mul_(values.to(size.dtype)[:, None]), 1)
 
     def _whole(self, a: Tensor | Window, index: int) -> Tensor:
         """Dense coefficients of a node, (groups, each, neurons)."""
@@ -817,13 +818,9 @@ class _Walk:
         else:
             center, radius = (_of(t, self.sample) for t in self.of.ball(index))
             self._plus(_dot(a, center))
-        if index <= self.border:
-            # Gradients may want A, too; nobody else does in float32.
-            size = a.abs() if self.wanted or a.requires_grad else a.abs_()
-            reach = _sum(size.mul_(radius[:, None]), 1)
-        else:
-            reach = _dot(a.abs(), radius)
-        self._less(reach)
+        # Gradients may want A, too; in float32 nobody else does.
+        spent = index <= self.border and not self.wanted and not a.requires_grad
+        self._less(self._reach(a.abs_() if spent else a.abs(), index, radius))
 
     def _through(self, a: Tensor | Window, index: int) -> None:
         """Pull rows back through a node of one input."""
