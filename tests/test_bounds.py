@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 from collections.abc import Callable
 from itertools import pairwise
 from weakref import ref
@@ -10,6 +11,7 @@ from weakref import ref
 import mpmath
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from verifiable_relu.bounds import (
@@ -25,7 +27,7 @@ from verifiable_relu.bounds.alpha import _Search
 from verifiable_relu.bounds.interval import intersect, largest
 from verifiable_relu.bounds.linear import Relaxation, groups, relaxed
 from verifiable_relu.bounds.rounding import covers
-from verifiable_relu.bounds.window import Window, windows
+from verifiable_relu.bounds.window import Grid, Window, windows
 from verifiable_relu.network.build import Builder
 from verifiable_relu.network.graph import (
     Activation,
@@ -278,6 +280,21 @@ def test_groups_are_of_one_sample(sample: list[int]) -> None:
     for part, mine in chunks:
         mine = torch.arange(2) if mine is None else mine
         assert torch.equal(of[part].reshape(len(mine), -1), mine[:, None].expand(-1, len(of[part]) // len(mine)))
+
+
+def test_groups_come_in_round_numbers() -> None:
+    counts = torch.randint(1, 200, (60,), generator=torch.Generator().manual_seed(0))
+    of = torch.arange(60).repeat_interleave(counts)
+    sizes = {}
+    for few in (False, True):
+        (*chunks,) = groups(len(of), of, 300, 60, few)
+        assert {int(n) for part, _ in chunks for n in part} == {*range(len(of))}
+        for part, mine in chunks:
+            assert torch.equal(of[part].reshape(len(mine), -1), mine[:, None].expand(-1, len(part) // len(mine)))
+        sizes[few] = [len(part) for part, _ in chunks]
+    # At most a sixteenth is added to the largest one, for which none is left out.
+    assert max(sizes[False]) <= 300 and max(sizes[True]) <= 300 * 17 / 16
+    assert len({*sizes[True]}) < len({*sizes[False]}) and sum(sizes[True]) < 1.1 * sum(sizes[False])
 
 
 @networks
@@ -697,6 +714,29 @@ def test_one_sample_is_bounded_as_in_a_batch(monkeypatch: pytest.MonkeyPatch) ->
         one = Bounds(box.lower[i : i + 1], box.upper[i : i + 1])
         torch.testing.assert_close(output_bounds(network, one), lower, rtol=1e-9, atol=1e-9)
     assert any(used)
+
+
+@pytest.mark.parametrize("each", [1, 40])
+def test_a_row_sees_what_lies_in_its_window(each: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = torch.Generator().manual_seed(each)
+    grid = Grid((3, 4), (2, 5), (2, 1), (1, 2))
+    values = torch.rand(3, 2, 6, 7, generator=generator)
+    point = torch.randint(12, (3 * each,), generator=generator)
+    tables: list[int] = []
+    table = Grid.table
+    monkeypatch.setattr(Grid, "table", lambda grid, x: (tables.append(len(x)), table(grid, x))[1])
+    found = Window(torch.zeros(3 * each, 2, 2, 5), point, grid).of(values)
+    assert bool(tables) == (each > 1)
+    around = F.pad(values, (2, 2, 1, 1))
+    for row, number in enumerate(point.tolist()):
+        y, x = number // 4 * 2, number % 4
+        assert torch.equal(found[row], around[row // each, :, y : y + 2, x : x + 5])
+
+
+def test_windows_are_kept_of_what_is_the_same_for_every_box() -> None:
+    network = images(ACTS["relu"])
+    kept = relaxed(network, boxes(network, batch=4))._tables
+    assert kept and all(len(table) == math.prod(grid.points) for (grid, _), table in kept.items())
 
 
 @pytest.mark.parametrize("name", ["relu", "leaky1.5", "sigmoid", "gelu5"])

@@ -542,8 +542,8 @@ def test_windows_are_pulled_back_as_whole_images_are(
     image = windows(after.shape, neuron, 1 - 2.0 * (neuron % 2).double())
     middle = image.before(after)
     inside = middle.dense(node.shape)
-    clean = patches.Grid.table(middle.grid, torch.ones(1, *node.shape, dtype=torch.float64))
-    middle = Window(middle.values * middle.of(clean, None), middle.point, middle.grid, clean=True)
+    clean = middle.of(torch.ones(1, *node.shape, dtype=torch.float64))
+    middle = Window(middle.values * clean, middle.point, middle.grid, clean=True)
     plain, found = middle.before(node), middle.float().before(node)
     assert found.grid == plain.grid and found.values.dtype == torch.float32 != plain.values.dtype
     for pulled in (plain, found):

@@ -12,6 +12,10 @@ if TYPE_CHECKING:
 # the cores too, that made everything up to fifty times slower here. It is read when torch is loaded, and not after.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
+# torch's library for convolutions keeps what it has prepared, for 1,024 shapes by default. Rows of bounds come in ever
+# other numbers: it held hundreds of MiB that were not asked for again. Read at the first convolution.
+os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "256")
+
 __version__ = "0.1.0"
 __all__ = ["__version__", "verify"]
 

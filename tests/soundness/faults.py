@@ -244,9 +244,9 @@ FAULTS: tuple[Fault, ...] = (
         "corners",
         (
             Change(
-                "bounds.linear:Relaxation.cells",
-                "replace(grid, size=(seen[1], seen[2]))",
-                "replace(grid.before(node), size=(seen[1], seen[2]))",
+                "bounds.linear:Relaxation.windowed",
+                "replace(grid, size=(shape[1], shape[2]))",
+                "replace(grid.before(node), size=(shape[1], shape[2]))",
             ),
         ),
     ),

@@ -16,7 +16,7 @@ propagated about a point of every node (``reference``), and what rounding may ch
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -42,6 +42,7 @@ from verifiable_relu.network.graph import (
     Relu,
     Reshape,
     Scale,
+    Shape,
     folded,
     weight_like,
 )
@@ -60,6 +61,9 @@ _FULL = 2
 
 _MULTIPLE = 8
 """Libraries prepare a convolution anew for every number of rows: so there are fewer of these."""
+
+_DIGITS = 5
+"""So many first binary digits the number of a group's rows has, for the same reason."""
 
 _WORTH = 1 << 18
 """From so many coefficients on, two passes are worth it, of which the second has fewer rows."""
@@ -207,7 +211,8 @@ class Relaxation:
         self._radii: dict[tuple[int, int], Tensor] = {}
         self._most: dict[int, Tensor] = {}
         self._ends: dict[int, tuple[Tensor, ...]] = {}
-        self._tables: dict[tuple[Grid | None, int, str], Tensor] = {}
+        self._cells: dict[int, Tensor] = {}
+        self._tables: dict[tuple[Grid, Hashable], Tensor] = {}
 
     @cached_property
     def border(self) -> int:
@@ -397,22 +402,15 @@ class Relaxation:
             self._radii[key] = radius
         return self._radii[key]
 
-    def cells(self, node: Conv2d, grid: Grid | None = None) -> Tensor:
-        """The radius of the entry in cells of the convolution after it, or in those of its windows."""
+    def cells(self, node: Conv2d, seen: Shape) -> Tensor:
+        """The radius of the entry in cells of the convolution after it, for sums over an image or ``seen`` cells."""
         whole = node.cells_shape(node.shape[1:])
-        seen = whole if grid is None else node.cells_shape(grid.size)
         # Sums in windows may be deeper, where their length has no factors.
         terms = max(math.prod(whole), math.prod(seen), key=_depth)
-        key = (None, terms, "cells")
-        if key not in self._tables:
+        if terms not in self._cells:
             image = self.radius(self.entry, terms=terms).unflatten(1, self.network.nodes[self.entry].shape)
-            self._tables[key] = node.in_cells(image)
-        if grid is None:
-            return self._tables[key]
-        within = (grid, terms, "cells")
-        if within not in self._tables:
-            self._tables[within] = replace(grid, size=(seen[1], seen[2])).table(self._tables[key])
-        return self._tables[within]
+            self._cells[terms] = node.in_cells(image)
+        return self._cells[terms]
 
     def last_step(self, index: int) -> bool:
         """Whether rows of node ``index`` need not be pulled back to the entry: their values in cells tell as much."""
@@ -421,33 +419,45 @@ class Relaxation:
             return False
         return node.inputs[0] == self.entry and self.network.uses[self.entry] == 1
 
-    def at(self, a: Window, index: int, name: str, values: Tensor, sample: Tensor | None) -> Tensor:
-        """Some values of node ``index`` within windows; their table is kept for the next chunk.
+    def at(self, a: Window, index: int, name: str, sample: Tensor | None, *values: Tensor) -> Tensor:
+        """Some values of node ``index`` within windows, (rows, channels, *size).
 
-        ``values`` (batch, a multiple of size): as if the node had a multiple of its channels.
+        ``values`` (batch, size) each, or (1, size) of every sample alike; several as if the node had a multiple of its
+        channels. ``sample`` is that of ``neurons``.
         """
-        key = (a.grid, index, name)
-        if key not in self._tables:
-            shape = self.network.nodes[index].shape
-            self._tables[key] = a.grid.table(values.to(a.values.dtype).reshape(len(values), -1, *shape[1:]))
-        return a.of(self._tables[key], sample)
+        shape = self.network.nodes[index].shape
+
+        def images(sample: Tensor | None = None) -> Tensor:
+            own = torch.cat([_of(t, sample) for t in values], 1).to(a.values.dtype)
+            return own.reshape(len(own), -1, *shape[1:])
+
+        if len(values[0]) > 1:
+            return a.of(images(sample))
+        # Which is worth keeping for the next chunk.
+        return self._table(a, a.grid, (index, name), images)
+
+    def _table(self, a: Window, grid: Grid, key: Hashable, images: Callable[[], Tensor]) -> Tensor:
+        """What ``Window.of`` returns of one image."""
+        if (grid, key) not in self._tables:
+            self._tables[grid, key] = grid.table(images())
+        return self._tables[grid, key].index_select(0, a.point)
 
     def windowed(self, a: Window, index: int, sample: Tensor | None) -> tuple[Tensor | None, Window | None] | None:
         """One step of ``neurons`` within windows: what is added to the constants, and the rows before the node.
 
-        None where the node does not act on windows. ``sample`` (rows,) is that of each row, None if there is but one.
+        None where the node does not act on windows. ``sample`` is that of ``neurons``.
         """
         node, grid, each = self.network.nodes[index], a.grid, a.values[0].numel()
         if len(node.shape) != 3 or _FULL * math.prod(grid.size) > math.prod(node.shape[1:]):
             return None
         if index == self.entry:
-            radius = self.at(a, index, "radius", self.radius(index, terms=each), sample)
+            radius = self.at(a, index, "radius", sample, self.radius(index, terms=each))
             return -_sum(a.values.abs() * radius, 3), None
         if isinstance(node, Activation):
             step = self.step(index, True, max(_depth(each), _depth(node.size)) if index <= self.border else 0)
             assert step.floor is not None
-            lines = torch.cat([step.low, step.rise, step.lift, step.floor], 1)
-            low, rise, lift, floor = self.at(a, index, "lines", lines, sample).chunk(4, 1)
+            lines = self.at(a, index, "lines", sample, step.low, step.rise, step.lift, step.floor)
+            low, rise, lift, floor = lines.chunk(4, 1)
             negative = a.values.clamp(max=0)
             values = (a.values * low).addcmul_(negative, rise)
             offsets = negative * lift if negative.requires_grad else negative.mul_(lift)
@@ -456,13 +466,17 @@ class Relaxation:
             return None
         if not a.clean:
             # Coefficients beyond the edges stand for nothing.
-            inside = self.at(a, index, "inside", a.values.new_ones(1, node.size), None)
+            inside = self.at(a, index, "inside", None, a.values.new_ones(1, node.size))
             a = Window(a.values * inside, a.point, grid, clean=True)
         if isinstance(node, Scale):
-            scale = self.at(a, index, "scale", node.scale.expand(1, *node.shape).flatten(1), None)
+            scale = self.at(a, index, "scale", None, node.scale.expand(1, *node.shape).flatten(1))
             return None, Window(a.values * scale, a.point, grid, clean=True)
         if self.last_step(index):
-            return -_sum(node.cells(a.values).abs_().mul_(a.of(self.cells(node, grid), sample)), 3), None
+            shape = node.cells_shape(grid.size)
+            cells, reached = self.cells(node, shape), replace(grid, size=(shape[1], shape[2]))
+            many = len(cells) > 1
+            radius = a.of(_of(cells, sample), reached) if many else self._table(a, reached, "cells", lambda: cells)
+            return -_sum(node.cells(a.values).abs_().mul_(radius), 3), None
         return None, a.before(node)
 
     def free(self, index: int) -> Tensor:
@@ -697,13 +711,6 @@ class _Walk:
         """(groups,) the sample of each group."""
         return torch.arange(self.groups, device=self.of.values[0].lower.device) if self.sample is None else self.sample
 
-    @cached_property
-    def _every(self) -> Tensor | None:
-        """(rows,) the sample of each row; None where there is but one."""
-        if self.of.samples == 1:
-            return None
-        return self._named if self.each == 1 else self._named.repeat_interleave(self.each)
-
     def back(
         self,
         start: int,
@@ -735,7 +742,7 @@ class _Walk:
                 self._less(self._weighed(a, index, "unit", self.reference.unit(index)))
                 charged |= self.reference.covered(index)
             if isinstance(a, Window) and index not in self.lines and not isinstance(node, Add | Reshape | Permute):
-                stepped = self.of.windowed(a, index, self._every)
+                stepped = self.of.windowed(a, index, self.sample)
                 if stepped is not None:
                     added, before = stepped
                     if added is not None:
@@ -746,7 +753,7 @@ class _Walk:
             if index <= self.border and not self.wanted and self.of.last_step(index):
                 assert isinstance(node, Conv2d)
                 cells = node.cells(self._whole(a, index).reshape(-1, *node.shape))
-                radius = _of(self.of.cells(node), self.sample)
+                radius = _of(self.of.cells(node, node.cells_shape(node.shape[1:])), self.sample)
                 products = cells.abs_().unflatten(0, (self.groups, self.each)).mul_(radius[:, None])
                 self._less(_sum(products, 3))
                 continue
@@ -781,7 +788,7 @@ class _Walk:
     def _weighed(self, a: Tensor | Window, index: int, name: str, values: Tensor) -> Tensor:
         """|A|·values of node ``index``, (batch, size), in float32 not too low: (groups, each)."""
         if isinstance(a, Window):
-            products = a.values.abs() * self.of.at(a, index, name, values, self._every)
+            products = a.values.abs() * self.of.at(a, index, name, self.sample, values)
             found, count = _sum(products, 3).reshape(self.groups, self.each), products.shape[1:].numel()
         else:
             found, count = self._reach(a.abs(), index, _of(values, self.sample)), a.shape[-1]
@@ -945,7 +952,7 @@ def chunk_size(network: Network, like: Tensor, memory: int, copies: float = _COP
 
 
 def groups(
-    count: int, sample: Tensor | None, size: int, samples: int
+    count: int, sample: Tensor | None, size: int, samples: int, round_numbers: bool = False
 ) -> Iterator[tuple[Tensor | slice, Tensor | None]]:
     """Rows in chunks of at most ``size``, each of some groups of equal size.
 
@@ -955,6 +962,7 @@ def groups(
             turn, equally many of every sample.
         size: at least 1.
         samples: how many there are.
+        round_numbers: whether chunks of several samples are to be of few different sizes; they may be larger by 1/16.
 
     Yields:
         The rows, group after group, as an index, a group's last one repeated where it has too few; and (groups,) the
@@ -985,10 +993,20 @@ def groups(
         taken = 1
         while taken < len(pieces) and (taken + 1) * pieces[taken][0] <= size:
             taken += 1
+        if round_numbers:
+            taken -= taken % _last_digit(taken, 2)
+        longest = pieces[taken - 1][0]
+        if round_numbers:
+            longest += -longest % _last_digit(longest, _DIGITS)
         lengths, starts, mine = torch.tensor(pieces[:taken], device=sample.device).unbind(1)
         del pieces[:taken]
-        place = torch.minimum(torch.arange(int(lengths[-1]), device=sample.device), lengths[:, None] - 1)
+        place = torch.minimum(torch.arange(longest, device=sample.device), lengths[:, None] - 1)
         yield order[starts[:, None] + place].flatten(), mine
+
+
+def _last_digit(number: int, digits: int) -> int:
+    """What the last of so many first binary digits of a number stands for."""
+    return 1 << max(0, number.bit_length() - digits)
 
 
 def _in_turn(sample: Tensor, samples: int) -> bool:
@@ -1070,7 +1088,7 @@ def relaxed(
             count = places.shape[0]
             if count % multiple:
                 places = torch.cat([places, places[-1:].expand(-count % multiple)])
-            for part, mine in groups(places.shape[0], sample, size, relaxation.samples):
+            for part, mine in groups(places.shape[0], sample, size, relaxation.samples, narrow):
                 if stop is not None and stop():
                     return
                 place = places[part]

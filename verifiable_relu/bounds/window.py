@@ -23,6 +23,9 @@ _EMPTIER = 8
 _LARGEST = 1 << 22
 """Most entries of such a matrix."""
 
+_TABLE = 4
+"""Where there are at most so many windows for each row, all are copied in turn first: rows then go faster."""
+
 
 @dataclass(frozen=True)
 class Grid:
@@ -46,14 +49,17 @@ class Grid:
 
     def table(self, values: Tensor) -> Tensor:
         """The windows of values (batch, channels, height, width): (batch·points, channels, *size), 0 beyond edges."""
+        return self.views(values).reshape(-1, values.shape[1], *self.size)
+
+    def views(self, values: Tensor) -> Tensor:
+        """The same as (batch, *points, channels, *size), not copied."""
         margins = []
         for axis in (1, 0):
             reach = (self.points[axis] - 1) * self.stride[axis] + self.size[axis] - self.offset[axis]
             margins += [self.offset[axis], reach - values.shape[2 + axis]]
         # Windows may begin after the image ends, or end before it begins.
         rows = framed(values, margins).unfold(2, self.size[0], self.stride[0])
-        found = rows.unfold(3, self.size[1], self.stride[1])
-        return found.permute(0, 2, 3, 1, 4, 5).reshape(-1, values.shape[1], *self.size)
+        return rows.unfold(3, self.size[1], self.stride[1]).permute(0, 2, 3, 1, 4, 5)
 
 
 @dataclass(frozen=True)
@@ -75,10 +81,16 @@ class Window:
     def __len__(self) -> int:
         return len(self.values)
 
-    def of(self, table: Tensor, sample: Tensor | None) -> Tensor:
-        """What lies in each row's window, from a ``Grid.table`` of one or of every sample."""
-        count = self.grid.points[0] * self.grid.points[1]
-        return table.index_select(0, self.point if sample is None else sample * count + self.point)
+    def of(self, images: Tensor, grid: Grid | None = None) -> Tensor:
+        """What lies in each row's window, or in that of another grid with as many points.
+
+        ``images`` (groups, channels, height, width), of the groups that rows come in.
+        """
+        grid, (down, right), each = grid or self.grid, self.grid.points, len(self) // len(images)
+        group = torch.arange(len(images), device=images.device).repeat_interleave(each)
+        if down * right <= _TABLE * each:
+            return grid.table(images).index_select(0, group * (down * right) + self.point)
+        return grid.views(images)[group, self.point.div(right, rounding_mode="floor"), self.point % right]
 
     def before(self, node: Conv2d) -> Window:
         """Pulled back through a convolution."""
