@@ -149,9 +149,12 @@ def _excluded(bound: Tensor, values: list[Fraction]) -> int:
     return sum(b > v for b, v in zip(bound.tolist(), values, strict=True) if not math.isnan(b))
 
 
-def _wrong(net: Network, box: Bounds, every: bool = False) -> int:
-    """How many exact values are excluded, of outputs and of neurons of maps and sums, where their bounds are least."""
+def _wrong(net: Network, box: Bounds, every: bool = False, none: bool = False) -> int:
+    """How many exact values are excluded, of outputs and of neurons of maps and sums, where their bounds are least.
+
+    ``every``, ``none``: coefficients in float32."""
     wrong, relaxation, last = 0, relaxed(net, box, single=every), len(net.nodes) - 1
+    relaxation = relaxation.double() if none else relaxation
     samples = torch.arange(len(box.lower))
 
     def lower(target: int, rows: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -218,6 +221,39 @@ def test_nor_is_one_with_every_node_in_float32(
         deepest += _border(net, box, True) == len(net.nodes) - 1
         assert not _wrong(net, box, True), seed
     assert deepest == (len(SEEDS) if make is _dense else 0)
+
+
+@pytest.mark.parametrize("make", (_network, _dense))
+def test_nor_is_one_with_bounds_of_float32_and_rows_in_float64(
+    make: Callable[[Draw], Network], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _windows_always(monkeypatch)
+    for seed, (net, box) in enumerate(_cases(make)):
+        assert not _wrong(net, box, none=True), seed
+
+
+def test_few_outputs_are_in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which makes bounds tighter, by what sums in float32 of their own rows alone may be off by."""
+    draw, build = Draw(0), Builder((2, 8, 8))
+    x = build.activation(build.conv2d(0, draw.weight(6, 2, 3, 3), draw(6), "conv1"), Relu, "act1")
+    x = build.activation(build.conv2d(x, draw.weight(6, 6, 3, 3), draw(6), "conv2"), Relu, "act2")
+    net = build.network(build.linear(build.reshape(x, (96,), "flat"), draw(3, 96), None, "out"), name="net")
+    center = draw(2, *net.input_shape)
+    box = Bounds(center - 0.1, center + 0.1)
+    rows, found = torch.eye(3).double().repeat(2, 1), {}
+    for little in (0, math.inf):
+        monkeypatch.setattr(crown, "_LITTLE", little)
+        relaxation = relaxed(net, box)
+        assert relaxation.border > 0
+        found[little] = relaxation.outputs(rows)
+        plain = (relaxation.double() if little == 0 else relaxation).lower(len(net.nodes) - 1, rows)[0]
+        assert torch.equal(found[little], plain)
+        if little == 0:
+            assert relaxation.double().border == -1
+        single = relaxed(net, box, single=True)
+        assert torch.equal(single.outputs(rows), single.lower(len(net.nodes) - 1, rows)[0])
+    assert bool((found[0] > found[math.inf]).all())
+    assert bool((found[0] - found[math.inf] < 1e-3 * found[0].abs()).all())
 
 
 @pytest.mark.parametrize("share", (0.0, 1 / 64))

@@ -68,6 +68,9 @@ _DIGITS = 5
 _WORTH = 1 << 18
 """From so many coefficients on, two passes are worth it, of which the second has fewer rows."""
 
+_LITTLE = 64
+"""Rows of outputs whose work is less than what went into bounds by this factor are cheap enough for float64."""
+
 _COPIES = 6
 """How many arrays of a chunk's coefficients are alive at once at the widest node."""
 
@@ -206,6 +209,7 @@ class Relaxation:
         self._lines: dict[int, Lines] = {}
         self._steps: dict[tuple[int, bool, int], _Step] = {}
         self._living: dict[int, Tensor] = {}
+        self._work = 0
         self._alive: dict[tuple[int, bool], _Alive | None] = {}
         self._between: dict[int, Tensor | None] = {}
         self._radii: dict[tuple[int, int], Tensor] = {}
@@ -252,6 +256,14 @@ class Relaxation:
             if rows or isinstance(self.network.nodes[source], Relu):
                 most = self.largest(source)
             self.values.append(affine_image(node, boxes[0], most, about, self.narrows))
+
+    def double(self) -> Relaxation:
+        """The same bounds and lines, with coefficients in float64 alone."""
+        other = Relaxation(self.network, self.values[0])
+        other.values, other.pre, other.rising = self.values, self.pre, self.rising
+        other._intervals, other._lines, other._living = self._intervals, self._lines, self._living
+        other.border = -1
+        return other
 
     def bounds(self, index: int) -> Bounds:
         """Those of node ``index``."""
@@ -604,6 +616,7 @@ class Relaxation:
         """
         node, reference = self.network.nodes[index], self.reference
         (groups, each), number = self.grouped(neuron, sample), neuron
+        self._work += neuron.shape[0] * self.network.receptive[index]
         if self.samples > 1:
             of = torch.arange(groups, device=neuron.device) if sample is None else sample
             number = (of[:, None] * node.size + neuron.reshape(groups, each)).flatten()
@@ -661,10 +674,16 @@ class Relaxation:
         memory: int = MEMORY,
         stop: Callable[[], bool] | None = None,
     ) -> Tensor:
-        """(R,) lower bounds of matrix·y, y being the flattened output (``linear_lower_bounds``)."""
+        """(R,) lower bounds of matrix·y, y being the flattened output (``linear_lower_bounds``).
+
+        Their rows are all in float64 where that costs little beside what ``neurons`` has been asked for.
+        """
         network = self.network
         last = len(network.nodes) - 1
         self.advance(network.last_activation)
+        few = self._work > _LITTLE * matrix.shape[0] * network.receptive[last]
+        if few and self.border >= 0 and not self.single and not intervals:
+            return self.double().outputs(matrix, sample, memory=memory, stop=stop)
         rows = matrix.to(self.values[0].lower).reshape(-1, *network.output_shape)
         count, found = rows.shape[0], rows.new_full((matrix.shape[0],), -math.inf)
         size = chunk_size(network, rows, memory, first=network.last_activation if intervals else 0)
