@@ -70,7 +70,7 @@ class Pgd:
             active = (~(worst < -self.clearance)).nonzero().squeeze(1)
             if not len(active) or (stop is not None and stop()):
                 break
-            rows = RowBatch.of([properties[i] for i in active.tolist()], network.output_size)
+            rows = RowBatch.of([properties[i] for i in active.tolist()], network.output_size).to(lower)
             points, margins = self._descend(net, lower[active], upper[active], rows, generator, stop)
             better = margins < worst[active]
             best[active[better]] = points[better]
@@ -93,17 +93,15 @@ class Pgd:
         uniform[-1] = 0.5
         width = upper - lower
         x = lower + uniform.to(lower) * width
-        matrix, bound = rows.matrix.to(lower), rows.bound.to(lower)
-        sample = rows.sample.to(lower.device)
         best, worst = x[-1].clone(), torch.full((count,), torch.inf, device=lower.device)
         for step in range(self.steps + 1):
             x = x.detach().requires_grad_()
             y = net(x.reshape(-1, *net.input_shape)).flatten(1).reshape(self.starts, count, -1)
-            margins = rows.margins((y[:, sample] * matrix).sum(-1) - bound)
+            margins = rows.margins((y[:, rows.sample] * rows.matrix).sum(-1) - rows.bound)
             value, which = margins.detach().min(0)
             better = value < worst
             worst = torch.where(better, value, worst)
-            best = torch.where(better[:, None], x.detach()[which, torch.arange(count)], best)
+            best = torch.where(better[:, None], x.detach()[which, torch.arange(count, device=x.device)], best)
             if step == self.steps or bool((worst < -self.clearance).all()) or (stop is not None and stop()):
                 break
             finite = margins[margins.isfinite()]

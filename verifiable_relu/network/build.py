@@ -30,9 +30,11 @@ class Builder:
     Args:
         input_shape: of one sample.
         name: of the input.
+        device: of the tensors that are given, and of those that are made.
     """
 
-    def __init__(self, input_shape: Shape, name: str = "input") -> None:
+    def __init__(self, input_shape: Shape, name: str = "input", device: torch.device | str = "cpu") -> None:
+        self.device = device
         self.nodes: list[Node] = [Input(name=name, inputs=(), shape=tuple(input_shape))]
 
     def shape(self, index: int) -> Shape:
@@ -118,7 +120,8 @@ class Builder:
         """
         channels, cells = (self.shape(x) or (0,))[0], math.prod(kernel)
         exact = cells & (cells - 1) == 0
-        weight = torch.full((channels, 1, *kernel), 1 / cells, dtype=torch.float32 if exact else torch.float64)
+        dtype = torch.float32 if exact else torch.float64
+        weight = torch.full((channels, 1, *kernel), 1 / cells, dtype=dtype, device=self.device)
         error = 0.0 if exact else 2.0**-53
         return self.conv2d(x, weight, None, name, stride=stride, padding=padding, groups=channels, error=error)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from itertools import chain
 from typing import Any
 
 import torch
@@ -46,7 +47,8 @@ def from_torch(module: nn.Module, input_shape: Shape, name: str = "network") -> 
             f"the module cannot be traced: {error}", place=f"module {type(module).__name__}"
         ) from error
     modules = dict(module.named_modules())
-    build = Builder(tuple(input_shape))
+    first = next(chain(module.parameters(), module.buffers()), None)
+    build = Builder(tuple(input_shape), device="cpu" if first is None else first.device)
     values: dict[fx.Node, Any] = {}
     for node in graph.nodes:
         args = fx.map_arg(node.args, values.__getitem__)
@@ -69,8 +71,8 @@ def from_torch(module: nn.Module, input_shape: Shape, name: str = "network") -> 
                 key = type(target) if node.op == "call_module" else target
                 if key not in known:
                     raise UnsupportedError(f"{getattr(key, '__name__', key)} is not supported")
-                first = (target,) if node.op == "call_module" else ()
-                values[node] = known[key](_Context(build, node.name), *first, *args, **kwargs)
+                own = (target,) if node.op == "call_module" else ()
+                values[node] = known[key](_Context(build, node.name), *own, *args, **kwargs)
         except InputError as error:
             if error.place is not None:
                 raise
@@ -99,6 +101,9 @@ class _Context:
 
     def reshaped(self, x: _Value, shape: Shape) -> _Value:
         return _Value(self.build.reshape(x.index, shape, self.name))
+
+    def constant(self, number: float) -> Tensor:
+        return torch.tensor(number, device=self.build.device)
 
     def activation(self, x: _Value, kind: type[Any], **parameters: Tensor) -> _Value:
         return _Value(self.build.activation(x.index, kind, self.name, **parameters))
@@ -165,11 +170,11 @@ def _lambda_gelu(c: _Context, m: LambdaGELU, x: _Value) -> _Value:
 def _gelu(c: _Context, m: nn.GELU, x: _Value) -> _Value:
     if m.approximate != "none":
         raise UnsupportedError(f"approximate='{m.approximate}': only the exact form has bounds")
-    return c.activation(x, Gelu, lam=torch.tensor(1.0))
+    return c.activation(x, Gelu, lam=c.constant(1.0))
 
 
 def _leaky_relu(c: _Context, m: nn.LeakyReLU, x: _Value) -> _Value:
-    return c.activation(x, LeakyRelu, slope=torch.tensor(m.negative_slope))
+    return c.activation(x, LeakyRelu, slope=c.constant(m.negative_slope))
 
 
 def _prelu(c: _Context, m: nn.PReLU, x: _Value) -> _Value:
@@ -253,7 +258,7 @@ def _add(c: _Context, x: Any, y: Any) -> _Value:
 def _sub(c: _Context, x: Any, y: Any) -> _Value:
     if not isinstance(y, _Value):
         return _Value(c.build.scale(x.index, c.name, center=_number(c, x, y)))
-    negative = c.build.scale(y.index, c.name, scale=torch.tensor(-1.0))
+    negative = c.build.scale(y.index, c.name, scale=c.constant(-1.0))
     return _add(c, x, _Value(negative))
 
 
@@ -273,7 +278,7 @@ def _div(c: _Context, x: Any, y: Any) -> _Value:
 
 def _number(c: _Context, x: _Value, y: Any) -> Tensor:
     """A constant operand without the batch axis."""
-    number = y if isinstance(y, Tensor) else torch.tensor(float(y))
+    number = y if isinstance(y, Tensor) else c.constant(float(y))
     return number[0] if number.ndim == len(c.shape(x)) + 1 and number.shape[0] == 1 else number
 
 

@@ -260,8 +260,8 @@ def _members(group: Tensor, chosen: Tensor, groups: int) -> tuple[Tensor, Tensor
     counts = torch.bincount(group, minlength=groups)
     first = counts.cumsum(0) - counts
     taken = counts[chosen]
-    choice = torch.repeat_interleave(torch.arange(len(chosen)), taken)
-    within = torch.arange(len(choice)) - (taken.cumsum(0) - taken)[choice]
+    choice = torch.repeat_interleave(torch.arange(len(chosen), device=chosen.device), taken)
+    within = torch.arange(len(choice), device=chosen.device) - (taken.cumsum(0) - taken)[choice]
     return first[chosen][choice] + within, choice
 
 
@@ -333,13 +333,19 @@ class RowBatch:
             len(properties),
         )
 
+    def to(self, like: Tensor) -> RowBatch:
+        """The same on the device of a tensor, its numbers in the tensor's dtype."""
+        matrix, bound, scale = (t.to(like) for t in (self.matrix, self.bound, self.scale))
+        sample, polytope, owner = (t.to(like.device) for t in (self.sample, self.polytope, self.owner))
+        return RowBatch(matrix, bound, scale, sample, polytope, owner, self.samples)
+
     def take(self, samples: Tensor) -> RowBatch:
         """The rows of the properties ``samples`` (n,), as a batch of n properties; repetitions are allowed."""
         import torch
 
         row, row_of = _members(self.sample, samples, self.samples)
         polytope_of = _members(self.owner, samples, self.samples)[1]
-        position = torch.zeros(len(samples), dtype=torch.long)
+        position = torch.zeros_like(samples)
         counts = torch.bincount(self.owner, minlength=self.samples)
         first = counts.cumsum(0) - counts
         position[1:] = counts[samples].cumsum(0)[:-1]
@@ -363,6 +369,6 @@ class RowBatch:
         row_values = self.unscaled(row_values)
         lead = row_values.shape[:-1]
         kept = row_values.new_full((*lead, len(self.owner)), -math.inf)
-        kept = kept.scatter_reduce(-1, self.polytope.to(kept.device).expand_as(row_values), row_values, "amax")
+        kept = kept.scatter_reduce(-1, self.polytope.expand_as(row_values), row_values, "amax")
         worst = row_values.new_full((*lead, self.samples), math.inf)
-        return worst.scatter_reduce(-1, self.owner.to(kept.device).expand_as(kept), kept, "amin")
+        return worst.scatter_reduce(-1, self.owner.expand_as(kept), kept, "amin")

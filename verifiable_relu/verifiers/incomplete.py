@@ -84,7 +84,7 @@ class _Bounding:
                 box = input_box([queries[i].property for i in part], network, dtype, self.device)
                 relaxation = self.relaxation(net, box, stop)
                 rows = RowBatch.of([queries[i].property for i in part], network.output_size)
-                values = self.rows(relaxation, rows, stop).cpu().double()
+                values = self.rows(relaxation, rows.to(box.lower), stop).cpu().double()
                 margins = rows.margins(torch.nextafter(values - rows.bound, torch.tensor(-torch.inf))).tolist()
                 counts = sum(
                     (unstable(net.nodes[i], bounds).flatten(1).sum(1) for i, bounds in relaxation.pre.items()),
@@ -171,7 +171,7 @@ class AlphaCrown(Crown):
 
     def rows(self, relaxation: Relaxation, rows: RowBatch, stop: Callable[[], bool]) -> Tensor:
         values = super().rows(relaxation, rows, stop)
-        bound, polytope = rows.bound.to(values), rows.polytope.to(values.device)
+        bound, polytope = rows.bound, rows.polytope
         clear = 1e-6 * (1 + bound.abs())
 
         def proven(better: Tensor) -> Tensor:
@@ -195,8 +195,8 @@ class AlphaCrown(Crown):
             ascend(
                 relaxation,
                 len(relaxation.network.nodes) - 1,
-                rows.matrix.to(values)[undecided].reshape(-1, *relaxation.network.output_shape),
-                rows.sample.to(values.device)[undecided],
+                rows.matrix[undecided].reshape(-1, *relaxation.network.output_shape),
+                rows.sample[undecided],
                 self.ascent,
                 settled=settled,
                 memory=self.memory // 2,

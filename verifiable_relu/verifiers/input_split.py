@@ -84,11 +84,11 @@ class _Search:
         self.budget = budget
         # Half for the boxes, half for the rows that are bounded.
         self.batch = batch_size(self.network, options.batch, options.memory // 2)
-        self.rows = RowBatch.of([q.property for q in queries], network.output_size)
         box = input_box([q.property for q in queries], network, torch.float64, options.device).flat()
         self.lower, self.upper = box.lower, box.upper
-        self.owner = torch.arange(len(queries))
-        self.margin = torch.full((len(queries),), torch.inf, dtype=torch.float64)
+        self.rows = RowBatch.of([q.property for q in queries], network.output_size).to(self.lower)
+        self.owner = torch.arange(len(queries), device=self.lower.device)
+        self.margin = self.lower.new_full((len(queries),), torch.inf)
         self.seconds = [0.0] * len(queries)
         self.boxes = [0] * len(queries)
         self.outcomes: dict[int, Outcome] = {}
@@ -120,14 +120,14 @@ class _Search:
         stop: Callable[[], bool] = lambda: time.perf_counter() - start > allowance  # noqa: E731
         relaxation = relaxed(self.network, box, memory=self.options.memory // 2, stop=stop, most=self.options.most)
         last = len(self.network.nodes) - 1
-        matrix = rows.matrix.to(lower).reshape(-1, *self.network.output_shape)
+        matrix = rows.matrix.reshape(-1, *self.network.output_shape)
         values, coefficients = matrix.new_empty(len(matrix)), matrix.new_empty(len(matrix), self.network.input_size)
         size = chunk_size(self.network, matrix, self.options.memory // 2)
         for part, mine in groups(len(matrix), rows.sample, size, len(owner)):
             values[part], reached = relaxation.lower(last, matrix[part], mine, coefficients=True)
             assert reached is not None
             coefficients[part] = relaxation.of_input(reached)
-        bounds = torch.nextafter(values.cpu() - rows.bound, torch.tensor(-torch.inf, dtype=torch.float64))
+        bounds = torch.nextafter(values - rows.bound, values.new_full((), -torch.inf))
         margins = rows.margins(bounds)
 
         open_ = (~(margins > 0)).nonzero().squeeze(1)
@@ -150,7 +150,7 @@ class _Search:
             local = int(owner[index])
             if local not in self.outcomes:
                 query = self.queries[local]
-                found = claim(query.network, query.property, points[which, index].numpy(), self.options.name, {})
+                found = claim(query.network, query.property, points[which, index].cpu().numpy(), self.options.name, {})
                 if found is not None:
                     self._decide(local, found)
 
@@ -191,7 +191,7 @@ class _Search:
             elif self.budget.remaining(local) <= 0:
                 detail = f"the budget ran out after {self.boxes[local]} boxes, {left[local]} were left"
                 self._decide(local, Outcome.unknown(Reason.TIMEOUT, self.options.name, detail))
-        closed = torch.tensor([i in self.outcomes for i in range(len(self.queries))])
+        closed = torch.tensor([i in self.outcomes for i in range(len(self.queries))], device=self.owner.device)
         keep = ~closed[self.owner]
         self.lower, self.upper, self.owner = self.lower[keep], self.upper[keep], self.owner[keep]
 

@@ -1,0 +1,89 @@
+"""A device that is not there: its tensors compute on the CPU, and refuse to meet those that are not on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+DEVICE = torch.device("cuda")
+
+
+class _There(Tensor):
+    """A tensor of the device."""
+
+
+class Elsewhere(TorchFunctionMode):
+    """While it is entered, torch has ``DEVICE``.
+
+    As with one that is there, tensors come and go by ``to`` and the like alone, and what only the CPU has fails: numpy
+    arrays of a tensor, the library for convolutions. Indices of its tensors may be on the CPU; numbers may not, though
+    some functions of a device would take them.
+    """
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs, name = dict(kwargs or {}), getattr(func, "__name__", str(func))
+        there = any(isinstance(t, _There) for t in _tensors((args, kwargs)))
+        if func == Tensor.device.__get__ and there:  # type: ignore[attr-defined]
+            return DEVICE
+        if name == "_has_compatible_shallow_copy_type":
+            # Then a module's parameters are made anew on their way to a device.
+            return False
+        with torch._C.DisableTorchFunctionSubclass():
+            if name in ("to", "cpu", "cuda"):
+                return _moved(name, *args, *kwargs.values())
+            if name == "__deepcopy__" and there:
+                return _copied(*args)
+            if there:
+                _check(name, func, args, kwargs)
+            elsewhere = there or ("device" in kwargs and torch.device(kwargs["device"] or "cpu").type == DEVICE.type)
+            kwargs = {key: value for key, value in kwargs.items() if key != "device"}
+            found = func(*args, **kwargs)
+        return tree_map(_on_device, found) if elsewhere and not isinstance(found, torch.Size) else found
+
+
+def _check(name: str, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    """What a device would refuse."""
+    if name in ("numpy", "__array__") or "mkldnn" in str(func):
+        raise TypeError(f"{name} of a tensor on {DEVICE}")
+    indexed = name in ("__getitem__", "__setitem__") and isinstance(args[0], _There)
+    if not all(isinstance(t, _There) for t in _tensors(args[2:] if indexed else (args, kwargs))):
+        raise RuntimeError(f"{name} of tensors on {DEVICE} and on the CPU")
+
+
+def _moved(name: str, own: Tensor, *wanted: Any) -> Tensor:
+    """A tensor on the device, or in the dtype, that is wanted: by itself or as that of another tensor."""
+    stays = name == "to" and not isinstance(own, _There)
+    device, dtype = torch.device("cpu") if stays or name == "cpu" else DEVICE, own.dtype
+    for value in wanted:
+        if isinstance(value, str | torch.device):
+            device = torch.device(value)
+        elif isinstance(value, torch.dtype):
+            dtype = value
+        elif isinstance(value, Tensor):
+            device, dtype = (DEVICE if isinstance(value, _There) else value.device), value.dtype
+    found = own.to(dtype)
+    if device.type == DEVICE.type:
+        return _on_device(found)  # type: ignore[no-any-return]
+    return found.as_subclass(Tensor) if isinstance(found, _There) else found
+
+
+def _copied(own: Tensor, memo: dict[int, Any]) -> Tensor:
+    """A deep copy, that of a parameter being one."""
+    memo[id(own)] = made = own.detach().clone().as_subclass(_There).requires_grad_(own.requires_grad)
+    made._is_param = isinstance(own, nn.Parameter)  # type: ignore[attr-defined]
+    return made
+
+
+def _tensors(values: Any) -> Iterator[Tensor]:
+    return (t for t in tree_leaves(values) if isinstance(t, Tensor))
+
+
+def _on_device(value: Any) -> Any:
+    return value.as_subclass(_There) if isinstance(value, Tensor) and not isinstance(value, _There) else value

@@ -1,0 +1,142 @@
+"""Other devices than the CPU: what bounds, verifies and trains keeps its tensors together wherever they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from fractions import Fraction
+
+import pytest
+import torch
+
+from tests.elsewhere import DEVICE, Elsewhere
+from tests.test_bounds import ACTS, Act, boxes, images, mixed, mlp, moved
+from tests.test_train import CNN, MLP, blobs
+from verifiable_relu.bounds import Ascent, Bounds, preactivation_bounds, substitution_change
+from verifiable_relu.errors import InputError
+from verifiable_relu.network import from_torch, hardened
+from verifiable_relu.network.device import require_device
+from verifiable_relu.network.graph import Network
+from verifiable_relu.spec import Box, Property, Query, Row
+from verifiable_relu.train.loop import train
+from verifiable_relu.train.options import Options
+from verifiable_relu.verifiers.base import Budget, Outcome, Trust, Verifier
+from verifiable_relu.verifiers.incomplete import AlphaCrown, Crown, Ibp
+from verifiable_relu.verifiers.registry import make
+
+NETWORKS: dict[str, Callable[[Act], Network]] = {"mlp": mlp, "images": images, "mixed": mixed, "moved": moved}
+networks = pytest.mark.parametrize("name", NETWORKS)
+METHODS = [
+    (method, act)
+    for method in ("ibp", "crown-ibp", "crown", "alpha-crown", "attack", "split", "auto")
+    for act in ("relu", "leaky1.5", "tanh", "gelu5")
+    # Which of them are soon done.
+    if method not in ("split", "auto") or act in ("relu", "gelu5")
+]
+
+
+@pytest.fixture
+def elsewhere() -> Iterator[None]:
+    with Elsewhere():
+        yield
+
+
+def queries(network: Network) -> list[Query]:
+    """Boxes with one, two and three polytopes of one row and more: some hold, some do not."""
+    box, made = boxes(network, batch=3).flat(), []
+    middle, radius = (box.lower + box.upper) / 2, (box.upper - box.lower) / 8
+    box, center = Bounds(middle - radius, middle + radius), network(middle.reshape(-1, *network.input_shape)).flatten(1)
+    for i, y in enumerate(center.tolist()):
+        # y_j is less by a lot, or y_0 by a little.
+        rows = [Row(((j, Fraction(1)),), Fraction(y[j]) - (50 if j else Fraction(1, 4))) for j in range(len(y))]
+        polytopes = tuple((row, rows[0]) if i == 2 else (row,) for row in rows[: i + 1])
+        made.append(Query(network, Property(Box(box.lower[i].numpy(), box.upper[i].numpy()), polytopes)))
+    return made
+
+
+def check(method: Verifier, other: Verifier, asked: list[Query], looser: float = 1e-3) -> list[Outcome]:
+    """Answers on the CPU and on the other device, which are the same, with margins that may be lower by a little."""
+    here = method.verify(asked, Budget.each(60, len(asked)))
+    with Elsewhere():
+        there = other.verify(asked, Budget.each(60, len(asked)))
+    for a, b in zip(here, there, strict=True):
+        assert (a.verdict, a.reason, a.unstable) == (b.verdict, b.reason, b.unstable), b.detail
+        if isinstance(method, Ibp | Crown):
+            assert a.margin is not None and b.margin is not None
+            assert -1e-3 < a.margin - b.margin <= looser * (1 + abs(a.margin))
+    return there
+
+
+def test_a_device_refuses_what_is_elsewhere(elsewhere: None) -> None:
+    there, here = torch.ones(3, device=DEVICE), torch.ones(3)
+    assert (there + 1).device == DEVICE == here.to(there).device and there.cpu().device == here.device
+    assert isinstance(there.tolist(), list) and float(there.sum()) == 3 and there[torch.tensor([0, 1])].device == DEVICE
+    for meet in (torch.add, torch.Tensor.index_add, torch.Tensor.__getitem__):
+        with pytest.raises(RuntimeError, match="and on the CPU"):
+            meet(here, there) if meet is not torch.Tensor.index_add else meet(there, 0, torch.arange(3), there)
+    with pytest.raises(TypeError, match="numpy"):
+        there.numpy()
+    require_device("cuda")
+
+
+def test_it_is_gone_afterwards() -> None:
+    if not torch.cuda.is_available():
+        with pytest.raises(InputError, match="cuda"):
+            require_device("cuda")
+
+
+@networks
+@pytest.mark.parametrize(("method", "act"), METHODS)
+def test_a_method_answers_as_on_the_cpu(name: str, method: str, act: str) -> None:
+    network = NETWORKS[name](ACTS[act])
+    there = check(make(method), make(method, "cuda"), queries(network))
+    if name != "mlp":
+        # How libraries of devices sum convolutions is not known.
+        assert Trust.ROUNDED not in {o.trust for o in there}
+
+
+@networks
+@pytest.mark.parametrize("method", [Crown, AlphaCrown])
+@pytest.mark.parametrize("options", [{"memory": 1 << 14}, {"dtype": "float32"}], ids=str)
+def test_with_options(name: str, method: type[Crown], options: dict[str, object]) -> None:
+    search = {"intermediate": Ascent(steps=3)} if method is AlphaCrown else {}
+    network = NETWORKS[name](ACTS["relu"])
+    here, there = (method(device=device, **options, **search) for device in ("cpu", "cuda"))  # type: ignore[arg-type]
+    check(here, there, queries(network), 0.1 if "dtype" in options else 1e-3)
+
+
+@networks
+def test_the_joint_certificate(name: str) -> None:
+    family = hardened(NETWORKS[name](ACTS["gelu5"]))
+    check(make("crown"), make("crown", "cuda"), queries(family))
+    box = boxes(family, batch=3)
+    here = substitution_change(family, box)
+    with Elsewhere():
+        network, there = family.to(torch.float64, "cuda"), Bounds(box.lower.to(DEVICE), box.upper.to(DEVICE))
+        found = substitution_change(network, there)
+        pre = preactivation_bounds(network, there)
+        assert found.lower.device == DEVICE and all(bounds.lower.device == DEVICE for bounds in pre.values())
+        torch.testing.assert_close(found.lower.cpu(), here.lower, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(found.upper.cpu(), here.upper, rtol=1e-6, atol=1e-6)
+
+
+CERTIFIED = replace(MLP, certified_by="crown-ibp", epochs=2)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [MLP, CNN, CERTIFIED, replace(CERTIFIED, arm="gelu-swap-finetune"), replace(CERTIFIED, arm="swish")],
+    ids=lambda options: f"{options.model} {options.arm} {options.certified_by}",
+)
+def test_training(options: Options) -> None:
+    here = train(options, blobs()).history
+    with Elsewhere():
+        there = train(options, blobs(), device="cuda").history
+    assert [epoch["loss"] for epoch in here] == [epoch["loss"] for epoch in there]
+
+
+def test_constants_of_a_module_are_where_its_parameters_are(elsewhere: None) -> None:
+    layers = torch.nn.AvgPool2d(2), torch.nn.Flatten(), torch.nn.Linear(4, 3), torch.nn.LeakyReLU(), torch.nn.GELU()
+    module = torch.nn.Sequential(*layers).to(DEVICE)
+    x = torch.rand(2, 1, 4, 4, device=DEVICE)
+    torch.testing.assert_close(from_torch(module, (1, 4, 4))(x).cpu(), module(x).cpu())
