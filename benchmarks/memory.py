@@ -7,7 +7,7 @@ Every run is a process of its own, one thread. Its figure is the largest residen
 less the resident memory before, when everything is imported and the network and its properties are there. So what the
 libraries set up at their first use counts too. The properties are L∞ balls around uniformly random images, the radius
 such that some of them stay open. The networks are those of the verification competition, in the folder that
-VERIFIABLE_RELU_DATA names. Linux only. Writes results/memory.md.
+VERIFIABLE_RELU_DATA names, and one in ``nets``. Linux only. Writes results/memory.md.
 """
 
 from __future__ import annotations
@@ -32,30 +32,37 @@ from verifiable_relu.network import read_onnx
 from verifiable_relu.spec import Query, linf_properties
 from verifiable_relu.verifiers.base import Budget
 
-RESULTS = Path(__file__).parent / "results"
+HERE = Path(__file__).parent
+RESULTS = HERE / "results"
 METHODS = ("crown", "alpha-crown", "split")
 LIMITS = {"64M": 64 << 20, "256M": 256 << 20, "1G": 1 << 30}
 
 
 @dataclass(frozen=True)
 class Task:
-    """A network, by its path below ``vnncomp/``, and how many balls of which radius are asked about."""
+    """A network, by its path here or below the data's folder, and how many balls of which radius are asked about."""
 
     onnx: str
     count: int
     eps: float
 
+    def path(self) -> Path:
+        """Where the network is."""
+        here = HERE / self.onnx
+        return here if here.exists() else Path(os.environ["VERIFIABLE_RELU_DATA"]) / self.onnx
+
 
 TASKS = {
-    "MLP 9×200": Task("eran_2021/onnx/mnist_relu_9_200.onnx.gz", 256, 0.005),
-    "CIFAR-10 CNN, 6,244 neurons": Task("oval21/onnx/cifar_wide_kw.onnx.gz", 128, 0.04),
+    "MLP 9×200": Task("vnncomp/eran_2021/onnx/mnist_relu_9_200.onnx.gz", 256, 0.005),
+    "CIFAR-10 CNN, 6,244 neurons": Task("vnncomp/oval21/onnx/cifar_wide_kw.onnx.gz", 128, 0.04),
+    "CIFAR-10 residual network, 9,280 neurons": Task("nets/cifar_residual.onnx.gz", 64, 1 / 255),
 }
 
 
 def measure(task: Task, method: str, limit: int, seconds: float) -> dict[str, Any]:
     """In this process: MiB that the method takes beyond what is there before it, the seconds, and the verdicts."""
     torch.set_num_threads(1)
-    network = read_onnx(Path(os.environ["VERIFIABLE_RELU_DATA"]) / "vnncomp" / task.onnx)
+    network = read_onnx(task.path())
     chosen = verifier(method, memory=limit)
     images = torch.rand(task.count, *network.input_shape, generator=torch.Generator().manual_seed(0))
     labels = network(images).flatten(1).argmax(1).numpy()
@@ -100,7 +107,7 @@ def main() -> None:
         for method in METHODS:
             cells = [found[network, method, limit] for limit in LIMITS]
             shown = " | ".join(f"{c['MiB']:.0f} MiB, {c['seconds']:.0f} s, {_verdicts(c)}" for c in cells)
-            lines.append(f"| {network} | {task.count} of {task.eps} | `{method}` | {shown} |")
+            lines.append(f"| {network} | {task.count} of {task.eps:.2g} | `{method}` | {shown} |")
     text = "\n".join(lines)
     head = (
         f"`{command()}`: largest resident memory while the method works, less that before it, at most "

@@ -63,13 +63,13 @@ _MULTIPLE = 8
 """Libraries prepare a convolution anew for every number of rows: so there are fewer of these."""
 
 _DIGITS = 5
-"""So many first binary digits the number of a group's rows has, for the same reason."""
+"""After so many binary digits the number of a group's rows has zeros alone, for the same reason."""
 
 _WORTH = 1 << 18
 """From so many coefficients on, two passes are worth it, of which the second has fewer rows."""
 
 _LITTLE = 64
-"""Rows of outputs whose work is less than what went into bounds by this factor are cheap enough for float64."""
+"""From so many times as much work for bounds of neurons on, rows of outputs are cheap enough for float64."""
 
 _COPIES = 6
 """How many arrays of a chunk's coefficients are alive at once at the widest node."""
@@ -676,13 +676,13 @@ class Relaxation:
     ) -> Tensor:
         """(R,) lower bounds of matrix·y, y being the flattened output (``linear_lower_bounds``).
 
-        Their rows are all in float64 where that costs little beside what ``neurons`` has been asked for.
+        All their coefficients are in float64 where that costs little beside what ``neurons`` has been asked for.
         """
         network = self.network
         last = len(network.nodes) - 1
         self.advance(network.last_activation)
-        few = self._work > _LITTLE * matrix.shape[0] * network.receptive[last]
-        if few and self.border >= 0 and not self.single and not intervals:
+        little = self._work > _LITTLE * matrix.shape[0] * network.receptive[last]
+        if little and self.border >= 0 and not self.single and not intervals:
             return self.double().outputs(matrix, sample, memory=memory, stop=stop)
         rows = matrix.to(self.values[0].lower).reshape(-1, *network.output_shape)
         count, found = rows.shape[0], rows.new_full((matrix.shape[0],), -math.inf)
@@ -981,7 +981,8 @@ def groups(
             turn, equally many of every sample.
         size: at least 1.
         samples: how many there are.
-        round_numbers: whether chunks of several samples are to be of few different sizes; they may be larger by 1/16.
+        round_numbers: whether chunks are to be of few different sizes, where there are several samples; they may then
+            be larger by 1/16.
 
     Yields:
         The rows, group after group, as an index, a group's last one repeated where it has too few; and (groups,) the
