@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from dataclasses import replace
 from fractions import Fraction
 
@@ -10,8 +11,10 @@ import pytest
 import torch
 
 from tests.elsewhere import DEVICE, Elsewhere
+from tests.test_api import IMAGES, LABELS, MODEL
 from tests.test_bounds import ACTS, Act, boxes, images, mixed, mlp, moved
 from tests.test_train import CNN, MLP, blobs
+from verifiable_relu import verify
 from verifiable_relu.bounds import Ascent, Bounds, preactivation_bounds, substitution_change
 from verifiable_relu.errors import InputError
 from verifiable_relu.network import from_torch, hardened
@@ -133,6 +136,13 @@ def test_training(options: Options) -> None:
     with Elsewhere():
         there = train(options, blobs(), device="cuda").history
     assert [epoch["loss"] for epoch in here] == [epoch["loss"] for epoch in there]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_module_and_images_may_be_there(device: str, elsewhere: None) -> None:
+    model, data = deepcopy(MODEL).to(DEVICE), torch.from_numpy(IMAGES).to(DEVICE)
+    results = verify(model, data, torch.tensor(LABELS, device=DEVICE), 0.125, device=device)
+    assert [str(r.verdict) for r in results] == ["unsat", "unsat", "sat"]
 
 
 def test_constants_of_a_module_are_where_its_parameters_are(elsewhere: None) -> None:
