@@ -364,6 +364,11 @@ FAULTS: tuple[Fault, ...] = (
         (Change("bounds.window:kernels", "neuron % size", "(neuron + 1) % size"),),
     ),
     Fault(
+        "windows of the first box for rows of all",
+        "corners",
+        (Change("bounds.window:Window.of", "group * (down * right) + self.point", "self.point"),),
+    ),
+    Fault(
         "the kernel of another channel",
         "corners",
         (
