@@ -23,7 +23,7 @@ from verifiable_relu.network.graph import Network
 from verifiable_relu.spec import Box, Property, Query, Row
 from verifiable_relu.train.loop import train
 from verifiable_relu.train.options import Options
-from verifiable_relu.verifiers.base import Budget, Outcome, Trust, Verifier
+from verifiable_relu.verifiers.base import Budget, Outcome, Trust, Verdict, Verifier
 from verifiable_relu.verifiers.incomplete import AlphaCrown, Crown, Ibp
 from verifiable_relu.verifiers.registry import make
 
@@ -106,6 +106,16 @@ def test_with_options(name: str, method: type[Crown], options: dict[str, object]
     network = NETWORKS[name](ACTS["relu"])
     here, there = (method(device=device, **options, **search) for device in ("cpu", "cuda"))  # type: ignore[arg-type]
     check(here, there, queries(network), 0.1 if "dtype" in options else 1e-3)
+
+
+@pytest.mark.parametrize("coefficient", [1 << 24, (1 << 24) + 1])
+def test_what_is_no_float32_number_is_not_proven_in_float32(coefficient: int, elsewhere: None) -> None:
+    network = mlp(ACTS["relu"])
+    box = Box(*(boxes(network, batch=1).flat().lower[0].numpy() for _ in range(2)))
+    query = Query(network, Property(box, ((Row(((0, Fraction(coefficient)),), Fraction(-(10**12))),),)))
+    (outcome,) = Crown(device="cuda", dtype="float32").verify([query], Budget.each(60, 1))
+    assert outcome.verdict is Verdict.UNSAT
+    assert outcome.trust is (Trust.ROUNDED if coefficient == 1 << 24 else Trust.FLOAT)
 
 
 @networks

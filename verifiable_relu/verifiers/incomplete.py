@@ -84,7 +84,8 @@ class _Bounding:
                 box = input_box([queries[i].property for i in part], network, dtype, self.device)
                 relaxation = self.relaxation(net, box, stop)
                 rows = RowBatch.of([queries[i].property for i in part], network.output_size)
-                values = self.rows(relaxation, rows.to(box.lower), stop).cpu().double()
+                given = rows.to(box.lower)
+                values = self.rows(relaxation, given, stop).cpu().double()
                 margins = rows.margins(torch.nextafter(values - rows.bound, torch.tensor(-torch.inf))).tolist()
                 counts = sum(
                     (unstable(net.nodes[i], bounds).flatten(1).sum(1) for i, bounds in relaxation.pre.items()),
@@ -92,7 +93,9 @@ class _Bounding:
                 ).tolist()
                 share = elapsed() / len(part)
                 late = stop()
-                trust = Trust.ROUNDED if covers(net, dtype, self.device) else Trust.FLOAT
+                # Bounds are those of the coefficients as they were given to them.
+                same = torch.equal(given.matrix.cpu().double(), rows.matrix)
+                trust = Trust.ROUNDED if same and covers(net, dtype, self.device) else Trust.FLOAT
         except Exception as error:
             return [fault(error, self.name)] * len(part)
         return [self._outcome(margin, count, share, late, trust) for margin, count in zip(margins, counts, strict=True)]
