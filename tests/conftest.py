@@ -10,6 +10,9 @@ import pytest
 # torch reads it when it is first imported. The networks of the tests are small, and the processes share the cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# Some tests import onnxruntime by themselves, and are not to report to its maker either (verifiable_relu.runtime).
+os.environ["ORT_DISABLE_TELEMETRY"] = "1"
+
 
 @pytest.fixture(scope="session")
 def data() -> Path:

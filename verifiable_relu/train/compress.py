@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from verifiable_relu.network import from_torch, write_onnx
+from verifiable_relu.runtime import load, session
 
 CALIBRATED = 300
 """Training images, the first, that the ranges of the int8 activations are taken over."""
@@ -72,9 +73,9 @@ def quantize(network: bytes, images: np.ndarray, per_channel: bool = True) -> by
         per_channel: whether each output channel (neuron) of a kernel (matrix) has a scale of its own.
     """
     # Imported here, because only the end of a training needs it.
-    from onnxruntime.quantization import CalibrationDataReader, quantize_static
+    quantization = load("quantization")
 
-    class Once(CalibrationDataReader):  # type: ignore[misc]
+    class Once(quantization.CalibrationDataReader):  # type: ignore[misc, name-defined]
         """Hands out all images as one batch."""
 
         def __init__(self, name: str) -> None:
@@ -86,23 +87,18 @@ def quantize(network: bytes, images: np.ndarray, per_channel: bool = True) -> by
     model = onnx.load_from_string(network)
     with tempfile.TemporaryDirectory() as folder, _quiet():
         path = Path(folder) / "int8.onnx"
-        quantize_static(model, path, Once(model.graph.input[0].name), per_channel=per_channel)
+        quantization.quantize_static(model, path, Once(model.graph.input[0].name), per_channel=per_channel)
         return path.read_bytes()
 
 
 def outputs(network: bytes, images: np.ndarray) -> np.ndarray:
     """The outputs (n, classes) of an ONNX file at float32 images (n, …), by onnxruntime."""
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = torch.get_num_threads()
-    options.log_severity_level = 3
     # Without VNNI, sums of products of two int8 saturate in 16 bits; with this they do not: as on other machines.
-    options.add_session_config_entry("session.x64quantprecision", "1")
-    session = onnxruntime.InferenceSession(network, options, providers=["CPUExecutionProvider"])
-    name = session.get_inputs()[0].name
+    entries = {"session.x64quantprecision": "1"}
+    loaded = session(network, torch.get_num_threads(), entries)
+    name = loaded.get_inputs()[0].name
     batches = (images[start : start + 1000] for start in range(0, len(images), 1000))
-    return np.concatenate([session.run(None, {name: batch})[0] for batch in batches])
+    return np.concatenate([loaded.run(None, {name: batch})[0] for batch in batches])
 
 
 @torch.no_grad()

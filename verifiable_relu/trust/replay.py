@@ -15,6 +15,7 @@ import numpy as np
 
 from verifiable_relu.errors import UnsupportedError
 from verifiable_relu.network.graph import Affine, Conv2d, Network
+from verifiable_relu.runtime import session
 from verifiable_relu.spec.property import Property, Query
 from verifiable_relu.trust.enclose import enclose, margin_range
 from verifiable_relu.trust.exact import evaluable, evaluate_exact
@@ -60,13 +61,7 @@ def _written(network: Network) -> bytes:
 @lru_cache(maxsize=8)
 def _session(data: bytes) -> Any:
     """An ONNX file loaded by onnxruntime, on one thread: a single sample has no use for more."""
-    # Imported here, because most runs replay nothing.
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
-    options.log_severity_level = 3
-    return onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+    return session(data)
 
 
 def replay(network: Network, x: np.ndarray) -> np.ndarray:
@@ -84,10 +79,10 @@ def replay(network: Network, x: np.ndarray) -> np.ndarray:
     """
     shape = (1, *network.input_shape) if network.batched else network.input_shape
     try:
-        session = _session(network.onnx if network.onnx is not None else _written(network))
-        (declared,) = session.get_inputs()
+        loaded = _session(network.onnx if network.onnx is not None else _written(network))
+        (declared,) = loaded.get_inputs()
         sample = np.asarray(x, np.float32).reshape(shape).astype(_DTYPES[declared.type])
-        (outputs, *_) = session.run(None, {declared.name: sample})
+        (outputs, *_) = loaded.run(None, {declared.name: sample})
     except Exception as error:
         raise UnsupportedError(f"onnxruntime cannot run the network '{network.name}': {error}") from error
     return np.asarray(outputs).reshape(-1)

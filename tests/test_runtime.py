@@ -1,0 +1,91 @@
+"""What onnxruntime does behind the user's back: nothing."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+WATCHED = """
+import sys
+touched = []
+sys.addaudithook(lambda event, arguments: event.startswith("socket.") and touched.append((event, arguments)))
+{code}
+assert "onnxruntime" in sys.modules
+sys.exit(f"network: {{touched}}" if touched else 0)
+"""
+
+CERTIFY = """
+from verifiable_relu.certify import main
+assert main(["--spec", sys.argv[1], "--method", "attack", "--quiet"]) == 0
+"""
+
+COMPRESS = """
+import numpy as np
+import torch
+from verifiable_relu.train.compress import measure_int8
+images = np.random.default_rng(0).random((8, 4), np.float32)
+measure_int8(torch.nn.Sequential(torch.nn.Linear(4, 3)).eval(), images, torch.from_numpy(images), torch.zeros(8, dtype=torch.long))
+"""
+
+
+def left_behind(code: str, folder: Path, *arguments: str) -> tuple[list[str], subprocess.CompletedProcess[str]]:
+    """The files that a program leaves below an empty home and temporary folder, and how it ended."""
+    for name in ("home", "tmp", "work"):
+        (folder / name).mkdir()
+    kept = {k: v for k, v in os.environ.items() if k != "ORT_DISABLE_TELEMETRY" and not k.startswith("XDG_")}
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        capture_output=True,
+        text=True,
+        cwd=folder / "work",
+        env={**kept, "HOME": str(folder / "home"), "TMPDIR": str(folder / "tmp"), "PYTHONPATH": str(ROOT)},
+        timeout=120,
+    )
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()), done
+
+
+@pytest.fixture
+def violated(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A property whose counterexample is replayed by onnxruntime."""
+    from tests.test_certify import VIOLATED, network, spec
+    from verifiable_relu.network import write_onnx
+
+    folder = tmp_path_factory.mktemp("instance")
+    write_onnx(network(), folder / "net.onnx")
+    (folder / "violated.vnnlib").write_text(spec(VIOLATED))
+    return str(folder / "violated.vnnlib")
+
+
+def test_an_answer_leaves_no_file_in_an_empty_home_and_opens_no_socket(tmp_path: Path, violated: str) -> None:
+    files, done = left_behind(WATCHED.format(code=CERTIFY), tmp_path, violated)
+    assert (done.returncode, done.stdout.split("\n")[0], files) == (0, "sat", []), done.stderr
+
+
+def test_quantisation_leaves_no_file_in_an_empty_home_and_opens_no_socket(tmp_path: Path) -> None:
+    files, done = left_behind(WATCHED.format(code=COMPRESS), tmp_path)
+    assert (done.returncode, files) == (0, []), done.stderr
+
+
+def test_onnxruntime_by_itself_does_leave_files(tmp_path: Path) -> None:
+    files, done = left_behind("import onnxruntime", tmp_path)
+    assert done.returncode == 0, done.stderr
+    if not files:
+        pytest.skip("this build of onnxruntime has no telemetry, so that the tests above show nothing")
+
+
+def test_nothing_imports_onnxruntime_but_the_module_that_switches_its_telemetry_off() -> None:
+    importers = set()
+    for path in (ROOT / "verifiable_relu").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            if any(name.partition(".")[0] == "onnxruntime" for name in names):
+                importers.add(str(path.relative_to(ROOT)))
+    assert importers == set()

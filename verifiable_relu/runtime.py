@@ -1,0 +1,53 @@
+"""The only way in which this package imports and starts onnxruntime.
+
+The official builds of onnxruntime, from version 1.29 on, report to their maker: on import they write an identifier of
+the machine and a database of events below the user's cache folder, and upload these events later. The environment
+variable ``ORT_DISABLE_TELEMETRY`` prevents all of it, but is read once, on import (onnxruntime's ``Privacy.md``);
+``disable_telemetry_events`` comes too late for the files.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any
+
+
+def load(part: str = "") -> Any:
+    """The module onnxruntime, or a part of it, imported with its telemetry switched off.
+
+    The switch stays on in the environment, for processes that this one starts. It does nothing for an onnxruntime that
+    another library imported before.
+
+    Args:
+        part: the name of a submodule, such as ``quantization``; empty for onnxruntime itself.
+    """
+    os.environ["ORT_DISABLE_TELEMETRY"] = "1"
+    module = import_module("onnxruntime")
+    # On Windows, a build can report by the system's own tracing, which has this switch alone.
+    module.disable_telemetry_events()
+    return import_module(f"onnxruntime.{part}") if part else module
+
+
+def session(model: bytes, threads: int = 1, entries: Mapping[str, str] | None = None) -> Any:
+    """An ONNX file loaded by onnxruntime, to run on the CPU.
+
+    Args:
+        model: the file's content.
+        threads: how many threads an operator may use.
+        entries: further entries of the session's configuration, by onnxruntime's names for them.
+
+    Returns:
+        An ``onnxruntime.InferenceSession``, which logs errors alone.
+
+    Raises:
+        Exception: of onnxruntime's own classes, which share no narrower base, if it does not run the file.
+    """
+    onnxruntime = load()
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+    options.log_severity_level = 3
+    for name, value in (entries or {}).items():
+        options.add_session_config_entry(name, value)
+    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
