@@ -31,7 +31,8 @@ import numpy as np
 import torch
 from verifiable_relu.train.compress import measure_int8
 images = np.random.default_rng(0).random((8, 4), np.float32)
-measure_int8(torch.nn.Sequential(torch.nn.Linear(4, 3)).eval(), images, torch.from_numpy(images), torch.zeros(8, dtype=torch.long))
+model = torch.nn.Sequential(torch.nn.Linear(4, 3)).eval()
+measure_int8(model, images, torch.from_numpy(images), torch.zeros(8, dtype=torch.long))
 """
 
 
