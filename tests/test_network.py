@@ -53,6 +53,12 @@ def model(nodes: list, inputs: tuple, constants: dict[str, np.ndarray], opset: i
         [numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()],
     )
     made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+    # The checker demands the output's type and shape.
+    (inferred,) = onnx.shape_inference.infer_shapes(made).graph.output
+    if inferred.type.tensor_type.HasField("shape"):
+        made.graph.output[0].CopyFrom(inferred)
+    else:
+        made.graph.output[0].CopyFrom(helper.make_tensor_value_info("y", TensorProto.FLOAT, ("rows", "columns")))
     return made.SerializeToString()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from verifiable_relu.network.graph import (
     Scale,
     Shape,
 )
+from verifiable_relu.network.simplify import live
 
 
 class Builder:
@@ -196,26 +197,36 @@ class Builder:
                 raise InputError(f"a constant of shape {tuple(value.shape)} does not broadcast to {self.shape(x)}")
         return self.append(kind(name=name, inputs=(x,), shape=self.shape(x), **parameters))
 
-    def network(self, output: int, *, name: str, onnx: bytes | None = None, batched: bool = True) -> Network:
-        """The finished network with ``output`` as its last node, without the nodes that it does not need.
+    def network(self, output: int, *, name: str) -> Network:
+        """The finished network with the node ``output`` as its last, without the nodes that it does not need.
 
         Raises:
             InputError: if a parameter is not finite.
         """
-        needed = {0}
-        pending = [output]
-        while pending:
-            index = pending.pop()
-            if index not in needed:
-                needed.add(index)
-                pending += self.nodes[index].inputs
-        position = {old: new for new, old in enumerate(sorted(needed))}
-        nodes = [
-            replace(self.nodes[old], inputs=tuple(position[i] for i in self.nodes[old].inputs)) for old in position
-        ]
-        if position[output] != len(nodes) - 1:
-            raise InputError("the output is the input itself")
-        return Network(tuple(nodes), onnx=onnx, name=name, batched=batched)
+        return as_network(self.nodes, output, name=name)
+
+
+def as_network(
+    nodes: Sequence[Node], output: int, *, name: str, onnx: bytes | None = None, batched: bool = True
+) -> Network:
+    """The network of some nodes with the node ``output`` as its last, without those that it does not need.
+
+    Args:
+        nodes: in topological order, the input first.
+        output: the index of the output; where it is the input itself, a factor of 1 follows.
+        name: of the network.
+        onnx: the bytes of the file that the nodes were read from.
+        batched: whether that file has a batch axis.
+
+    Raises:
+        InputError: if a parameter is not finite.
+    """
+    kept, last = live(nodes, output)
+    if last == 0:
+        one = torch.ones(())
+        zero = torch.zeros(())
+        kept.append(Scale(name="output", inputs=(0,), shape=kept[0].shape, center=zero, scale=one, shift=zero))
+    return Network(tuple(kept), onnx=onnx, name=name, batched=batched)
 
 
 def _broadcasts(shape: Shape, target: Shape) -> bool:

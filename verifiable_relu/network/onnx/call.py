@@ -1,0 +1,154 @@
+"""One ONNX node with its inputs looked up: what converters are handed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from verifiable_relu.errors import UnsupportedError
+from verifiable_relu.network.build import Builder
+from verifiable_relu.network.graph import Shape
+
+_FLOATS = (np.float16, np.float32, np.float64)
+
+
+@dataclass(frozen=True)
+class Value:
+    """A tensor of the file that is computed from the input.
+
+    Attributes:
+        index: the node of the network whose value it is.
+        leading: whether the tensor's ONNX shape has a leading 1, the batch axis, that the node's shape leaves out.
+    """
+
+    index: int
+    leading: bool
+
+
+@dataclass(frozen=True)
+class Call:
+    """One ONNX node with its inputs looked up, and the network under construction.
+
+    Attributes:
+        build: where the nodes that it stands for are added.
+        op: the operator.
+        version: of the operator: the opset in which its present definition began.
+        name: what to call the node.
+        inputs: constants, values, or None where an optional input is left out.
+        attributes: by name.
+    """
+
+    build: Builder
+    op: str
+    version: int
+    name: str
+    inputs: tuple[np.ndarray | Value | None, ...]
+    attributes: dict[str, Any]
+
+    def get(self, attribute: str, default: Any) -> Any:
+        """An attribute or its default."""
+        return self.attributes.get(attribute, default)
+
+    def value(self, position: int = 0) -> Value:
+        """An input that must be computed.
+
+        Raises:
+            UnsupportedError: if it is a constant or left out.
+        """
+        found = self.inputs[position] if position < len(self.inputs) else None
+        if not isinstance(found, Value):
+            raise UnsupportedError(f"its input {position} is a constant")
+        return found
+
+    def constant(self, position: int) -> np.ndarray:
+        """An input that must be constant.
+
+        Raises:
+            UnsupportedError: if it is computed or left out.
+        """
+        found = self.optional(position)
+        if found is None:
+            raise UnsupportedError(f"its input {position} is missing")
+        return found
+
+    def optional(self, position: int) -> np.ndarray | None:
+        """An input that must be constant if it is there.
+
+        Raises:
+            UnsupportedError: if it is computed.
+        """
+        found = self.inputs[position] if position < len(self.inputs) else None
+        if isinstance(found, Value):
+            raise UnsupportedError(f"its input {position} is not a constant")
+        return found
+
+    def refuse(self, **expected: Any) -> None:
+        """Refuse attributes that are there with another value than the one expected.
+
+        Raises:
+            UnsupportedError: naming the attribute.
+        """
+        for attribute, value in expected.items():
+            if (found := self.get(attribute, value)) != value:
+                raise UnsupportedError(f"its attribute {attribute} = {found}")
+
+    def shape(self, value: Value) -> Shape:
+        """The ONNX shape of a value, with a batch of 1."""
+        return (1,) * value.leading + self.build.shape(value.index)
+
+    def reshaped(self, x: Value, shape: Sequence[int]) -> Value:
+        """x under another ONNX shape; a leading 1 of two or more axes is the batch axis."""
+        leading = len(shape) >= 2 and shape[0] == 1
+        return Value(self.build.reshape(x.index, tuple(shape[leading:]), self.name), leading)
+
+    def beside(self, constant: np.ndarray, x: Value) -> Tensor:
+        """A constant that is broadcast against x, without the batch axis.
+
+        Raises:
+            UnsupportedError: if broadcasting would enlarge x.
+        """
+        shape = self.shape(x)
+        if len(constant.shape) > len(shape) or any(
+            a not in (1, b) for a, b in zip(reversed(constant.shape), reversed(shape), strict=False)
+        ):
+            raise UnsupportedError(f"broadcasts a value of shape {shape} against a constant of shape {constant.shape}")
+        return tensor(constant[0] if x.leading and constant.ndim == len(shape) else constant)
+
+
+def tensor(array: np.ndarray) -> Tensor:
+    """A parameter as a tensor: float32 and float64 keep their bits, float16 widens.
+
+    Raises:
+        UnsupportedError: if it is of another type.
+    """
+    if array.dtype not in _FLOATS:
+        raise UnsupportedError(f"a parameter of type {array.dtype}")
+    return torch.from_numpy(np.array(array, dtype=np.float64 if array.dtype == np.float64 else np.float32))
+
+
+Converter = Callable[[Call], Value]
+CONVERTERS: dict[tuple[str, int], Converter] = {}
+"""What reads a node, by operator and version of the operator."""
+
+
+def converts(operator: str, *versions: int) -> Callable[[Converter], Converter]:
+    """Register what reads an operator.
+
+    Args:
+        operator: of the standard domain.
+        versions: the opsets in which a definition of the operator began that the converter reads. An operator in
+            any other version is refused: its meaning may differ.
+    """
+
+    def register(converter: Converter) -> Converter:
+        for version in versions:
+            assert (operator, version) not in CONVERTERS
+            CONVERTERS[operator, version] = converter
+        return converter
+
+    return register

@@ -1,0 +1,167 @@
+"""Comparing a network that was read from ONNX with the file it came from, as onnxruntime runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+import onnx
+import torch
+from torch import Tensor
+
+from verifiable_relu import runtime
+from verifiable_relu.errors import InputError
+from verifiable_relu.network.agreement import differences, evaluate, require_agreement, sample_points
+from verifiable_relu.network.graph import Network, Node
+
+_COMPLAINT = "the network that was read does not compute what onnxruntime does"
+
+
+def compare(network: Network, nodes: Sequence[Node], names: Mapping[str, int]) -> None:
+    """Evaluate a network and the file it came from at points that suit any network.
+
+    Args:
+        network: as it was read, with the file's bytes.
+        nodes: what was read, node by node, before anything was merged.
+        names: the node behind each of the file's tensors that are computed, in the order of the file.
+
+    Raises:
+        InputError: if onnxruntime refuses the file, or the two differ by more than rounding explains; it names the
+            first node of the file at which they part.
+    """
+    assert network.onnx is not None
+    source = _source(network.onnx)
+    points = sample_points(network.input_shape, source.dtype)
+    worst = require_agreement(network, points, lambda x: _outputs(source, x, network.batched), source.unit)
+    if worst is not None:
+        raise _parting(network, nodes, names, points[worst])
+
+
+def compare_in_box(network: Network, points: np.ndarray) -> None:
+    """Evaluate a network and the file it came from at points of a property's box.
+
+    Args:
+        network: as it was read from a file; one that was not is not compared.
+        points: (batch, input size).
+
+    Raises:
+        InputError: if the two differ by more than rounding explains.
+    """
+    if network.onnx is None:
+        return
+    source = _source(network.onnx)
+    inputs = torch.from_numpy(points.astype(np.float32)).to(source.dtype).reshape(-1, *network.input_shape)
+    if require_agreement(network, inputs, lambda x: _outputs(source, x, network.batched), source.unit) is not None:
+        raise InputError(f"{_COMPLAINT}, at a point of the property's box")
+
+
+class _Source(Protocol):
+    """What runs a file on one input.
+
+    Attributes:
+        dtype: in which the file's numbers are compared.
+        unit: the unit roundoff in which it computes.
+    """
+
+    dtype: torch.dtype
+    unit: float
+
+    def run(self, x: np.ndarray) -> list[np.ndarray]:
+        """The graph's outputs for one input of the file's own shape, in float32 or float64."""
+
+
+_TYPES = {
+    "tensor(float)": (np.float32, torch.float32, 2.0**-24),
+    "tensor(double)": (np.float64, torch.float64, 2.0**-53),
+    "tensor(float16)": (np.float16, torch.float32, 2.0**-11),
+}
+"""By the type of a file's input: the type of its arrays, that in which it is compared, and its unit roundoff."""
+
+
+class _Typed:
+    """The number types of a file, by the type of its input."""
+
+    def __init__(self, kind: str) -> None:
+        self.array, self.dtype, self.unit = _TYPES[kind]
+
+
+class _Runtime(_Typed):
+    """A file in onnxruntime."""
+
+    def __init__(self, data: bytes) -> None:
+        self._session = runtime.session(data)
+        (declared,) = self._session.get_inputs()
+        self._name = declared.name
+        super().__init__(declared.type)
+
+    def run(self, x: np.ndarray) -> list[np.ndarray]:
+        try:
+            return list(self._session.run(None, {self._name: x.astype(self.array)}))
+        except Exception as error:  # onnxruntime's exceptions share no narrower base
+            raise InputError(f"onnxruntime cannot run the file: {error}") from None
+
+
+class _Reference(_Typed):
+    """A file in the standard's reference evaluator, for operators of which onnxruntime has no kernel."""
+
+    def __init__(self, data: bytes) -> None:
+        from onnx.reference import ReferenceEvaluator
+
+        model = onnx.load_model_from_string(data)
+        initial = {initializer.name for initializer in model.graph.initializer}
+        (declared,) = (given for given in model.graph.input if given.name not in initial)
+        self._evaluator = ReferenceEvaluator(model)
+        self._name = declared.name
+        name = onnx.helper.tensor_dtype_to_np_dtype(declared.type.tensor_type.elem_type).name
+        super().__init__({"float32": "tensor(float)", "float64": "tensor(double)", "float16": "tensor(float16)"}[name])
+
+    def run(self, x: np.ndarray) -> list[np.ndarray]:
+        try:
+            with np.errstate(all="ignore"):
+                return [np.asarray(found) for found in self._evaluator.run(None, {self._name: x.astype(self.array)})]
+        except Exception as error:  # the evaluator lets whatever numpy says through
+            raise InputError(f"the ONNX reference evaluator cannot run the file: {error}") from None
+
+
+def _source(data: bytes) -> _Source:
+    """What runs a file.
+
+    Raises:
+        InputError: if onnxruntime refuses the file.
+    """
+    try:
+        return _Runtime(data)
+    except Exception as error:  # onnxruntime's exceptions share no narrower base
+        if type(error).__name__ == "NotImplemented":
+            return _Reference(data)
+        raise InputError(f"onnxruntime refuses the file: {error}") from None
+
+
+def _outputs(source: _Source, points: Tensor, batched: bool) -> Tensor:
+    """The file's output for each of the points (batch, *input shape), flat: (batch, outputs)."""
+    samples = points.numpy()
+    found = [source.run(sample[None] if batched else sample)[0].reshape(-1) for sample in samples]
+    return torch.from_numpy(np.stack(found)).to(points.dtype)
+
+
+def _parting(network: Network, nodes: Sequence[Node], names: Mapping[str, int], point: Tensor) -> InputError:
+    """The complaint about a network that is not its file, with the first node of the file at which the two part."""
+    assert network.onnx is not None
+    model = onnx.load_model_from_string(network.onnx)
+    producers = {output: node for node in model.graph.node for output in node.output}
+    outputs = {output.name for output in model.graph.output}
+    watched = [name for name in names if name in producers and name not in outputs]
+    model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in watched)
+    source = _source(model.SerializeToString())
+    found = source.run(point[None].numpy() if network.batched else point.numpy())
+    expected = list(evaluate([n.map_tensors(lambda t: t.to(point.dtype)) for n in nodes], point[None], source.unit))
+    values = dict(zip((output.name for output in model.graph.output), found, strict=True))
+    for name, index in names.items():
+        if name not in producers:
+            continue
+        value = torch.from_numpy(values[name].reshape(1, -1)).to(point.dtype)
+        if bool(differences(value, expected[index]).any()):
+            label = producers[name].name or name
+            return InputError(_COMPLAINT, place=f"node '{label}' ({producers[name].op_type})")
+    return InputError(f"{_COMPLAINT}, though each of its nodes by itself does")

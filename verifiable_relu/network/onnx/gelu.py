@@ -1,0 +1,128 @@
+"""GELU where a file writes it out: x·½·(1 + erf(k·x)), which is λ-GELU with λ = √2·k.
+
+Reading gives erf and the product of two computed values as nodes of their own, ``Erf`` and ``Product``, which no
+network may keep: ``spelled_gelus`` puts λ-GELU in the place of each product that spells it. It looks at nodes, never
+at the file's names, of which one value may have several.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+import torch
+from torch import Tensor
+
+from verifiable_relu.network.graph import Gelu, Node, Scale
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Erf(Node):
+    """The error function, element by element."""
+
+    op = "Erf"
+
+    def forward(self, *xs: Tensor) -> Tensor:
+        return torch.erf(xs[0])
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Product(Node):
+    """The product of two nodes of the same shape, element by element."""
+
+    op = "Product"
+
+    def forward(self, *xs: Tensor) -> Tensor:
+        return xs[0] * xs[1]
+
+
+@dataclass(frozen=True)
+class _Scaled:
+    """The value slope·v + offset of a node, v being the value of the node ``base``; exact if ``error`` is 0.
+
+    ``error`` bounds the relative error of ``slope``.
+    """
+
+    base: int
+    slope: Fraction
+    offset: Fraction
+    error: float
+
+
+def spelled_gelus(nodes: Sequence[Node], output: int) -> tuple[list[Node], int]:
+    """Put λ-GELU in the place of every product that spells it.
+
+    Args:
+        nodes: in topological order.
+        output: the index of the output.
+
+    Returns:
+        Nodes in topological order and the output's new index. Nodes that spelled a λ-GELU are still there.
+    """
+    made: list[Node] = []
+    at: list[int] = []
+    for node in nodes:
+        moved = replace(node, inputs=tuple(at[i] for i in node.inputs))
+        found = _spelled(made, moved) if isinstance(moved, Product) else None
+        if found is None:
+            made.append(moved)
+        else:
+            base, lam, factor, error = found
+            made.append(Gelu(name=node.name, inputs=(base,), shape=node.shape, lam=_number(lam)))
+            if factor != 1 or error:
+                number = _number(float(factor))
+                error += 0.0 if Fraction(float(factor)) == factor else 2.0**-53
+                zero = torch.zeros_like(number)
+                scale = Scale(
+                    name=node.name,
+                    inputs=(len(made) - 1,),
+                    shape=node.shape,
+                    center=zero,
+                    scale=number,
+                    shift=zero,
+                    weight_error=error,
+                )
+                made.append(scale)
+        at.append(len(made) - 1)
+    return made, at[output]
+
+
+def _number(value: float) -> Tensor:
+    """A number as a tensor, in float32 where that holds it."""
+    wide = torch.tensor(value, dtype=torch.float64)
+    narrow = wide.float()
+    return narrow if narrow.double() == wide else wide
+
+
+def _spelled(nodes: Sequence[Node], product: Product) -> tuple[int, float, Fraction, float] | None:
+    """What a product is if it is a multiple of λ-GELU: x, λ, the factor, and the factor's relative error.
+
+    With one operand c·(1 + erf(k·x)) and the other d·x, k > 0, the product is 2·c·d·GELU_λ(x), λ = √2·k.
+    """
+    for left, right in (product.inputs, product.inputs[::-1]):
+        one = _steps(nodes, left)[-1]
+        erf = nodes[one.base]
+        if not isinstance(erf, Erf) or one.offset != one.slope or one.error or not one.slope:
+            continue
+        inside = {step.base: step for step in _steps(nodes, erf.inputs[0]) if not step.offset}
+        for step in _steps(nodes, right):
+            k = inside[step.base].slope if step.base in inside else Fraction(0)
+            if not step.offset and step.slope and k > 0:
+                return step.base, math.sqrt(2) * float(k), 2 * one.slope * step.slope, step.error
+    return None
+
+
+def _steps(nodes: Sequence[Node], index: int) -> list[_Scaled]:
+    """A node's value in terms of the node itself, and of each node before it from which scalars alone lead to it."""
+    steps = [_Scaled(index, Fraction(1), Fraction(0), 0.0)]
+    while isinstance(node := nodes[index], Scale) and all(
+        part.numel() == 1 and bool(torch.isfinite(part).all()) for part in (node.center, node.scale, node.shift)
+    ):
+        center, scale, shift = (Fraction(float(part)) for part in (node.center, node.scale, node.shift))
+        last = steps[-1]
+        index = node.inputs[0]
+        offset = last.offset + last.slope * (shift - scale * center)
+        steps.append(_Scaled(index, last.slope * scale, offset, last.error + 1.01 * node.weight_error))
+    return steps

@@ -1,0 +1,112 @@
+"""From the bytes of an ONNX file to a model that the standard's checker accepts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import onnx
+from onnx import TensorProto, numpy_helper
+
+from verifiable_relu.errors import InputError, UnsupportedError
+
+OLDEST_IR, NEWEST_IR = 3, onnx.IR_VERSION
+"""The versions of the file format that are read."""
+
+MAX_NODES = 100_000
+"""Most nodes of a graph."""
+
+_DOMAINS = ("", "ai.onnx")
+
+
+def load_model(data: bytes) -> onnx.ModelProto:
+    """Parse and check a file.
+
+    Args:
+        data: the file's bytes, unpacked.
+
+    Returns:
+        A model with one flat graph of standard operators, whose tensors all lie in the file itself.
+
+    Raises:
+        InputError: if the bytes are no ONNX file, or one that the standard's checker refuses.
+        UnsupportedError: for a valid file with subgraphs, sparse or external tensors, or operators that the file
+            defines itself.
+    """
+    try:
+        model = onnx.load_model_from_string(data)
+    except Exception:  # protobuf's own exception is no public class
+        raise InputError("not an ONNX file") from None
+    if not model.graph.node:
+        raise InputError("not an ONNX file, or one without nodes")
+    if len(model.graph.node) > MAX_NODES:
+        raise UnsupportedError(f"{len(model.graph.node)} nodes, of which at most {MAX_NODES} are read")
+    _refuse_unread_parts(model)
+    try:
+        onnx.checker.check_model(data, full_check=True)
+    except onnx.checker.ValidationError as error:
+        raise InputError(f"the ONNX checker refuses the file: {error}") from None
+    except Exception as error:  # shape inference has exceptions of its own, and lets others of C++ through
+        raise InputError(f"the ONNX checker refuses the file: {type(error).__name__}: {error}") from None
+    return model
+
+
+def opset(model: onnx.ModelProto) -> int:
+    """The version of the standard operators that a model is written in.
+
+    Raises:
+        InputError: if the model names none, or several.
+    """
+    versions = [entry.version for entry in model.opset_import if entry.domain in _DOMAINS]
+    if len(versions) != 1:
+        raise InputError(f"the file imports {len(versions)} versions of the standard operators where one is expected")
+    return int(versions[0])
+
+
+def _refuse_unread_parts(model: onnx.ModelProto) -> None:
+    """Refuse what a model may hold beside one graph of standard operators.
+
+    This comes before the checker, which would follow references to other files.
+    """
+    if not OLDEST_IR <= model.ir_version <= NEWEST_IR:
+        raise UnsupportedError(f"IR version {model.ir_version}; versions {OLDEST_IR} to {NEWEST_IR} are read")
+    opset(model)
+    if model.functions:
+        raise UnsupportedError("operators that the file defines itself", place=f"function '{model.functions[0].name}'")
+    if model.graph.sparse_initializer:
+        raise UnsupportedError("sparse initializers")
+    for place, tensor in _tensors(model.graph):
+        if tensor.data_location == TensorProto.EXTERNAL or tensor.external_data:
+            raise UnsupportedError("its data lies in another file", place=place)
+    for node in model.graph.node:
+        for attribute in node.attribute:
+            if attribute.HasField("g") or attribute.graphs:
+                raise UnsupportedError("has a subgraph", place=f"node '{node.name}' ({node.op_type})")
+
+
+def _tensors(graph: onnx.GraphProto) -> Iterator[tuple[str, TensorProto]]:
+    """All tensors of a graph, with how messages name them."""
+    for initializer in graph.initializer:
+        yield f"initializer '{initializer.name}'", initializer
+    for node in graph.node:
+        for attribute in node.attribute:
+            place = f"node '{node.name}' ({node.op_type})"
+            if attribute.HasField("t"):
+                yield place, attribute.t
+            for tensor in attribute.tensors:
+                yield place, tensor
+            if attribute.HasField("sparse_tensor") or attribute.sparse_tensors:
+                raise UnsupportedError("a sparse tensor", place=place)
+
+
+def array(tensor: TensorProto, place: str) -> np.ndarray:
+    """A tensor of the file as an array.
+
+    Raises:
+        InputError: if its bytes do not fit its type and shape.
+    """
+    try:
+        found: np.ndarray = numpy_helper.to_array(tensor)
+        return found
+    except Exception as error:  # whatever the bytes make numpy say
+        raise InputError(f"malformed: {error}", place=place) from error

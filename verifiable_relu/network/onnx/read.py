@@ -1,0 +1,209 @@
+"""Reading ONNX: one converter per operator and version, in a table; whatever is not in it is refused by name.
+
+A tensor of the file is a constant (a numpy array) or a value, computed from the input. Files carry a batch axis,
+networks do not: a ``Value`` says whether the leading 1 of its ONNX shape is that axis. Reading goes in steps that know
+nothing of each other: the file is checked by the standard's checker, every node becomes nodes of a network one by
+one, written-out GELUs are recognised and neighbours merged by the network's own wiring, and the result is compared
+with what the file computes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import onnx
+
+from verifiable_relu.errors import InputError, UnsupportedError
+from verifiable_relu.files import read_bytes
+from verifiable_relu.network.build import Builder, as_network
+from verifiable_relu.network.graph import Network, Shape
+from verifiable_relu.network.onnx import activations, affine, shapes
+from verifiable_relu.network.onnx.call import CONVERTERS, Call, Value
+from verifiable_relu.network.onnx.compare import compare
+from verifiable_relu.network.onnx.constants import folded, written
+from verifiable_relu.network.onnx.gelu import Erf, Product, spelled_gelus
+from verifiable_relu.network.onnx.model import array, load_model, opset
+from verifiable_relu.network.simplify import simplify
+
+__all__ = ["activations", "affine", "read_onnx", "shapes"]
+
+MAX_BYTES = 1 << 31
+"""The largest file, unpacked: protobuf's own limit is 2 GiB."""
+
+MAX_VALUES = 1 << 26
+"""Most values of all nodes of a network together, for one sample."""
+
+_INPUT_TYPES = (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16)
+
+
+def read_onnx(source: Path | str | bytes, name: str | None = None) -> Network:
+    """Read a network from an ONNX file (gzipped or not) or from the bytes of one.
+
+    Args:
+        source: the path, or the file's bytes. Where ``NAME`` does not exist but ``NAME.gz`` does, that is read.
+        name: what to call the network; by default the file's stem.
+
+    Returns:
+        The network with the weights' own bits; it computes what the file does in onnxruntime, up to rounding, at
+        the points at which both were evaluated (``compare``). An input of rank ≥ 2 whose leading dimension is 1 or
+        symbolic has a batch axis, which the network's shapes leave out; any other input is one sample.
+
+    Raises:
+        UnsupportedError: if an operator, or the form in which it is used, is not supported; names the node.
+        InputError: if the file is missing, malformed, refused by the ONNX checker or by onnxruntime, holds NaN or
+            infinite parameters, or computes something else than the network that was read from it.
+    """
+    if isinstance(source, bytes):
+        return _read(source, name or "network")
+    path = Path(source)
+    try:
+        return _read(read_bytes(path, MAX_BYTES), name or Path(path.name.removesuffix(".gz")).stem)
+    except InputError as error:
+        raise error.located(path) from error
+
+
+def _read(data: bytes, name: str) -> Network:
+    model = load_model(data)
+    reading = _Reading(model)
+    nodes, output = simplify(*spelled_gelus(reading.build.nodes, reading.output.index))
+    for node in nodes:
+        if isinstance(node, Erf | Product):
+            what = "Erf" if isinstance(node, Erf) else "Mul of two computed values"
+            raise UnsupportedError(
+                f"{what} is read only where it spells GELU, x·½·(1 + erf(k·x)) with k > 0", place=f"node '{node.name}'"
+            )
+    network = as_network(nodes, output, name=name, onnx=data, batched=reading.batched)
+    nodes, names = reading.build.nodes, reading.computed()
+    # Large files are in memory several times over by now.
+    del model, reading
+    compare(network, nodes, names)
+    return network
+
+
+@dataclass
+class _Reading:
+    """A model, node by node, without any merging: ``build`` has a node for each that computes something.
+
+    Attributes:
+        tensors: what each name of the file stands for.
+        batched: whether the file's input has a batch axis.
+        output: what the graph's output stands for.
+    """
+
+    model: onnx.ModelProto
+    tensors: dict[str, np.ndarray | Value] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        graph = self.model.graph
+        for initializer in graph.initializer:
+            if initializer.name in self.tensors:
+                raise InputError("a name of two initializers", place=f"initializer '{initializer.name}'")
+            self.tensors[initializer.name] = array(initializer, f"initializer '{initializer.name}'")
+        declared = [i for i in graph.input if i.name not in self.tensors]
+        if len(declared) != 1 or len(graph.output) != 1:
+            raise UnsupportedError(f"{len(declared)} inputs and {len(graph.output)} outputs where one of each is read")
+        shape, self.batched = _input_shape(declared[0])
+        self.build = Builder(shape, declared[0].name)
+        self.tensors[declared[0].name] = Value(0, self.batched)
+        self.opset = opset(self.model)
+        self._size = self.build.nodes[0].size
+        for position, node in enumerate(graph.node):
+            self._take(node, node.name or (node.output[0] if node.output else str(position)))
+        output = self.tensors.get(graph.output[0].name)
+        if not isinstance(output, Value):
+            raise InputError("it is not computed from the input", place=f"output '{graph.output[0].name}'")
+        self.output = output
+
+    def computed(self) -> dict[str, int]:
+        """The node of ``build`` behind each name that stands for a computed tensor, in the order of the file."""
+        return {name: found.index for name, found in self.tensors.items() if isinstance(found, Value)}
+
+    def _take(self, node: onnx.NodeProto, label: str) -> None:
+        """Read one node.
+
+        Raises:
+            InputError: naming the node.
+        """
+        place = f"node '{label}' ({node.op_type})"
+        known = len(self.build.nodes)
+        try:
+            found = self._converted(node, label)
+        except InputError as error:
+            if error.place is not None:
+                raise
+            raise type(error)(error.message, place=place) from error
+        except (ArithmeticError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
+            raise InputError(f"does not fit its inputs: {error}", place=place) from error
+        self._size += sum(made.size for made in self.build.nodes[known:])
+        if self._size > MAX_VALUES:
+            raise UnsupportedError(f"more than {MAX_VALUES} values in all nodes together", place=place)
+        if node.output[0] in self.tensors:
+            raise InputError(f"its output '{node.output[0]}' is the name of another tensor", place=place)
+        self.tensors[node.output[0]] = found
+
+    def _converted(self, node: onnx.NodeProto, label: str) -> np.ndarray | Value:
+        if node.domain not in ("", "ai.onnx"):
+            raise UnsupportedError(f"operators of the domain '{node.domain}' are not supported")
+        if not node.output:
+            raise InputError("it has no output")
+        inputs = tuple(self._lookup(name) for name in node.input)
+        attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+        if node.op_type == "Constant":
+            return written(attributes, f"node '{label}' (Constant)")
+        if node.op_type == "Shape" and inputs:
+            return self._shape(inputs[0], attributes)
+        constants = [value for value in inputs if isinstance(value, np.ndarray)]
+        if inputs and not any(isinstance(value, Value) for value in inputs):
+            if len(constants) < len(inputs):
+                raise UnsupportedError("of constants alone, with an input left out, is not supported")
+            return folded(node, constants, self.opset)
+        try:
+            version = onnx.defs.get_schema(node.op_type, self.opset, "").since_version
+        except onnx.defs.SchemaError:
+            raise UnsupportedError(f"no operator of opset {self.opset}") from None
+        converter = CONVERTERS.get((node.op_type, version))
+        if converter is None:
+            others = sorted(v for op, v in CONVERTERS if op == node.op_type)
+            known = f"; versions {', '.join(map(str, others))} of it are" if others else ""
+            raise UnsupportedError(f"version {version} of this operator is not supported{known}")
+        return converter(Call(self.build, node.op_type, version, label, inputs, attributes))
+
+    def _lookup(self, name: str) -> np.ndarray | Value | None:
+        if not name:
+            return None
+        try:
+            return self.tensors[name]
+        except KeyError:
+            raise InputError(f"its input '{name}' is not computed before it") from None
+
+    def _shape(self, of: np.ndarray | Value | None, attributes: dict[str, int]) -> np.ndarray:
+        """The ONNX shape of a tensor, with a batch of 1."""
+        if of is None:
+            raise InputError("its input is missing")
+        shape: Shape = (1,) * of.leading + self.build.shape(of.index) if isinstance(of, Value) else of.shape
+        return np.array(shape[attributes.get("start", 0) : attributes.get("end")], np.int64)
+
+
+def _input_shape(declared: onnx.ValueInfoProto) -> tuple[Shape, bool]:
+    """The shape of one sample, and whether the file has a batch axis before it.
+
+    Raises:
+        UnsupportedError: if the input is no tensor of floating-point numbers, or more of its dimensions than a
+            leading one are symbolic.
+    """
+    place = f"input '{declared.name}'"
+    kind = declared.type.tensor_type
+    if kind.elem_type not in _INPUT_TYPES:
+        raise UnsupportedError("is no tensor of floating-point numbers", place=place)
+    if not kind.HasField("shape"):
+        raise UnsupportedError("has no shape", place=place)
+    sizes = [d.dim_value if d.HasField("dim_value") else 0 for d in kind.shape.dim]
+    # Some exporters write 0 or −1 for a symbolic batch.
+    batched = len(sizes) >= 2 and sizes[0] <= 1
+    shape = tuple(sizes[batched:])
+    if not sizes or any(size < 1 for size in shape):
+        shown = ", ".join(d.dim_param or str(d.dim_value) for d in kind.shape.dim)
+        raise UnsupportedError(f"of shape ({shown}): only the leading dimension may be symbolic", place=place)
+    return shape, batched

@@ -1,0 +1,147 @@
+"""Merging neighbouring nodes of a network under construction into one, where that is exact.
+
+How often a node is read is counted over the nodes' own wiring. The names that a file gives to values say nothing
+about it: one value may have several.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from fractions import Fraction
+
+import torch
+from torch import Tensor
+
+from verifiable_relu.network.graph import Gelu, Linear, Node, Scale
+
+Graph = tuple[list[Node], int]
+"""Nodes in topological order, the input first, and the index of the output."""
+
+
+def simplify(nodes: Sequence[Node], output: int) -> Graph:
+    """Merge nodes with the one before them, and leave out what the output does not need.
+
+    A product with a matrix and the bias after it become one affine map, shifts and factors one Scale, and
+    GELU(λx)/λ one λ-GELU. A Scale that changes nothing is left out.
+
+    Args:
+        nodes: in topological order; the first is the input.
+        output: the index of the output.
+    """
+    graph = live(nodes, output)
+    while True:
+        before = len(graph[0])
+        graph = live(*_merged_neighbours(*live(*_without_identities(*graph))))
+        if len(graph[0]) == before:
+            return graph
+
+
+def live(nodes: Sequence[Node], output: int) -> Graph:
+    """The input and the nodes that the output needs."""
+    needed = {0}
+    pending = [output]
+    while pending:
+        index = pending.pop()
+        if index not in needed:
+            needed.add(index)
+            pending += nodes[index].inputs
+    position = {old: new for new, old in enumerate(sorted(needed))}
+    kept = [replace(nodes[old], inputs=tuple(position[i] for i in nodes[old].inputs)) for old in position]
+    return kept, position[output]
+
+
+def _without_identities(nodes: Sequence[Node], output: int) -> Graph:
+    """Every reader of a Scale that changes nothing reads what is before it instead."""
+    at: list[int] = []
+    for index, node in enumerate(nodes):
+        nothing = isinstance(node, Scale) and _is(node.scale, 1) and _is(node.center, 0) and _is(node.shift, 0)
+        at.append(at[node.inputs[0]] if nothing else index)
+    return [replace(node, inputs=tuple(at[i] for i in node.inputs)) for node in nodes], at[output]
+
+
+def _merged_neighbours(nodes: Sequence[Node], output: int) -> Graph:
+    """Each node and the one that alone reads it as one node, where some rule makes one of them."""
+    uses = Counter(source for node in nodes for source in node.inputs)
+    uses[output] += 1
+    made: list[Node] = []
+    at: list[int] = []
+    for node in nodes:
+        moved = replace(node, inputs=tuple(at[i] for i in node.inputs))
+        found = None
+        if len(moved.inputs) == 1 and uses[node.inputs[0]] == 1:
+            found = next(
+                (one for rule in _RULES if (one := rule(made, made[moved.inputs[0]], moved)) is not None), None
+            )
+        if found is None:
+            made.append(moved)
+            at.append(len(made) - 1)
+        else:
+            made[moved.inputs[0]] = found
+            at.append(moved.inputs[0])
+    return made, at[output]
+
+
+def _is(part: Tensor, number: float) -> bool:
+    return bool((part == number).all())
+
+
+def _only_shifts(node: Node) -> bool:
+    return isinstance(node, Scale) and _is(node.scale, 1) and _is(node.center, 0)
+
+
+def _only_scales(node: Node) -> bool:
+    return isinstance(node, Scale) and _is(node.center, 0) and _is(node.shift, 0)
+
+
+def _bias(made: Sequence[Node], first: Node, second: Node) -> Node | None:
+    """W·x and + b are W·x + b: the sum 0 + b is exact. A b that varies over other axes than the last is no bias."""
+    if not (isinstance(first, Linear) and isinstance(second, Scale) and _only_shifts(second)):
+        return None
+    shift = second.shift
+    if any(size != 1 for size in shift.shape[:-1]) or shift.dtype != first.bias.dtype or not _is(first.bias, 0):
+        return None
+    return replace(first, bias=shift.reshape(-1).expand(first.bias.shape))
+
+
+def _shift(made: Sequence[Node], first: Node, second: Node) -> Node | None:
+    """scale·(x − center) and + shift."""
+    if not (isinstance(first, Scale) and isinstance(second, Scale) and _only_shifts(second) and _is(first.shift, 0)):
+        return None
+    return replace(first, shift=second.shift)
+
+
+def _factor(made: Sequence[Node], first: Node, second: Node) -> Node | None:
+    """x − center and the product with a factor, or the product of two numbers if that is exact."""
+    if not (isinstance(first, Scale) and isinstance(second, Scale) and _only_scales(second) and _is(first.shift, 0)):
+        return None
+    if _is(first.scale, 1) and not first.weight_error:
+        return replace(first, scale=second.scale, weight_error=second.weight_error)
+    if not (first.scale.numel() == second.scale.numel() == 1 and _only_scales(first)):
+        return None
+    exact = Fraction(float(first.scale)) * Fraction(float(second.scale))
+    wide = first.scale.double() * second.scale.double()
+    if not bool(torch.isfinite(wide).all()) or Fraction(float(wide)) != exact:
+        return None
+    narrow = wide.float()
+    scale = narrow if bool((narrow.double() == wide).all()) else wide
+    return replace(first, scale=scale, weight_error=1.01 * (first.weight_error + second.weight_error))
+
+
+def _hardness(made: Sequence[Node], first: Node, second: Node) -> Node | None:
+    """GELU(λx)/λ is λ-GELU (arXiv 2603.21991): GELU after a factor λ and before a division by the same λ."""
+    if not (isinstance(first, Gelu) and _is(first.lam, 1) and isinstance(second, Scale) and _only_scales(second)):
+        return None
+    times = made[first.inputs[0]]
+    if not (isinstance(times, Scale) and _only_scales(times) and not times.weight_error):
+        return None
+    if times.scale.numel() != 1 or second.scale.numel() != 1 or not float(times.scale) > 0:
+        return None
+    if float(second.scale) != float(1 / times.scale.double()):
+        return None
+    return replace(first, inputs=times.inputs, lam=times.scale.reshape(()))
+
+
+_RULES: tuple[Callable[[Sequence[Node], Node, Node], Node | None], ...] = (_bias, _shift, _factor, _hardness)
+"""Ways to make one node of a node and the one that alone reads it, given the nodes before both; None: not so."""
