@@ -54,7 +54,9 @@ def model(nodes: list, inputs: tuple, constants: dict[str, np.ndarray], opset: i
     )
     made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
     # The checker demands the output's type and shape.
-    (inferred,) = onnx.shape_inference.infer_shapes(made).graph.output
+    inferred = made.graph.output[0]
+    if kwargs.get("infer", True):
+        (inferred,) = onnx.shape_inference.infer_shapes(made).graph.output
     if inferred.type.tensor_type.HasField("shape"):
         made.graph.output[0].CopyFrom(inferred)
     else:
@@ -303,11 +305,15 @@ def test_erf_in_its_gelu_pattern(form: str) -> None:
     assert_agrees(network, RNG.normal(size=(4, 5)) * 2)
 
 
-@pytest.mark.parametrize("changed", [{"half": 0.25}, {"one": 2.0}])
-def test_erf_elsewhere_is_refused(changed: dict[str, float]) -> None:
-    constants = GELU_CONSTANTS | {key: np.float32(value) for key, value in changed.items()}
+def test_erf_elsewhere_is_refused() -> None:
     with pytest.raises(UnsupportedError, match=r"node 'e' \(Erf\)"):
-        read_onnx(model(gelu_nodes("torch"), (1, 5), constants))
+        read_onnx(model(gelu_nodes("torch"), (1, 5), GELU_CONSTANTS | {"one": np.float32(2)}))
+
+
+def test_a_multiple_of_a_written_out_gelu_is_gelu_and_a_factor() -> None:
+    network = read_onnx(model(gelu_nodes("torch"), (1, 5), GELU_CONSTANTS | {"half": np.float32(0.25)}))
+    assert [type(n) for n in network.nodes[1:]] == [Gelu, Scale]
+    assert_agrees(network, RNG.normal(size=(4, 5)) * 2)
 
 
 def test_erf_whose_inner_values_are_read_elsewhere_stays_right() -> None:
@@ -324,8 +330,8 @@ BAD: dict[str, tuple[Callable[[], bytes], type[InputError], str]] = {
         r"node 'last' \(Softmax\)",
     ),
     "unknown domain": (
-        lambda: model([node("Relu", ["x"], ["y"], name="r", domain="my.own")], (1, 3), {}),
-        UnsupportedError,
+        lambda: model([node("Relu", ["x"], ["y"], name="r", domain="my.own")], (1, 3), {}, infer=False),
+        InputError,
         "my.own",
     ),
     "NaN": (
@@ -345,7 +351,7 @@ BAD: dict[str, tuple[Callable[[], bytes], type[InputError], str]] = {
     "wrong weight": (
         lambda: model([node("MatMul", ["x", "w"], ["y"], name="fc")], (1, 3), {"w": normal(2, 2)}),
         InputError,
-        "'fc'.*does not fit",
+        "fc.*Incompatible dimensions",
     ),
     "wrong kernel": (
         lambda: model([node("Conv", ["x", "w"], ["y"], name="c")], (1, 3, 4, 4), {"w": normal(2, 2, 3, 3)}),
@@ -370,7 +376,7 @@ BAD: dict[str, tuple[Callable[[], bytes], type[InputError], str]] = {
         "leading dimension",
     ),
     "integer input": (
-        lambda: model([node("Relu", ["x"], ["y"])], (1, 3), {}, kind=TensorProto.INT64),
+        lambda: model([node("Neg", ["x"], ["y"])], (1, 3), {}, kind=TensorProto.INT64),
         UnsupportedError,
         "floating-point",
     ),
@@ -448,7 +454,7 @@ def test_missing_and_damaged_files(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"none\.onnx: no such file"):
         read_onnx(tmp_path / "none.onnx")
     (tmp_path / "cut.onnx.gz").write_bytes(gzip.compress(b"hello")[:-6])
-    with pytest.raises(InputError, match=r"cut\.onnx\.gz: cannot be read"):
+    with pytest.raises(InputError, match=r"cut\.onnx\.gz: damaged gzip file"):
         read_onnx(tmp_path / "cut.onnx")
 
 

@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
+LONGEST = 500
+"""No error line has more characters."""
+
+_LONGEST_PATH = 250
+_LONGEST_PLACE = 100
+
 
 class InputError(ValueError):
     """Bad input from the user: ``path: place: what is wrong``.
+
+    The line has at most ``LONGEST`` characters. Names and quotations come from files that may be hostile, so that
+    control characters, among them the escape sequences of terminals, are shown as ``\\x1b`` and the like.
 
     Args:
         message: what is wrong, in one line.
@@ -15,10 +24,12 @@ class InputError(ValueError):
     """
 
     def __init__(self, message: str, *, path: Path | str | None = None, place: str | None = None) -> None:
-        self.message = " ".join(message.split())
+        self.message = printable(message, LONGEST)
         self.path = None if path is None else Path(path)
-        self.place = place
-        super().__init__(": ".join(str(part) for part in (path, place, self.message) if part is not None))
+        self.place = None if place is None else printable(place, _LONGEST_PLACE)
+        where = "" if path is None else f"{_end(printable(str(path)), _LONGEST_PATH)}: "
+        where += "" if place is None else f"{self.place}: "
+        super().__init__(where + printable(self.message, LONGEST - len(where)))
 
     def located(self, path: Path | str) -> InputError:
         """The same error with the file named, for readers that are handed text rather than a path."""
@@ -27,3 +38,23 @@ class InputError(ValueError):
 
 class UnsupportedError(InputError):
     """Well-formed input that asks for something this tool does not do (an operator, a non-linear constraint)."""
+
+
+def printable(text: str, longest: int | None = None) -> str:
+    """The text as one line that does nothing to a terminal: blanks run together, other unprintable characters escaped.
+
+    Args:
+        text: anything, of any length.
+        longest: what is longer than so many characters is cut and ends in "…".
+    """
+    if longest is not None:
+        # Escaping makes text longer, never shorter; running blanks together may need a little more of it.
+        text = text[: 4 * longest]
+    line = " ".join(text.split())
+    if not line.isprintable():
+        line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
+    return line if longest is None or len(line) <= longest else line[: longest - 2] + " …"
+
+
+def _end(text: str, longest: int) -> str:
+    return text if len(text) <= longest else "… " + text[2 - longest :]

@@ -4,7 +4,7 @@ from verifiable_relu.spec.balls import linf_properties, linf_property
 from verifiable_relu.spec.find import find_network, queries
 from verifiable_relu.spec.instances import Instance, read_instances, write_instances
 from verifiable_relu.spec.property import Box, Property, Query, Row
-from verifiable_relu.spec.read import on_disk, read_vnnlib
+from verifiable_relu.spec.read import read_vnnlib
 from verifiable_relu.spec.specfile import SpecFile, Variable
 from verifiable_relu.spec.write import vnnlib_text, write_vnnlib
 
@@ -19,7 +19,6 @@ __all__ = [
     "find_network",
     "linf_properties",
     "linf_property",
-    "on_disk",
     "queries",
     "read_instances",
     "read_vnnlib",

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from verifiable_relu.errors import InputError
+from verifiable_relu.files import on_disk
 from verifiable_relu.spec.balls import linf_properties
 from verifiable_relu.spec.instances import Instance, read_instances, write_instances
-from verifiable_relu.spec.read import on_disk
 from verifiable_relu.spec.specfile import SpecFile, Variable, stem
 from verifiable_relu.spec.write import write_vnnlib
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from verifiable_relu.errors import InputError
+from verifiable_relu.files import on_disk
 from verifiable_relu.spec.instances import read_instances
 from verifiable_relu.spec.property import Query
-from verifiable_relu.spec.read import on_disk
 from verifiable_relu.spec.specfile import SpecFile, stem
 
 if TYPE_CHECKING:

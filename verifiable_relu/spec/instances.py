@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from verifiable_relu.errors import InputError
-from verifiable_relu.spec.read import read_text
+from verifiable_relu.files import read_text
+from verifiable_relu.spec import limits
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,7 @@ class Instance:
 
     Attributes:
         onnx, vnnlib: as the row names them, joined to the folder of the csv; either may exist as ``.gz`` only
-            (:func:`verifiable_relu.spec.read.on_disk`).
+            (:func:`verifiable_relu.files.on_disk`).
         timeout: seconds.
     """
 
@@ -37,7 +38,7 @@ def read_instances(path: Path | str) -> list[Instance]:
     """
     path = Path(path)
     instances = []
-    reader = csv.reader(io.StringIO(read_text(path), newline=""), strict=True)
+    reader = csv.reader(io.StringIO(read_text(path, limits.BYTES), newline=""), strict=True)
     try:
         for row in reader:
             if row:

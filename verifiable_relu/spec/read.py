@@ -2,44 +2,17 @@
 
 from __future__ import annotations
 
-import gzip
 import re
-import zlib
 from dataclasses import replace
 from pathlib import Path
 
 from verifiable_relu.errors import InputError
+from verifiable_relu.files import read_text
+from verifiable_relu.spec import limits
 from verifiable_relu.spec.specfile import SpecFile
 
 _VERSION_2 = re.compile(r"^[^;\n]*\(\s*(?:vnnlib-version|declare-network)\b", re.MULTILINE)
 _NETWORK = re.compile(r"^[ \t]*;+[ \t]*network:[ \t]*(\S.*?\.onnx(?:\.gz)?)[ \t\r]*$", re.MULTILINE | re.IGNORECASE)
-
-
-def on_disk(path: Path | str) -> Path:
-    """``path``, or ``path.gz`` where only that exists."""
-    path = Path(path)
-    packed = path.with_name(path.name + ".gz")
-    return packed if not path.exists() and packed.exists() else path
-
-
-def read_text(path: Path | str) -> str:
-    """The text of a file that may be gzipped; ``name`` stands for ``name.gz`` where only that exists.
-
-    Raises:
-        InputError: if it is missing, no file, damaged, or not text.
-    """
-    path = on_disk(path)
-    try:
-        data = path.read_bytes()
-        return (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8-sig")
-    except FileNotFoundError:
-        raise InputError("no such file", path=path) from None
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise InputError(f"damaged gzip file: {error}", path=path) from None
-    except OSError as error:
-        raise InputError(f"cannot be read: {error.strerror}", path=path) from None
-    except UnicodeDecodeError as error:
-        raise InputError(f"not a text file: byte {error.start} is not UTF-8", path=path) from None
 
 
 def read_vnnlib(path: Path | str) -> SpecFile:
@@ -50,7 +23,7 @@ def read_vnnlib(path: Path | str) -> SpecFile:
         UnsupportedError: for a well-formed property that is no union of input boxes with output polytopes.
     """
     path = Path(path)
-    text = read_text(path)
+    text = read_text(path, limits.BYTES)
     try:
         if _VERSION_2.search(text):
             # Imported here, because only 2.0 files need the package vnnlib.

@@ -16,6 +16,9 @@ OLDEST_IR, NEWEST_IR = 3, onnx.IR_VERSION
 MAX_NODES = 100_000
 """Most nodes of a graph."""
 
+_FIRST = {bytes([tag]) for tag in (0x08, 0x12, 0x1A, 0x22, 0x28, 0x32, 0x3A, 0x42, 0x72, 0xA2, 0xCA, 0xD2)}
+"""First bytes of the fields of ``ModelProto``, as protobuf writes their numbers and types."""
+
 _DOMAINS = ("", "ai.onnx")
 
 
@@ -49,6 +52,16 @@ def load_model(data: bytes) -> onnx.ModelProto:
     except Exception as error:  # shape inference has exceptions of its own, and lets others of C++ through
         raise InputError(f"the ONNX checker refuses the file: {type(error).__name__}: {error}") from None
     return model
+
+
+def require_onnx(start: bytes) -> None:
+    """Refuse a file whose first bytes are no ONNX file's.
+
+    Raises:
+        InputError: if the first field is none of those that a model may have.
+    """
+    if start[:1] not in _FIRST:
+        raise InputError("not an ONNX file")
 
 
 def opset(model: onnx.ModelProto) -> int:

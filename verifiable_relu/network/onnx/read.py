@@ -24,7 +24,7 @@ from verifiable_relu.network.onnx.call import CONVERTERS, Call, Value
 from verifiable_relu.network.onnx.compare import compare
 from verifiable_relu.network.onnx.constants import folded, written
 from verifiable_relu.network.onnx.gelu import Erf, Product, spelled_gelus
-from verifiable_relu.network.onnx.model import array, load_model, opset
+from verifiable_relu.network.onnx.model import array, load_model, opset, require_onnx
 from verifiable_relu.network.simplify import simplify
 
 __all__ = ["activations", "affine", "read_onnx", "shapes"]
@@ -59,7 +59,7 @@ def read_onnx(source: Path | str | bytes, name: str | None = None) -> Network:
         return _read(source, name or "network")
     path = Path(source)
     try:
-        return _read(read_bytes(path, MAX_BYTES), name or Path(path.name.removesuffix(".gz")).stem)
+        return _read(read_bytes(path, MAX_BYTES, require_onnx), name or Path(path.name.removesuffix(".gz")).stem)
     except InputError as error:
         raise error.located(path) from error
 
@@ -70,9 +70,9 @@ def _read(data: bytes, name: str) -> Network:
     nodes, output = simplify(*spelled_gelus(reading.build.nodes, reading.output.index))
     for node in nodes:
         if isinstance(node, Erf | Product):
-            what = "Erf" if isinstance(node, Erf) else "Mul of two computed values"
             raise UnsupportedError(
-                f"{what} is read only where it spells GELU, x·½·(1 + erf(k·x)) with k > 0", place=f"node '{node.name}'"
+                "is read only where it spells GELU, x·½·(1 + erf(k·x)) with k > 0",
+                place=f"node '{node.name}' ({'Erf' if isinstance(node, Erf) else 'Mul of two computed values'})",
             )
     network = as_network(nodes, output, name=name, onnx=data, batched=reading.batched)
     nodes, names = reading.build.nodes, reading.computed()
