@@ -1,0 +1,292 @@
+"""Does what ``read_onnx`` makes of a file agree with the file? Two referees that share no code with the reader say so.
+
+The referees are onnxruntime (onnx's own reference evaluator where onnxruntime has no kernel) and the rational evaluator
+of ``onnx_exact``. Tolerances come from the magnitudes of the intermediate values, which are computed for each file and
+point: the unit roundoff times ``ROUNDINGS`` times what the output would be without cancellation.
+
+``python -m tests.soundness.onnx_agreement --count 3000 --seed 1 [--dump DIR]`` tries random files and prints each
+disagreement with its seed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import onnx
+import torch
+from onnx import TensorProto
+from onnx.reference import ReferenceEvaluator
+
+from verifiable_relu.errors import InputError
+from verifiable_relu.network import Network, read_onnx
+from verifiable_relu.trust.exact import evaluable, evaluate_exact
+
+from . import onnx_exact
+from .onnx_graphs import Case, graph
+
+# After the package, which switches onnxruntime's telemetry off before onnxruntime is first imported.
+import onnxruntime  # isort: skip
+
+ROUNDINGS = 64
+POINTS = 3
+LONGEST_LINE = 500
+"""Most characters of an error message."""
+
+onnxruntime.set_default_logger_severity(4)
+
+
+class Source:
+    """A file as onnxruntime, or onnx's reference evaluator, runs it.
+
+    Raises:
+        ValueError: if onnx's checker or onnxruntime refuses the file, with the first line of what they say.
+    """
+
+    def __init__(self, data: bytes) -> None:
+        try:
+            self.model = onnx.load_model_from_string(data)
+            onnx.checker.check_model(data, full_check=True)
+        except Exception as refusal:
+            raise ValueError("onnx.checker: " + " ".join(str(refusal).split())[:200]) from refusal
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = options.inter_op_num_threads = 1
+        options.log_severity_level = 4
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+        self.session = self.reference = None
+        try:
+            self.session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+        except Exception as refusal:
+            if type(refusal).__name__ != "NotImplemented":
+                raise ValueError("onnxruntime: " + " ".join(str(refusal).split())[:200]) from refusal
+            plain = onnx.ModelProto()
+            plain.CopyFrom(self.model)
+            for opset in plain.opset_import:  # the reference evaluator does not know the domain's other name
+                opset.domain = "" if opset.domain == "ai.onnx" else opset.domain
+            self.reference = ReferenceEvaluator(plain)
+        stored = {tensor.name for tensor in self.model.graph.initializer}
+        self.inputs = [declared for declared in self.model.graph.input if declared.name not in stored]
+
+    @property
+    def runner(self) -> str:
+        return "onnxruntime" if self.session is not None else "onnx.reference"
+
+    @property
+    def trusted(self) -> bool:
+        """False where the runner is known to err: onnx.reference normalises batches of old opsets as in training."""
+        old = next(o.version for o in self.model.opset_import if o.domain in ("", "ai.onnx")) < 14
+        return self.session is not None or not (
+            old and any(node.op_type == "BatchNormalization" for node in self.model.graph.node)
+        )
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the first input, every size that is no number taken as 1."""
+        dims = self.inputs[0].type.tensor_type.shape.dim
+        return tuple(dim.dim_value if dim.HasField("dim_value") else 1 for dim in dims)
+
+    @property
+    def double(self) -> bool:
+        """Whether no value of the file is of a type narrower than float64."""
+        graph = onnx.shape_inference.infer_shapes(self.model).graph
+        infos = [*graph.input, *graph.value_info, *graph.output]
+        return all(i.type.tensor_type.elem_type not in (TensorProto.FLOAT, TensorProto.FLOAT16) for i in infos)
+
+    def run(self, x: np.ndarray) -> np.ndarray:
+        """The first output at a point of the input's shape."""
+        kind = onnx.helper.tensor_dtype_to_np_dtype(self.inputs[0].type.tensor_type.elem_type)
+        feed = {self.inputs[0].name: x.astype(kind)}
+        with np.errstate(all="ignore"):
+            made = self.session.run(None, feed) if self.session is not None else self.reference.run(None, feed)
+        return np.asarray(made[0])
+
+
+def points(shape: tuple[int, ...], seed: int) -> np.ndarray:
+    """``POINTS`` points with coordinates that are multiples of 1/8: near zero, near one, and larger."""
+    rng = np.random.default_rng(seed)
+    made = [np.round(rng.normal(size=shape) * scale * 8) / 8 for scale in (1.0, 3.0, 40.0)]
+    return np.stack(made[:POINTS])
+
+
+@dataclass(frozen=True)
+class Disagreement:
+    """What is wrong: a kind to count by, and the particulars."""
+
+    kind: str
+    detail: str
+
+
+def bad_line(error: InputError) -> str | None:
+    """What keeps the text of an error from being one printable line of bounded length."""
+    text = str(error)
+    if len(text) > LONGEST_LINE:
+        return f"{len(text)} characters"
+    if not text.strip() or not all(c.isprintable() for c in text):
+        return f"a character that is not printable: {text[:80]!r}"
+    return None
+
+
+@dataclass
+class Judgement:
+    """One file: was it refused, and by whom; else on what do readings of it disagree?"""
+
+    refused: str | None = None
+    invalid: str | None = None
+    disagreements: list[Disagreement] = field(default_factory=list)
+    compared: Counter[str] = field(default_factory=Counter)
+
+
+def judge(data: bytes, seed: int = 0) -> Judgement:
+    """Read a file and compare; exceptions that are no InputError are disagreements too."""
+    found = Judgement()
+
+    def disagree(kind: str, detail: object) -> None:
+        found.disagreements.append(Disagreement(kind, " ".join(str(detail).split())[:300]))
+
+    network = None
+    try:
+        network = read_onnx(data)
+    except InputError as error:
+        found.refused = error.message
+        if (fault := bad_line(error)) is not None:
+            disagree("an error that is not one line", fault)
+    except Exception as error:  # the reader promises that there is no other
+        disagree(f"exception {type(error).__name__}", error)
+    if network is None and not found.disagreements and found.refused is not None:
+        return found
+    try:
+        source = Source(data)
+    except ValueError as refusal:
+        found.invalid = str(refusal)
+        if network is not None:
+            disagree("read though " + found.invalid.split(":")[0] + " refuses it", found.invalid)
+        return found
+    if network is not None:
+        for one in differences(network, source, seed, found.compared):
+            disagree(one.kind, one.detail)
+    return found
+
+
+def differences(network: Network, source: Source, seed: int, compared: Counter[str]) -> Iterator[Disagreement]:
+    """Where a network and its file disagree, at a few points."""
+    if len(source.inputs) != 1 or len(source.model.graph.output) != 1:
+        yield Disagreement("read though there is not one input and one output", f"{len(source.inputs)} inputs")
+        return
+    shape = source.shape
+    if tuple(network.input_shape) != (shape[1:] if network.batched else shape):
+        yield Disagreement("another input shape", f"{network.input_shape}, of the file {shape}")
+        return
+    xs = points(shape, seed)
+    ours = network(torch.from_numpy(xs.reshape(len(xs), *network.input_shape))).double().numpy()
+    unit = 2.0**-53 if source.double and source.runner == "onnxruntime" else 2.0**-24
+    least, most = (1e-280, 1e290) if source.double else (1e-34, 1e37)
+    for x, mine in zip(xs, ours.reshape(len(xs), -1), strict=True):
+        try:
+            size = onnx_exact.magnitudes(source.model, {source.inputs[0].name: x})
+            true = onnx_exact.exact(source.model, {source.inputs[0].name: x})
+        except (onnx_exact.UnknownOperatorError, OverflowError) as error:
+            yield Disagreement("no referee", error)
+            return
+        output = source.model.graph.output[0].name
+        expected, reach = true[output].reshape(-1), size[output].reshape(-1).astype(np.float64)
+        if len(expected) != mine.size:
+            yield Disagreement("another output size", f"{mine.size} instead of {len(expected)}")
+            return
+        reals = [v.array for v in true.values.values() if v.kind in onnx_exact.REALS]
+        entries = [abs(float(v)) if abs(v) < 10**300 else np.inf for array in reals for v in array.reshape(-1) if v]
+        largest = max((float(np.max(v.array)) for v in size.values.values() if v.array.size and v.kind in onnx_exact.REALS), default=0.0)
+        smallest = min(entries, default=1.0)
+        floats = np.array([float(v) if abs(v) < 10**300 else np.inf for v in expected])
+
+        def furthest(found: np.ndarray, tolerance: np.ndarray, floats: np.ndarray = floats) -> str | None:
+            with np.errstate(all="ignore"):
+                off = np.abs(found - floats)
+                bad = ~(off <= tolerance)
+            if not bad.any():
+                return None
+            at = int(np.argmax(np.where(bad, off / np.maximum(tolerance, 1e-300), 0)))
+            return f"{found[at]!r} instead of {floats[at]!r}, tolerance {tolerance[at]:.3g}"
+
+        if least < smallest and largest < most and source.trusted:
+            try:
+                theirs = source.run(x).astype(np.float64).reshape(-1)
+            except Exception as error:
+                yield Disagreement(f"read though {source.runner} cannot run it", error)
+                return
+            compared[source.runner] += 1
+            if detail := furthest(theirs, ROUNDINGS * unit * reach):
+                yield Disagreement(f"referees: {source.runner} against rational evaluation", detail)
+                return
+        if smallest > 1e-280 and largest < 1e290:
+            compared["float64"] += 1
+            error = network.weight_error
+            if error > 1e-12:
+                yield Disagreement("weights are known too roughly", error)
+            if detail := furthest(mine, ROUNDINGS * (2.0**-53 + min(error, 1e-12)) * reach):
+                yield Disagreement("another value", f"at {x.reshape(-1).tolist()[:6]}: {detail}")
+                return
+        if evaluable(network):
+            compared["exact"] += 1
+            found = evaluate_exact(network, [Fraction(float(v)) for v in x.reshape(-1)])
+            wrong = [(p, q) for p, q in zip(found, expected, strict=True) if p != q]
+            if wrong or not true.values[output].exact:
+                what = "said to be exact and is not" if true.values[output].exact else "said to be exact and is irrational"
+                difference = float(abs(wrong[0][0] - wrong[0][1])) if wrong else 0.0
+                yield Disagreement(what, f"off by {difference:.3g}")
+                return
+
+
+def reason(message: str) -> str:
+    """An error message without its particulars, to count by."""
+    return re.sub(r"\(.*?\)|'.*?'|[\d.e+-]*\d", "…", message)[:70]
+
+
+def cases(count: int, seed: int) -> Iterator[Case]:
+    return (graph(seed * 1_000_000 + index) for index in range(count))
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Try random files; exit status 1 if there is a disagreement."""
+    parser = argparse.ArgumentParser(prog="python -m tests.soundness.onnx_agreement")
+    parser.add_argument("--count", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--dump", type=Path, help="a folder for the files on which there is disagreement")
+    options = parser.parse_args(arguments)
+    began = time.monotonic()
+    operators, refusals, kinds, compared, tally = Counter(), Counter(), Counter(), Counter(), Counter()
+    for case in cases(options.count, options.seed):
+        found = judge(case.data, case.seed)
+        if found.refused is not None:
+            try:
+                Source(case.data)
+            except ValueError:
+                tally["invalid, refused"] += 1
+            else:
+                tally["refused"] += 1
+                refusals[reason(found.refused)] += 1
+        elif found.invalid is None:
+            tally["read"] += 1
+            operators.update(case.operators)
+            compared.update(found.compared)
+        for one in found.disagreements:
+            kinds[one.kind] += 1
+            print(f"seed {case.seed} ({case.weights}): {one.kind}: {one.detail}", flush=True)
+        if found.disagreements and options.dump is not None:
+            options.dump.mkdir(parents=True, exist_ok=True)
+            (options.dump / f"{case.seed}.onnx").write_bytes(case.data)
+    print(f"{options.count} files in {time.monotonic() - began:.0f} s: {dict(tally)}; points compared: {dict(compared)}")
+    for title, counter in (("operators read", operators), ("refused", refusals), ("disagreements", kinds)):
+        print(f"{title}:", *(f"  {count:6d}  {name}" for name, count in counter.most_common()), sep="\n")
+    return 1 if kinds else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
