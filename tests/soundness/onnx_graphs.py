@@ -191,7 +191,7 @@ class Draft:
                 self.inputs.insert(place, helper.make_tensor_value_info(name, kind, array.shape))
             return name
         forms = ["value"]
-        if self.opset >= 12 and array.ndim <= 1 and kind in (FLOAT, INT64):
+        if self.opset >= 12 and array.ndim <= 1 and array.size and kind in (FLOAT, INT64):
             forms.append("value_float" if kind == FLOAT else "value_int")
         if self.opset >= 11 and array.ndim in (1, 2) and array.dtype.kind == "f" and array.any() and self.chance(0.02):
             forms = ["sparse_value"]

@@ -15,7 +15,7 @@ from onnx import TensorProto
 from .onnx_graphs import DOUBLE, FLOAT, Draft, Shape, Tensor
 
 MOST = 60
-"""Values have at most so many entries, so that a file takes milliseconds."""
+"""Most values have at most so many entries, so that a file takes milliseconds."""
 
 
 def real(value: Tensor) -> bool:
@@ -204,6 +204,8 @@ def convolution(draft: Draft) -> Tensor | None:
     kernel = tuple(draft.rng.randint(1, min(3, n)) for n in sizes)
     found = windows(draft, tuple(sizes), kernel, dilated=True, pooling=False)
     if found is None or made * math.prod(found[1]) > MOST:
+        return None
+    if made * math.prod(found[1]) * (channels // groups) * math.prod(kernel) > 20 * MOST:
         return None
     attributes, result = found
     if groups > 1 or draft.chance(0.2):
@@ -482,6 +484,8 @@ def joinable(draft: Draft, value: Tensor, other: Tensor) -> Tensor | None:
         return None
     if value.shape == other.shape:
         return value
+    if math.prod(value.shape) * math.prod(other.shape) > 10 * MOST:
+        return None
     size, front = math.prod(other.shape), (1,) if value.batch else ()
     flat = draft.reshape(value, (*front, math.prod(value.shape))) if value.rank != len(front) + 1 else value
     weight = draft.weight((flat.shape[-1], size), value.kind)

@@ -854,6 +854,8 @@ class Network:
         float32 weights widen exactly; where narrowing changes a weight, ``weight_error`` grows by as much.
         """
         key = (dtype, torch.device(device))
+        if self._holds_only(*key):
+            return self
         if key not in self._converted:
             with torch.inference_mode(False):
                 nodes = tuple(_converted(node, dtype, key[1]) for node in self.nodes)
@@ -877,12 +879,12 @@ class Network:
             raise InputError(
                 f"input of shape {tuple(x.shape)} where (batch, {', '.join(map(str, self.input_shape))}) is expected"
             )
-        network = self if self._native(x) else self.to(x.dtype, x.device)
-        return network.values(x)[-1]
+        return self.to(x.dtype, x.device).values(x)[-1]
 
-    def _native(self, x: Tensor) -> bool:
+    def _holds_only(self, dtype: torch.dtype, device: torch.device) -> bool:
+        """Whether all tensors have this dtype and are on this device."""
         tensors = (getattr(node, f.name) for node in self.nodes for f in fields(node))
-        return all(t.dtype == x.dtype and t.device == x.device for t in tensors if isinstance(t, Tensor))
+        return all(t.dtype == dtype and t.device == device for t in tensors if isinstance(t, Tensor))
 
 
 def _converted(node: Node, dtype: torch.dtype, device: torch.device) -> Node:

@@ -166,7 +166,8 @@ def _batch_normalization(call: Call) -> Value:
     if not x.leading:
         raise UnsupportedError("an input without a batch axis")
     gamma, beta, mean, variance = (tensor(call.constant(i)) for i in (1, 2, 3, 4))
-    spread = variance.double() + call.get("epsilon", 1e-5)
+    # An attribute is a float32 number, its default too.
+    spread = variance.double() + call.get("epsilon", float(np.float32(1e-5)))
     if not bool((spread > 0).all()):
         raise InputError("its variance plus epsilon is not positive")
     channels = (-1, *(1,) * (len(call.build.shape(x.index)) - 1))
