@@ -14,10 +14,11 @@ import pytest
 import torch
 
 from verifiable_relu.bounds.linear import Relaxation, relaxed
+from verifiable_relu.errors import OutOfTime
 from verifiable_relu.network.graph import Input, Linear, Network, Node, Relu
 from verifiable_relu.spec.property import Box, Property, Query, Row
 from verifiable_relu.verifiers import input_split
-from verifiable_relu.verifiers.base import Budget, OutOfTime, Reason, Verdict, deadline, fault
+from verifiable_relu.verifiers.base import Budget, Reason, Verdict, deadline, fault
 from verifiable_relu.verifiers.registry import make
 
 

@@ -16,7 +16,7 @@ from typing import Protocol
 
 import torch
 
-from verifiable_relu.errors import UnsupportedError
+from verifiable_relu.errors import OutOfTime, UnsupportedError
 from verifiable_relu.network.graph import Network
 from verifiable_relu.spec.property import Query
 
@@ -151,10 +151,6 @@ class Budget:
 
 _PATIENCE = 0.5
 """Seconds that are given to work that is told to stop, so that it can make something of what it has."""
-
-
-class OutOfTime(Exception):
-    """Ends work that does not end by itself when it is told to stop, because its next step takes too long."""
 
 
 def deadline(elapsed: Callable[[], float], allowance: float) -> Callable[[], bool]:

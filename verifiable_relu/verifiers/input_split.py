@@ -19,6 +19,7 @@ from torch import Tensor
 from verifiable_relu.bounds import Bounds, input_box
 from verifiable_relu.bounds.linear import MEMORY, chunk_size, groups, relaxed
 from verifiable_relu.bounds.rounding import covers
+from verifiable_relu.errors import OutOfTime
 from verifiable_relu.network.graph import Network
 from verifiable_relu.spec.property import Query, RowBatch
 from verifiable_relu.verifiers.attack import claim
@@ -26,7 +27,6 @@ from verifiable_relu.verifiers.base import (
     SILENT,
     Budget,
     Outcome,
-    OutOfTime,
     Progress,
     Reason,
     Trust,
