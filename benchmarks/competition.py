@@ -111,7 +111,7 @@ def campaign(family: str, folder: Path, method: str, limit: float, count: int | 
         answer = answers[str(folder / onnx), str(folder / vnnlib)]
         rows.append(
             Row(
-                family, "campaign", method, onnx, vnnlib, answer["verdict"], float(answer["seconds"]), float("nan"),
+                family, "campaign", method, onnx, vnnlib, answer["answer"], float(answer["seconds"]), float("nan"),
                 known[onnx, vnnlib],
             )
         )  # fmt: skip

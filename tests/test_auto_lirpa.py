@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import builtins
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -239,6 +241,7 @@ TRACES = """
 import logging, sys, warnings, torch
 sys.path.insert(0, {folder!r})
 from test_auto_lirpa import AutoLirpa, margins, mlp, queries
+from verifiable_relu.verifiers.adapters.auto_lirpa import _Task as Task, work
 
 def state():
     return (
@@ -248,12 +251,16 @@ def state():
 
 before = state()
 margins(AutoLirpa(iterations=3), queries(mlp(), count=1))
+assert "auto_LiRPA" not in sys.modules
+(query,) = queries(mlp(), count=1)
+task = Task(AutoLirpa(iterations=3), "", query.network.nodes, (query.property,), 60.0, 1)
+assert [outcome.margin for outcome in work(task)] != [None]
 assert "auto_LiRPA" in sys.modules
 assert state() == before, (before, state())
 """
 
 
-def test_leaves_no_trace() -> None:
+def test_the_library_leaves_no_trace_and_is_not_even_imported_by_who_asks() -> None:
     # In a process of its own, since the library's import changes most, and happens once.
     command = [sys.executable, "-c", TRACES.format(folder=str(Path(__file__).parent))]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -296,8 +303,37 @@ def test_without_the_package_the_message_says_how_to_get_it(monkeypatch: pytest.
 
     auto_lirpa._library.cache_clear()
     monkeypatch.setattr(builtins, "__import__", missing)
+    monkeypatch.setattr(auto_lirpa._WORKER, "call", auto_lirpa.work)
     with pytest.raises(InputError, match=r"pip install --no-deps auto_LiRPA==0\.3"):
         AutoLirpa().verify(queries(mlp(), count=1), Budget.each(1, 1))
+
+
+def test_a_model_is_made_once_for_all_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+    original = auto_lirpa._Model
+    monkeypatch.setattr(auto_lirpa, "_Model", lambda *arguments: made.append(arguments) or original(*arguments))
+    monkeypatch.setattr(auto_lirpa, "_BATCH", 2)
+    monkeypatch.setattr(auto_lirpa._WORKER, "call", lambda task, seconds=0.0: auto_lirpa.work(task))
+    assert len(margins(AutoLirpa("crown"), queries(mlp(), count=5))) == 5 and len(made) == 1
+    margins(AutoLirpa("ibp"), queries(mlp(), count=1))
+    margins(AutoLirpa("crown"), queries(leaky(), count=1))
+    assert len(made) == 3
+
+
+def test_a_fault_of_the_librarys_process_costs_its_batch_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auto_lirpa, "_BATCH", 1)
+    call, calls = auto_lirpa._WORKER.call, []
+
+    def breaking(task: object, seconds: float = float("inf")) -> object:
+        calls.append(task)
+        if len(calls) == 2:
+            os.kill(auto_lirpa._WORKER.number, signal.SIGKILL)
+        return call(task, seconds)
+
+    monkeypatch.setattr(auto_lirpa._WORKER, "call", breaking)
+    outcomes = AutoLirpa("ibp").verify(queries(mlp(), count=2), Budget.each(60, 2))
+    assert (outcomes[0].reason, outcomes[1].reason) == (Reason.ERROR, Reason.INCOMPLETE)
+    assert "status -9" in outcomes[0].detail
 
 
 def test_unknown_bound() -> None:

@@ -3,8 +3,23 @@
 from __future__ import annotations
 
 import math
+import time
+from collections.abc import Callable
+from fractions import Fraction
+from itertools import count
+from typing import Any
 
-from verifiable_relu.verifiers.base import Budget
+import numpy as np
+import pytest
+import torch
+
+from verifiable_relu.bounds.linear import Relaxation, relaxed
+from verifiable_relu.errors import OutOfTime
+from verifiable_relu.network.graph import Input, Linear, Network, Node, Relu
+from verifiable_relu.spec.property import Box, Property, Query, Row
+from verifiable_relu.verifiers import input_split
+from verifiable_relu.verifiers.base import Budget, Reason, Verdict, deadline, fault
+from verifiable_relu.verifiers.registry import make
 
 
 def test_queries_of_one_purse_pay_together() -> None:
@@ -44,3 +59,101 @@ def test_no_limit_stays_none() -> None:
     part = budget.subset([0], share=0.5)
     part.charge([0], 1e9)
     assert part.remaining(0) == math.inf
+
+
+def slow_clock(monkeypatch: pytest.MonkeyPatch, step: float) -> Callable[[], int]:
+    """Have every look at the clock take ``step`` seconds; returns a function: how many looks there were."""
+    looks = count()
+    latest = [0]
+
+    def look() -> float:
+        latest[0] = next(looks)
+        return latest[0] * step
+
+    monkeypatch.setattr(time, "perf_counter", look)
+    return lambda: latest[0]
+
+
+def deep(layers: int = 40) -> Network:
+    """A network of many small layers, all of whose neurons are unstable over a wide box."""
+    generator = torch.Generator().manual_seed(0)
+    nodes: list[Node] = [Input(name="x", inputs=(), shape=(3,))]
+    for number in range(layers):
+        weight = torch.randn(3, 3, generator=generator)
+        nodes.append(
+            Linear(name=f"l{number}", inputs=(len(nodes) - 1,), shape=(3,), weight=weight, bias=torch.zeros(3))
+        )
+        nodes.append(Relu(name=f"r{number}", inputs=(len(nodes) - 1,), shape=(3,)))
+    return Network((*nodes, Linear(name="y", inputs=(len(nodes) - 1,), shape=(1,), weight=torch.ones(1, 3),
+                                   bias=torch.zeros(1))))  # fmt: skip
+
+
+def asked(network: Network, threshold: float) -> Query:
+    """Does the sum of the outputs, none of which is negative, get below ``threshold``?"""
+    box = Box(-np.ones(3), np.ones(3))
+    return Query(network, Property(box, ((Row(((0, Fraction(1)),), Fraction(threshold)),),)))
+
+
+def test_work_is_told_to_stop_and_ended_if_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = [0.0]
+    stop = deadline(lambda: seconds[0], 2.0)
+    assert not stop()
+    seconds[0] = 2.25
+    assert stop()
+    seconds[0] = 2.75
+    with pytest.raises(OutOfTime):
+        stop()
+
+
+@pytest.mark.parametrize("method", ["ibp", "crown-ibp", "crown", "alpha-crown", "split", "attack"])
+def test_no_method_goes_on_long_after_its_budget(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    query = asked(deep(), -1.0)
+    verifier = make(method)
+    looks = slow_clock(monkeypatch, 0.125)
+    (outcome,) = verifier.verify([query], Budget([1.0]))
+    assert (outcome.verdict, outcome.reason) == (Verdict.UNKNOWN, Reason.TIMEOUT)
+    # Eight looks are the budget, four the time to stop in; others are for the accounts.
+    assert looks() < 25
+
+
+def test_a_box_whose_bounding_was_cut_short_is_not_taken_for_proved(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = count()
+
+    def cut_short(*arguments: Any, **options: Any) -> Relaxation:
+        if next(calls) == 1:
+            raise OutOfTime
+        return relaxed(*arguments, **options)
+
+    monkeypatch.setattr(input_split, "relaxed", cut_short)
+    # Two networks of which one is decided at once, and one property that needs more than one step.
+    network = deep(3)
+    lowest = float(network(torch.zeros(1, 3))[0, 0])
+    hard, easy = asked(network, lowest - 1e-9), asked(deep(4), -1.0)
+    outcomes = make("split").verify([hard, easy], Budget([1e9, 1e9]))
+    assert (outcomes[0].verdict, outcomes[0].reason) == (Verdict.UNKNOWN, Reason.TIMEOUT)
+    assert outcomes[1].verdict is Verdict.UNSAT
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (OutOfTime(), Reason.TIMEOUT),
+        (MemoryError(), Reason.MEMORY),
+        (torch.OutOfMemoryError("CUDA out of memory"), Reason.MEMORY),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"), Reason.MEMORY),
+        (RuntimeError("shapes differ"), Reason.ERROR),
+    ],
+)
+def test_a_fault_has_the_reason_that_it_is(error: Exception, reason: Reason) -> None:
+    assert fault(error, "m").reason is reason
+
+
+def test_a_step_that_decides_one_query_and_breaks_on_another_costs_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    def breaking(*_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(input_split._Search, "_halve", breaking)
+    network = deep(3)
+    sat, unsat = asked(network, 1e9), asked(network, float(network(torch.zeros(1, 3))[0, 0]) - 1e-9)
+    outcomes = make("split").verify([sat, unsat], Budget([60.0, 60.0]))
+    assert [o.reason for o in outcomes] == [Reason.REFUTED, Reason.ERROR]

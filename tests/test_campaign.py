@@ -6,11 +6,6 @@ import csv
 import io
 import json
 import math
-import os
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -20,15 +15,27 @@ import pytest
 
 from tests.scripted import NETWORK, Answer, Scripted, at_least, case, truth
 from verifiable_relu import __version__
-from verifiable_relu.campaign import Result, Store, run
+from verifiable_relu.campaign import Case, Result, Store, run
 from verifiable_relu.campaign.result import join
-from verifiable_relu.campaign.runner import bad_input
+from verifiable_relu.campaign.runner import unasked
 from verifiable_relu.errors import InputError
 from verifiable_relu.spec import Query
 from verifiable_relu.verifiers.base import SILENT, Budget, Outcome, Progress, Reason, Trust, Verdict
 
 SAT, UNSAT, UNKNOWN = Verdict.SAT, Verdict.UNSAT, Verdict.UNKNOWN
 ROOT = Path(__file__).parents[1]
+
+
+def kept(cases: Sequence[Case | Result], verifier: Scripted, folder: Path | str) -> list[Result]:
+    """The results of a campaign whose records are kept."""
+    with Store(folder) as store:
+        return run(cases, verifier, store)
+
+
+def known(folder: Path) -> int:
+    """How many final records a folder has."""
+    with Store(folder) as store:
+        return len(store)
 
 
 def table(folder: Path) -> list[dict[str, str]]:
@@ -158,12 +165,12 @@ def breaking(error: Exception) -> Answer:
 def test_a_verifier_that_breaks_costs_one_query(error: Exception, reason: Reason, report: bool, tmp_path: Path) -> None:
     verifier = Scripted(breaking(error), report=report)
     cases = [case(t, name=str(i)) for i, t in enumerate([0.5, 2, 7, 3, 0.25, 7, 4])]
-    results = run(cases, verifier, Store(tmp_path))
+    results = kept(cases, verifier, tmp_path)
     assert [r.verdict for r in results] == [SAT, UNSAT, UNKNOWN, UNSAT, SAT, UNKNOWN, UNSAT]
     assert {results[2].reason, results[5].reason} == {reason}
     # What broke is asked again, the rest is not.
     again = Scripted(report=report)
-    assert [r.verdict for r in run(cases, again, Store(tmp_path))][2] is UNSAT
+    assert [r.verdict for r in kept(cases, again, tmp_path)][2] is UNSAT
     assert [len(queries) for queries in again.asked] == [2]
 
 
@@ -185,80 +192,55 @@ def test_records_survive_and_are_used_again(tmp_path: Path) -> None:
         else Outcome(UNSAT, Reason.PROVED, "look", Trust.EXACT, math.inf)
     )  # fmt: skip
     cases = [case(0.5, name="a"), case(2, 3, name="b"), case(5, name="c"), infinite]
-    first = run(cases, Scripted(answer), Store(tmp_path))
+    first = kept(cases, Scripted(answer), tmp_path)
     again = Scripted(answer)
-    assert run(cases, again, Store(tmp_path)) == first and not again.asked
+    assert kept(cases, again, tmp_path) == first and not again.asked
     assert [json.loads(line)["vnnlib"] for line in (tmp_path / "records.jsonl").read_text().splitlines()] == [
         "a", "b", "c", "never",
     ]  # fmt: skip
     rows = table(tmp_path)
-    assert list(rows[0]) == ["onnx", "vnnlib", "verdict", "seconds", "method", "reason"]
-    assert [(r["vnnlib"], r["verdict"], r["reason"]) for r in rows] == [
-        ("a", "sat", "refuted"), ("b", "unsat", "proved"), ("c", "unknown", "timeout"), ("never", "unsat", "proved"),
+    assert list(rows[0]) == ["onnx", "vnnlib", "answer", "seconds", "method", "reason", "trust", "margin"]
+    assert [(r["vnnlib"], r["answer"], r["reason"], r["trust"], r["margin"]) for r in rows] == [
+        ("a", "sat", "refuted", "exact", "-0.5"), ("b", "unsat", "proved", "exact", "1.0"),
+        ("c", "timed-out", "timeout", "", ""), ("never", "unsat", "proved", "exact", "inf"),
     ]  # fmt: skip
-    renamed = run([replace(cases[0], vnnlib="z")], again, Store(tmp_path))
+    renamed = kept([replace(cases[0], vnnlib="z")], again, tmp_path)
     assert renamed[0].vnnlib == "z" and not again.asked
 
 
 def test_another_time_limit_method_or_version_asks_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run([case(2)], Scripted(), Store(tmp_path))
+    kept([case(2)], Scripted(), tmp_path)
     for changed, verifier in (
         (case(2, timeout=11), Scripted()),
         (case(2), Scripted(report=False)),
         (case(3), Scripted()),
     ):
-        run([changed], verifier, Store(tmp_path))
+        kept([changed], verifier, tmp_path)
         assert verifier.asked
     monkeypatch.setattr("verifiable_relu.campaign.runner.versions", lambda: {"verifiable_relu": "other"})
     verifier = Scripted()
-    run([case(2)], verifier, Store(tmp_path))
+    kept([case(2)], verifier, tmp_path)
     assert verifier.asked
 
 
 def test_bad_input_is_recorded_and_tried_again(tmp_path: Path) -> None:
-    bad = bad_input("n.onnx", "bad", InputError("wrong", path="bad", place="line 1"), 10.0)
-    results = run([bad, case(2, name="good")], Scripted(), Store(tmp_path))
+    bad = unasked("n.onnx", "bad", InputError("wrong", path="bad", place="line 1"), 10.0)
+    results = kept([bad, case(2, name="good")], Scripted(), tmp_path)
     assert [(r.reason, r.detail) for r in results] == [(Reason.ERROR, "bad: line 1: wrong"), (Reason.PROVED, "")]
-    assert len(Store(tmp_path)) == 1 and len((tmp_path / "results.csv").read_text().splitlines()) == 3
-
-
-def test_a_torn_last_line_is_dropped(tmp_path: Path) -> None:
-    run([case(2, name="a"), case(3, name="b")], Scripted(), Store(tmp_path))
-    records = tmp_path / "records.jsonl"
-    whole = records.read_bytes()
-    records.write_bytes(whole[:-20])
-    verifier = Scripted()
-    run([case(2, name="a"), case(3, name="b")], verifier, Store(tmp_path))
-    assert [len(q) for q in verifier.asked] == [1]
-    assert len(records.read_bytes().splitlines()) == 2 and len(Store(tmp_path)) == 2
-
-
-@pytest.mark.parametrize("line", ["{}", "nothing", "[1]", '{"verdict": "sat"}'])
-def test_a_damaged_record_is_named(line: str, tmp_path: Path) -> None:
-    run([case(2)], Scripted(), Store(tmp_path))
-    with (tmp_path / "records.jsonl").open("a") as file:
-        file.write(line + "\n")
-    with pytest.raises(InputError, match=r"records\.jsonl: line 2: not a record"):
-        Store(tmp_path)
-
-
-def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="file"):
-        Store(tmp_path / "file")
+    assert known(tmp_path) == 1 and len((tmp_path / "results.csv").read_text().splitlines()) == 3
 
 
 def test_a_full_disk_ends_the_campaign_and_blames_no_verifier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = Store(tmp_path)
     calls = []
 
     def full(result: Result) -> None:
         calls.append(result)
         raise InputError("cannot keep results here: No space left on device", path=tmp_path)
 
-    monkeypatch.setattr(store, "append", full)
-    with pytest.raises(InputError, match="No space"):
-        run([case(2), case(3)], Scripted(), store)
+    with Store(tmp_path) as store:
+        monkeypatch.setattr(store, "append", full)
+        with pytest.raises(InputError, match="No space"):
+            run([case(2), case(3)], Scripted(), store)
     assert len(calls) == 1
 
 
@@ -270,42 +252,11 @@ def test_an_interrupt_keeps_what_was_answered(tmp_path: Path) -> None:
 
     cases = [case(2, name="a"), case(0.5, name="b"), case(7, name="c"), case(3, name="d")]
     with pytest.raises(KeyboardInterrupt):
-        run(cases, Scripted(answer), Store(tmp_path))
+        kept(cases, Scripted(answer), tmp_path)
     assert [r["vnnlib"] for r in table(tmp_path)] == ["a", "b"]
     verifier = Scripted()
-    assert [r.vnnlib for r in run(cases, verifier, Store(tmp_path))] == ["a", "b", "c", "d"]
+    assert [r.vnnlib for r in kept(cases, verifier, tmp_path)] == ["a", "b", "c", "d"]
     assert [len(queries) for queries in verifier.asked] == [2]
-
-
-SLOW = """import time
-from tests import scripted as t
-from verifiable_relu.campaign import Store, run
-
-def answer(query):
-    time.sleep(0.2)
-    return t.truth(query)
-
-run([t.case(2 + i, name=str(i)) for i in range({cases})], t.Scripted(answer), Store({out!r}))
-"""
-
-
-def test_a_killed_campaign_goes_on_where_it_was(tmp_path: Path) -> None:
-    code = SLOW.format(cases=100, out=str(tmp_path))
-    records = tmp_path / "records.jsonl"
-    process = subprocess.Popen(
-        [sys.executable, "-c", code], env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    )
-    deadline = time.monotonic() + 60
-    while not (records.exists() and records.read_bytes().count(b"\n") >= 2) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    process.send_signal(signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL
-    done = records.read_bytes().count(b"\n")
-    assert 2 <= done < 100
-    verifier = Scripted()
-    results = run([case(2 + i, name=str(i)) for i in range(100)], verifier, Store(tmp_path))
-    assert len(results) == 100 and all(r.verdict is UNSAT for r in results)
-    assert [len(queries) for queries in verifier.asked] == [100 - done]
 
 
 def test_the_version_is_the_packages() -> None:

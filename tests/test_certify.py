@@ -20,7 +20,8 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 
 from tests.scripted import Scripted
-from verifiable_relu.campaign import Store
+from tests.test_campaign import known
+from verifiable_relu.campaign import Store, inputs
 from verifiable_relu.certify import main
 from verifiable_relu.network import write_onnx
 from verifiable_relu.network.graph import Input, Linear, Network, Relu
@@ -172,14 +173,14 @@ def test_an_equal_limit_of_memory_is_the_same_run_and_another_is_not(
     for more in runs:
         assert main([*arguments, *more]) == 0
         assert capsys.readouterr().out == "unsat\n"
-        counts.append(len(Store(folder / "out")))
+        counts.append(known(folder / "out"))
     assert counts == [1, 1, 1, 1, 2]
     last = (folder / "out" / "records.jsonl").read_text().splitlines()[-1]
     assert f"memory={64 << 20}," in last
 
 
 def test_whoever_reads_may_stop_reading() -> None:
-    code = "from verifiable_relu.certify import _print; _print(['sat', 'x' * 1000000])"
+    code = "import sys; from verifiable_relu.certify import _print; _print(['sat', 'x' * 1000000], sys.stdout)"
     with subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment()
     ) as process:
@@ -269,7 +270,9 @@ BAD = {
     "bad table": (["--spec", "short.csv"], ["short.csv", "line 2", "fields"]),
     "bad timeout in the table": (["--spec", "late.csv"], ["late.csv", "line 1", "-3"]),
     "occupied": (["--spec", "safe.vnnlib", "--out", "empty"], ["empty"]),
-    "damaged records": (["--spec", "safe.vnnlib", "--out", "damaged"], ["records.jsonl", "line 1"]),
+    "damaged records": (["--spec", "safe.vnnlib", "--out", "damaged"], ["records.jsonl", "line 1", "--repair"]),
+    "linked records": (["--spec", "safe.vnnlib", "--out", "linked"], ["records.jsonl", "link"]),
+    "repair of nothing": (["--spec", "safe.vnnlib", "--repair"], ["--repair", "--out"]),
 }
 
 
@@ -290,6 +293,8 @@ def spoil(folder: Path) -> None:
     (folder / "late.csv").write_text("net.onnx,safe.vnnlib,-3\n")
     (folder / "damaged").mkdir()
     (folder / "damaged" / "records.jsonl").write_text("so what\n")
+    (folder / "linked").mkdir()
+    (folder / "linked" / "records.jsonl").symlink_to(folder / "damaged" / "records.jsonl")
 
 
 @pytest.mark.parametrize("name", BAD)
@@ -331,6 +336,108 @@ def test_a_fault_of_ours_is_one_line_and_exits_with_1(
         main(["--spec", str(folder / "safe.vnnlib"), "--debug"])
 
 
+TALKATIVE = """
+import ctypes, os, runpy, sys
+from tests import test_certify as t
+from verifiable_relu.campaign import inputs
+
+def answer(query):
+    os.write(1, b"written to the descriptor\\n")
+    print("printed")
+    ctypes.CDLL(None).printf(b"printed in C, and in its buffer until the process ends\\n")
+    return t.Ibp().verify([query], t.Budget.each(9, 1))[0]
+
+inputs.make = lambda *_: t.Scripted(answer)
+runpy.run_module("verifiable_relu.certify", run_name="__main__", alter_sys=True)
+"""
+
+
+def test_stdout_has_the_answers_alone_whatever_a_library_prints(folder: Path) -> None:
+    (folder / "instances.csv").write_text("net.onnx,safe.vnnlib,30\n")
+    for spec_, expected in (("safe.vnnlib", "unsat\n"), ("instances.csv", "net.onnx,safe.vnnlib,unsat,")):
+        done = subprocess.run(
+            [sys.executable, "-c", TALKATIVE, "--spec", spec_, "--quiet"],
+            cwd=folder, env=environment(), capture_output=True, text=True, timeout=120,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.startswith(expected) and done.stdout.count("\n") == 1
+        assert {"written to the descriptor", "printed"} <= set(done.stderr.splitlines()) and "in C" in done.stderr
+
+
+@pytest.mark.parametrize("closed", [1, 2])
+def test_a_closed_stream_is_no_fault(closed: int, folder: Path) -> None:
+    line = f"{sys.executable} -m verifiable_relu.certify --spec safe.vnnlib --method ibp {closed}>&-"
+    done = subprocess.run(line, shell=True, cwd=folder, env=environment(), capture_output=True, text=True, timeout=120)
+    if closed == 2:
+        assert (done.returncode, done.stdout) == (0, "unsat\n")
+    else:
+        assert done.returncode == 2 and done.stderr.startswith("certify: stdout cannot be written")
+
+
+def test_a_second_campaign_in_a_folder_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "instances.csv").write_text("net.onnx,safe.vnnlib,30\n")
+    with Store(folder / "out"):
+        for name in ("safe.vnnlib", "instances.csv"):
+            assert main(["--spec", str(folder / name), "--out", str(folder / "out")]) == 2
+            shown = capsys.readouterr()
+            assert shown.out == "" and shown.err.count("\n") == 1 and "another campaign" in shown.err
+
+
+def test_repair_goes_on_with_what_is_left(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    spoil(folder)
+    arguments = ["--spec", str(folder / "safe.vnnlib"), "--net", str(folder / "net.onnx"), "--method", "ibp", "--quiet"]
+    arguments += ["--out", str(folder / "damaged")]
+    assert main(arguments) == 2
+    assert (folder / "damaged" / "records.jsonl").read_text() == "so what\n"
+    capsys.readouterr()
+    assert main([*arguments, "--repair"]) == 0
+    shown = capsys.readouterr()
+    assert shown.out == "unsat\n" and shown.err.count("\n") == 1 and "1 line moved to" in shown.err
+    assert (folder / "damaged" / "records.jsonl.bad-1").read_text() == "so what\n"
+    assert main(arguments) == 0
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "said"),
+    [
+        (MemoryError(), 2, "takes more memory than there is"),
+        (RecursionError(), 2, "nested too deeply"),
+        (ZeroDivisionError("oh"), 1, "fault of reading: ZeroDivisionError: oh"),
+        (AssertionError(), 1, "fault of reading: AssertionError"),
+    ],
+)
+@pytest.mark.parametrize("reader", ["read_onnx", "read_vnnlib"])
+def test_an_instance_that_breaks_its_reader_costs_the_others_nothing(
+    reader: str,
+    error: Exception,
+    status: int,
+    said: str,
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (folder / "bad.onnx").write_bytes((folder / "net.onnx").read_bytes())
+    (folder / "bad.vnnlib").write_text(spec(SAFE))
+    original = getattr(inputs, reader)
+
+    def breaking(path: Path) -> object:
+        if path.stem == "bad":
+            raise error
+        return original(path)
+
+    monkeypatch.setattr(inputs, reader, breaking)
+    net, prop = ("bad.onnx", "safe.vnnlib") if reader == "read_onnx" else ("net.onnx", "bad.vnnlib")
+    (folder / "instances.csv").write_text(f"net.onnx,safe.vnnlib,9\n{net},{prop},9\nnet.onnx,boxes.vnnlib,9\n")
+    arguments = ["--spec", str(folder / "instances.csv"), "--method", "ibp", "--quiet", "--out", str(folder / "out")]
+    assert main(arguments) == status
+    shown = capsys.readouterr()
+    assert [row[2] for row in rows(shown.out)] == ["unsat", "unknown", "unknown"]
+    assert said in shown.err and shown.err.count("\n") == 1
+    assert [row[5] for row in rows((folder / "out" / "results.csv").read_text())[1:]] == [
+        "proved", "error", "incomplete",
+    ]  # fmt: skip
+
+
 def rows(text: str) -> list[list[str]]:
     return list(csv.reader(io.StringIO(text)))
 
@@ -356,7 +463,7 @@ def test_a_table_is_a_campaign(folder: Path) -> None:
     assert len(complaints) == 2 and "none.vnnlib" in complaints[0] and "sin.onnx" in complaints[1]
     assert "Traceback" not in done.stderr
     table = rows((folder / "out" / "results.csv").read_text())
-    assert table[0] == ["onnx", "vnnlib", "verdict", "seconds", "method", "reason"]
+    assert table[0] == ["onnx", "vnnlib", "answer", "seconds", "method", "reason", "trust", "margin"]
     assert [(row[2], row[5]) for row in table[1:]] == [
         ("unsat", "proved"),
         *[("unknown", "error")] * 3,
@@ -432,7 +539,7 @@ def test_ctrl_c_keeps_what_is_done_and_the_same_command_resumes(
     )
     assert found, errors
     done = int(found.group(1))
-    assert 2 <= done < count and len(Store(folder / "out")) == done
+    assert 2 <= done < count and known(folder / "out") == done
     assert len(rows((folder / "out" / "results.csv").read_text())) == done + 1
     monkeypatch.chdir(folder)
     monkeypatch.setattr("time.sleep", lambda seconds: None)

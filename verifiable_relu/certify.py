@@ -20,14 +20,16 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, TextIO
 
 from verifiable_relu.errors import InputError
 from verifiable_relu.verifiers.registry import methods
 
 if TYPE_CHECKING:
-    from verifiable_relu.campaign import Case, Result
+    from verifiable_relu.campaign import Case, Result, Store
+    from verifiable_relu.campaign.console import Watcher
     from verifiable_relu.campaign.inputs import Loader
     from verifiable_relu.spec import SpecFile
 
@@ -92,11 +94,18 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         metavar="DIR",
         help="where results.csv (of this run) and the records (of all runs) go; what they answer is not asked again",
     )
+    parser.add_argument(
+        "--repair",
+        action="store_true",
+        help="move lines of DIR/records.jsonl that are no records to a file DIR/records.jsonl.bad-N, and go on",
+    )
     parser.add_argument("--quiet", action="store_true", help="nothing on stderr but errors")
     parser.add_argument("--debug", action="store_true", help="show where a fault of the program comes from")
     options = parser.parse_args(arguments)
     if options.method not in methods():
         parser.error(f"--method: unknown method '{options.method}'; there are {', '.join(methods())}")
+    if options.repair and not options.out:
+        parser.error("--repair: there is nothing to repair without --out")
     return options
 
 
@@ -144,12 +153,19 @@ def _named_file(text: str) -> tuple[str, Path]:
     return name, Path(file)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns the exit status."""
+def main(arguments: Sequence[str] | None = None, alone: bool = False) -> int:
+    """Run the command; returns the exit status.
+
+    Args:
+        arguments: of the command line; by default the process's.
+        alone: whether the process has nothing else to print. Then its stdout carries the answers and nothing else: what
+            libraries print, those in C included, goes to stderr from now on.
+    """
     options = _parse(arguments)
     try:
+        out = _own_stdout() if alone else sys.stdout
         many = options.spec.is_dir() or options.spec.suffix == ".csv"
-        return _many(options) if many else _one(options)
+        return _many(options, out) if many else _one(options, out)
     except InputError as error:
         _say(error)
         return 2
@@ -167,25 +183,58 @@ def _say(message: object) -> None:
     print(f"certify: {' '.join(str(message).split())}", file=sys.stderr, flush=True)
 
 
-def _print(lines: Iterable[str]) -> None:
-    """Write lines to stdout, as far as they are wanted."""
+def _own_stdout() -> TextIO:
+    """A new way to where stdout leads, while the descriptor 1, and all that writes to it, leads to stderr.
+
+    Raises:
+        InputError: if stdout is closed.
+    """
+    if sys.stderr is None:
+        # It is closed, and its descriptor must not become that of anything else.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     try:
-        print("\n".join(lines), flush=True)
+        out = os.fdopen(os.dup(1), "w", encoding="utf-8", errors="backslashreplace")
+    except OSError as error:
+        raise InputError(f"stdout cannot be written: {error.strerror}") from None
+    os.dup2(2, 1)
+    return out
+
+
+def _print(lines: Iterable[str], out: TextIO) -> None:
+    """Write lines, as far as they are wanted."""
+    try:
+        print("\n".join(lines), file=out, flush=True)
     except BrokenPipeError:
         # Such as ``head -1`` has read enough; what is left in the buffer must not complain at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())
 
 
-def _one(options: argparse.Namespace) -> int:
+@contextmanager
+def _store(options: argparse.Namespace) -> Iterator[Store | None]:
+    """The results folder, if there is to be one, until the block ends."""
+    from verifiable_relu.campaign import Store
+
+    if options.out is None:
+        yield None
+        return
+    with Store(options.out, options.repair) as store:
+        if store.set_aside is not None:
+            count, path = store.set_aside
+            _say(f"{store.records}: {count} line{'s' * (count > 1)} moved to {path}")
+        yield store
+
+
+def _one(options: argparse.Namespace, out: TextIO) -> int:
     """Answer one property file."""
     start = time.perf_counter()
-    from verifiable_relu.campaign import Store, run
+    from verifiable_relu.campaign import run
     from verifiable_relu.campaign.inputs import verifier
 
     method = verifier(options.method, options.device, options.memory)
-    case, spec = _loader(options).case(options.spec, options.timeout or _TIMEOUT, options.net)
-    (result,) = run([case], method, Store(options.out) if options.out else None)
-    _print([result.answer, *(_assignment(result, spec) if result.answer == "sat" else ())])
+    with _store(options) as store:
+        case, spec = _loader(options).case(options.spec, options.timeout or _TIMEOUT, options.net)
+        (result,) = run([case], method, store)
+    _print([result.answer, *(_assignment(result, spec) if result.answer == "sat" else ())], out)
     if not options.quiet:
         print("\n".join(_summary(result, case, time.perf_counter() - start)), file=sys.stderr)
     return _status([result])
@@ -232,50 +281,59 @@ def _summary(result: Result, case: Case, seconds: float) -> Iterator[str]:
         yield f"  note      {result.detail}"
 
 
-def _many(options: argparse.Namespace) -> int:
+def _many(options: argparse.Namespace, out: TextIO) -> int:
     """Answer the instances of a folder or a table, as one campaign."""
-    from verifiable_relu.campaign import Store, run
+    from verifiable_relu.campaign import run
     from verifiable_relu.campaign.console import Watcher, table
     from verifiable_relu.campaign.inputs import instances, verifier
-    from verifiable_relu.campaign.runner import bad_input
 
     method = verifier(options.method, options.device, options.memory)
     listed = instances(options.spec)
-    loader = _loader(options)
-    cases: list[Case | Result] = []
-    complaints: set[str] = set()
-    store = Store(options.out) if options.out else None
     watcher = Watcher(len(listed), options.quiet)
     try:
-        with watcher:
-            for vnnlib, onnx, seconds in listed:
-                timeout, net = options.timeout or seconds or _TIMEOUT, options.net or onnx
-                try:
-                    cases.append(loader.case(vnnlib, timeout, net)[0])
-                except InputError as error:
-                    cases.append(bad_input(str(net or ""), str(vnnlib), error, timeout))
-                    # Many instances can share one bad network.
-                    if str(error) not in complaints:
-                        watcher.line(f"certify: {error}")
-                    complaints.add(str(error))
-                watcher.read()
-            results = run(cases, method, store, watcher)
+        with _store(options) as store, watcher:
+            results = run(list(_cases(options, listed, watcher)), method, store, watcher)
     except KeyboardInterrupt:
-        kept = f"kept in {options.out}; the same command resumes" if store else "lost, for want of --out"
+        kept = f"kept in {options.out}; the same command resumes" if options.out else "lost, for want of --out"
         _say(f"interrupted: {watcher.done} of {len(listed)} instances are answered and {kept}")
         return 130
     lines = io.StringIO()
     csv.writer(lines, lineterminator="\n").writerows((r.onnx, r.vnnlib, r.answer, f"{r.seconds:.3f}") for r in results)
-    _print(lines.getvalue().splitlines())
+    _print(lines.getvalue().splitlines(), out)
     if not options.quiet:
         table(results)
     return _status(results)
 
 
+def _cases(
+    options: argparse.Namespace, listed: Iterable[tuple[Path, Path | None, float | None]], watcher: Watcher
+) -> Iterator[Case | Result]:
+    """The instances of a list, read; one that cannot be read costs the others nothing."""
+    from verifiable_relu.campaign.runner import unasked
+
+    loader = _loader(options)
+    complaints: set[str] = set()
+    for vnnlib, onnx, seconds in listed:
+        timeout, net = options.timeout or seconds or _TIMEOUT, options.net or onnx
+        case: Case | Result
+        try:
+            case, _ = loader.case(vnnlib, timeout, net)
+        except Exception as error:
+            if options.debug and not isinstance(error, InputError):
+                raise
+            case = unasked(str(net or ""), str(vnnlib), error, timeout)
+            # Many instances can share one bad network. A fault of the program is said in the end.
+            if not case.method and case.detail not in complaints:
+                watcher.line(f"certify: {case.detail}")
+            complaints.add(case.detail)
+        watcher.read()
+        yield case
+
+
 def _status(results: Sequence[Result]) -> int:
     """2 if an input was bad, else 1 if an instance met a fault of ours, which is then said, else 0."""
     faults = [r for r in results if r.reason == "error"]
-    ours = [r for r in faults if r.query]
+    ours = [r for r in faults if r.method]
     for result in ours:
         _say(f"{result.vnnlib}: fault of {result.method}: {result.detail}")
     return 2 if len(ours) < len(faults) else 1 if ours else 0
@@ -291,4 +349,4 @@ def leave(status: int) -> NoReturn:
 
 
 if __name__ == "__main__":
-    leave(main())
+    leave(main(alone=True))

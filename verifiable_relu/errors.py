@@ -1,4 +1,4 @@
-"""The two ways in which a request can be refused, each one line that names the file and the place."""
+"""How a request ends without an answer: refused, in one line that names the file and the place, or out of time."""
 
 from __future__ import annotations
 
@@ -38,6 +38,10 @@ class InputError(ValueError):
 
 class UnsupportedError(InputError):
     """Well-formed input that asks for something this tool does not do (an operator, a non-linear constraint)."""
+
+
+class OutOfTime(Exception):
+    """The budget of some work was spent, and it did not stop by itself when it was told to."""
 
 
 def printable(text: str, longest: int | None = None) -> str:

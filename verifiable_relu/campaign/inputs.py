@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from verifiable_relu.campaign.runner import Case
@@ -81,8 +82,9 @@ class Loader:
         where = path.resolve()
         if where not in self._read:
             try:
-                network = read_onnx(path)
-                self._read[where] = network if self.prepare is None else self.prepare(network)
+                with _bounded(path):
+                    network = read_onnx(path)
+                    self._read[where] = network if self.prepare is None else self.prepare(network)
             except InputError as error:
                 self._read[where] = error.located(path)
         found = self._read[where]
@@ -101,9 +103,27 @@ class Loader:
         Raises:
             InputError: if a file is bad, the network cannot be found, or the two do not fit.
         """
-        spec = read_vnnlib(vnnlib)
-        path = onnx if onnx is not None else find_network(spec, None, self.networks)
-        return Case(str(path), str(vnnlib), tuple(queries(spec, self.network(path))), timeout), spec
+        with _bounded(vnnlib):
+            spec = read_vnnlib(vnnlib)
+            path = onnx if onnx is not None else find_network(spec, None, self.networks)
+        network = self.network(path)
+        with _bounded(vnnlib):
+            return Case(str(path), str(vnnlib), tuple(queries(spec, network)), timeout), spec
+
+
+@contextmanager
+def _bounded(path: Path) -> Iterator[None]:
+    """Blame a file for what reading it exhausts.
+
+    Raises:
+        InputError: instead of MemoryError and RecursionError.
+    """
+    try:
+        yield
+    except MemoryError:
+        raise InputError("reading it takes more memory than there is", path=path) from None
+    except RecursionError:
+        raise InputError("it is nested too deeply", path=path) from None
 
 
 def instances(path: Path) -> list[tuple[Path, Path | None, float | None]]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import platform
-from collections.abc import Mapping, Sequence
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from fractions import Fraction
 from functools import cache
@@ -130,21 +132,108 @@ class Result:
         return record
 
     @classmethod
-    def from_json(cls, record: Mapping[str, Any]) -> Result:
+    def from_json(cls, record: object) -> Result:
         """The result that ``to_json`` made a record of.
 
         Raises:
-            KeyError, TypeError, ValueError: if it is no such record.
+            ValueError: if it is no such record; says which field is at fault.
         """
-        read: dict[str, Any] = dict(record)
-        read["verdict"], read["reason"] = Verdict(record["verdict"]), Reason(record["reason"])
-        read["trust"] = None if record["trust"] is None else Trust(record["trust"])
-        read["margin"] = None if record["margin"] is None else float(record["margin"])
-        read["timeout"] = float(record["timeout"])
-        read["shape"] = tuple(record["shape"])
-        for name, convert in (("witness", Fraction), ("outputs", float)):
-            read[name] = None if record[name] is None else tuple(map(convert, record[name]))
-        return cls(**read)
+        if not isinstance(record, dict) or record.keys() != _FIELDS.keys():
+            raise ValueError(f"it is no object with the fields {', '.join(_FIELDS)}")
+        read: dict[str, Any] = {}
+        for name, convert in _FIELDS.items():
+            try:
+                read[name] = convert(record[name])
+            except ValueError as error:
+                raise ValueError(f"'{name}': {error}") from None
+        found = cls(**read)
+        if "verifiable_relu" not in found.versions:
+            raise ValueError("'versions': the version of verifiable_relu is missing")
+        if found.verdict is Verdict.SAT:
+            if found.witness is None or found.outputs is None or found.trust is None:
+                raise ValueError("'witness', 'outputs', 'trust': sat has all of them")
+            if len(found.witness) != math.prod(found.shape):
+                raise ValueError(f"'witness': {len(found.witness)} numbers are not of the shape {found.shape}")
+        return found
+
+
+Field = Callable[[Any], Any]
+"""Takes a JSON value and gives that of a ``Result``; raises a ValueError for one that ``to_json`` would not make."""
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError("not a text")
+    return value
+
+
+def _count(value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise ValueError("not a count")
+    return value
+
+
+def _number(value: object) -> float:
+    # Integers can be beyond all floats.
+    if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) <= sys.float_info.max:
+        raise ValueError("not a finite number")
+    return float(value)
+
+
+def _extended(value: object) -> float:
+    return float(value) if value in ("inf", "-inf") else _number(value)
+
+
+def _rational(value: object) -> Fraction:
+    if not re.fullmatch(r"-?[0-9]+(/0*[1-9][0-9]*)?", _text(value)):
+        raise ValueError("not a rational number")
+    return Fraction(_text(value))
+
+
+def _maybe(field: Field) -> Field:
+    return lambda value: None if value is None else field(value)
+
+
+def _several(field: Field) -> Field:
+    def convert(value: object) -> tuple[Any, ...]:
+        if not isinstance(value, list):
+            raise ValueError("not a list")
+        return tuple(map(field, value))
+
+    return convert
+
+
+def _named(field: Field) -> Field:
+    def convert(value: object) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            raise ValueError("not an object")
+        return {name: field(member) for name, member in value.items()}
+
+    return convert
+
+
+_FIELDS: dict[str, Field] = {
+    "onnx": _text,
+    "vnnlib": _text,
+    "verdict": Verdict,
+    "reason": Reason,
+    "method": _text,
+    "seconds": _number,
+    "trust": _maybe(Trust),
+    "margin": _maybe(_extended),
+    "witness": _maybe(_several(_rational)),
+    "outputs": _maybe(_several(_number)),
+    "shape": _several(_count),
+    "detail": _text,
+    "stages": _named(_number),
+    "unstable": _maybe(_count),
+    "network": _text,
+    "query": _text,
+    "verifier": _text,
+    "timeout": _extended,
+    "versions": _named(_text),
+}
+"""Those of a record, in the order of ``Result``'s."""
 
 
 def join(outcomes: Sequence[Outcome]) -> Outcome:

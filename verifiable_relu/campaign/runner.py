@@ -72,9 +72,15 @@ QUIET: Observer = _Quiet()
 """Nobody watches."""
 
 
-def bad_input(onnx: str, vnnlib: str, error: InputError, timeout: float) -> Result:
-    """What is recorded of an instance that cannot even be asked."""
-    return Result(onnx, vnnlib, Verdict.UNKNOWN, Reason.ERROR, "", 0.0, detail=str(error), timeout=timeout)
+READING = "reading"
+"""Stands for a method where a fault of the program, not a bad file, kept an instance from being asked."""
+
+
+def unasked(onnx: str, vnnlib: str, error: Exception, timeout: float) -> Result:
+    """What is recorded of an instance that could not be read: bad input, or any other exception in reading it."""
+    bad = isinstance(error, InputError)
+    method, detail = ("", str(error)) if bad else (READING, f"{type(error).__name__}: {error}")
+    return Result(onnx, vnnlib, Verdict.UNKNOWN, Reason.ERROR, method, 0.0, detail=detail, timeout=timeout)
 
 
 def run(
@@ -83,9 +89,9 @@ def run(
     """Answer all cases in one batch, keeping each result as it comes.
 
     Args:
-        cases: the instances; a ``Result`` stands for one that was settled before (bad input) and is only recorded.
+        cases: the instances; a ``Result`` stands for one that was settled before (``unasked``) and is only recorded.
         verifier: what answers them.
-        store: keeps the records; a case that has a final record there is not asked again.
+        store: open; keeps the records. A case that has a final record there is not asked again.
         observer: is told of stages and results.
 
     Returns:

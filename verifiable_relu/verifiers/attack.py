@@ -20,12 +20,25 @@ from verifiable_relu.verifiers.base import (
     Reason,
     Trust,
     Verdict,
+    deadline,
     fault,
     in_batches,
 )
 
 _BATCH = 128
 """Most queries attacked at once."""
+
+_MEMORY = 1 << 30
+"""About how many bytes an attack may hold at once."""
+
+_COPIES = 3
+"""How many numbers are held for each neuron and start: its value, its gradient, and what is kept for that."""
+
+
+def _size(network: Network, pgd: Pgd) -> int:
+    """How many queries of a network are attacked at once."""
+    neurons = sum(node.size for node in network.nodes)
+    return max(1, min(_BATCH, _MEMORY // (neurons * 4 * _COPIES * pgd.starts)))
 
 
 def claim(
@@ -63,7 +76,7 @@ class Attack:
             self.name,
             queries,
             progress,
-            lambda network: _BATCH,
+            lambda network: _size(network, self.pgd),
             lambda network, part: self._batch(network, queries, part, budget),
         )
 
@@ -74,7 +87,7 @@ class Attack:
         properties = [queries[i].property for i in part]
         try:
             with budget.charging(part) as elapsed:
-                points, margins = self.pgd.search(network, properties, lambda: elapsed() > allowance, self.device)
+                points, margins = self.pgd.search(network, properties, deadline(elapsed, allowance), self.device)
                 seconds = {self.name: elapsed() / len(part)}
                 claims = [
                     claim(network, prop, point, self.name, seconds) if margin <= 0 else None

@@ -14,7 +14,9 @@ from enum import StrEnum
 from fractions import Fraction
 from typing import Protocol
 
-from verifiable_relu.errors import UnsupportedError
+import torch
+
+from verifiable_relu.errors import OutOfTime, UnsupportedError
 from verifiable_relu.network.graph import Network
 from verifiable_relu.spec.property import Query
 
@@ -147,6 +149,25 @@ class Budget:
         return part
 
 
+_PATIENCE = 0.5
+"""Seconds that are given to work that is told to stop, so that it can make something of what it has."""
+
+
+def deadline(elapsed: Callable[[], float], allowance: float) -> Callable[[], bool]:
+    """A function for work to ask whether it should stop.
+
+    It says so once ``elapsed()`` is beyond ``allowance`` seconds, and raises ``OutOfTime`` half a second later.
+    """
+
+    def stop() -> bool:
+        late = elapsed() - allowance
+        if late > _PATIENCE:
+            raise OutOfTime
+        return late > 0
+
+    return stop
+
+
 class Progress(Protocol):
     """Where a verifier reports while it works. The default reports to nobody."""
 
@@ -233,10 +254,15 @@ def batch_size(network: Network, most: int, memory: int) -> int:
 
 
 def fault(error: BaseException, method: str) -> Outcome:
-    """What an exception in one query is recorded as: unsupported, out of memory, or an error of ours."""
+    """What an exception in one query is recorded as: unsupported, out of time or memory, or an error of ours."""
     match error:
         case UnsupportedError():
             return Outcome.unknown(Reason.UNSUPPORTED, method, str(error))
-        case MemoryError():
+        case OutOfTime():
+            return Outcome.unknown(Reason.TIMEOUT, method, "the budget ran out")
+        case MemoryError() | torch.OutOfMemoryError():
+            return Outcome.unknown(Reason.MEMORY, method, "out of memory")
+        # torch has no class for it on a CPU.
+        case RuntimeError() if "allocate memory" in str(error):
             return Outcome.unknown(Reason.MEMORY, method, "out of memory")
     return Outcome.unknown(Reason.ERROR, method, f"{type(error).__name__}: {error}")

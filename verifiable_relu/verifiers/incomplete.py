@@ -23,6 +23,7 @@ from verifiable_relu.verifiers.base import (
     Trust,
     Verdict,
     batch_size,
+    deadline,
     fault,
     in_batches,
 )
@@ -78,10 +79,11 @@ class _Bounding:
             return [Outcome.unknown(Reason.TIMEOUT, self.name, "no time was left")] * len(part)
         try:
             with budget.charging(part) as elapsed, self.mode():
-                stop: Callable[[], bool] = lambda: elapsed() > allowance  # noqa: E731
+                stop = deadline(elapsed, allowance)
                 dtype: torch.dtype = torch.float64 if self.single else getattr(torch, self.dtype)
                 net = network.to(dtype, self.device)
                 box = input_box([queries[i].property for i in part], network, dtype, self.device)
+                stop()
                 relaxation = self.relaxation(net, box, stop)
                 rows = RowBatch.of([queries[i].property for i in part], network.output_size)
                 given = rows.to(box.lower)
@@ -92,7 +94,7 @@ class _Bounding:
                     start=torch.zeros(len(part), dtype=torch.long, device=self.device),
                 ).tolist()
                 share = elapsed() / len(part)
-                late = stop()
+                late = elapsed() > allowance
                 # Bounds are those of the coefficients as they were given to them.
                 same = torch.equal(given.matrix.cpu().double(), rows.matrix)
                 trust = Trust.ROUNDED if same and covers(net, dtype, self.device) else Trust.FLOAT
@@ -118,7 +120,9 @@ class Ibp(_Bounding):
 
     def relaxation(self, network: Network, box: Bounds, stop: Callable[[], bool]) -> Relaxation:
         relaxation = Relaxation(network, box, single=self.single)
-        relaxation.advance(network.last_activation)
+        for index in range(network.last_activation + 1):
+            stop()
+            relaxation.advance(index)
         return relaxation
 
     def rows(self, relaxation: Relaxation, rows: RowBatch, stop: Callable[[], bool]) -> Tensor:
@@ -184,7 +188,8 @@ class AlphaCrown(Crown):
             return excluded[polytope]
 
         undecided = (~proven(values > bound)).nonzero().squeeze(1)
-        if not len(undecided):
+        # The search prepares the network in float32 before it asks for the first time.
+        if not len(undecided) or stop():
             return values
         latest = values.clone()
 

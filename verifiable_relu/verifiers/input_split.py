@@ -9,7 +9,7 @@ along the input with the largest influence |A_i|·width_i, A being the coefficie
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -19,6 +19,7 @@ from torch import Tensor
 from verifiable_relu.bounds import Bounds, input_box
 from verifiable_relu.bounds.linear import MEMORY, chunk_size, groups, relaxed
 from verifiable_relu.bounds.rounding import covers
+from verifiable_relu.errors import OutOfTime
 from verifiable_relu.network.graph import Network
 from verifiable_relu.spec.property import Query, RowBatch
 from verifiable_relu.verifiers.attack import claim
@@ -32,6 +33,7 @@ from verifiable_relu.verifiers.base import (
     Verdict,
     batch_size,
     by_network,
+    deadline,
     fault,
 )
 
@@ -68,9 +70,11 @@ class InputSplit:
                             progress.finish(members[local], search.outcomes[local])
                         progress.stage(self.name, len(outcomes), len(queries))
             except Exception as error:
-                for local in search.undecided():
-                    outcomes[members[local]] = fault(error, self.name)
-                    progress.finish(members[local], outcomes[members[local]])
+                for local, index in enumerate(members):
+                    if index not in outcomes:
+                        # The step that broke may have decided some before.
+                        outcomes[index] = search.outcomes.get(local) or fault(error, self.name)
+                        progress.finish(index, outcomes[index])
         return [outcomes[i] for i in range(len(queries))]
 
 
@@ -79,6 +83,7 @@ class _Search:
 
     def __init__(self, options: InputSplit, network: Network, queries: Sequence[Query], budget: Budget) -> None:
         self.options = options
+        self._charged = time.perf_counter()
         self.network = network.to(torch.float64, options.device)
         self.queries = queries
         self.budget = budget
@@ -93,6 +98,7 @@ class _Search:
         self.boxes = [0] * len(queries)
         self.outcomes: dict[int, Outcome] = {}
         self._new: list[int] = []
+        self._charge(self.owner)
 
     @property
     def frontier_size(self) -> int:
@@ -108,22 +114,38 @@ class _Search:
 
     def step(self) -> None:
         """Bound one batch of sub-boxes from the end of the frontier, and put what is left back, halved."""
-        start = time.perf_counter()
         cut = max(0, len(self.owner) - self.batch)
         lower, upper, owner = self.lower[cut:], self.upper[cut:], self.owner[cut:]
         self.lower, self.upper, self.owner = self.lower[:cut], self.upper[:cut], self.owner[:cut]
+        for local, count in enumerate(self._counts(owner)):
+            self.boxes[local] += count
+        try:
+            self._bound(lower, upper, owner)
+        except OutOfTime:
+            # These boxes are not in the frontier any more, and nothing is known of them.
+            for local in owner.unique().tolist():
+                detail = f"the budget ran out in {self.boxes[local]} boxes"
+                self._decide(local, Outcome.unknown(Reason.TIMEOUT, self.options.name, detail))
+        self._account(owner)
 
+    def _bound(self, lower: Tensor, upper: Tensor, owner: Tensor) -> None:
+        """Drop of these boxes those that are proved, and put the others back, halved.
+
+        Raises:
+            OutOfTime: if the time of their queries ends meanwhile; then none was put back.
+        """
         rows = self.rows.take(owner)
         shape = (len(owner), *self.network.input_shape)
         box = Bounds(lower.reshape(shape), upper.reshape(shape))
-        allowance = self.budget.subset(owner.unique().tolist()).total()
-        stop: Callable[[], bool] = lambda: time.perf_counter() - start > allowance  # noqa: E731
+        start, allowance = time.perf_counter(), self.budget.subset(owner.unique().tolist()).total()
+        stop = deadline(lambda: time.perf_counter() - start, allowance)
         relaxation = relaxed(self.network, box, memory=self.options.memory // 2, stop=stop, most=self.options.most)
         last = len(self.network.nodes) - 1
         matrix = rows.matrix.reshape(-1, *self.network.output_shape)
         values, coefficients = matrix.new_empty(len(matrix)), matrix.new_empty(len(matrix), self.network.input_size)
         size = chunk_size(self.network, matrix, self.options.memory // 2)
         for part, mine in groups(len(matrix), rows.sample, size, len(owner)):
+            stop()
             values[part], reached = relaxation.lower(last, matrix[part], mine, coefficients=True)
             assert reached is not None
             coefficients[part] = relaxation.of_input(reached)
@@ -135,9 +157,9 @@ class _Search:
         influence = torch.zeros_like(lower).index_add_(0, rows.sample, coefficients.abs())
         direction = torch.zeros_like(lower).index_add_(0, rows.sample, coefficients)
         if len(open_):
+            self._charge(owner)
             self._look_for_witness(lower[open_], upper[open_], owner[open_], direction[open_], rows, open_)
             self._halve(lower[open_], upper[open_], owner[open_], influence[open_])
-        self._account(owner, time.perf_counter() - start)
 
     def _look_for_witness(
         self, lower: Tensor, upper: Tensor, owner: Tensor, direction: Tensor, rows: RowBatch, chosen: Tensor
@@ -174,15 +196,24 @@ class _Search:
         self.upper = torch.cat([self.upper, upper])
         self.owner = torch.cat([self.owner, owner])
 
-    def _account(self, worked: Tensor, elapsed: float) -> None:
-        """Charge the step to the queries by their share of boxes; close those that are through or out of time."""
-        counts = torch.bincount(worked, minlength=len(self.queries)).tolist()
-        for local, count in enumerate(counts):
+    def _counts(self, owner: Tensor) -> list[int]:
+        """How many boxes each query has among those with these owners."""
+        counts: list[int] = torch.bincount(owner, minlength=len(self.queries)).tolist()
+        return counts
+
+    def _charge(self, worked: Tensor) -> None:
+        """Charge the time since the last charge to the queries that own these boxes, by their share of them."""
+        now = time.perf_counter()
+        elapsed, self._charged = now - self._charged, now
+        for local, count in enumerate(self._counts(worked)):
             if count:
                 self.budget.charge([local], elapsed * count / len(worked))
                 self.seconds[local] += elapsed * count / len(worked)
-                self.boxes[local] += count
-        left = torch.bincount(self.owner, minlength=len(self.queries)).tolist()
+
+    def _account(self, worked: Tensor) -> None:
+        """Charge a step to the queries that it was for; close those that are through or out of time."""
+        self._charge(worked)
+        left = self._counts(self.owner)
         for local in self.undecided():
             if not left[local]:
                 margin = float(self.margin[local])

@@ -13,6 +13,7 @@ from __future__ import annotations
 import io
 import logging
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stdout
@@ -31,7 +32,7 @@ from torch import Tensor, nn
 
 from verifiable_relu.bounds import Bounds, input_box
 from verifiable_relu.bounds.linear import MEMORY
-from verifiable_relu.errors import InputError, UnsupportedError
+from verifiable_relu.errors import InputError, OutOfTime, UnsupportedError
 from verifiable_relu.network.graph import (
     Add,
     Conv2d,
@@ -44,7 +45,8 @@ from verifiable_relu.network.graph import (
     Reshape,
     Scale,
 )
-from verifiable_relu.spec.property import Query, RowBatch
+from verifiable_relu.spec.property import Property, Query, RowBatch
+from verifiable_relu.verifiers.adapters.worker import Worker
 from verifiable_relu.verifiers.base import (
     SILENT,
     Budget,
@@ -67,16 +69,15 @@ _RECURSION = 20_000
 """Nested calls allowed to the library."""
 
 
-class _OutOfTime(Exception):
-    """Raised between two layers of the library's work when the budget is spent."""
+_PATIENCE = 0.5
+"""Seconds that the library is given to stop when it is told to."""
 
 
 @dataclass(frozen=True)
 class AutoLirpa:
     """Verification by auto_LiRPA's bounds; never answers *sat*.
 
-    In float64 the default dtype of torch, which the library goes by, is changed while it works and restored
-    afterwards; no other thread should make tensors meanwhile.
+    The library works in a process of its own, which is ended where it does not stop in time.
 
     Attributes:
         bound: the kind of bound.
@@ -108,54 +109,122 @@ class AutoLirpa:
         Raises:
             InputError: if auto_LiRPA is not installed.
         """
-        _library()
+        missing = _WORKER.call(None)
+        if missing is not None:
+            raise missing
         outcomes: dict[int, Outcome] = {}
         for network, members in by_network(queries):
             size = max(1, min(_BATCH, self.memory // _bytes(network)))
-            model: _Model | None = None
             for start in range(0, len(members), size):
                 part = members[start : start + size]
-                model, claims = self._batch(model, network, queries, part, budget)
-                for index, outcome in zip(part, claims, strict=True):
+                for index, outcome in zip(part, self._batch(network, queries, part, budget), strict=True):
                     outcomes[index] = outcome
                     progress.finish(index, outcome)
                 progress.stage(self.name, len(outcomes), len(queries))
         return [outcomes[i] for i in range(len(queries))]
 
-    def _batch(
-        self, model: _Model | None, network: Network, queries: Sequence[Query], part: list[int], budget: Budget
-    ) -> tuple[_Model | None, list[Outcome]]:
+    def _batch(self, network: Network, queries: Sequence[Query], part: list[int], budget: Budget) -> list[Outcome]:
         allowance = budget.subset(part).total()
         if allowance <= 0:
-            return model, [Outcome.unknown(Reason.TIMEOUT, self.name, "no time was left")] * len(part)
-        properties = [queries[i].property for i in part]
+            return [Outcome.unknown(Reason.TIMEOUT, self.name, "no time was left")] * len(part)
         try:
-            with budget.charging(part) as elapsed:
-                model = model or _Model(network, self)
-                box = input_box(properties, network, model.dtype)
-                rows = RowBatch.of(properties, network.output_size)
-                lower = model.lower(box, rows, lambda: elapsed() > allowance)
-                margins = rows.margins(lower - rows.bound).tolist()
-                seconds = {self.name: elapsed() / len(part)}
-        except _OutOfTime:
-            return model, [Outcome.unknown(Reason.TIMEOUT, self.name, "the budget ran out")] * len(part)
+            with budget.charging(part):
+                properties = tuple(queries[i].property for i in part)
+                task = _Task(self, network.digest, _bare(network), properties, allowance, torch.get_num_threads())
+                found: list[Outcome] = _WORKER.call(task, allowance + _PATIENCE)
+                return found
         except Exception as error:
-            return model, [fault(_explained(error), self.name)] * len(part)
-        return model, [self._outcome(margin, seconds) for margin in margins]
+            return [fault(error, self.name)] * len(part)
 
-    def _outcome(self, margin: float, seconds: dict[str, float]) -> Outcome:
-        if margin > 0:
-            return Outcome(Verdict.UNSAT, Reason.PROVED, self.name, Trust.FLOAT, margin, seconds=seconds)
-        # A NaN is no bound at all.
-        known = margin if margin == margin else None
-        return Outcome.unknown(Reason.INCOMPLETE, self.name, "the bounds do not decide", margin=known, seconds=seconds)
+
+@dataclass(frozen=True)
+class _Task:
+    """What the library's process is asked: bounds of one network over a batch of boxes, and what they prove.
+
+    Attributes:
+        options: the verifier.
+        digest: of the network.
+        nodes: of the network.
+        properties: one for each query.
+        seconds: after which the library is told to stop.
+        threads: of torch.
+    """
+
+    options: AutoLirpa
+    digest: str
+    nodes: tuple[Node, ...]
+    properties: tuple[Property, ...]
+    seconds: float
+    threads: int
+
+
+def _bare(network: Network) -> tuple[Node, ...]:
+    """Its nodes without what has been computed from them."""
+    return tuple(node.map_tensors(lambda tensor: tensor) for node in network.nodes)
+
+
+def work(task: _Task | None) -> list[Outcome] | InputError | None:
+    """The outcomes of a task's queries; for None, what keeps the library from being used.
+
+    It is called in the library's own process.
+    """
+    if task is None:
+        try:
+            _library()
+        except InputError as error:
+            return error
+        return None
+    start = time.perf_counter()
+    name, count = task.options.name, len(task.properties)
+
+    def elapsed() -> float:
+        return time.perf_counter() - start
+
+    try:
+        _library()
+        torch.set_num_threads(task.threads)
+        model = _prepared(task)
+        box = input_box(task.properties, model.network, model.dtype)
+        rows = RowBatch.of(task.properties, model.network.output_size)
+        lower = model.lower(box, rows, lambda: elapsed() > task.seconds)
+        margins = rows.margins(lower - rows.bound).tolist()
+    except NotImplementedError as error:
+        return [fault(UnsupportedError(f"auto_LiRPA: {error}"), name)] * count
+    except Exception as error:
+        return [fault(error, name)] * count
+    return [_outcome(name, margin, elapsed() / count) for margin in margins]
+
+
+def _outcome(name: str, margin: float, seconds: float) -> Outcome:
+    """What a method of this name claims of a margin that took it so many seconds."""
+    spent = {name: seconds}
+    if margin > 0:
+        return Outcome(Verdict.UNSAT, Reason.PROVED, name, Trust.FLOAT, margin, seconds=spent)
+    # A NaN is no bound at all.
+    known = margin if margin == margin else None
+    return Outcome.unknown(Reason.INCOMPLETE, name, "the bounds do not decide", margin=known, seconds=spent)
+
+
+_PREPARED: dict[tuple[str, AutoLirpa], _Model] = {}
+"""The latest model, which the next task may be about, too."""
+
+
+def _prepared(task: _Task) -> _Model:
+    key = task.digest, task.options
+    if key not in _PREPARED:
+        _PREPARED.clear()
+        _PREPARED[key] = _Model(Network(task.nodes), task.options)
+    return _PREPARED[key]
+
+
+_WORKER = Worker(f"{__name__}:{work.__name__}")
 
 
 class _Model:
     """A network as the library sees it, prepared once for all batches."""
 
     def __init__(self, network: Network, options: AutoLirpa) -> None:
-        self.options = options
+        self.network = network
         self.dtype: torch.dtype = getattr(torch, options.dtype)
         self.method = _METHODS[options.bound if network.activations else "crown"]
         self.stop: Callable[[], bool] = lambda: False
@@ -185,7 +254,7 @@ class _Model:
         """Lower bounds of every row's A·y over its sample's box, (rows,), in float64.
 
         Raises:
-            _OutOfTime: if ``stop`` says so before there are bounds.
+            OutOfTime: if ``stop`` says so before there are bounds.
         """
         library = _library()
         counts = torch.bincount(rows.sample, minlength=rows.samples)
@@ -326,15 +395,6 @@ def _bytes(network: Network) -> int:
     return max(1, 2 * 8 * widest * max(1, max((network.nodes[i].size for i in network.activations), default=1) // 4))
 
 
-def _explained(error: Exception) -> BaseException:
-    """What the library's exceptions stand for."""
-    if isinstance(error, NotImplementedError):
-        return UnsupportedError(f"auto_LiRPA: {error}")
-    if isinstance(error, RuntimeError) and "allocate memory" in str(error):
-        return MemoryError(str(error))
-    return error
-
-
 @cache
 def _library() -> Any:
     """The package, imported with the repairs that its version needs.
@@ -371,7 +431,7 @@ def _bounded_module() -> Any:
 
         def compute_intermediate_bounds(self, *arguments: Any, **options: Any) -> Any:
             if self.interrupted():
-                raise _OutOfTime
+                raise OutOfTime
             return super().compute_intermediate_bounds(*arguments, **options)
 
         def _named_members(

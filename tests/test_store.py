@@ -1,0 +1,387 @@
+"""Results folders: who may write there, what is never changed, what survives a kill."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import random
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.scripted import Scripted, case
+from tests.test_campaign import UNSAT, kept, known
+from verifiable_relu.campaign import Store, records
+from verifiable_relu.campaign.result import Result
+from verifiable_relu.errors import InputError
+from verifiable_relu.verifiers.base import Reason, Trust, Verdict
+
+ROOT = Path(__file__).parents[1]
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A results folder with the records of an unsat and a sat answer."""
+    kept([case(2, name="a"), case(0.5, name="b")], Scripted(), tmp_path / "out")
+    return tmp_path / "out"
+
+
+def lines(folder: Path) -> list[bytes]:
+    return (folder / "records.jsonl").read_bytes().splitlines(keepends=True)
+
+
+def changed(line: bytes, **fields: Any) -> bytes:
+    """A record with other values in some fields; the value ``...`` takes a field away."""
+    record = {**json.loads(line), **fields}
+    return json.dumps({k: v for k, v in record.items() if v is not ...}).encode() + b"\n"
+
+
+LOCKED = """
+import sys
+from verifiable_relu.campaign import Store
+store = Store(sys.argv[1])
+print("open", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_folder_is_one_campaigns_until_that_is_over_or_killed(tmp_path: Path) -> None:
+    for end in ("finished", "killed"):
+        with subprocess.Popen(
+            [sys.executable, "-c", LOCKED, str(tmp_path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=ENVIRONMENT,
+        ) as process:
+            assert process.stdin is not None and process.stdout is not None
+            assert process.stdout.readline() == b"open\n"
+            with pytest.raises(InputError, match="another campaign is running in this folder"):
+                Store(tmp_path)
+            if end == "killed":
+                process.kill()
+            process.stdin.close()
+            process.wait()
+        assert known(tmp_path) == 0
+
+
+def test_a_store_locks_out_another_of_its_own_process(tmp_path: Path) -> None:
+    with Store(tmp_path), pytest.raises(InputError, match="another campaign"):
+        Store(tmp_path)
+    assert known(tmp_path) == 0
+
+
+def test_a_store_that_is_refused_leaves_no_lock(folder: Path) -> None:
+    whole = (folder / "records.jsonl").read_bytes()
+    (folder / "records.jsonl").write_bytes(b"garbage\n")
+    with pytest.raises(InputError):
+        Store(folder)
+    (folder / "records.jsonl").write_bytes(whole)
+    assert known(folder) == 2
+
+
+FOREIGN = {
+    "text": b"shopping list\nmilk\n",
+    "text without an end": b"shopping list",
+    "one byte": b"{",
+    "nothing but ends of lines": b"\n\n",
+    "zeros": bytes(1000),
+    "other JSON": b'{"onnx": 1}\n',
+    "other JSON that begins alike": b'{"onnx": "n", "colour": "red"}\n',
+    "a list": b"[1]\n",
+    "deep": b"[" * 100_000 + b"\n",
+    "deep, and begins alike": b'{"onnx": "n", "vnnlib": ' + b"[" * 100_000 + b"\n",
+    "no UTF-8": b'{"onnx": "\xff"}\n',
+    "a number of many digits": b'{"onnx": "n", "seconds": ' + b"9" * 100_000 + b"}\n",
+}
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+@pytest.mark.parametrize("after", [False, True])
+def test_a_file_with_other_lines_is_not_changed(name: str, after: bool, folder: Path) -> None:
+    path = folder / "records.jsonl"
+    content = (path.read_bytes() if after else b"") + FOREIGN[name]
+    path.write_bytes(content)
+    with pytest.raises(InputError) as error:
+        Store(folder)
+    assert path.read_bytes() == content
+    assert str(error.value).startswith(f"{path}: line {3 if after else 1}: not a record: ")
+    assert "--repair" in str(error.value) and len(str(error.value)) < 600 and "\n" not in str(error.value)
+
+
+def test_deep_records_of_the_collection_are_refused(data: Path, tmp_path: Path) -> None:
+    given = data / "bad_input" / "records" / "rec_deep" / "records.jsonl"
+    if not given.exists():
+        pytest.skip("the collection of bad input is not there")
+    (tmp_path / "records.jsonl").write_bytes(given.read_bytes())
+    with pytest.raises(InputError, match="line 1"):
+        Store(tmp_path)
+
+
+WRONG: dict[str, dict[str, Any]] = {
+    "onnx": {"onnx": None},
+    "verdict": {"verdict": "maybe"},
+    "verdict of another type": {"verdict": ["sat"]},
+    "reason": {"reason": "boredom"},
+    "seconds": {"seconds": "1"},
+    "seconds as a truth value": {"seconds": True},
+    "seconds beyond all numbers": {"seconds": 10**400},
+    "trust": {"trust": "blind"},
+    "margin": {"margin": "nan"},
+    "timeout": {"timeout": None},
+    "witness": {"witness": 1},
+    "witness of text": {"witness": ["one"]},
+    "witness with a power of ten": {"witness": ["1e999999999"]},
+    "witness that divides by zero": {"witness": ["1/0"]},
+    "witness of another size": {"witness": ["1", "2"]},
+    "sat without a witness": {"witness": None},
+    "sat without outputs": {"outputs": None},
+    "sat without trust": {"trust": None},
+    "outputs": {"outputs": [None]},
+    "shape": {"shape": [-1]},
+    "stages": {"stages": {"look": "long"}},
+    "versions": {"versions": {}},
+    "unstable": {"unstable": 0.5},
+    "a field too few": {"detail": ...},
+    "a field too many": {"mood": "good"},
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_record_with_a_wrong_field_is_named(name: str, folder: Path) -> None:
+    good, sat = lines(folder)
+    content = good + changed(sat, **WRONG[name]) + good
+    (folder / "records.jsonl").write_bytes(content)
+    with pytest.raises(InputError, match=r"records\.jsonl: line 2: not a record"):
+        Store(folder)
+    assert (folder / "records.jsonl").read_bytes() == content
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (b'"seconds": ', b'"seconds": NaN, "seconds": '),
+        (b'"seconds": ', b'"seconds": 1, "seconds": '),
+        (b'"look": ', b'"look": Infinity, "more": '),
+    ],
+)
+def test_what_json_does_not_have_is_no_record(old: bytes, new: bytes, folder: Path) -> None:
+    good, sat = lines(folder)
+    assert old in sat
+    (folder / "records.jsonl").write_bytes(good + sat.replace(old, new, 1))
+    with pytest.raises(InputError, match="line 2"):
+        Store(folder)
+
+
+def test_a_line_longer_than_any_record_is_not_read_at_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(records, "LONGEST", 4000)
+    good, sat = lines(folder)
+    content = good + b'{"onnx": "' + b"x" * 50_000 + b"\n" + sat
+    (folder / "records.jsonl").write_bytes(content)
+    with pytest.raises(InputError, match="line 2: not a record: it is longer than 4000 bytes"):
+        Store(folder)
+    with Store(folder, repair=True) as store:
+        assert len(store) == 2 and store.set_aside == (1, folder / "records.jsonl.bad-1")
+    assert lines(folder) == [good, sat]
+    assert good + (folder / "records.jsonl.bad-1").read_bytes() + sat == content
+
+
+def link(path: Path) -> None:
+    target = path.parent / "elsewhere"
+    path.rename(target)
+    path.symlink_to(target)
+
+
+def pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def directory(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def device(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("/dev/zero")
+
+
+@pytest.mark.parametrize("name", ["records.jsonl", "results.csv"])
+@pytest.mark.parametrize("repair", [False, True])
+@pytest.mark.parametrize("spoil", [link, pipe, directory, device])
+def test_what_is_no_plain_file_is_refused(spoil: Callable[[Path], None], repair: bool, name: str, folder: Path) -> None:
+    spoil(folder / name)
+    before = {path.name: path.lstat().st_mtime_ns for path in folder.iterdir()}
+    with pytest.raises(InputError, match=name):
+        Store(folder, repair)
+    assert {path.name: path.lstat().st_mtime_ns for path in folder.iterdir()} == before
+
+
+def test_a_table_of_somebody_else_is_not_replaced(folder: Path) -> None:
+    (folder / "results.csv").write_text("name,mark\n")
+    with pytest.raises(InputError, match=r"results\.csv: not a table of this program"):
+        Store(folder)
+    assert (folder / "results.csv").read_text() == "name,mark\n"
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="file"):
+        Store(tmp_path / "file")
+
+
+def test_repair_moves_what_is_no_record_and_loses_nothing(folder: Path) -> None:
+    good, sat = lines(folder)
+    other = changed(good, vnnlib="c", query="another")
+    bad = [b"garbage\n", b"\xff\n", b"\n", sat[:-30]]
+    (folder / "records.jsonl").write_bytes(bad[0] + good + bad[1] + bad[2] + sat + other + bad[3])
+    with Store(folder, repair=True) as store:
+        assert len(store) == 3 and store.set_aside == (4, folder / "records.jsonl.bad-1")
+    assert lines(folder) == [good, sat, other]
+    assert (folder / "records.jsonl.bad-1").read_bytes() == b"".join(bad)
+    # What was moved before stays.
+    with (folder / "records.jsonl").open("ab") as file:
+        file.write(b"again\n")
+    with Store(folder, repair=True) as store:
+        assert store.set_aside == (1, folder / "records.jsonl.bad-2")
+        store.append(Result("n", "d", Verdict.UNKNOWN, Reason.INCOMPLETE, "m", 1.0, query="q"))
+    assert lines(folder)[:3] == [good, sat, other] and known(folder) == 4
+    assert (folder / "records.jsonl.bad-1").read_bytes() == b"".join(bad)
+
+
+def test_repair_changes_nothing_where_all_are_records(folder: Path) -> None:
+    before = (folder / "records.jsonl").stat()
+    with Store(folder, repair=True) as store:
+        assert store.set_aside is None and len(store) == 2
+    after = (folder / "records.jsonl").stat()
+    assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+
+
+def test_a_record_cut_anywhere_costs_that_record_alone(folder: Path) -> None:
+    good, sat = lines(folder)
+    for end in range(len(b'{"onnx": "'), len(sat) + 1):
+        (folder / "records.jsonl").write_bytes(good + sat[:end])
+        whole = end >= len(sat) - 1
+        assert known(folder) == 1 + whole
+        assert lines(folder) == [good, sat][: 1 + whole]
+
+
+def test_every_result_comes_back_as_it_was(tmp_path: Path) -> None:
+    results = [
+        Result("n", "p", Verdict.UNKNOWN, Reason.TIMEOUT, "m", 0.1, margin=-float("inf"), query="1"),
+        Result("n", "p", Verdict.UNSAT, Reason.PROVED, "m", 0, Trust.ROUNDED, float("inf"), query="2", unstable=0),
+        Result(
+            "n\n\u2028\udcff", "p", Verdict.SAT, Reason.REFUTED, "a+b", 1e-300, Trust.EXACT, -0.0,
+            (Fraction(1, 3), Fraction(-(10**4000), 7)), (5e-324, -1.7976931348623157e308), (1, 2), "\x1b[0m\"",
+            {"s": 2.0}, query="3",
+        ),
+    ]  # fmt: skip
+    with Store(tmp_path) as store:
+        for result in results:
+            store.append(result)
+        store.tabulate(results)
+    with (tmp_path / "results.csv").open(newline="", encoding="utf-8", errors="surrogateescape") as file:
+        rows = list(csv.reader(file))
+    assert [row[2] for row in rows[1:]] == ["timed-out", "unsat", "sat"] and rows[3][0] == results[2].onnx
+    with Store(tmp_path) as store:
+        assert [store.find(result.key) for result in results] == results
+
+
+def test_a_record_that_does_not_fit_the_disk_leaves_no_part_of_it(folder: Path) -> None:
+    class Full:
+        """A file on a disk that is full after a few more bytes."""
+
+        def __init__(self, file: Any) -> None:
+            self.file, self.room = file, 50
+
+        def write(self, data: bytes) -> int:
+            if not self.room:
+                raise OSError(28, "No space left on device")
+            written, self.room = self.file.write(data[: self.room]), 0
+            return int(written)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.file, name)
+
+    before = lines(folder)
+    with Store(folder) as store:
+        store._file = Full(store._file)  # type: ignore[assignment]
+        with pytest.raises(InputError, match="No space"):
+            store.append(Result("n", "d", Verdict.UNKNOWN, Reason.INCOMPLETE, "m", 1.0, query="q"))
+    assert lines(folder) == before
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o077, 0o002])
+def test_files_have_the_mode_that_the_umask_gives(mask: int, tmp_path: Path) -> None:
+    before = os.umask(mask)
+    try:
+        kept([case(2)], Scripted(), tmp_path / "out")
+        with (tmp_path / "out" / "records.jsonl").open("ab") as file:
+            file.write(b"garbage\n")
+        Store(tmp_path / "out", repair=True).close()
+    finally:
+        os.umask(before)
+    names = ("results.csv", "records.jsonl", "records.jsonl.bad-1")
+    modes = {name: stat.S_IMODE((tmp_path / "out" / name).stat().st_mode) for name in names}
+    assert modes == dict.fromkeys(names, 0o666 & ~mask)
+
+
+def test_what_a_kill_left_beside_the_table_goes_at_the_next_start(folder: Path) -> None:
+    for name in (".results.csv.new", ".records.jsonl.new"):
+        (folder / name).write_text("half a t")
+    assert known(folder) == 2
+    assert {path.name for path in folder.iterdir()} == {".lock", "records.jsonl", "results.csv"}
+
+
+KILLED = """
+import sys
+from tests import scripted as t
+from verifiable_relu.campaign import Store, run, runner
+
+runner._TABLE_EVERY = 0.0
+
+class Observer:
+    def stage(self, *_):
+        pass
+
+    def result(self, result):
+        print(result.vnnlib, flush=True)
+
+with Store(sys.argv[1]) as store:
+    print("open", flush=True)
+    run([t.case(2 + i, name=str(i)) for i in range(int(sys.argv[2]))], t.Scripted(), store, Observer())
+"""
+
+
+def test_a_kill_at_any_moment_loses_no_record_that_was_made(tmp_path: Path) -> None:
+    count, rng = 3000, random.Random(0)
+    before: set[str] = set()
+    for _ in range(5):
+        with subprocess.Popen(
+            [sys.executable, "-c", KILLED, str(tmp_path), str(count)], stdout=subprocess.PIPE, env=ENVIRONMENT
+        ) as process:
+            assert process.stdout is not None and process.stdout.readline() == b"open\n"
+            time.sleep(rng.uniform(0, 0.4))
+            process.send_signal(signal.SIGKILL)
+            said = {line.decode().strip() for line in process.stdout if line.endswith(b"\n")}
+        # Those that were answered before are said again first.
+        with Store(tmp_path) as store:
+            found = {result.vnnlib for result in store._known.values()}
+        assert before | said <= found
+        assert {path.name for path in tmp_path.iterdir()} <= {".lock", "records.jsonl", "results.csv"}
+        before = found
+    assert before
+    verifier = Scripted()
+    results = kept([case(2 + i, name=str(i)) for i in range(count)], verifier, tmp_path)
+    assert len(results) == count and all(result.verdict is UNSAT for result in results)
+    assert sum(len(queries) for queries in verifier.asked) == count - len(before)
