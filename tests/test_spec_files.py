@@ -27,8 +27,7 @@ from verifiable_relu.spec import (
     write_instances,
 )
 from verifiable_relu.spec.__main__ import main
-from verifiable_relu.spec.vnnlib1 import parse as parse_1
-from verifiable_relu.spec.vnnlib2 import parse as parse_2
+from verifiable_relu.spec.read import parse
 
 
 def network(weight: torch.Tensor) -> Network:
@@ -229,8 +228,8 @@ def test_decimals_round_outward_and_can_be_written() -> None:
             assert 0 <= low - below < Fraction(1, 10**6) and 0 <= above - high < Fraction(1, 10**6)
         text = vnnlib_text(wide)
         assert "*" not in text
-        assert parse_1(text, Path("p")).properties[0].digest == wide.digest
-        assert parse_2(vnnlib_text(tight, "2.0"), Path("p")).properties[0].digest == tight.digest
+        assert parse(text, Path("p")).properties[0].digest == wide.digest
+        assert parse(vnnlib_text(tight, "2.0"), Path("p")).properties[0].digest == tight.digest
 
 
 def test_a_batch_is_its_images_one_by_one() -> None:

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from verifiable_relu.data import Dataset, load
+from verifiable_relu.files import on_disk, read_text
 from verifiable_relu.network import Network, read_onnx
-from verifiable_relu.spec import Query, find_network, linf_properties, queries, read_vnnlib
+from verifiable_relu.spec import Query, find_network, limits, linf_properties, queries, read_vnnlib
 from verifiable_relu.spec.__main__ import DECIMALS
 from verifiable_relu.spec.instances import Instance, read_instances
-from verifiable_relu.spec.read import on_disk, read_text
 
 SPECS = Path(__file__).parent.parent / "specs"
 ROWS = read_instances(SPECS / "instances.csv")
@@ -45,7 +45,7 @@ def test_a_property_fits_its_network_and_the_image_it_names(row: Instance, reque
     found = find_network(spec)
     assert found.samefile(row.onnx)
     (query,) = queries(spec, network(found))
-    said = HEAD.match(read_text(spec.path))
+    said = HEAD.match(read_text(spec.path, limits.BYTES))
     assert said
     name, index, label, eps = said[1], int(said[2]), int(said[3]), Fraction(said[4])
 

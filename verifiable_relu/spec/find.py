@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from itertools import dropwhile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -65,18 +67,33 @@ def find_network(
 def queries(spec: SpecFile, network: Network) -> list[Query]:
     """The questions of a property file about a network; their answers join: any sat is sat, all unsat is unsat.
 
+    VNN-LIB 1.0 numbers the elements of a network's input and output in row-major order, whatever their shapes. A 2.0
+    file declares shapes, which must be the network's; axes of length 1 before all others do not count, since a network
+    may have a batch axis or none.
+
     Raises:
-        InputError: if the declared inputs or outputs are not as many as the network's.
+        InputError: if the declared inputs or outputs are not as many as the network's, or of another shape.
     """
     for role, declared, actual in (
-        ("inputs", spec.inputs.size, network.input_size),
-        ("outputs", spec.outputs.size, network.output_size),
+        ("input", spec.inputs, network.input_shape),
+        ("output", spec.outputs, network.output_shape),
     ):
-        if declared != actual:
+        size = math.prod(actual)
+        if declared.size != size:
             raise InputError(
-                f"{declared} {role} are declared, but the network '{network.name}' has {actual}", path=spec.path
+                f"{declared.size} {role}s are declared, but the network '{network.name}' has {size}", path=spec.path
+            )
+        if spec.version != "1.0" and _without_batch(declared.shape) != _without_batch(actual):
+            raise InputError(
+                f"the {role} {declared.name} is declared with shape {list(declared.shape)}, but the network "
+                f"'{network.name}' has {list(actual)}",
+                path=spec.path,
             )
     return [Query(network, prop) for prop in spec.properties]
+
+
+def _without_batch(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(dropwhile(lambda extent: extent == 1, shape))
 
 
 def _existing(path: Path, source: str, spec: SpecFile) -> Path:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import product
 from pathlib import Path
 
 from verifiable_relu.spec.property import Property
@@ -23,14 +22,21 @@ class Variable:
         """Number of elements."""
         return math.prod(self.shape)
 
-    def elements(self, version: str) -> Iterator[str]:
-        """The elements' names in row-major order: X_0, X_1 … in 1.0; X[0,0], X[0,1] … in 2.0."""
+    def element(self, index: int, version: str) -> str:
+        """The name of an element by its row-major index: X_0, X_1 … in 1.0; X[0,0], X[0,1] … in 2.0."""
         if version == "1.0":
-            yield from (f"{self.name}_{i}" for i in range(self.size))
-        elif not self.shape:
-            yield self.name
-        else:
-            yield from (f"{self.name}[{','.join(map(str, i))}]" for i in product(*map(range, self.shape)))
+            return f"{self.name}_{index}"
+        if not self.shape:
+            return self.name
+        indices: list[str] = []
+        for extent in reversed(self.shape):
+            index, last = divmod(index, extent)
+            indices.append(str(last))
+        return f"{self.name}[{','.join(reversed(indices))}]"
+
+    def elements(self, version: str) -> Iterator[str]:
+        """The names of all elements in row-major order."""
+        return (self.element(index, version) for index in range(self.size))
 
 
 @dataclass(frozen=True)

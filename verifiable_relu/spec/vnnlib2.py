@@ -1,24 +1,26 @@
 """VNN-LIB 2.0, parsed and type-checked by the standard's own parser (the package ``vnnlib``).
 
-What it gives is walked into a :class:`Formula`; numbers are taken from their text, so that decimals stay exact.
+What it gives is walked into a :class:`Formula`; numbers are taken from their text, so that decimals stay exact. That
+parser is a library of C++ which text that is nested deeply enough, or long enough, takes down with the whole process,
+so that it only sees text whose size is known, and without comments, which it ends at a line feed only.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from decimal import Decimal
-from fractions import Fraction
-from functools import reduce
-from operator import add, mul
 from pathlib import Path
 from typing import Any
 
 import vnnlib as standard
 
 from verifiable_relu.errors import InputError, UnsupportedError
-from verifiable_relu.spec.formula import ONE, And, Formula, Linear, Or, compare, properties
+from verifiable_relu.spec import limits
+from verifiable_relu.spec.disjuncts import properties
+from verifiable_relu.spec.formula import And, Formula, Or
+from verifiable_relu.spec.lexical import Source
 from verifiable_relu.spec.specfile import SpecFile, Variable, stem
+from verifiable_relu.spec.terms import ONE, Arithmetic, Linear, number
 
 _COMPARISONS = {
     standard.LessEqual: "<=",
@@ -28,53 +30,68 @@ _COMPARISONS = {
     standard.Equal: "=",
     standard.NotEqual: "!=",
 }
+_OPERATORS = {standard.Negate: "-", standard.Plus: "+", standard.Minus: "-", standard.Multiply: "*"}
 _REALS = {"Real", "F16", "BF16", "F32", "F64"}
 # The standard's examples write Real, its parser knows real; any other unknown word passes as a type without checks.
 _REAL = re.compile(r"(\(\s*declare-(?:input|hidden|output)\s+[^\s()]+\s+)Real\b")
+_SHOWN = 60
+"""So many characters of a word are quoted in a message."""
 _SYNTAX = re.compile(r"syntax error at line (\d+), column \d+: '(.*)'", re.DOTALL)
-_SHOWN = 100
+# Its parser counts in 64 bits.
+_INTEGER = re.compile(r"(?<![0-9.])[0-9]{19}(?![0-9]*\.[0-9])")
 
 
-def parse(text: str, path: Path) -> SpecFile:
-    """Read the text of a 2.0 file; ``path`` names the properties.
+def parse(source: Source, path: Path) -> SpecFile:
+    """Read a 2.0 file; ``path`` names the properties.
 
     Raises:
         InputError, UnsupportedError: with the place, without the file.
     """
+    _check_size(source)
     try:
-        query = standard.parse_query_string(_REAL.sub(r"\1real", text))
+        query = standard.parse_query_string(_REAL.sub(r"\1real", source.text))
     except standard.VNNLibException as error:
-        raise _explained(str(error), text) from None
-    network = _only_network(query, text)
+        raise _explained(str(error), source) from None
+    except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        # What its parser throws where it did not expect an error.
+        raise InputError(f"the parser of VNN-LIB 2.0 refuses it: {error}") from None
+    network = _only_network(query, source.text)
     inputs, outputs = (Variable(v.name, tuple(v.shape)) for v in (network.inputs[0], network.outputs[0]))
-    walker = _Walker(text, {inputs.name: inputs.shape, outputs.name: outputs.shape}, inputs.name)
-    formula = And(tuple(walker.formula(assertion.expr) for assertion in query.assertions))
-    found = properties(formula, list(inputs.elements("2.0")), stem(path), _place)
+    for variable in (inputs, outputs):
+        if variable.size > limits.ELEMENTS_2:
+            raise InputError(f"'{variable.name}' has {variable.size:,} elements, more than {limits.ELEMENTS_2:,}")
+    walker = _Walker(source, inputs, outputs)
+    formula = And(tuple(walker.value(assertion.expr) for assertion in query.assertions))
+    found = properties(formula, inputs.size, lambda i: inputs.element(i, "2.0"), stem(path), _place)
     return SpecFile(path, "2.0", found, inputs, outputs, (network.name,))
+
+
+def _check_size(source: Source) -> None:
+    for _ in source.tokens(limits.TOKENS_2):
+        pass
+    if source.text.count("[") > limits.ELEMENTS_2:
+        raise InputError(f"elements of variables are mentioned more than {limits.ELEMENTS_2:,} times")
+    if match := _INTEGER.search(source.text):
+        raise InputError("an integer of more than 18 digits", place=source.place(match.start()))
 
 
 def _place(line: int) -> str:
     return f"line {line}"
 
 
-def _explained(message: str, text: str) -> InputError:
+def _explained(message: str, source: Source) -> InputError:
     """The parser's complaint as one line."""
     if match := _SYNTAX.search(message):
         line, found = int(match.group(1)), match.group(2)
-        where = f"at '{found}' in '{_quoted(text, line)}'" if found else "the file ends too early"
+        where = f"at '{found[:_SHOWN]}' in '{source.quoted_line(line)}'" if found else "the file ends too early"
         return InputError(f"syntax error: {where}", place=_place(line))
     try:
         first = json.loads(message)["errors"][0]
         what, symbol, hint, line = (first[key] for key in ("message", "offendingSymbol", "hint", "line"))
     except (ValueError, LookupError, TypeError):
         return InputError(message)
-    return InputError(f"{what}: '{symbol}' in '{_quoted(text, line)}'. {hint}", place=_place(line))
-
-
-def _quoted(text: str, line: int) -> str:
-    lines = text.split("\n")
-    found = lines[line - 1].strip() if 0 < line <= len(lines) else ""
-    return found if len(found) <= _SHOWN else found[: _SHOWN - 2] + " …"
+    said = f"{what}: '{symbol[:_SHOWN]}' in '{source.quoted_line(line)}'. {hint}"
+    return InputError(said, place=_place(line))
 
 
 def _only_network(query: Any, text: str) -> Any:
@@ -99,7 +116,7 @@ def _only_network(query: Any, text: str) -> Any:
 
 
 def _refused(what: str, kind: str, number: int, text: str) -> UnsupportedError:
-    places = [match.start() for match in re.finditer(rf"^[^;\n]*?\(\s*declare-{kind}\b", text, re.MULTILINE)]
+    places = [match.start() for match in re.finditer(rf"\(\s*declare-{kind}\b", text)]
     start = places[number] if number < len(places) else 0
     return UnsupportedError(f"{what} is not supported", place=_place(text.count("\n", 0, start) + 1))
 
@@ -107,42 +124,77 @@ def _refused(what: str, kind: str, number: int, text: str) -> UnsupportedError:
 class _Walker:
     """Turns the parser's expressions into terms and formulas."""
 
-    def __init__(self, text: str, shapes: dict[str, tuple[int, ...]], input_name: str) -> None:
-        self.text = text
-        self.shapes = shapes
-        self.input_name = input_name
+    def __init__(self, source: Source, inputs: Variable, outputs: Variable) -> None:
+        self.source = source
+        self.shapes = {inputs.name: inputs.shape, outputs.name: outputs.shape}
+        self.input_name = inputs.name
+        self.arithmetic = Arithmetic()
 
-    def formula(self, expression: Any) -> Formula:
-        operator = _COMPARISONS.get(type(expression))
-        if operator is None:
-            parts = tuple(self.formula(part) for part in expression.args)
-            return And(parts) if isinstance(expression, standard.And) else Or(parts)
-        line = _line(expression)
+    def value(self, root: Any) -> Any:
+        """The formula of a condition, or the linear term of an arithmetic expression.
+
+        With a stack of its own: files are nested more deeply than Python's calls may be.
+        """
+        done: list[Any] = []
+        pending = [(root, -1)]
+        while pending:
+            expression, arguments = pending.pop()
+            if arguments < 0 and (parts := _parts(expression)):
+                pending.append((expression, len(parts)))
+                pending += ((part, -1) for part in reversed(parts))
+            elif arguments < 0:
+                done.append(self.leaf(expression))
+            else:
+                values = done[-arguments:]
+                del done[-arguments:]
+                done.append(self.combined(expression, values))
+        return done.pop()
+
+    def leaf(self, expression: Any) -> Linear:
+        if isinstance(expression, standard.Literal):
+            try:
+                return Linear(constant=number(expression.lexeme))
+            except InputError as error:
+                raise self.located(error, expression) from None
+        if not isinstance(expression, standard.Var):
+            raise UnsupportedError(f"the expression '{str(expression).strip()[:_SHOWN]}' is not supported")
+        position = 0
+        for i, extent in zip(expression.indices, self.shapes[expression.name], strict=True):
+            if not 0 <= i < extent:  # The parser lets X[-1] pass.
+                raise self.located(InputError(f"the index {i} is not in 0 … {extent - 1}"), expression)
+            position = position * extent + i
+        one = {position: ONE}
+        return Linear(one) if expression.name == self.input_name else Linear(outputs=one)
+
+    def combined(self, expression: Any, values: list[Any]) -> Linear | Formula:
+        kind = type(expression)
+        if kind in (standard.And, standard.Or):
+            return And(tuple(values)) if kind is standard.And else Or(tuple(values))
         try:
-            return compare(operator, self.term(expression.lhs), self.term(expression.rhs), line)
+            if kind in _COMPARISONS:
+                left, right = values
+                return self.arithmetic.compare(_COMPARISONS[kind], left, right, _line(expression))
+            return self.arithmetic.apply(_OPERATORS[kind], values)
         except InputError as error:
-            raise type(error)(f"{error.message}: {_quoted(self.text, line)}", place=_place(line)) from None
+            raise self.located(error, expression) from None
 
-    def term(self, expression: Any) -> Linear:
-        match expression:
-            case standard.Var():
-                name = expression.name
-                index = 0
-                for i, extent in zip(expression.indices, self.shapes[name], strict=True):
-                    index = index * extent + i
-                one = {index: ONE}
-                return Linear(one) if name == self.input_name else Linear(outputs=one)
-            case standard.Literal():
-                return Linear(constant=Fraction(Decimal(expression.lexeme)))
-            case standard.Negate():
-                return -self.term(expression.expr)
-            case standard.Plus():
-                return reduce(add, map(self.term, expression.args))
-            case standard.Minus():
-                return reduce(lambda a, b: a + -b, map(self.term, (expression.head, *expression.rest)))
-            case standard.Multiply():
-                return reduce(mul, map(self.term, expression.args))
-        raise UnsupportedError(f"the expression '{str(expression).strip()}' is not supported")
+    def located(self, error: InputError, expression: Any) -> InputError:
+        line = _line(expression)
+        return type(error)(f"{error.message}: {self.source.quoted_line(line)}", place=_place(line))
+
+
+def _parts(expression: Any) -> tuple[Any, ...]:
+    """The expressions that another one is made of, in order; none for a variable, a number and what is not known."""
+    match expression:
+        case standard.And() | standard.Or() | standard.Plus() | standard.Multiply():
+            return tuple(expression.args)
+        case standard.Comparison():
+            return expression.lhs, expression.rhs
+        case standard.Minus():
+            return expression.head, *expression.rest
+        case standard.Negate():
+            return (expression.expr,)
+    return ()
 
 
 def _line(expression: Any) -> int:

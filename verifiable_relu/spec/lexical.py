@@ -1,0 +1,111 @@
+"""What both versions of VNN-LIB have in common: line ends, comments, tokens."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+
+from verifiable_relu.errors import InputError
+from verifiable_relu.spec import limits
+
+# Strings and quoted symbols may hold semicolons. The quantifiers are possessive, so that nothing is tried twice.
+_OPAQUE = re.compile(r';[^\n]*+|"(?:[^"]++|"")*+"|\|[^|]*+\||["|]')
+_TOKEN = re.compile(r'[ \t\n]*+([()]|[^ \t\n()"|]++|"(?:[^"]++|"")*+"|\|[^|]*+\|)')
+_NETWORK = re.compile(r";+[ \t]*network:[ \t]*(\S.*?\.onnx(?:\.gz)?)[ \t]*", re.IGNORECASE)
+_SHOWN = 100
+"""So many characters of a constraint are quoted in a message."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """The text of a property file without its comments.
+
+    Attributes:
+        text: ASCII, every line end a line feed, lines and columns as in the file, no blanks at the end.
+        network: what a ``; network: file.onnx`` comment names; None without one.
+    """
+
+    text: str
+    network: str | None
+
+    def tokens(self, most: int = limits.TOKENS) -> Iterator[tuple[str, int]]:
+        """Parentheses, words, strings and quoted symbols, each with its position in ``text``.
+
+        Raises:
+            InputError: where there are more than ``most`` of them, or more than ``limits.DEPTH`` open parentheses.
+        """
+        depth = 0
+        for count, match in enumerate(_TOKEN.finditer(self.text)):
+            token = match[1]
+            if token == "(":
+                depth += 1
+            elif token == ")":
+                depth -= 1
+            if depth > limits.DEPTH or count >= most:
+                what = f"{most:,} words and parentheses" if count >= most else f"{limits.DEPTH:,} open parentheses"
+                raise InputError(f"more than {what}", place=self.place(match.start(1)))
+            yield token, match.start(1)
+
+    def first_words(self, count: int) -> list[str]:
+        """So many tokens from the beginning, or all."""
+        return [token for token, _ in islice(self.tokens(), count)]
+
+    def line(self, position: int) -> int:
+        """The number of the line, from 1, that a position lies in."""
+        return self.text.count("\n", 0, position) + 1
+
+    def place(self, position: int) -> str:
+        """Line and column of a position, for messages."""
+        return f"line {self.line(position)}, column {position - self.text.rfind(chr(10), 0, position)}"
+
+    def quote(self, start: int, end: int) -> str:
+        """The text between two positions as one line, shortened."""
+        return _short(" ".join(self.text[start : min(end, start + 10 * _SHOWN)].split()))
+
+    def quoted_line(self, number: int) -> str:
+        """The line of a number, shortened; empty if there is none."""
+        lines = self.text.split("\n", number)
+        return _short(lines[number - 1].strip()) if 0 < number <= len(lines) else ""
+
+
+def source(text: str) -> Source:
+    """Take the comments out of the text of a property file.
+
+    A comment runs from a semicolon to the end of the line, which is a line feed or a carriage return, as SMT-LIB 2.6
+    (section 3.1) has it; semicolons in strings and quoted symbols begin none.
+
+    Raises:
+        InputError: for a string or quoted symbol without end, a character outside of ASCII (other than in comments,
+            strings and quoted symbols), more than ``limits.OPAQUE`` of these, or comments that name different networks.
+    """
+    if sum(map(text.count, ';"|')) > limits.OPAQUE:
+        raise InputError(f"more than {limits.OPAQUE:,} comments, strings and quoted symbols")
+    text = text.replace("\r\n", "\n").replace("\r", "\n")
+    networks: list[str] = []
+
+    def without(match: re.Match[str]) -> str:
+        found = match.group()
+        if found[0] == ";":
+            if named := _NETWORK.fullmatch(found):
+                networks.append(named[1])
+            return ""
+        if len(found) == 1:
+            what = "a string" if found == '"' else "a quoted symbol"
+            raise InputError(f"{what} that nothing ends", place=Source(text, None).place(match.start()))
+        return found if found.isascii() else found.encode("ascii", "replace").decode()
+
+    made = Source(_OPAQUE.sub(without, text).rstrip(" \t\n"), next(iter(networks), None))
+    if not made.text.isascii():
+        position, character = next((i, c) for i, c in enumerate(made.text) if not c.isascii())
+        raise InputError(f"the character '{character}' is not ASCII", place=made.place(position))
+    if len(set(networks)) > 1:
+        raise InputError(
+            f"comments name two networks, {networks[0]} and {next(n for n in networks if n != networks[0])}"
+        )
+    return made
+
+
+def _short(line: str) -> str:
+    return line if len(line) <= _SHOWN else line[: _SHOWN - 2] + " …"
