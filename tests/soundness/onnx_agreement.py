@@ -64,17 +64,12 @@ class Source:
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         options.log_severity_level = 4
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-        self.session = self.reference = None
+        self.session = None
         try:
             self.session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
         except Exception as refusal:
             if type(refusal).__name__ != "NotImplemented":
                 raise ValueError("onnxruntime: " + " ".join(str(refusal).split())[:200]) from refusal
-            plain = onnx.ModelProto()
-            plain.CopyFrom(self.model)
-            for opset in plain.opset_import:  # the reference evaluator does not know the domain's other name
-                opset.domain = "" if opset.domain == "ai.onnx" else opset.domain
-            self.reference = ReferenceEvaluator(plain)
         stored = {tensor.name for tensor in self.model.graph.initializer}
         self.inputs = [declared for declared in self.model.graph.input if declared.name not in stored]
 
@@ -82,13 +77,28 @@ class Source:
     def runner(self) -> str:
         return "onnxruntime" if self.session is not None else "onnx.reference"
 
+    def reference(self) -> ReferenceEvaluator:
+        plain = onnx.ModelProto()
+        plain.CopyFrom(self.model)
+        for opset in plain.opset_import:  # the reference evaluator does not know the domain's other name
+            opset.domain = "" if opset.domain == "ai.onnx" else opset.domain
+        return ReferenceEvaluator(plain)
+
+    @property
+    def trusted_by_reference(self) -> bool:
+        """Whether onnx's reference evaluator is right: in old opsets it normalises batches as in training."""
+        old = next(o.version for o in self.model.opset_import if o.domain in ("", "ai.onnx")) < 14
+        return not old or all(node.op_type != "BatchNormalization" for node in self.model.graph.node)
+
     @property
     def trusted(self) -> bool:
-        """False where the runner is known to err: onnx.reference normalises batches of old opsets as in training."""
-        old = next(o.version for o in self.model.opset_import if o.domain in ("", "ai.onnx")) < 14
-        return self.session is not None or not (
-            old and any(node.op_type == "BatchNormalization" for node in self.model.graph.node)
-        )
+        """Whether the runner is a referee."""
+        return self.session is not None or self.trusted_by_reference
+
+    @property
+    def dtype(self) -> np.dtype:
+        """The type of the first input."""
+        return onnx.helper.tensor_dtype_to_np_dtype(self.inputs[0].type.tensor_type.elem_type)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -105,10 +115,9 @@ class Source:
 
     def run(self, x: np.ndarray) -> np.ndarray:
         """The first output at a point of the input's shape."""
-        kind = onnx.helper.tensor_dtype_to_np_dtype(self.inputs[0].type.tensor_type.elem_type)
-        feed = {self.inputs[0].name: x.astype(kind)}
+        feed = {self.inputs[0].name: x.astype(self.dtype)}
         with np.errstate(all="ignore"):
-            made = self.session.run(None, feed) if self.session is not None else self.reference.run(None, feed)
+            made = (self.session or self.reference()).run(None, feed)
         return np.asarray(made[0])
 
 
@@ -184,6 +193,9 @@ def differences(network: Network, source: Source, seed: int, compared: Counter[s
         yield Disagreement("read though there is not one input and one output", f"{len(source.inputs)} inputs")
         return
     shape = source.shape
+    if min(shape, default=1) < 1:
+        yield Disagreement("read though a size is not positive", shape)
+        return
     if tuple(network.input_shape) != (shape[1:] if network.batched else shape):
         yield Disagreement("another input shape", f"{network.input_shape}, of the file {shape}")
         return

@@ -1,9 +1,9 @@
 """Random ONNX files, as a compiler would be tested with random programs.
 
 ``graph(seed)`` makes one: small, over the operators, attributes and opsets 7 to 23 that the package reads, with what
-makes readers err: values read by several nodes, second names of a value (an ``Identity`` and whatever else changes nothing),
-unused nodes, an output that is read again or is a second name, constants in every form and computed from others,
-initialisers that are inputs too, constants on either side, empty optional inputs, repeated node names.
+makes readers err: values read by several nodes, second names of a value (an ``Identity`` and whatever else changes
+nothing), unused nodes, an output that is read again or is a second name, constants in every form and computed from
+others, initialisers that are inputs too, constants on either side, empty optional inputs, repeated node names.
 """
 
 from __future__ import annotations
