@@ -108,8 +108,10 @@ class Evaluator:
             values[tensor.name] = self.tensor(tensor)
         for declared in self.model.graph.input:
             if declared.name in inputs:
-                array = objects(np.asarray(inputs[declared.name], dtype=object), self.real)
-                values[declared.name] = Value(array, declared.type.tensor_type.elem_type, constant=False)
+                kind = declared.type.tensor_type.elem_type
+                convert = self.real if kind in REALS else int
+                array = objects(np.asarray(inputs[declared.name], dtype=object), convert)
+                values[declared.name] = Value(array, kind, constant=False)
         for node in self.model.graph.node:
             self.node(node)
         return self.result

@@ -1,7 +1,7 @@
 """Damaged ONNX files: ``read_onnx`` refuses them in one line, or reads what onnxruntime reads.
 
-The files are tried in a process of its own, whose memory is limited and whose cases are limited in processor time: a case
-that ends the process (a crash, too much memory, no end) is counted, and a new process goes on with the next one.
+The files are tried in a process of its own, with limits on its memory and on each case's processor time: a case that
+ends the process (a crash, too much memory, no end) is counted, and a new process goes on with the next one.
 
 ``python -m tests.soundness.onnx_fuzz --kind messages --count 20000 --seed 1 [--dump DIR]`` prints what is wrong.
 """

@@ -1,9 +1,9 @@
 """Random ONNX files, as a compiler would be tested with random programs.
 
-``graph(seed)`` makes one: small, over the operators, attributes and opsets 7 to 23 that the package reads, with what makes
-readers err: values read by several nodes, second names of a value (an ``Identity`` and whatever else changes nothing),
-unused nodes, an output that is read again or is a second name, constants in every form and computed from others,
-initialisers that are inputs too, constants on either side, empty optional inputs, repeated node names.
+``graph(seed)`` makes one: small, over the operators, attributes and opsets 7 to 23 that the package reads, with what
+makes readers err: values read by several nodes, second names of a value (an ``Identity`` and whatever else changes
+nothing), unused nodes, an output that is read again or is a second name, constants in every form and computed from
+others, initialisers that are inputs too, constants on either side, empty optional inputs, repeated node names.
 """
 
 from __future__ import annotations
@@ -159,7 +159,11 @@ class Draft:
 
     def weight(self, shape: Shape, kind: int, *, positive: bool = False) -> str:
         """The name of a constant of random numbers; sometimes of one that is there already."""
-        used = [n for n, a in self.known if a.shape == shape and a.dtype == TYPES[kind] and not (positive and (a <= 0).any())]
+        used = [
+            n
+            for n, a in self.known
+            if a.shape == shape and a.dtype == TYPES[kind] and not (positive and (a <= 0).any())
+        ]
         if used and self.chance(0.25):
             return self.rng.choice(used)
         array = self.numbers(shape, kind, positive=positive)

@@ -23,8 +23,8 @@ OPERATORS = (
 )  # fmt: skip
 ATTRIBUTES = (
     "alpha", "beta", "axis", "axes", "auto_pad", "broadcast", "ceil_mode", "consumed_inputs", "count_include_pad",
-    "dilations", "epsilon", "group", "is_test", "kernel_shape", "pads", "perm", "spatial", "strides", "to", "training_mode",
-    "transA", "transB", "value", "nothing",
+    "dilations", "epsilon", "group", "is_test", "kernel_shape", "pads", "perm", "spatial", "strides", "to",
+    "training_mode", "transA", "transB", "value", "nothing",
 )  # fmt: skip
 
 
@@ -74,7 +74,9 @@ def scalar(field: FieldDescriptor, value: Any, model: onnx.ModelProto, rng: rand
         case FieldDescriptor.CPPTYPE_STRING if field.type == FieldDescriptor.TYPE_BYTES:
             return damaged_bytes(value or b"\0", rng)
         case FieldDescriptor.CPPTYPE_STRING:
-            return rng.choice((*(names(model) * 2 or ("x",)), *STRINGS, *(OPERATORS if field.name == "op_type" else ())))
+            return rng.choice(
+                (*(names(model) * 2 or ("x",)), *STRINGS, *(OPERATORS if field.name == "op_type" else ()))
+            )
         case FieldDescriptor.CPPTYPE_FLOAT | FieldDescriptor.CPPTYPE_DOUBLE:
             number = rng.choice((*REALS, value * 2, -value, value + 1))
             return struct.unpack("f", struct.pack("f", number))[0] if abs(number) < 3e38 else number
@@ -132,7 +134,9 @@ def change_node(model: onnx.ModelProto, rng: random.Random) -> None:
         case 4:
             node.output.append(rng.choice([*known, "", "unheard"]))
         case 5:
-            entry = rng.choice((0, 1, -1, 2, 0.5, "VALID", "SAME_UPPER", "none", [0], [1, 1], [0, 1], [2, 2], [0, 0, 1, 1], [1.5]))
+            entry = rng.choice(
+                (0, 1, -1, 2, 0.5, "VALID", "SAME_UPPER", "none", [0], [1, 1], [0, 1], [2, 2], [0, 0, 1, 1], [1.5])
+            )
             node.attribute.append(helper.make_attribute(rng.choice(ATTRIBUTES), entry))
         case 6 if node.attribute:
             rng.choice(node.attribute).name = rng.choice(ATTRIBUTES)
@@ -185,7 +189,9 @@ def change_interface(model: onnx.ModelProto, rng: random.Random) -> None:
         case 1:
             model.ir_version = rng.choice((1, 2, 3, 4, 8, 10, 13, 14, 99, -1))
         case 2:
-            rng.choice((graph.input, graph.output)).add().CopyFrom(helper.make_tensor_value_info(rng.choice(names(model)), 1, [1]))
+            rng.choice((graph.input, graph.output)).add().CopyFrom(
+                helper.make_tensor_value_info(rng.choice(names(model)), 1, [1])
+            )
         case 3 if graph.output:
             graph.output[0].name = rng.choice(names(model))
         case 4 if graph.input:

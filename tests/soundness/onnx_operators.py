@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable
 
 import numpy as np
-from onnx import TensorProto
 
 from .onnx_graphs import DOUBLE, FLOAT, Draft, Shape, Tensor
 
@@ -35,9 +34,9 @@ def broadcast(draft: Draft, shape: Shape) -> Shape:
 # Affine operators
 
 
-def with_constant(draft: Draft) -> Tensor | None:
+def with_constant(draft: Draft, value: Tensor | None = None) -> Tensor | None:
     """Add, Sub, Mul or Div of a value and a constant, on either side."""
-    value = draft.pick()
+    value = value or draft.pick()
     operator = draft.rng.choice(("Add", "Add", "Sub", "Sub", "Mul", "Mul", "Div"))
     shape = broadcast(draft, value.shape)
     result = value.shape
@@ -48,7 +47,7 @@ def with_constant(draft: Draft) -> Tensor | None:
         shape = (3,)
         result = (*value.shape[:-1], 3)
     number = draft.weight(shape, value.kind, positive=operator == "Div")
-    if operator == "Div" and draft.chance(0.02) or operator != "Div" and draft.chance(0.5):
+    if draft.chance(0.02 if operator == "Div" else 0.5):
         return draft.emit(operator, [number, value.name], value, result)
     return draft.emit(operator, [value.name, number], value, result)
 
@@ -77,8 +76,8 @@ def product(draft: Draft) -> Tensor | None:
     return draft.emit("Mul", [value.name, draft.rng.choice([value.name, value.name])], value)
 
 
-def negated(draft: Draft) -> Tensor | None:
-    value = draft.pick()
+def negated(draft: Draft, value: Tensor | None = None) -> Tensor | None:
+    value = value or draft.pick()
     return draft.emit("Neg", [value.name], value)
 
 
@@ -236,27 +235,29 @@ def average_pool(draft: Draft) -> Tensor | None:
         attributes["count_include_pad"] = draft.rng.choice((0, 1))
     if draft.opset >= 10 and draft.chance(0.1):
         attributes["ceil_mode"] = 0
-    return draft.emit("AveragePool", [value.name], value, (*value.shape[:2], *result), kernel_shape=kernel, **attributes)
+    return draft.emit(
+        "AveragePool", [value.name], value, (*value.shape[:2], *result), kernel_shape=kernel, **attributes
+    )
 
 
 # Activations
 
 
-def relu(draft: Draft) -> Tensor | None:
-    value = draft.pick()
+def relu(draft: Draft, value: Tensor | None = None) -> Tensor | None:
+    value = value or draft.pick()
     return draft.emit("Relu", [value.name], value)
 
 
-def leaky(draft: Draft) -> Tensor | None:
-    value = draft.pick()
+def leaky(draft: Draft, value: Tensor | None = None) -> Tensor | None:
+    value = value or draft.pick()
     attributes = {}
     if draft.chance(0.8):
         attributes["alpha"] = draft.rng.choice((0.125, 0.5, 0.01, 0.0, 1.0, -0.5, 2.0, -3.0, 512.0, -1024.0, 3e7))
     return draft.emit("LeakyRelu", [value.name], value, **attributes)
 
 
-def prelu(draft: Draft) -> Tensor | None:
-    value = draft.pick()
+def prelu(draft: Draft, value: Tensor | None = None) -> Tensor | None:
+    value = value or draft.pick()
     return draft.emit("PRelu", [value.name, draft.weight(broadcast(draft, value.shape), value.kind)], value)
 
 
@@ -268,9 +269,9 @@ def smooth(draft: Draft) -> Tensor | None:
     return draft.emit(operator, [value.name], value, **attributes)
 
 
-def spelt_gelu(draft: Draft) -> Tensor | None:
+def spelt_gelu(draft: Draft, value: Tensor | None = None) -> Tensor | None:
     """GELU(λx)·c as exporters spell it, by Erf: its factors and terms in any order, with second names in between."""
-    value = draft.pick()
+    value = value or draft.pick()
     if draft.opset < 9:
         return None
 
@@ -320,10 +321,12 @@ def clip(draft: Draft) -> Tensor | None:
 # Shapes and second names
 
 
-def alias(draft: Draft) -> Tensor | None:
+def alias(draft: Draft, value: Tensor | None = None) -> Tensor | None:
     """A second name: an operator that changes nothing about a value."""
-    value = draft.pick()
-    same = draft.rng.choice(("Identity", "Identity", "Dropout", "Cast", "Flatten", "Reshape", "Transpose", "Squeeze", "Neutral"))
+    value = value or draft.pick()
+    same = draft.rng.choice(
+        ("Identity", "Identity", "Dropout", "Cast", "Flatten", "Reshape", "Transpose", "Squeeze", "Neutral")
+    )
     match same:
         case "Identity":
             return draft.emit("Identity", [value.name], value)
@@ -332,7 +335,9 @@ def alias(draft: Draft) -> Tensor | None:
         case "Cast":
             return draft.emit("Cast", [value.name], value, to=value.kind)
         case "Flatten" if value.rank == 2:
-            return draft.emit("Flatten", [value.name], value, axis=draft.rng.choice((1, -1 if draft.opset >= 11 else 1)))
+            return draft.emit(
+                "Flatten", [value.name], value, axis=draft.rng.choice((1, -1 if draft.opset >= 11 else 1))
+            )
         case "Reshape":
             return draft.reshape(value, value.shape)
         case "Transpose":
@@ -347,7 +352,9 @@ def alias(draft: Draft) -> Tensor | None:
             return draft.keep(draft.axes("Squeeze", wider, [axis]), value, value.shape)
         case "Neutral":
             operator = draft.rng.choice(("Add", "Sub", "Mul", "Div"))
-            entry = np.array(0 if operator in ("Add", "Sub") else 1, dtype=np.float64 if value.kind == DOUBLE else np.float32)
+            entry = np.array(
+                0 if operator in ("Add", "Sub") else 1, dtype=np.float64 if value.kind == DOUBLE else np.float32
+            )
             return draft.emit(operator, [value.name, draft.constant(entry)], value)
     return None
 
@@ -453,10 +460,31 @@ def unread(draft: Draft) -> Tensor | None:
     return draft.emit("Concat", [value.name] * 2, value, (*value.shape[:-1], 2 * value.shape[-1]), axis=last)
 
 
+def branches(draft: Draft) -> Tensor | None:
+    """A value, and what operators make of a second name of it, joined again: nothing may be merged into the value."""
+    value = None
+    if draft.chance(0.6):
+        value = draft.rng.choice((with_constant, with_constant, matmul, gemm, convolution, batch_normalization))(draft)
+    value = value or draft.pick()
+    other = alias(draft, value) if draft.chance(0.75) else value
+    for _ in range(draft.rng.randint(1, 3)):
+        step = draft.rng.choices(
+            (with_constant, negated, leaky, prelu, relu, alias, spelt_gelu), (8, 1, 1, 1, 1, 2, 1)
+        )[0]
+        other = step(draft, other) if other is not None else None
+    if other is None or other.shape != value.shape:
+        return other
+    first, second = (value, other) if draft.chance(0.5) else (other, value)
+    if draft.chance(0.3):
+        first = alias(draft, first) or first
+    return draft.emit(draft.rng.choice(("Add", "Sub")), [first.name, second.name], value)
+
+
 OPERATORS: dict[Callable[[Draft], Tensor | None], float] = {
     with_constant: 6, of_two: 4, product: 0.03, negated: 0.7, matmul: 3, gemm: 3, batch_normalization: 1,
-    convolution: 4, average_pool: 1, relu: 2.5, leaky: 1, prelu: 1, smooth: 0.8, spelt_gelu: 0.6, clip: 0.05,
-    alias: 5, cast: 0.15, reshape: 0.7, flatten: 0.6, squeeze: 0.5, unsqueeze: 0.6, transpose: 0.8, unread: 0.04,
+    convolution: 4, average_pool: 1.5, relu: 2, leaky: 1, prelu: 1, smooth: 0.8, spelt_gelu: 0.6, clip: 0.05,
+    alias: 3, branches: 4, cast: 0.15, reshape: 0.7, flatten: 0.6, squeeze: 0.5, unsqueeze: 0.6, transpose: 0.8,
+    unread: 0.04,
 }  # fmt: skip
 
 
@@ -474,8 +502,12 @@ def combined(draft: Draft) -> Tensor:
             last = draft.emit(draft.rng.choice(("Add", "Sub")), [joined.name, last.name], last)
     if draft.chance(0.15):
         last = alias(draft) or last
-    inner = [t for t in draft.pool if t is not draft.input]
-    return draft.rng.choice(inner) if draft.chance(0.2) else last
+    if draft.chance(0.1):  # an inner value, which is read again
+        return draft.rng.choice([t for t in draft.pool if t is not draft.input])
+    if draft.chance(0.15):  # the output is read again, by unused nodes
+        other = alias(draft, last) or last
+        draft.rng.choice((with_constant, relu, negated))(draft, other)
+    return last
 
 
 def joinable(draft: Draft, value: Tensor, other: Tensor) -> Tensor | None:
