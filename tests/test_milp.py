@@ -13,12 +13,13 @@ import pytest
 import torch
 
 from tests.solver_cases import ball, barely_unstable, chain, least, mlp, random_query, residual, row, union_in_order
+from verifiable_relu.bounds import Bounds
 from verifiable_relu.network.graph import Gelu, Input, Linear, Relu
 from verifiable_relu.spec.property import Box, Property, Query
 from verifiable_relu.trust.exact import evaluate_exact
 from verifiable_relu.verifiers import milp as module
 from verifiable_relu.verifiers.base import Budget, Outcome, Reason, Trust, Verdict
-from verifiable_relu.verifiers.encoding import Folding, Phases
+from verifiable_relu.verifiers.encoding import Folding, Phases, Sizes
 from verifiable_relu.verifiers.milp import Milp
 
 
@@ -88,6 +89,8 @@ def test_forms_are_the_network(exact: bool) -> None:
     x = torch.from_numpy(rng.integers(-8, 9, (1, 2, 3, 2)) / 8)
     values = network.values(x)
     phases = {}
+    bounds = [Bounds(value - 1, value + 1) for value in values]
+    sizes = Sizes.of(network, bounds, 0)
     for index in network.activations:
         z = values[network.nodes[index].inputs[0]].flatten().numpy()
         # Every third neuron is left to the solver.
@@ -98,8 +101,8 @@ def test_forms_are_the_network(exact: bool) -> None:
     rows = np.eye(2, dtype=object if exact else np.float64)
     if exact:
         rows = np.array([[1, 0], [0, 1]], dtype=object)
-    targets = [(last, range(2), folding.pull_back(last, type(folding.number(np.zeros(1)))(rows, 0), phases))]
-    targets += [(network.nodes[i].inputs[0], chosen, forms) for i, chosen, forms in folding.neurons(phases)]
+    targets = [(last, range(2), folding.pull_back(last, type(folding.number(np.zeros(1)))(rows, 0), phases, sizes))]
+    targets += [(network.nodes[i].inputs[0], chosen, forms) for i, chosen, forms in folding.neurons(phases, sizes)]
     for target, chosen, forms in targets:
         total = forms.constant.numbers.astype(np.float64) * 2.0**forms.constant.exponent
         for source, term in forms.terms.items():

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from verifiable_relu.bounds.interval import input_box
+from verifiable_relu.bounds.interval import input_box, rough
 from verifiable_relu.network.graph import Network
 from verifiable_relu.spec.property import Property, RowBatch
 
@@ -51,20 +51,20 @@ class Pgd:
         A property is left alone once a point with a clearly negative margin is found.
 
         Args:
-            network: any dtype; the search runs in float32.
+            network: any dtype; the search runs in float32, or in float64 where float32 does not hold the weights.
             properties: of this network.
             stop: asked between steps.
             device: where to run.
 
         Returns:
             points (batch, input_size) float64, in the boxes up to float32 rounding, and their margins (batch,) as
-            the float32 forward pass gave them; ≤ 0 suggests a counterexample.
+            the forward pass gave them; ≤ 0 suggests a counterexample.
         """
-        net = network.to(torch.float32, device)
-        box = input_box(properties, network, torch.float32, device)
+        net, dtype = rough(network, device)
+        box = input_box(properties, network, dtype, device)
         lower, upper = box.lower.flatten(1), box.upper.flatten(1)
         best = lower + (upper - lower) / 2
-        worst = torch.full((len(properties),), torch.inf, device=lower.device)
+        worst = lower.new_full((len(properties),), torch.inf)
         generator = torch.Generator().manual_seed(self.seed)
         for _ in range(self.rounds):
             active = (~(worst < -self.clearance)).nonzero().squeeze(1)
@@ -93,7 +93,7 @@ class Pgd:
         uniform[-1] = 0.5
         width = upper - lower
         x = lower + uniform.to(lower) * width
-        best, worst = x[-1].clone(), torch.full((count,), torch.inf, device=lower.device)
+        best, worst = x[-1].clone(), lower.new_full((count,), torch.inf)
         for step in range(self.steps + 1):
             x = x.detach().requires_grad_()
             y = net(x.reshape(-1, *net.input_shape)).flatten(1).reshape(self.starts, count, -1)

@@ -406,7 +406,7 @@ FAULTS: tuple[Fault, ...] = (
         "milp reads infeasible from a time-out",
         "planted",
         (
-            Change("verifiers.milp:Milp._reach", '"time_limit": left()', '"time_limit": 0.0'),
+            Change("verifiers.milp:Milp._options", '"mip_abs_gap": 0.0', '"mip_abs_gap": 0.0, "time_limit": 0.0'),
             Change("verifiers.milp:Milp._reach", f"return {_TIMEOUT}", f"return {_PROVED}"),
             Change("verifiers.milp:Milp._read", f"return {_TIMEOUT}", f"return {_PROVED}"),
         ),
@@ -416,7 +416,7 @@ FAULTS: tuple[Fault, ...] = (
         "milp reads infeasible from an unknown status",
         "planted",
         (
-            Change("verifiers.milp:Milp._reach", '"mip_abs_gap": 0.0', '"mip_abs_gap": 0.0, "mip_max_nodes": 0'),
+            Change("verifiers.milp:Milp._options", '"mip_abs_gap": 0.0', '"mip_abs_gap": 0.0, "mip_max_nodes": 0'),
             Change("verifiers.milp:Milp._read", "case status:\n", f"case status:\n            return {_PROVED}\n"),
         ),
     ),

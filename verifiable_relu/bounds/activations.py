@@ -148,7 +148,8 @@ def _kinked(left: Tensor, bounds: Bounds, alpha: Tensor | None) -> Lines:
     """Lines of max(x, 0) + left·min(x, 0): one through the kink, the other the chord of [l, u].
 
     Convex for left ≤ 1 (kink line below, chord above), concave for left ≥ 1 (the other way round). Every line
-    through the kink with a slope between ``left`` and 1 is sound on the whole axis.
+    through the kink with a slope between ``left`` and 1 is sound on the whole axis, and none with any other slope:
+    so the slope is rounded into that interval, which left + α·(1 − left) may leave by all of it (left = −1e16).
     """
     lb, ub = bounds.lower, bounds.upper
     one, zero = torch.ones_like(lb), torch.zeros_like(lb)
@@ -156,7 +157,8 @@ def _kinked(left: Tensor, bounds: Bounds, alpha: Tensor | None) -> Lines:
     side = torch.where(lb >= 0, one, left.expand_as(lb))
 
     adaptive = torch.where(ub > -lb, one, zero) if alpha is None else alpha
-    kink = torch.where(stable, side, left + adaptive * (1 - left))
+    between = torch.lerp(left.expand_as(lb), one, adaptive).clamp(left.clamp(max=1), left.clamp(min=1))
+    kink = torch.where(stable, side, between)
 
     # Stable neurons get a harmless interval: the gradient of a quotient that is not used must be finite too.
     lo, hi = torch.where(stable, -one, lb), torch.where(stable, one, ub)
@@ -188,7 +190,7 @@ def _relu_lines(node: Relu | Hardened, bounds: Bounds, slope: Tensor | None) -> 
     chord, beyond = hi / width, width - hi
     kink = (hi > beyond).to(lo)
     if slope is not None:
-        kink = torch.where((lo < 0) & (hi > 0), slope, kink)
+        kink = torch.where((lo < 0) & (hi > 0), slope.clamp(0, 1), kink)
     return Lines(kink, torch.zeros_like(lo), chord, chord * beyond)
 
 

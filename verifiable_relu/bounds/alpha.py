@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from verifiable_relu.bounds.interval import rough
 from verifiable_relu.bounds.linear import MEMORY, Relaxation, Search, preactivation_bounds
 from verifiable_relu.bounds.types import Bounds, Lines
 from verifiable_relu.network.graph import Activation, Network, Relu
@@ -160,7 +161,10 @@ def _involved(relaxation: Relaxation, target: int) -> list[int]:
 
 
 class _Search:
-    """The slopes of one chunk of rows, in float32: (rows, neurons of all activations on the way, one after another)."""
+    """The slopes of one chunk of rows, (rows, neurons of all activations on the way, one after another).
+
+    In float32, or in float64 where float32 does not hold the weights.
+    """
 
     def __init__(
         self, relaxation: Relaxation, target: int, rows: Tensor, sample: Tensor, constant: Tensor, ascent: Ascent
@@ -172,21 +176,21 @@ class _Search:
         self.activations = _involved(relaxation, target)
         self.sizes = [relaxation.network.nodes[i].size for i in self.activations]
         box = relaxation.values[0]
-        single = relaxation.network.to(torch.float32, rows.device)
-        self.rough = Relaxation(single, Bounds(box.lower.float(), box.upper.float()))
-        self.best = rows.new_full((len(rows),), -torch.inf, dtype=torch.float32)
+        network, self.dtype = rough(relaxation.network, rows.device)
+        self.rough = Relaxation(network, Bounds(box.lower.to(self.dtype), box.upper.to(self.dtype)))
+        self.best = rows.new_full((len(rows),), -torch.inf, dtype=self.dtype)
         starts, fixed, free = [], [], []
         for index in self.activations:
-            common = relaxation.lines(index).lower_slope.float().flatten(1)
+            common = relaxation.lines(index).lower_slope.to(self.dtype).flatten(1)
             if self._relu(index):
-                free.append(relaxation.free(index).float().flatten(1))
+                free.append(relaxation.free(index).to(self.dtype).flatten(1))
                 starts.append(common * free[-1])
                 fixed.append(common - starts[-1])
             else:
                 free.append(torch.ones_like(common))
                 starts.append(0.5 * free[-1])
                 fixed.append(torch.zeros_like(common))
-        none = rows.new_zeros(relaxation.samples, 0, dtype=torch.float32)
+        none = rows.new_zeros(relaxation.samples, 0, dtype=self.dtype)
         start, self.fixed, self.free = (torch.cat([none, *t], 1) for t in (starts, fixed, free))
         self.slopes = start.index_select(0, sample)
 
@@ -233,10 +237,10 @@ class _Search:
     def _view(self, at: Tensor) -> Callable[[Tensor], tuple[Tensor, Callable[[], Tensor]]]:
         """The bounds of the rows ``at`` as a function of their slopes, and a function that gives their gradient."""
         sample = self.sample[at]
-        rows, constant = self.rows[at].float(), self.constant[at].float()
+        rows, constant = self.rows[at].to(self.dtype), self.constant[at].to(self.dtype)
         fixed, free = self.fixed.index_select(0, sample), self.free.index_select(0, sample)
         common = {
-            index: Lines(*(t.float().index_select(0, sample) for t in self.relaxation.lines(index).parts()))
+            index: Lines(*(t.to(self.dtype).index_select(0, sample) for t in self.relaxation.lines(index).parts()))
             for index in self.activations
             if self._relu(index)
         }
@@ -250,7 +254,7 @@ class _Search:
                 with torch.enable_grad():
                     leaves[index] = part.to(self.rows.dtype).requires_grad_()
                     chosen[index] = self.relaxation.chosen_lines(index, sample, leaves[index]).parts()
-                lines[index] = Lines(*(t.detach().float() for t in chosen[index]))
+                lines[index] = Lines(*(t.detach().to(self.dtype) for t in chosen[index]))
             record: dict[int, Tensor] = {}
             with torch.no_grad():
                 values, reached = self.rough.lower(
@@ -278,7 +282,7 @@ class _Search:
                         pairs = zip(chosen[index], moved[index], strict=True)
                         outputs, given = zip(*((c, m.to(c)) for c, m in pairs if c.requires_grad), strict=True)
                         (found,) = torch.autograd.grad(outputs, leaves[index], given)
-                        parts.append(found.flatten(1).float())
+                        parts.append(found.flatten(1).to(self.dtype))
                 return torch.cat(parts, 1) * free
 
             return values, gradient

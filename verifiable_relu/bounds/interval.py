@@ -15,7 +15,7 @@ from torch import Tensor
 from verifiable_relu.bounds import rounding
 from verifiable_relu.bounds.activations import image
 from verifiable_relu.bounds.types import Bounds
-from verifiable_relu.errors import UnsupportedError
+from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.network.graph import (
     Activation,
     Add,
@@ -66,6 +66,16 @@ def input_box(
     low = torch.where(low > lower, torch.nextafter(low, torch.full_like(low, -torch.inf)), low)
     high = torch.where(high < upper, torch.nextafter(high, torch.full_like(high, torch.inf)), high)
     return Bounds(low.to(device), high.to(device))
+
+
+def rough(network: Network, device: torch.device | str = "cpu") -> tuple[Network, torch.dtype]:
+    """A network for searches that prove nothing, and its dtype: float32, or float64 where that can't hold a weight."""
+    for dtype in (torch.float32, torch.float64):
+        try:
+            return network.to(dtype, device), dtype
+        except InputError:
+            continue
+    raise InputError(f"the network '{network.name}' has weights beyond float64")
 
 
 def largest(bounds: Bounds) -> Tensor:

@@ -134,21 +134,24 @@ class Box:
         return True
 
     def witness(self, x: np.ndarray) -> tuple[Fraction, ...]:
-        """The exact point of the (closed) box nearest to a float point x of shape (n,).
+        """The exact point of the (closed) box nearest to a float point x of shape (n,); NaN stands for the lower bound.
 
         A float32 neighbour inside the box is preferred, so that replay in float32 sees the very same point; a
-        coordinate whose range holds no float32 number takes the exact bound.
+        coordinate whose range holds no float32 number takes the exact bound that is nearest.
         """
-        x64 = np.clip(np.asarray(x, dtype=np.float64).reshape(-1), self.lower, self.upper)
-        near = x64.astype(np.float32)
+        given = np.asarray(x, dtype=np.float64).reshape(-1)
+        x64 = np.clip(np.where(np.isnan(given), self.lower, given), self.lower, self.upper)
+        # Beyond float32 the largest number is taken first, and the box's bound then.
+        largest = float(np.finfo(np.float32).max)
+        near = np.clip(x64, -largest, largest).astype(np.float32)
         point: list[Fraction] = []
         for i, value in enumerate(near):
             lower, upper = self.bounds(i)
             candidate = Fraction(float(value))
-            if candidate < lower:
-                candidate = Fraction(float(np.nextafter(value, np.float32(np.inf))))
-            elif candidate > upper:
-                candidate = Fraction(float(np.nextafter(value, np.float32(-np.inf))))
+            toward = np.inf if candidate < lower else -np.inf if candidate > upper else float(value)
+            beside = np.nextafter(value, np.float32(toward))
+            if np.isfinite(beside):
+                candidate = Fraction(float(beside))
             point.append(min(max(candidate, lower), upper))
         return tuple(point)
 
@@ -265,20 +268,76 @@ def _members(group: Tensor, chosen: Tensor, groups: int) -> tuple[Tensor, Tensor
     return first[chosen][choice] + within, choice
 
 
+_LONG = Fraction(1, 2**30)
+"""By this part of its largest number a row is loosened whose coefficients have more digits than float64."""
+
+
+@dataclass(frozen=True)
+class _FloatRow:
+    """coefficients·y ≤ bound in float64; a margin of the property is at least a row's value divided by ``scale``."""
+
+    coefficients: tuple[tuple[int, float], ...]
+    bound: float
+    scale: float
+
+
+def _pieces(coefficients: Sequence[tuple[int, Fraction]]) -> list[tuple[tuple[int, float], ...]]:
+    """Integer coefficients as a sum of float64 rows: the nearest one, then what is left, until nothing is.
+
+    Raises:
+        OverflowError: if a coefficient is beyond the range of float64.
+    """
+    pieces = [tuple((i, float(c)) for i, c in coefficients)]
+    while coefficients := [
+        (i, rest) for (i, c), (_, near) in zip(coefficients, pieces[-1], strict=True) if (rest := c - Fraction(near))
+    ]:
+        pieces.append(tuple((i, float(c)) for i, c in coefficients))
+    return pieces
+
+
+def _float_rows(polytope: Polytope) -> list[list[_FloatRow]]:
+    """Polytopes with float64 coefficients whose union holds ``polytope``: one, unless coefficients are too long.
+
+    Each row is multiplied by its ``scale``, so that its coefficients are integers. Where float64 holds these, that is
+    all. Otherwise the row A·y ≤ b is written as the sum of float64 rows A = A₀ + A₁ + … + A_k. Where A₀·y > b + t and
+    A_j·y > −t/k for every j > 0, A·y > b: so the polytope lies in the union of the one that has A₀·y ≤ b + t in the
+    row's place and the half-spaces {A_j·y ≤ −t/k}. Since |A_j| is at most 2⁻⁵³·max|A|, these are far away from outputs
+    of ordinary size for a t that hardly counts. The row's value is at least k + 1 times the least of the k + 1 parts.
+
+    A row beyond the range of float64 is left out, which makes the polytope larger.
+    """
+    kept: list[_FloatRow] = []
+    far: list[list[_FloatRow]] = []
+    for row in polytope:
+        factor = Fraction(math.lcm(*(c.denominator for _, c in row.coefficients)))
+        try:
+            first, *others = _pieces([(i, c * factor) for i, c in row.coefficients])
+            scale, bound = round_up(factor / (1 + len(others))), row.bound * factor
+            if others:
+                spare = _LONG * max(abs(bound), *(abs(Fraction(c)) for _, c in first))
+                far += [[_FloatRow(piece, round_up(-spare / len(others)), scale)] for piece in others]
+                bound += spare
+            kept.append(_FloatRow(first, round_up(bound), scale))
+        except (OverflowError, InputError):
+            continue
+    return [kept, *far]
+
+
 @dataclass(frozen=True)
 class RowBatch:
     """The rows of several properties' polytopes, flattened, in float64 for bounds.
 
-    Every row is scaled to integer coefficients, exact in float64, and its bound is rounded up, so that the
-    unsafe set can only grow.
+    Every property's unsafe set is contained in the union of its polytopes here: rows are scaled to integer
+    coefficients and their bounds rounded up. A polytope whose coefficients float64 does not hold becomes several.
 
     Attributes:
         matrix: (rows, outputs); A of A·y ≤ b, times ``scale``.
         bound: (rows,); b times ``scale``.
-        scale: (rows,) what each row was multiplied by, at least 1.
+        scale: (rows,) what a row's value is divided by for the margin.
         sample: (rows,) which property a row belongs to.
         polytope: (rows,) which polytope a row belongs to, counted over all properties.
         owner: (polytopes,) which property a polytope belongs to.
+        origin: (polytopes,) which polytope of the properties, counted over all of them, it is, or is a part of.
         samples: the number of properties.
     """
 
@@ -288,15 +347,12 @@ class RowBatch:
     sample: Tensor
     polytope: Tensor
     owner: Tensor
+    origin: Tensor
     samples: int
 
     @classmethod
     def of(cls, properties: Sequence[Property], outputs: int) -> RowBatch:
-        """Collect the rows of ``properties`` over a network with ``outputs`` outputs.
-
-        Raises:
-            InputError: if a coefficient, scaled to an integer, is no float64 number.
-        """
+        """Collect the rows of ``properties`` over a network with ``outputs`` outputs."""
         import torch
 
         entries: list[tuple[int, int, float]] = []
@@ -305,20 +361,20 @@ class RowBatch:
         sample: list[int] = []
         member: list[int] = []
         owner: list[int] = []
+        origin: list[int] = []
+        given = 0
         for index, prop in enumerate(properties):
             for polytope in prop.unsafe:
-                for row in polytope:
-                    scale = math.lcm(*(c.denominator for _, c in row.coefficients))
-                    for column, coefficient in row.coefficients:
-                        scaled = coefficient * scale
-                        if abs(scaled) >= 2**1023 or Fraction(float(scaled)) != scaled:
-                            raise InputError(f"the coefficient {coefficient} of Y_{column} is no float64 number")
-                        entries.append((len(bound), column, float(scaled)))
-                    bound.append(round_up(row.bound * scale))
-                    scales.append(round_up(Fraction(scale)))
-                    sample.append(index)
-                    member.append(len(owner))
-                owner.append(index)
+                for part in _float_rows(polytope):
+                    for row in part:
+                        entries += [(len(bound), column, value) for column, value in row.coefficients]
+                        bound.append(row.bound)
+                        scales.append(row.scale)
+                        sample.append(index)
+                        member.append(len(owner))
+                    owner.append(index)
+                    origin.append(given)
+                given += 1
         matrix = torch.zeros(len(bound), outputs, dtype=torch.float64)
         if entries:
             rows, columns, values = zip(*entries, strict=True)
@@ -330,27 +386,30 @@ class RowBatch:
             torch.tensor(sample, dtype=torch.long),
             torch.tensor(member, dtype=torch.long),
             torch.tensor(owner, dtype=torch.long),
+            torch.tensor(origin, dtype=torch.long),
             len(properties),
         )
 
     def to(self, like: Tensor) -> RowBatch:
         """The same on the device of a tensor, its numbers in the tensor's dtype."""
         matrix, bound, scale = (t.to(like) for t in (self.matrix, self.bound, self.scale))
-        sample, polytope, owner = (t.to(like.device) for t in (self.sample, self.polytope, self.owner))
-        return RowBatch(matrix, bound, scale, sample, polytope, owner, self.samples)
+        numbers = (self.sample, self.polytope, self.owner, self.origin)
+        sample, polytope, owner, origin = (t.to(like.device) for t in numbers)
+        return RowBatch(matrix, bound, scale, sample, polytope, owner, origin, self.samples)
 
     def take(self, samples: Tensor) -> RowBatch:
         """The rows of the properties ``samples`` (n,), as a batch of n properties; repetitions are allowed."""
         import torch
 
         row, row_of = _members(self.sample, samples, self.samples)
-        polytope_of = _members(self.owner, samples, self.samples)[1]
+        chosen, polytope_of = _members(self.owner, samples, self.samples)
         position = torch.zeros_like(samples)
         counts = torch.bincount(self.owner, minlength=self.samples)
         first = counts.cumsum(0) - counts
         position[1:] = counts[samples].cumsum(0)[:-1]
         polytope = self.polytope[row] - first[self.sample[row]] + position[row_of]
-        return RowBatch(self.matrix[row], self.bound[row], self.scale[row], row_of, polytope, polytope_of, len(samples))
+        values = self.matrix[row], self.bound[row], self.scale[row]
+        return RowBatch(*values, row_of, polytope, polytope_of, self.origin[chosen], len(samples))
 
     def unscaled(self, row_values: Tensor) -> Tensor:
         """Values (…, rows) of matrix·y − bound in the properties' own units: divided by ``scale``, rounded down."""

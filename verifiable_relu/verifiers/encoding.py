@@ -7,6 +7,11 @@ input, through affine nodes and stable neurons alike, and end at unstable neuron
 
 one of which is zero. A solver's problem then has one row per unstable neuron and one per output constraint, whatever
 the size of the network. The arithmetic is float64, or exact: weights are dyadic rationals, so integers suffice.
+
+Where float64 rounds, and where stored weights are not the operator's own (``Affine.weight_error``), a form is not what
+it stands for. Pulling rows A back through y = W·x + b with relative errors of at most ε changes A·y by at most
+ε·|A|·(|W|·|x| + |b|); every form carries the sum of these, over bounds of all values, and a problem whose rows are
+loosened by it has every solution that the network has.
 """
 
 from __future__ import annotations
@@ -21,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from verifiable_relu.bounds import input_box, linear_lower_bounds, preactivation_bounds
+from verifiable_relu.bounds import Bounds, input_box, interval_bounds, linear_lower_bounds, preactivation_bounds
 from verifiable_relu.errors import UnsupportedError
 from verifiable_relu.network.graph import (
     PIECEWISE_LINEAR,
@@ -65,6 +70,15 @@ _PRODUCTS = 1 << 21
 _GRACE = 0.6
 """Seconds that a solver told to stop is waited for."""
 
+_UNIT = 2.0**-53
+"""The unit roundoff of float64."""
+
+_LEAST = 2.0**-1074
+"""The smallest float64 number."""
+
+_GENEROUS = 1.01
+"""By this factor sums of errors and sizes are larger than computed, for the rounding of their own."""
+
 
 def require_piecewise_linear(network: Network) -> None:
     """Refuse what has no exact mixed-integer form.
@@ -88,10 +102,45 @@ class Forms:
         terms: by variable node (0: the input, otherwise an activation), (rows, node size), zero where the node's
             neuron is no variable. For an activation they multiply the neuron's *value*.
         constant: (rows,).
+        error: (rows,) by how much a form may differ from what it stands for, at the network's own values.
     """
 
     terms: dict[int, Dyadic]
     constant: Dyadic
+    error: Dyadic
+
+
+@dataclass(frozen=True, eq=False)
+class Sizes:
+    """Upper bounds of what errors in pulling rows back are relative to, by node; arrays are (node size,).
+
+    Attributes:
+        value: ≥ |v|.
+        summed: of an affine node y = W·x + b, ≥ |W|·|x| + |b|.
+    """
+
+    value: Mapping[int, np.ndarray] = field(default_factory=dict)
+    summed: Mapping[int, np.ndarray] = field(default_factory=dict)
+
+    @staticmethod
+    def of(network: Network, bounds: Sequence[Bounds], sample: int) -> Sizes:
+        """From bounds of every node, in node order, of one sample of their batch."""
+        value: dict[int, Tensor] = {}
+        summed: dict[int, np.ndarray] = {}
+        for index, (node, box) in enumerate(zip(network.nodes, bounds, strict=True)):
+            value[index] = torch.maximum(-box.lower[sample], box.upper[sample])
+            if isinstance(node, Affine):
+                reached = node.absolute(value[node.inputs[0]][None])[0] + node.offset_magnitude()
+                summed[index] = _above(reached.expand(node.shape))
+        return Sizes({i: _above(v) for i, v in value.items()}, summed)
+
+
+def _above(values: Tensor) -> np.ndarray:
+    """Powers of two above values that are not negative, (size,): few digits suffice for errors."""
+    exponent = np.frexp(values.flatten().numpy() * _GENEROUS)[1]
+    above = np.ldexp(1.0, exponent)
+    # What is infinite or NaN stays beyond all bounds.
+    return np.where(np.isfinite(values.flatten().numpy()), above, np.inf)
 
 
 class Folding:
@@ -138,26 +187,61 @@ class Folding:
             return Dyadic(np.broadcast_to(slope.numbers, node.shape).reshape(-1), slope.exponent)
         return self.number(np.zeros(node.size))
 
-    def pull_back(self, target: int, rows: Dyadic, phases: Mapping[int, Phases]) -> Forms:
+    def relative(self, index: int) -> float:
+        """The relative error of one product in pulling rows back through an affine node."""
+        node = self.network.nodes[index]
+        assert isinstance(node, Affine)
+        if self.exact:
+            return 2 * node.weight_error
+        # A product takes part in a sum along the node, and its offset in one along all nodes.
+        terms = max(node.terms, node.size) + len(self.network.nodes) + 8
+        return 2 * node.weight_error + 2 * terms * _UNIT
+
+    def underflow(self, sizes: Sizes) -> float:
+        """What products too small for float64 may amount to, on the whole way back."""
+        if self.exact:
+            return 0.0
+        nodes = self.network.nodes
+        products = sum(node.terms * nodes[node.inputs[0]].size for node in nodes if isinstance(node, Affine))
+        return 4 * _LEAST * products * (1 + max(float(v.max(initial=0.0)) for v in sizes.value.values()))
+
+    def pull_back(self, target: int, rows: Dyadic, phases: Mapping[int, Phases], sizes: Sizes) -> Forms:
         """rows·(value of node ``target``) as forms over the input and the unstable neurons.
 
         Args:
             target: the node.
             rows: (R, size of the target).
             phases: of every activation before the target.
+            sizes: of the nodes before the target, and of itself; needed where something is rounded.
+
+        Raises:
+            UnsupportedError: if errors are unbounded, since the sizes are.
         """
         count = len(rows.numbers)
         pending = {target: rows}
-        forms = Forms({}, self.number(np.zeros(count)))
-        constant = forms.constant
+        forms = Forms({}, self.number(np.zeros(count)), self.number(np.full(count, self.underflow(sizes))))
+        constant, error = forms.constant, forms.error
+
+        def charge(a: Dyadic, size: np.ndarray, relative: float) -> None:
+            nonlocal error
+            if not np.isfinite(size).all():
+                raise UnsupportedError("the bounds of the network's values are not finite")
+            share = self.number(np.where(size > 0, np.maximum(_GENEROUS * relative * size, _LEAST), 0.0))
+            error = error + Dyadic(np.abs(a.numbers) @ share.numbers, a.exponent + share.exponent)
 
         def give(index: int, a: Dyadic) -> None:
-            pending[index] = pending[index] + a if index in pending else a
+            if index in pending:
+                a = pending[index] + a
+                if not self.exact:
+                    charge(a, sizes.value[index], _UNIT)
+            pending[index] = a
 
         for index in range(target, -1, -1):
             if index not in pending:
                 continue
             a, node = pending.pop(index), self.network.nodes[index]
+            if isinstance(node, Affine) and (relative := self.relative(index)):
+                charge(a, sizes.summed[index], relative)
             shaped = Dyadic(a.numbers.reshape(count, *node.shape), a.exponent)
             match node:
                 case Input():
@@ -167,7 +251,10 @@ class Folding:
                     forms.terms[index] = Dyadic(np.where(phase.unstable, a.numbers, 0), a.exponent)
                     active = Dyadic(np.where(phase.active, a.numbers, 0), a.exponent)
                     inactive = Dyadic(np.where(phase.inactive, a.numbers, 0), a.exponent)
-                    give(node.inputs[0], active + inactive * self.slopes(index))
+                    folded = active + inactive * self.slopes(index)
+                    if not self.exact:
+                        charge(folded, sizes.value[node.inputs[0]], _UNIT)
+                    give(node.inputs[0], folded)
                 case Add():
                     for source in node.inputs:
                         give(source, a)
@@ -196,9 +283,9 @@ class Folding:
                     give(node.inputs[0], Dyadic(pulled.reshape(count, -1), weight.exponent + a.exponent))
                 case _:
                     raise UnsupportedError("has no affine form", place=f"node '{node.name}' ({node.op})")
-        return Forms(forms.terms, constant)
+        return Forms(forms.terms, constant, error)
 
-    def neurons(self, phases: Mapping[int, Phases]) -> Iterator[tuple[int, np.ndarray, Forms]]:
+    def neurons(self, phases: Mapping[int, Phases], sizes: Sizes) -> Iterator[tuple[int, np.ndarray, Forms]]:
         """The pre-activations of all unstable neurons, in chunks: activation, neurons (R,), their forms."""
         size = max(1, self._chunk)
         for index, phase in phases.items():
@@ -208,7 +295,7 @@ class Folding:
                 part = chosen[start : start + size]
                 unit = np.zeros((len(part), node.size), dtype=object if self.exact else np.float64)
                 unit[np.arange(len(part)), part] = 1
-                yield index, part, self.pull_back(node.inputs[0], Dyadic(unit, 0), phases)
+                yield index, part, self.pull_back(node.inputs[0], Dyadic(unit, 0), phases, sizes)
 
 
 def _dot(rows: Dyadic, offset: Dyadic) -> Dyadic:
@@ -270,6 +357,7 @@ class Problem:
 
     Attributes:
         phases: by activation node.
+        sizes: of all values, empty where nothing is rounded.
         open: the polytopes that bounds do not exclude, the likeliest to be reached first.
         margin: a proven lower bound of the margin, −inf without bounds.
     """
@@ -277,6 +365,7 @@ class Problem:
     query: Query
     folding: Folding
     phases: dict[int, Phases]
+    sizes: Sizes
     open: tuple[Polytope, ...]
     margin: float
 
@@ -284,6 +373,15 @@ class Problem:
     def unstable(self) -> int:
         """Number of unstable neurons."""
         return sum(int(phase.unstable.sum()) for phase in self.phases.values())
+
+
+def _sizes(folding: Folding, box: Bounds, known: Mapping[int, Bounds] | None = None) -> list[Sizes]:
+    """The sizes of all values over a batch of boxes, by intervals; empty where nothing is rounded."""
+    if folding.exact and not folding.network.weight_error:
+        return [Sizes()] * len(box.lower)
+    network = folding.network.to(torch.float64)
+    bounds = interval_bounds(network, box, known)
+    return [Sizes.of(network, bounds, sample) for sample in range(len(box.lower))]
 
 
 def _bounded(folding: Folding, queries: Sequence[Query], stop: Callable[[], bool]) -> list[Problem]:
@@ -294,15 +392,16 @@ def _bounded(folding: Folding, queries: Sequence[Query], stop: Callable[[], bool
         pre = preactivation_bounds(network, box, stop=stop)
         rows = RowBatch.of(properties, network.output_size)
         values = linear_lower_bounds(network, box, pre, rows.matrix, rows.sample, stop=stop)
-    below = torch.nextafter(values - rows.bound, torch.tensor(-torch.inf, dtype=torch.float64))
-    slack = rows.unscaled(below).numpy()
-    slack = np.where(np.isnan(slack), -np.inf, slack)
+        sizes = _sizes(folding, box, pre)
+        slack = rows.unscaled(torch.nextafter(values - rows.bound, values.new_full((), -torch.inf)))
+        slack = torch.where(slack.isnan(), -torch.inf, slack)
+        excluded = slack.new_full((len(rows.owner),), -torch.inf).scatter_reduce(0, rows.polytope, slack, "amax")
+        count = sum(len(prop.unsafe) for prop in properties)
+        reached = slack.new_full((count,), torch.inf).scatter_reduce(0, rows.origin, excluded, "amin").numpy()
     problems, at = [], 0
     for sample, query in enumerate(queries):
-        margins = []
-        for polytope in query.property.unsafe:
-            margins.append(slack[at : at + len(polytope)].max(initial=-np.inf))
-            at += len(polytope)
+        margins = reached[at : at + len(query.property.unsafe)]
+        at += len(margins)
         order = [int(i) for i in np.argsort(margins, kind="stable") if not margins[i] > 0]
         problems.append(
             Problem(
@@ -312,6 +411,7 @@ def _bounded(folding: Folding, queries: Sequence[Query], stop: Callable[[], bool
                     i: Phases(b.lower[sample].flatten().numpy(), b.upper[sample].flatten().numpy())
                     for i, b in pre.items()
                 },
+                sizes[sample],
                 tuple(query.property.unsafe[i] for i in order),
                 float(min(margins, default=np.inf)),
             )
@@ -320,11 +420,13 @@ def _bounded(folding: Folding, queries: Sequence[Query], stop: Callable[[], bool
 
 
 def _unbounded(folding: Folding, queries: Sequence[Query]) -> list[Problem]:
-    """Problems in which every neuron is unstable and nothing rests on floating point."""
+    """Problems in which every neuron is unstable; where weights are exact, nothing rests on floating point."""
     network = folding.network
     free = {i: np.full(network.nodes[i].size, np.inf) for i in network.activations}
     phases = {i: Phases(-width, width) for i, width in free.items()}
-    return [Problem(q, folding, phases, q.property.unsafe, -np.inf) for q in queries]
+    with torch.no_grad():
+        sizes = _sizes(folding, input_box([q.property for q in queries], network))
+    return [Problem(q, folding, phases, sizes[i], q.property.unsafe, -np.inf) for i, q in enumerate(queries)]
 
 
 Solve = Callable[[Problem, Callable[[], float]], Outcome]

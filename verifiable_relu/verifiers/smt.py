@@ -5,6 +5,7 @@ them is zero (the phases of Katz et al., Reluplex, arXiv 1702.01135). The dense 
 search then, only bounds of variables do, which is what a simplex core is good at. Bounds serve to leave out stable
 neurons (``encoding``) and nothing else: the chords of the relaxation, or the intervals, as further constraints make
 z3 several times slower, since it pays for every digit. Without bounds nothing in the formula rests on floating point.
+Where stored weights are not the operator's own, the equations and the rows are loosened by what that may change.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ class Smt:
 
     Attributes:
         bounds: use CROWN bounds to leave out stable neurons and decided polytopes. Their rounding is accounted for,
-            so *unsat* is then ``Trust.ROUNDED``; without them it is ``Trust.EXACT`` and much slower.
+            so *unsat* is then ``Trust.ROUNDED``; without them it is ``Trust.EXACT`` and much slower, where the stored
+            weights are the operators' own.
         seed: of the solver.
     """
 
@@ -58,8 +60,7 @@ class Smt:
                 return outcome
             if outcome.verdict is Verdict.UNKNOWN:
                 undecided = undecided or outcome
-        trusted = evaluable(problem.query.network)
-        trust = (Trust.ROUNDED if self.bounds else Trust.EXACT) if trusted else Trust.FLOAT
+        trust = Trust.ROUNDED if self.bounds or not evaluable(problem.query.network) else Trust.EXACT
         return undecided or Outcome(Verdict.UNSAT, Reason.PROVED, self.name, trust, max(problem.margin, 0.0))
 
     def _reach(self, problem: Problem, formula: _Formula, text: str, left: Callable[[], float]) -> Outcome:
@@ -129,6 +130,12 @@ def _number(value: Fraction | int) -> str:
     return sign + (size if value.denominator == 1 else f"(/ {size} {value.denominator}.0)") + top
 
 
+def _error(forms: Forms, row: int) -> Fraction:
+    """By how much a form may be off, rounded up to a power of two, since z3 pays for every digit."""
+    error = int(forms.error.numbers[row])
+    return Fraction(2) ** (forms.error.exponent + error.bit_length()) if error else Fraction(0)
+
+
 def _sum(terms: Sequence[str]) -> str:
     return "0.0" if not terms else terms[0] if len(terms) == 1 else f"(+ {' '.join(terms)})"
 
@@ -165,13 +172,19 @@ class _Formula:
 
     def _hidden(self) -> Iterator[str]:
         """One equation, two signs and one clause for every unstable neuron."""
-        for index, chosen, forms in self._problem.folding.neurons(self._problem.phases):
+        for index, chosen, forms in self._problem.folding.neurons(self._problem.phases, self._problem.sizes):
             for row, j in enumerate(chosen):
                 if self._left() <= 0:
                     raise OutOfTime
                 p, n = f"p_{index}_{j}", f"n_{index}_{j}"
                 terms, constant, scale = self._linear(forms, row)
-                yield f"(= (* {_number(scale)} (- {p} {n})) {_sum([*terms, _number(constant)])})"
+                here, there = f"(* {_number(scale)} (- {p} {n}))", _sum([*terms, _number(constant)])
+                error = _error(forms, row) * scale
+                if error:
+                    yield f"(<= {here} (+ {there} {_number(error)}))"
+                    yield f"(>= {here} (- {there} {_number(error)}))"
+                else:
+                    yield f"(= {here} {there})"
                 yield f"(>= {p} 0.0)"
                 yield f"(>= {n} 0.0)"
                 yield f"(or (<= {p} 0.0) (<= {n} 0.0))"
@@ -212,14 +225,16 @@ class _Formula:
         for r, (row, scale) in enumerate(zip(polytope, scales, strict=True)):
             for i, c in row.coefficients:
                 rows[r, i] = int(c * scale)
-        forms = self._problem.folding.pull_back(len(network.nodes) - 1, Dyadic(rows, 0), self._problem.phases)
+        last, problem = len(network.nodes) - 1, self._problem
+        forms = problem.folding.pull_back(last, Dyadic(rows, 0), problem.phases, problem.sizes)
         parts = (self._row(forms, r, row, scale) for r, (row, scale) in enumerate(zip(polytope, scales, strict=True)))
         return "".join(f"(assert {part})\n" for part in parts)
 
     def _row(self, forms: Forms, r: int, row: Row, scale: int) -> str:
         terms, constant, factor = self._linear(forms, r)
         left = _sum([*terms, f"(* {_number(factor * scale)} gap)"])
-        return f"({'<' if row.strict else '<='} {left} {_number(row.bound * scale * factor - constant)})"
+        limit = (row.bound * scale + _error(forms, r)) * factor - constant
+        return f"({'<' if row.strict else '<='} {left} {_number(limit)})"
 
     def point(self, model: z3.ModelRef) -> Witness:
         """The input that a model describes."""
