@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from verifiable_relu.verifiers.bab.strip import Strip
+from verifiable_relu.verifiers.bab.strip import Forms, Strip
 
 _FACTOR = 2.0
 """What Polyak's step is multiplied with."""
@@ -65,12 +65,14 @@ class Bounded:
         bound: (nodes,) of the objective; not a proof.
         columns: (k,) the neurons that have multipliers in some node.
         w: (nodes, k) their multipliers, as ``Proofs.lower`` takes them.
+        coefficients: (nodes, m) of the remainders q̃.
         blame: (nodes, m) how much each open neuron's line over the activation costs the bound; −1 if split.
     """
 
     bound: Tensor
     columns: Tensor
     w: Tensor
+    coefficients: Tensor
     blame: Tensor
 
 
@@ -89,8 +91,8 @@ class Ascent:
         self.adaptive = adaptive
         self.inputs, self.size = folded.inputs, folded.size
         self._ends = torch.tensor([0] + [end for _, end in folded.blocks])
-        self._matrix, self._constant = strip.neurons.matrix.to(dtype), strip.neurons.constant.to(dtype)
-        self._rows, self._row_constant = strip.rows.matrix.to(dtype), strip.rows.constant.to(dtype)
+        self._matrix, self._constant = self._centred(strip.neurons)
+        self._rows, self._row_constant = self._centred(strip.rows)
         lower, upper, slope, slopes, width = folded.lower, folded.upper, folded.slope, strip.slopes, strip.width
         chord = (upper - slope * lower) / (upper - lower)
         self._active = ((1 - slopes) / width).to(dtype)
@@ -102,6 +104,12 @@ class Ascent:
         self._row_scale = ((sizes + 1e-30) ** -2).to(dtype).clamp(max=1e30)
         self.target = 1e-6 * float(strip.rows.matrix[0].abs().sum() + strip.rows.constant[0].abs())
 
+    def _centred(self, forms: Forms) -> tuple[Tensor, Tensor]:
+        """Matrix and constant of forms of e and p ∈ [−1, 1]ᵐ, where q̃ = (1 + p)/2: the least value is one norm."""
+        n, (matrix, constant) = self.inputs, (forms.matrix.clone(), forms.constant)
+        matrix[:, n:] /= 2
+        return matrix.to(self.dtype), (constant + matrix[:, n:].sum(1)).to(self.dtype)
+
     def run(self, batch: Batch, steps: int) -> Bounded:
         """So many steps from the batch's multipliers, which become the best ones found."""
         view = _View(self, batch.split)
@@ -111,7 +119,7 @@ class Ascent:
         moved = moved_mu = None
         for step in range(steps + 1):
             bound, c, q, w, limits = view.bound(multipliers, mu)
-            found.keep(bound, c[:, self.inputs :], q, w, multipliers, mu)
+            found.keep(bound, c[:, self.inputs :], w, multipliers, mu)
             if step == steps or bool((found.bound > self.target).all()):
                 break
             gradient, gradient_mu = view.gradient(c, q, multipliers, mu, limits)
@@ -142,15 +150,13 @@ class _View:
         n = ascent.inputs
         used = (split != 0).any(0) | ascent.adaptive
         self.columns = columns = used.nonzero().squeeze(1)
-        self.others = others = (~used).nonzero().squeeze(1)
+        self.places = n + columns
         ends = torch.searchsorted(columns, ascent._ends).tolist()
         self.blocks = [(a, b) for a, b in itertools.pairwise(ends) if b > a]
-        chosen = ascent._matrix.index_select(0, columns)
-        outside = torch.cat([torch.arange(n), n + others])
-        self.matrix = chosen.index_select(1, outside)
-        self.between = chosen.index_select(1, n + columns)
-        self.row_matrix = ascent._rows.index_select(1, outside)
-        self.row_between = ascent._rows.index_select(1, n + columns)
+        self.matrix = ascent._matrix.index_select(0, columns)
+        self.between = 2 * self.matrix.index_select(1, self.places)
+        self.rows = ascent._rows
+        self.row_between = 2 * ascent._rows.index_select(1, self.places)
         self.constant = ascent._constant[columns]
         self.scale = ascent._scale[columns]
         sign = split.index_select(1, columns).to(ascent.dtype)
@@ -167,15 +173,14 @@ class _View:
         self.offset = torch.where(self.split, none, torch.where(self.lines, ascent._offset[columns], 1 - none))
 
     def bound(self, multipliers: Tensor, mu: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, tuple[Tensor, Tensor]]:
-        """Bounds; coefficients outside the view and in it; w; and the limits of the multipliers of open neurons."""
+        """Bounds; the coefficients of e and p; those of the view's q̃; w; the limits of open neurons' multipliers."""
         ascent = self.ascent
-        start, q = ascent._rows[:1], self.row_between[:1].expand(len(mu), -1)
-        constant = ascent._row_constant[0].expand(len(mu))
-        first = self.row_matrix[:1]
+        q = self.row_between[:1].expand(len(mu), -1)
+        constant, first = ascent._row_constant[0], self.rows[:1]
         if mu.shape[1]:
             q = q + mu @ self.row_between[1:]
             constant = constant + mu @ ascent._row_constant[1:]
-            first = first + mu @ self.row_matrix[1:]
+            first = first + mu @ self.rows[1:]
         q = q.clone()
         w = torch.empty_like(q)
         least, most = torch.empty_like(q), torch.empty_like(q)
@@ -196,19 +201,17 @@ class _View:
             if start:
                 q[:, :start] += value @ self.between[start:end, :start]
         c = torch.addmm(first, w, self.matrix)
-        n = ascent.inputs
-        bound = constant + w @ self.constant - torch.linalg.vector_norm(c[:, :n], 1, dim=1)
-        bound = bound + c[:, n:].clamp(max=0).sum(1) + (q.clamp(max=0) * self.offset).sum(1)
+        # The norm takes the remainders of the view for free ones, whose least value is min(q, 0).
+        bound = constant + w @ self.constant - torch.linalg.vector_norm(c, 1, dim=1)
+        bound = bound + (q.clamp(max=0) * (self.offset - 1)).sum(1)
         return bound, c, q, w, (least, most)
 
     def gradient(
         self, c: Tensor, q: Tensor, multipliers: Tensor, mu: Tensor, limits: tuple[Tensor, Tensor]
     ) -> tuple[Tensor, Tensor]:
         """Of the bound by the multipliers and by μ, zero where they are at a limit and the gradient leads out."""
-        n = self.ascent.inputs
-        y = torch.empty_like(c)
-        torch.sign(c[:, :n], out=y[:, :n]).neg_()
-        y[:, n:] = c[:, n:] < 0
+        y = torch.copysign(torch.ones((), dtype=c.dtype), c).neg_()
+        y.index_fill_(1, self.places, -1)
         z = torch.addmm(self.constant, y, self.matrix.T)
         values = torch.zeros_like(z)
         for start, end in self.blocks:
@@ -228,7 +231,7 @@ class _View:
         found *= ((multipliers > low) | (found > 0)) & ((multipliers < high) | (found < 0))
         of_mu = mu
         if mu.shape[1]:
-            of_mu = self.ascent._row_constant[1:] + y @ self.row_matrix[1:].T + values @ self.row_between[1:].T
+            of_mu = self.ascent._row_constant[1:] + y @ self.rows[1:].T + values @ self.row_between[1:].T
             of_mu *= (mu > 0) | (of_mu > 0)
         return found, of_mu
 
@@ -264,17 +267,15 @@ class _Best:
 
     @property
     def multipliers(self) -> Tensor:
-        return self._taken[4]
+        return self._taken[3]
 
     @property
     def mu(self) -> Tensor:
-        return self._taken[5]
+        return self._taken[4]
 
     def result(self, is_open: Tensor) -> Bounded:
-        view, (bound, others, q, w, _, _) = self._view, self._taken
-        coefficient = torch.empty(is_open.shape, dtype=q.dtype)
-        coefficient[:, view.columns] = q
-        coefficient[:, view.others] = others
-        blame = -coefficient.clamp_(max=0) * view.ascent._offset
+        view, (bound, c, w, _, _) = self._view, self._taken
+        coefficients = 2 * c
+        blame = -coefficients.clamp(max=0) * view.ascent._offset
         blame.masked_fill_(~is_open, -1)
-        return Bounded(bound, view.columns, w, blame)
+        return Bounded(bound, view.columns, w, coefficients, blame)

@@ -71,8 +71,8 @@ class Rows:
         )
 
 
-def require_convex(network: Network) -> None:
-    """Refuse networks with activations other than ReLU, and LeakyReLU with slopes of at most 1.
+def require_piecewise_linear(network: Network) -> None:
+    """Refuse networks with activations other than ReLU and LeakyReLU.
 
     Raises:
         UnsupportedError: naming the first other activation.
@@ -85,13 +85,10 @@ def _slope(node: Node) -> Tensor:
     """The slopes below zero of an activation's neurons, (size,) in float64."""
     if isinstance(node, Relu):
         return torch.zeros(node.size, dtype=torch.float64)
-    place = f"node '{node.name}' ({node.op})"
     if not isinstance(node, LeakyRelu):
+        place = f"node '{node.name}' ({node.op})"
         raise UnsupportedError("only piecewise-linear activations can be split into phases", place=place)
-    slope = node.slope.detach().double().expand(node.shape).flatten()
-    if not bool((slope <= 1).all()):
-        raise UnsupportedError("has a slope above 1 and is not convex", place=place)
-    return slope
+    return node.slope.detach().double().expand(node.shape).flatten()
 
 
 class Folded:
@@ -106,11 +103,13 @@ class Folded:
         lower: (m,) of the pre-activations, negative.
         upper: (m,) likewise, positive.
         slope: (m,) of the activation below zero.
+        places: (m, 2) the activation node of each, and its number there.
+        curvature: (m,) 1 where the activation is convex, −1 where it is concave, its slope being above 1.
         blocks: for each activation with unstable neurons its first one and the end, in the order of evaluation: a
             neuron depends on neurons of earlier blocks alone.
 
     Raises:
-        UnsupportedError: as ``require_convex``.
+        UnsupportedError: as ``require_piecewise_linear``.
         ArithmeticError: if a bound is not finite.
     """
 
@@ -130,7 +129,7 @@ class Folded:
         self._start: dict[int, int] = {}
         self._passing: dict[int, Tensor] = {}
         self.blocks: list[tuple[int, int]] = []
-        lower, upper, slope, at = [], [], [], 0
+        lower, upper, slope, places, at = [], [], [], [torch.zeros(0, 2, dtype=torch.long)], 0
         for index in sorted(relaxation.pre):
             below = _slope(self.network.nodes[index])
             bounds = relaxation.pre[index]
@@ -146,8 +145,11 @@ class Folded:
             lower.append(low[chosen])
             upper.append(high[chosen])
             slope.append(below[chosen])
+            places.append(torch.stack([torch.full_like(chosen, index), chosen], 1))
         none = torch.zeros(0, dtype=torch.float64)
         self.lower, self.upper, self.slope = (torch.cat([none, *parts]) for parts in (lower, upper, slope))
+        self.places = torch.cat(places)
+        self.curvature = torch.where(self.slope > 1, -1.0, torch.ones_like(self.slope))
         if not bool((self.lower.isfinite() & self.upper.isfinite()).all()):
             raise ArithmeticError("the bounds of a pre-activation are not finite")
 

@@ -51,7 +51,7 @@ class Program:
         self._strip, self._neurons, self._rows = strip, neurons, rows
         folded = strip.folded
         self._lower, self._upper = folded.lower.numpy(), folded.upper.numpy()
-        self._slope = folded.slope.numpy()
+        self._slope, self._curvature = folded.slope.numpy(), folded.curvature.numpy()
         n, m, others = folded.inputs, folded.size, len(rows.constant) - 1
         weights = sparse.csr_array(neurons.neurons.numpy())
         self._equations = sparse.hstack(
@@ -109,9 +109,9 @@ class Program:
         chord = (self._upper - self._slope * self._lower) / (self._upper - self._lower)
 
         def lines(which: np.ndarray, rate: np.ndarray) -> sparse.csr_array:
-            """r − rate·z of some neurons."""
-            at, one = np.arange(len(which)), np.ones(len(which))
-            values = np.concatenate([one, -rate[which]])
+            """r − rate·z of some neurons, negated where the activation is concave."""
+            at, sign = np.arange(len(which)), self._curvature[which]
+            values = np.concatenate([sign, -sign * rate[which]])
             places = (np.concatenate([at, at]), np.concatenate([n + m + which, n + which]))
             return sparse.csr_array((values, places), shape=(len(which), n + 2 * m))
 
@@ -121,7 +121,7 @@ class Program:
         equal = lines(decided, np.where(split > 0, one, slope))
         free, zero = np.full(len(is_open), np.inf), np.zeros(len(is_open))
         constant = -self._neurons.constant.numpy()
-        top = ((slope - chord) * self._lower)[is_open]
+        top = (self._curvature * (slope - chord) * self._lower)[is_open]
         matrix = sparse.vstack([self._equations, self._behind, above, below, over, equal], format="csr")
         rows = np.concatenate([constant, np.full(others, -np.inf), zero, zero, -free, np.zeros(len(decided))])
         limits = -self._rows.constant[1:].numpy()

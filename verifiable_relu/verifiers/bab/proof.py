@@ -6,8 +6,8 @@ the unsafe set, with z_j(e, q̃) the form that equals z_j,
 
     objective ≥ objective + Σ μ_i·row_i + Σ w_j·(z_j(e, q̃) − z_j) = constant + c·(e, q̃) − Σ w_j·z_j.
 
-The right side is least where every e_i = −sign(c_i) and where every neuron is at an end of one of its phases: q̃_j is
-convex and piecewise linear in z_j, with its kink at 0, and an expression of z_j alone is left. So
+The right side is least where every e_i = −sign(c_i) and where every neuron is at an end of one of its phases: of
+neuron j an expression of z_j alone is left, since q̃_j is a function of z_j, linear on either side of 0. So
 
     objective ≥ constant − Σ|c_i| + Σ_j min over the ends z of the phases that the node allows of (c_j·q̃_j(z) − w_j·z).
 

@@ -4,7 +4,8 @@ With a slope t_j between the slopes of the activation, the value of neuron j is
 
     r_j = t_j·z_j + q_j,   0 ≤ q_j ≤ Q_j = max((1 − t_j)·u_j, (slope_j − t_j)·l_j),
 
-z_j ∈ [l_j, u_j] being its pre-activation. Put into the folded system block by block, this makes all pre-activations and
+z_j ∈ [l_j, u_j] being its pre-activation. (Where the activation is concave, its slope below zero being above 1, the
+remainder and its bound Q_j are negative.) Put into the folded system block by block, this makes all pre-activations and
 the objective affine in e ∈ [−1, 1]ⁿ and q̃ = q/Q ∈ [0, 1]ᵐ. The objective's least value over that box is the
 α-CROWN bound with the lower slopes t_j where the objective's coefficient is positive, and with the upper slopes where
 it is negative (Xu et al., arXiv 2011.13824); the slopes are optimised for that bound.
@@ -49,7 +50,8 @@ class Slopes:
         single = torch.float32
         wx, wr, b = neurons.inputs.to(single), neurons.neurons.to(single), neurons.constant.to(single)
         lower, upper, slope = folded.lower.to(single), folded.upper.to(single), folded.slope.to(single)
-        chord = _chord(lower, upper, slope)
+        curvature, least, most = folded.curvature.to(single), slope.clamp(max=1), slope.clamp(min=1)
+        chord = (upper - slope * lower) / (upper - lower)
         offset = (slope - chord) * lower
         alpha = torch.where(upper > -lower, torch.ones_like(upper), slope).repeat(len(rows.constant), 1)
         first, second = torch.zeros_like(alpha), torch.zeros_like(alpha)
@@ -62,52 +64,43 @@ class Slopes:
             weight = torch.zeros_like(alpha)
             for start, end in reversed(folded.blocks):
                 mine = a[:, start:end]
-                negative = mine.clamp(max=0)
-                constant = constant + negative @ offset[start:end]
-                weight[:, start:end] = mine.clamp(min=0) * alpha[:, start:end] + negative * chord[start:end]
+                # The chord is above a convex activation, and below a concave one.
+                far = mine * curvature[start:end] < 0
+                constant = constant + (mine * far) @ offset[start:end]
+                weight[:, start:end] = mine * torch.where(far, chord[start:end], alpha[:, start:end])
                 a = torch.addmm(a, weight[:, start:end], wr[start:end])
             # A neuron's coefficient is complete once the blocks behind it have given theirs.
             inputs = torch.addmm(inputs, weight, wx)
             bound = constant + weight @ b - inputs.abs().sum(1)
             better = bound > best
             best = torch.where(better, bound, best)
-            chosen = torch.where(a > 0, alpha, chord)
+            near = a * curvature >= 0
+            chosen = torch.where(near, alpha, chord)
             found = torch.where(better[:, None], chosen, found)
             if step > self.steps or bool((best > 0).all()) or stop():
                 break
-            gradient = self._gradient(folded, a, alpha, (chord, offset), -inputs.sign(), (wx, wr, b))
+            gradient = a * near * self._forward(folded, (chosen, ~near * offset), -inputs.sign(), (wx, wr, b))
             first.lerp_(gradient, 0.1)
             second.mul_(0.999).addcmul_(gradient, gradient, value=0.001)
             size = (second / (1 - 0.999**step)).sqrt_().add_(1e-12)
             alpha = alpha + rate / (1 - 0.9**step) * first / size
-            alpha = torch.maximum(torch.minimum(alpha, torch.ones_like(slope)), slope)
+            alpha = torch.maximum(torch.minimum(alpha, most), least)
             rate *= self.decay
-        return torch.maximum(found.double(), folded.slope).clamp(max=1), best
+        found = torch.maximum(found.double(), folded.slope.clamp(max=1))
+        return torch.minimum(found, folded.slope.clamp(min=1)), best
 
     @staticmethod
-    def _gradient(
-        folded: Folded,
-        a: Tensor,
-        alpha: Tensor,
-        upper: tuple[Tensor, Tensor],
-        e: Tensor,
-        weights: tuple[Tensor, Tensor, Tensor],
+    def _forward(
+        folded: Folded, lines: tuple[Tensor, Tensor], e: Tensor, weights: tuple[Tensor, Tensor, Tensor]
     ) -> Tensor:
-        """Of the bounds by the slopes: a⁺·z at the minimiser e, by the envelope theorem."""
-        (chord, offset), (wx, wr, b) = upper, weights
+        """The pre-activations at e where every activation is its line: by them the bounds' gradient is a·z."""
+        (slope, offset), (wx, wr, b) = lines, weights
         z = torch.addmm(b, e, wx.T)
         r = torch.zeros_like(z)
         for start, end in folded.blocks:
             z[:, start:end] += r[:, :start] @ wr[start:end, :start].T
-            mine = z[:, start:end]
-            line = mine * chord[start:end] + offset[start:end]
-            r[:, start:end] = torch.where(a[:, start:end] > 0, alpha[:, start:end] * mine, line)
-        return a.clamp(min=0) * z
-
-
-def _chord(lower: Tensor, upper: Tensor, slope: Tensor) -> Tensor:
-    """The slope of the line from the activation's value at ``lower`` to that at ``upper``."""
-    return (upper - slope * lower) / (upper - lower)
+            r[:, start:end] = z[:, start:end] * slope[:, start:end] + offset[:, start:end]
+        return z
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,11 +125,11 @@ class Strip:
         folded: the unstable neurons.
         neurons: their pre-activations.
         rows: the objective, and rows that are to be at most zero where it matters.
-        slopes: (m,) t, each between the slopes of its activation.
+        slopes: (m,) t, each between the two slopes of its activation.
 
     Attributes:
         slopes: t.
-        width: (m,) Q, rounded up.
+        width: (m,) Q, rounded away from zero.
         neurons: the pre-activations, m forms.
         rows: forms of ``rows``.
     """
@@ -146,8 +139,8 @@ class Strip:
         self.slopes = slopes
         lower, upper, slope = folded.lower, folded.upper, folded.slope
         magnitude = torch.maximum(-lower, upper)
-        width = torch.maximum((1 - slopes) * upper, (slope - slopes) * lower)
-        self.width = torch.maximum(width * (1 + 2.0**-50) + _TINY, _LEAST * magnitude)
+        width = torch.maximum(((1 - slopes) * upper).abs(), ((slope - slopes) * lower).abs())
+        self.width = folded.curvature * torch.maximum(width * (1 + 2.0**-50) + _TINY, _LEAST * magnitude)
         n, m = folded.inputs, folded.size
         matrix = torch.zeros(m, n + m, dtype=torch.float64)
         constant, error, size = (torch.zeros(m, dtype=torch.float64) for _ in range(3))
@@ -170,7 +163,7 @@ class Strip:
         matrix[:, :n] += rows.inputs
         matrix[:, n : n + before] += direct * self.width[:before]
         constant = rows.constant + weight @ self.neurons.constant[:before]
-        terms = rows.inputs.abs().sum(1) + rows.constant.abs() + direct.abs() @ self.width[:before]
+        terms = rows.inputs.abs().sum(1) + rows.constant.abs() + direct.abs() @ self.width[:before].abs()
         terms = terms + weight.abs() @ self._size[:before]
         rounding = gamma(before + 8, torch.float64) * terms + 8 * _TINY * (before + 1) * matrix.shape[1]
         error = rows.error + weight.abs() @ self.neurons.error[:before] + rounding

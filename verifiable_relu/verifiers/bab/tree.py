@@ -42,9 +42,9 @@ class Search:
         candidates: how many nodes of a batch are asked for a counterexample.
     """
 
-    steps: int = 4
-    adaptive: int = 64
-    batch: int = 1024
+    steps: int = 2
+    adaptive: int = 32
+    batch: int = 512
     stalled: float = 0.02
     exact: float = 1e-3
     finishing: int = 30
@@ -129,15 +129,17 @@ class Tree:
         folded = strip.folded
         self._size = folded.size
         self._batch = max(16, min(search.batch, _WORKING // (24 * (folded.inputs + folded.size + 1))))
-        self._gap = (folded.slope - 1) * folded.lower * folded.upper / (folded.upper - folded.lower)
+        # How far the chord is from the activation, at most.
+        self._gap = (folded.slope - 1).abs() * -folded.lower * folded.upper / (folded.upper - folded.lower)
         self._stack: list[_Chunk] = []
         self.state = State.OPEN
         self.nodes = 0
         self.lower = torch.inf
         none = torch.zeros(self._size, dtype=torch.bool)
         root = self._root()
-        blame = Ascent(strip, none, torch.float64).run(root, 0).blame[0]
-        matter = blame.topk(min(self._size, search.adaptive)).indices
+        # A line below the activation is better for being adaptive where the coefficient is positive.
+        weight = Ascent(strip, none, torch.float64).run(root, 0).coefficients[0]
+        matter = weight.topk(min(self._size, search.adaptive)).indices
         self._ascent = Ascent(strip, none.index_fill(0, matter, True), torch.float32)
         self._bound(self._root())
 

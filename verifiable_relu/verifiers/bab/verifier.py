@@ -20,7 +20,7 @@ from verifiable_relu.bounds.rounding import covers
 from verifiable_relu.network.graph import Network
 from verifiable_relu.spec.property import Query, RowBatch
 from verifiable_relu.verifiers.attack import claim
-from verifiable_relu.verifiers.bab.folding import require_convex
+from verifiable_relu.verifiers.bab.folding import require_piecewise_linear
 from verifiable_relu.verifiers.bab.root import OutOfTime, Root
 from verifiable_relu.verifiers.bab.strip import Slopes
 from verifiable_relu.verifiers.bab.tree import Search, State, Tree
@@ -125,7 +125,7 @@ class _Bounds:
     """Bounds of a batch of boxes of one network, and of the property's rows there."""
 
     def __init__(self, method: Bab, network: Network, queries: Sequence[Query], stop: Callable[[], bool]) -> None:
-        require_convex(network)
+        require_piecewise_linear(network)
         self.queries = queries
         net, properties = network.to(torch.float64), [query.property for query in queries]
         with torch.no_grad():
