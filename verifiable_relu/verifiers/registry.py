@@ -18,6 +18,7 @@ _METHODS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "crown": ("incomplete", "Crown", {}),
     "alpha-crown": ("incomplete", "AlphaCrown", {}),
     "split": ("input_split", "InputSplit", {}),
+    "bab": ("bab", "Bab", {}),
     "milp": ("milp", "Milp", {}),
     "smt": ("smt", "Smt", {}),
     "auto_lirpa": ("adapters.auto_lirpa", "AutoLirpa", {}),
@@ -29,7 +30,7 @@ _METHODS: dict[str, tuple[str, str, dict[str, Any]]] = {
 _ON_DEVICE = ("auto", "attack", "ibp", "crown-ibp", "crown", "alpha-crown", "split")
 """Methods that run on any torch device; the others run on the CPU."""
 
-_LIMITED = ("auto", "ibp", "crown-ibp", "crown", "alpha-crown", "split")
+_LIMITED = ("auto", "ibp", "crown-ibp", "crown", "alpha-crown", "split", "bab")
 """Methods whose memory the user can limit."""
 
 

@@ -1,0 +1,281 @@
+"""The search for multipliers that prove nodes: dual ascent over a batch of nodes, rounding not accounted for.
+
+The multipliers w of ``proof`` are not free here: for all but a few neurons the best one is known in closed form once
+the coefficient of the neuron's remainder q̃ is, and that depends on the multipliers of later neurons alone. With c_j
+that coefficient, and going from the last block to the first,
+
+    split active:    w_j = c_j·(1 − t_j)/Q_j − β_j,          β_j ≥ 0,
+    split inactive:  w_j = c_j·(slope_j − t_j)/Q_j + β_j,    β_j ≥ 0,
+    open, c_j < 0:   w_j = c_j·(chord_j − t_j)/Q_j, the line over the activation,
+    open, c_j ≥ 0:   w_j = γ_j between c_j·(slope_j − t_j)/Q_j and c_j·(1 − t_j)/Q_j, a line below it.
+
+An open neuron has such adaptive lines only if it is among a few chosen for the whole tree, so that a node's bound
+does not depend on the batch it is in; for the others w_j = 0. The ascent is by Polyak's steps towards a bound just
+above zero, scaled by the neurons' widths, with momentum (B. T. Polyak, USSR Comput. Math. Math. Phys. 9 (1969), 14-29).
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from verifiable_relu.verifiers.bab.strip import Forms, Strip
+
+_FACTOR = 2.0
+"""What Polyak's step is multiplied with."""
+
+_MOMENTUM = 0.3
+
+
+@dataclass(eq=False)
+class Batch:
+    """Nodes that are bounded together.
+
+    Attributes:
+        split: (nodes, m) int8, +1 active, −1 inactive, 0 open.
+        multipliers: (nodes, m) β of split neurons, γ of open ones that have adaptive lines, otherwise zero.
+        mu: (nodes, rows − 1) of the rows behind the objective.
+    """
+
+    split: Tensor
+    multipliers: Tensor
+    mu: Tensor
+
+    def __len__(self) -> int:
+        return len(self.split)
+
+    def __getitem__(self, chosen: Tensor) -> Batch:
+        return Batch(self.split[chosen], self.multipliers[chosen], self.mu[chosen])
+
+    @staticmethod
+    def cat(parts: list[Batch]) -> Batch:
+        """The nodes of several."""
+        split, multipliers, mu = zip(*((p.split, p.multipliers, p.mu) for p in parts), strict=True)
+        return Batch(torch.cat(split), torch.cat(multipliers), torch.cat(mu))
+
+
+@dataclass(eq=False)
+class Bounded:
+    """The best that an ascent found for each node of a batch.
+
+    Attributes:
+        bound: (nodes,) of the objective; not a proof.
+        columns: (k,) the neurons that have multipliers in some node.
+        w: (nodes, k) their multipliers, as ``Proofs.lower`` takes them.
+        coefficients: (nodes, m) of the remainders q̃.
+        blame: (nodes, m) how much each open neuron's line over the activation costs the bound; −1 if split.
+    """
+
+    bound: Tensor
+    columns: Tensor
+    w: Tensor
+    coefficients: Tensor
+    blame: Tensor
+
+
+class Ascent:
+    """Dual ascent for the nodes of one tree.
+
+    Args:
+        strip: the tree's relaxation.
+        adaptive: (m,) bool, the neurons that have adaptive lines while they are open.
+        dtype: of the search.
+    """
+
+    def __init__(self, strip: Strip, adaptive: Tensor, dtype: torch.dtype) -> None:
+        folded = strip.folded
+        self.dtype = dtype
+        self.adaptive = adaptive
+        self.inputs, self.size = folded.inputs, folded.size
+        self._ends = torch.tensor([0] + [end for _, end in folded.blocks])
+        self._matrix, self._constant = self._centred(strip.neurons)
+        self._rows, self._row_constant = self._centred(strip.rows)
+        lower, upper, slope, slopes, width = folded.lower, folded.upper, folded.slope, strip.slopes, strip.width
+        chord = (upper - slope * lower) / (upper - lower)
+        self._active = ((1 - slopes) / width).to(dtype)
+        self._inactive = ((slope - slopes) / width).to(dtype)
+        self._chord = ((chord - slopes) / width).to(dtype)
+        self._offset = ((slope - chord) * lower / width).to(dtype)
+        self._scale = ((upper - lower).clamp(min=1e-30) ** -2).to(dtype).clamp(max=1e30)
+        sizes = strip.rows.matrix[1:].abs().sum(1) + strip.rows.constant[1:].abs()
+        self._row_scale = ((sizes + 1e-30) ** -2).to(dtype).clamp(max=1e30)
+        self.target = 1e-6 * float(strip.rows.matrix[0].abs().sum() + strip.rows.constant[0].abs())
+
+    def _centred(self, forms: Forms) -> tuple[Tensor, Tensor]:
+        """Matrix and constant of forms of e and p ∈ [−1, 1]ᵐ, where q̃ = (1 + p)/2: the least value is one norm."""
+        n, (matrix, constant) = self.inputs, (forms.matrix.clone(), forms.constant)
+        matrix[:, n:] /= 2
+        return matrix.to(self.dtype), (constant + matrix[:, n:].sum(1)).to(self.dtype)
+
+    def run(self, batch: Batch, steps: int) -> Bounded:
+        """So many steps from the batch's multipliers, which become the best ones found."""
+        view = _View(self, batch.split)
+        multipliers = batch.multipliers[:, view.columns].to(self.dtype)
+        mu = batch.mu.to(self.dtype)
+        found = _Best(view, self.dtype)
+        moved = moved_mu = None
+        for step in range(steps + 1):
+            bound, c, q, w, limits = view.bound(multipliers, mu)
+            found.keep(bound, c[:, self.inputs :], w, multipliers, mu)
+            if step == steps or bool((found.bound > self.target).all()):
+                break
+            gradient, gradient_mu = view.gradient(c, q, multipliers, mu, limits)
+            moved = gradient if moved is None else gradient.add_(moved, alpha=_MOMENTUM)
+            moved_mu = gradient_mu if moved_mu is None else gradient_mu.add_(moved_mu, alpha=_MOMENTUM)
+            along, along_mu = moved * view.scale, moved_mu * self._row_scale
+            length = (along * moved).sum(1) + (along_mu * moved_mu).sum(1)
+            size = _FACTOR * (2 * self.target - bound).clamp(min=0) / length.clamp(min=1e-30)
+            multipliers = view.clamped(torch.addcmul(multipliers, size[:, None], along), limits)
+            mu = torch.addcmul(mu, size[:, None], along_mu).clamp_(min=0)
+        batch.multipliers = torch.zeros_like(batch.multipliers)
+        batch.multipliers[:, view.columns] = found.multipliers.to(batch.multipliers.dtype)
+        batch.mu = found.mu.to(batch.mu.dtype)
+        return found.result(batch.split == 0)
+
+    def minimisers(self, batch: Batch) -> Tensor:
+        """Points of the box, (nodes, n), where the objective as the batch's multipliers relax it is least."""
+        view = _View(self, batch.split)
+        c = view.bound(batch.multipliers[:, view.columns].to(self.dtype), batch.mu.to(self.dtype))[1]
+        return -c[:, : self.inputs].sign()
+
+
+class _View:
+    """The rows of the system that a batch multiplies, and what each node makes of them."""
+
+    def __init__(self, ascent: Ascent, split: Tensor) -> None:
+        self.ascent = ascent
+        n = ascent.inputs
+        used = (split != 0).any(0) | ascent.adaptive
+        self.columns = columns = used.nonzero().squeeze(1)
+        self.places = n + columns
+        ends = torch.searchsorted(columns, ascent._ends).tolist()
+        self.blocks = [(a, b) for a, b in itertools.pairwise(ends) if b > a]
+        self.matrix = ascent._matrix.index_select(0, columns)
+        self.between = 2 * self.matrix.index_select(1, self.places)
+        self.rows = ascent._rows
+        self.row_between = 2 * ascent._rows.index_select(1, self.places)
+        self.constant = ascent._constant[columns]
+        self.scale = ascent._scale[columns]
+        sign = split.index_select(1, columns).to(ascent.dtype)
+        active, inactive = sign > 0, sign < 0
+        self.sign, self.split = sign, active | inactive
+        self.lines = ~self.split & ascent.adaptive[columns]
+        none = torch.zeros((), dtype=ascent.dtype)
+        fixed = torch.where(active, ascent._active[columns], torch.where(inactive, ascent._inactive[columns], none))
+        # Of one unit of a remainder's coefficient, if that is negative and if it is not.
+        self.of_negative = torch.where(self.lines, ascent._chord[columns], fixed)
+        self.of_positive = fixed
+        self.least = torch.where(self.lines, ascent._inactive[columns], none)
+        self.most = torch.where(self.lines, ascent._active[columns], none)
+        self.offset = torch.where(self.split, none, torch.where(self.lines, ascent._offset[columns], 1 - none))
+
+    def bound(self, multipliers: Tensor, mu: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, tuple[Tensor, Tensor]]:
+        """Bounds; the coefficients of e and p; those of the view's q̃; w; the limits of open neurons' multipliers."""
+        ascent = self.ascent
+        q = self.row_between[:1].expand(len(mu), -1)
+        constant, first = ascent._row_constant[0], self.rows[:1]
+        if mu.shape[1]:
+            q = q + mu @ self.row_between[1:]
+            constant = constant + mu @ ascent._row_constant[1:]
+            first = first + mu @ self.rows[1:]
+        q = q.clone()
+        w = torch.empty_like(q)
+        least, most = torch.empty_like(q), torch.empty_like(q)
+        for start, end in reversed(self.blocks):
+            mine = q[:, start:end]
+            negative, positive = mine.clamp(max=0), mine.clamp(min=0)
+            low, high = positive * self.least[:, start:end], positive * self.most[:, start:end]
+            least[:, start:end], most[:, start:end] = low, high
+            given = multipliers[:, start:end]
+            free = torch.where(
+                self.split[:, start:end],
+                -self.sign[:, start:end] * given,
+                torch.maximum(torch.minimum(given, high), low),
+            )
+            value = negative * self.of_negative[:, start:end]
+            value = value.addcmul_(positive, self.of_positive[:, start:end]).add_(free)
+            w[:, start:end] = value
+            if start:
+                q[:, :start] += value @ self.between[start:end, :start]
+        c = torch.addmm(first, w, self.matrix)
+        # The norm takes the remainders of the view for free ones, whose least value is min(q, 0).
+        bound = constant + w @ self.constant - torch.linalg.vector_norm(c, 1, dim=1)
+        bound = bound + (q.clamp(max=0) * (self.offset - 1)).sum(1)
+        return bound, c, q, w, (least, most)
+
+    def gradient(
+        self, c: Tensor, q: Tensor, multipliers: Tensor, mu: Tensor, limits: tuple[Tensor, Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """Of the bound by the multipliers and by μ, zero where they are at a limit and the gradient leads out."""
+        y = torch.copysign(torch.ones((), dtype=c.dtype), c).neg_()
+        y.index_fill_(1, self.places, -1)
+        z = torch.addmm(self.constant, y, self.matrix.T)
+        values = torch.zeros_like(z)
+        for start, end in self.blocks:
+            if start:
+                z[:, start:end] += values[:, :start] @ self.between[start:end, :start].T
+            part = slice(start, end)
+            mine, lines = z[:, part], self.lines[:, part]
+            negative = q[:, part] < 0
+            rate = torch.where(negative, self.of_negative[:, part], self.of_positive[:, part])
+            given = multipliers[:, part]
+            at = torch.where(given >= limits[1][:, part], self.most[:, part], 0)
+            at = torch.where(given <= limits[0][:, part], self.least[:, part], at)
+            rate = torch.where(lines & ~negative, at, rate)
+            values[:, part] = rate * mine + negative * self.offset[:, part]
+        low, high = self._limits(limits)
+        found = torch.where(self.split, -self.sign * z, z)
+        found *= ((multipliers > low) | (found > 0)) & ((multipliers < high) | (found < 0))
+        of_mu = mu
+        if mu.shape[1]:
+            of_mu = self.ascent._row_constant[1:] + y @ self.rows[1:].T + values @ self.row_between[1:].T
+            of_mu *= (mu > 0) | (of_mu > 0)
+        return found, of_mu
+
+    def clamped(self, multipliers: Tensor, limits: tuple[Tensor, Tensor]) -> Tensor:
+        low, high = self._limits(limits)
+        return torch.maximum(torch.minimum(multipliers, high), low)
+
+    def _limits(self, limits: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """Of the multipliers: none below zero where a neuron is split, none but zero where it has no lines."""
+        return limits[0].masked_fill(self.split, 0), limits[1].masked_fill(self.split, torch.inf)
+
+
+class _Best:
+    """The best of all steps, node by node."""
+
+    def __init__(self, view: _View, dtype: torch.dtype) -> None:
+        self._view = view
+        self._taken: tuple[Tensor, ...] = ()
+
+    def keep(self, bound: Tensor, *rest: Tensor) -> None:
+        if not self._taken:
+            self._taken = (bound, *rest)
+            return
+        better = bound > self._taken[0]
+        self._taken = tuple(
+            torch.where(better.reshape(-1, *[1] * (new.dim() - 1)), new, old)
+            for new, old in zip((bound, *rest), self._taken, strict=True)
+        )
+
+    @property
+    def bound(self) -> Tensor:
+        return self._taken[0]
+
+    @property
+    def multipliers(self) -> Tensor:
+        return self._taken[3]
+
+    @property
+    def mu(self) -> Tensor:
+        return self._taken[4]
+
+    def result(self, is_open: Tensor) -> Bounded:
+        view, (bound, c, w, _, _) = self._view, self._taken
+        coefficients = 2 * c
+        blame = -coefficients.clamp(max=0) * view.ascent._offset
+        blame.masked_fill_(~is_open, -1)
+        return Bounded(bound, view.columns, w, coefficients, blame)

@@ -1,0 +1,82 @@
+"""What proves a node: weak duality, evaluated in float64 with its rounding accounted for.
+
+A node is a set of splits: neurons whose pre-activation is at least zero (*active*, +1) or at most zero (*inactive*,
+−1). For any real multipliers w of the neurons' pre-activations z, and any μ ≥ 0 of the rows that are at most zero in
+the unsafe set, with z_j(e, q̃) the form that equals z_j,
+
+    objective ≥ objective + Σ μ_i·row_i + Σ w_j·(z_j(e, q̃) − z_j) = constant + c·(e, q̃) − Σ w_j·z_j.
+
+The right side is least where every e_i = −sign(c_i) and where every neuron is at an end of one of its phases: of
+neuron j an expression of z_j alone is left, since q̃_j is a function of z_j, linear on either side of 0. So
+
+    objective ≥ constant − Σ|c_i| + Σ_j min over the ends z of the phases that the node allows of (c_j·q̃_j(z) − w_j·z).
+
+Nothing is asked of w: who found it, and how, does not matter. Where the bound is positive, the node holds no point
+of the unsafe set.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from verifiable_relu.bounds.rounding import gamma
+from verifiable_relu.verifiers.bab.folding import OWN
+from verifiable_relu.verifiers.bab.strip import Strip
+
+_TINY = torch.finfo(torch.float64).tiny
+
+
+class Proofs:
+    """Lower bounds of the objective over nodes of one tree.
+
+    Args:
+        strip: the tree's relaxation; the first of its rows is the objective.
+    """
+
+    def __init__(self, strip: Strip) -> None:
+        folded = strip.folded
+        self._strip = strip
+        self._lower, self._upper = folded.lower, folded.upper
+        # q̃ at the ends of the phases. What rounding makes of them is a few units of their own size, at most 1.
+        self._at_upper = (1 - strip.slopes) * folded.upper / strip.width
+        self._at_lower = (folded.slope - strip.slopes) * folded.lower / strip.width
+        neurons, rows = strip.neurons, strip.rows
+        reach = torch.maximum(-folded.lower, folded.upper)
+        # By how much one unit of a multiplier makes all numbers together larger.
+        self._of_neurons = neurons.matrix.abs().sum(1) + neurons.constant.abs() + 2 * reach
+        self._of_rows = rows.matrix.abs().sum(1) + rows.constant.abs()
+
+    def lower(self, split: Tensor, columns: Tensor, w: Tensor, mu: Tensor) -> Tensor:
+        """Lower bounds of the objective where the rows behind it are at most zero.
+
+        Args:
+            split: (nodes, m) int8, +1 active, −1 inactive, 0 not split.
+            columns: (k,) the neurons with multipliers; those of the others are zero.
+            w: (nodes, k) their multipliers.
+            mu: (nodes, rows − 1) multipliers of the rows behind the objective; negative ones are taken as zero.
+
+        Returns:
+            (nodes,) in float64, rounding accounted for; NaN or −inf where arithmetic broke down.
+        """
+        strip = self._strip
+        n, m = strip.folded.inputs, strip.folded.size
+        w = w.double()
+        mu = torch.cat([torch.ones(len(w), 1, dtype=torch.float64), mu.double().clamp(min=0)], 1)
+        c = torch.addmm(mu @ strip.rows.matrix, w, strip.neurons.matrix[columns])
+        constant = mu @ strip.rows.constant + w @ strip.neurons.constant[columns]
+        # −w·z at either end.
+        pull = torch.zeros(len(w), m, dtype=torch.float64)
+        pull[:, columns] = -w
+        q = c[:, n:]
+        above = (q * self._at_upper).addcmul_(pull, self._upper).clamp_(max=0)
+        below = (q * self._at_lower).addcmul_(pull, self._lower).clamp_(max=0)
+        above.masked_fill_(split < 0, 0)
+        below.masked_fill_(split > 0, 0)
+        found = constant - c[:, :n].abs().sum(1) + torch.minimum(above, below).sum(1)
+        # All sums have at most so many terms, and all terms together are at most ``size``, but for rounding.
+        terms = n + m + len(columns) + strip.rows.matrix.shape[0] + 16
+        size = mu @ self._of_rows + w.abs() @ self._of_neurons[columns]
+        error = mu @ strip.rows.error + w.abs() @ strip.neurons.error[columns]
+        error = error + 3 * gamma(terms, torch.float64) * size + 16 * terms * (n + m + 1) * _TINY
+        return found - OWN * error

@@ -1,0 +1,170 @@
+"""The relaxation that a whole tree shares: every neuron's value is a line through the origin and a bounded remainder.
+
+With a slope t_j between the slopes of the activation, the value of neuron j is
+
+    r_j = t_j·z_j + q_j,   0 ≤ q_j ≤ Q_j = max((1 − t_j)·u_j, (slope_j − t_j)·l_j),
+
+z_j ∈ [l_j, u_j] being its pre-activation. (Where the activation is concave, its slope below zero being above 1, the
+remainder and its bound Q_j are negative.) Put into the folded system block by block, this makes all pre-activations and
+the objective affine in e ∈ [−1, 1]ⁿ and q̃ = q/Q ∈ [0, 1]ᵐ. The objective's least value over that box is the
+α-CROWN bound with the lower slopes t_j where the objective's coefficient is positive, and with the upper slopes where
+it is negative (Xu et al., arXiv 2011.13824); the slopes are optimised for that bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from verifiable_relu.bounds.rounding import gamma
+from verifiable_relu.verifiers.bab.folding import OWN, Folded, Rows
+
+_TINY = torch.finfo(torch.float64).tiny
+
+_LEAST = 2.0**-60
+"""A remainder's bound is at least this part of the pre-activation's magnitude, so that dividing by it is harmless."""
+
+
+@dataclass(frozen=True)
+class Slopes:
+    """How the slopes of the relaxation are searched for: Adam on the bound of each objective.
+
+    Attributes:
+        steps: at most.
+        rate: of the first step; slopes live between the activation's two slopes.
+        decay: what the rate is multiplied with after every step.
+    """
+
+    steps: int = 60
+    rate: float = 0.3
+    decay: float = 0.98
+
+    def search(self, folded: Folded, neurons: Rows, rows: Rows, stop: Callable[[], bool]) -> tuple[Tensor, Tensor]:
+        """The best slopes found for the lower bound of each row, (rows, m) in float64, and that bound, not proven.
+
+        The search runs in float32, until all bounds are positive. Any slopes are sound.
+        """
+        single = torch.float32
+        wx, wr, b = neurons.inputs.to(single), neurons.neurons.to(single), neurons.constant.to(single)
+        lower, upper, slope = folded.lower.to(single), folded.upper.to(single), folded.slope.to(single)
+        curvature, least, most = folded.curvature.to(single), slope.clamp(max=1), slope.clamp(min=1)
+        chord = (upper - slope * lower) / (upper - lower)
+        offset = (slope - chord) * lower
+        alpha = torch.where(upper > -lower, torch.ones_like(upper), slope).repeat(len(rows.constant), 1)
+        first, second = torch.zeros_like(alpha), torch.zeros_like(alpha)
+        best = torch.full((len(alpha),), -torch.inf)
+        found = alpha.clone()
+        rate = self.rate
+        for step in range(1, self.steps + 2):
+            a, inputs = rows.neurons.to(single), rows.inputs.to(single)
+            constant = rows.constant.to(single)
+            weight = torch.zeros_like(alpha)
+            for start, end in reversed(folded.blocks):
+                mine = a[:, start:end]
+                # The chord is above a convex activation, and below a concave one.
+                far = mine * curvature[start:end] < 0
+                constant = constant + (mine * far) @ offset[start:end]
+                weight[:, start:end] = mine * torch.where(far, chord[start:end], alpha[:, start:end])
+                a = torch.addmm(a, weight[:, start:end], wr[start:end])
+            # A neuron's coefficient is complete once the blocks behind it have given theirs.
+            inputs = torch.addmm(inputs, weight, wx)
+            bound = constant + weight @ b - inputs.abs().sum(1)
+            better = bound > best
+            best = torch.where(better, bound, best)
+            near = a * curvature >= 0
+            chosen = torch.where(near, alpha, chord)
+            found = torch.where(better[:, None], chosen, found)
+            if step > self.steps or bool((best > 0).all()) or stop():
+                break
+            gradient = a * near * self._forward(folded, (chosen, ~near * offset), -inputs.sign(), (wx, wr, b))
+            first.lerp_(gradient, 0.1)
+            second.mul_(0.999).addcmul_(gradient, gradient, value=0.001)
+            size = (second / (1 - 0.999**step)).sqrt_().add_(1e-12)
+            alpha = alpha + rate / (1 - 0.9**step) * first / size
+            alpha = torch.maximum(torch.minimum(alpha, most), least)
+            rate *= self.decay
+        found = torch.maximum(found.double(), folded.slope.clamp(max=1))
+        return torch.minimum(found, folded.slope.clamp(min=1)), best
+
+    @staticmethod
+    def _forward(
+        folded: Folded, lines: tuple[Tensor, Tensor], e: Tensor, weights: tuple[Tensor, Tensor, Tensor]
+    ) -> Tensor:
+        """The pre-activations at e where every activation is its line: by them the bounds' gradient is a·z."""
+        (slope, offset), (wx, wr, b) = lines, weights
+        z = torch.addmm(b, e, wx.T)
+        r = torch.zeros_like(z)
+        for start, end in folded.blocks:
+            z[:, start:end] += r[:, :start] @ wr[start:end, :start].T
+            r[:, start:end] = z[:, start:end] * slope[:, start:end] + offset[:, start:end]
+        return z
+
+
+@dataclass(frozen=True, eq=False)
+class Forms:
+    """Affine forms matrix·(e, q̃) + constant, one a row.
+
+    Attributes:
+        matrix: (rows, n + m).
+        constant: (rows,).
+        error: (rows,) how far the form is from what it stands for, at most, at any point of the box.
+    """
+
+    matrix: Tensor
+    constant: Tensor
+    error: Tensor
+
+
+class Strip:
+    """The folded system of one query with slopes for one objective.
+
+    Args:
+        folded: the unstable neurons.
+        neurons: their pre-activations.
+        rows: the objective, and rows that are to be at most zero where it matters.
+        slopes: (m,) t, each between the two slopes of its activation.
+
+    Attributes:
+        slopes: t.
+        width: (m,) Q, rounded away from zero.
+        neurons: the pre-activations, m forms.
+        rows: forms of ``rows``.
+    """
+
+    def __init__(self, folded: Folded, neurons: Rows, rows: Rows, slopes: Tensor) -> None:
+        self.folded = folded
+        self.slopes = slopes
+        lower, upper, slope = folded.lower, folded.upper, folded.slope
+        magnitude = torch.maximum(-lower, upper)
+        width = torch.maximum(((1 - slopes) * upper).abs(), ((slope - slopes) * lower).abs())
+        self.width = folded.curvature * torch.maximum(width * (1 + 2.0**-50) + _TINY, _LEAST * magnitude)
+        n, m = folded.inputs, folded.size
+        matrix = torch.zeros(m, n + m, dtype=torch.float64)
+        constant, error, size = (torch.zeros(m, dtype=torch.float64) for _ in range(3))
+        self.neurons = Forms(matrix, constant, error)
+        self._size = size
+        for start, end in folded.blocks:
+            matrix[start:end], constant[start:end], error[start:end] = self._substituted(neurons[start:end], start)
+            size[start:end] = matrix[start:end].abs().sum(1) + constant[start:end].abs()
+        self.rows = Forms(*self._substituted(rows, m))
+
+    def _substituted(self, rows: Rows, before: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Rows of e and r as forms of e and q̃: matrix, constant, error; r of the first ``before`` neurons alone.
+
+        Each coefficient is a sum of at most ``before`` + 2 products, and so is the constant; e and q̃ are at most 1.
+        """
+        n = self.folded.inputs
+        direct = rows.neurons[:, :before]
+        weight = direct * self.slopes[:before]
+        matrix = weight @ self.neurons.matrix[:before]
+        matrix[:, :n] += rows.inputs
+        matrix[:, n : n + before] += direct * self.width[:before]
+        constant = rows.constant + weight @ self.neurons.constant[:before]
+        terms = rows.inputs.abs().sum(1) + rows.constant.abs() + direct.abs() @ self.width[:before].abs()
+        terms = terms + weight.abs() @ self._size[:before]
+        rounding = gamma(before + 8, torch.float64) * terms + 8 * _TINY * (before + 1) * matrix.shape[1]
+        error = rows.error + weight.abs() @ self.neurons.error[:before] + rounding
+        return matrix, constant, OWN * error

@@ -1,0 +1,284 @@
+"""Branch and bound over the phases of unstable neurons, on one relaxation that all nodes share.
+
+A node is closed by a proof alone (``proof``). A node that stays open is split on the neuron whose line over the
+activation costs its own bound most; where no line costs much, more steps are taken with adaptive lines for every
+neuron, and then the node's linear program is solved. Points at which relaxations are least are tried as
+counterexamples all along.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum, auto
+
+import torch
+from torch import Tensor
+
+from verifiable_relu.verifiers.bab.ascent import Ascent, Batch, Bounded
+from verifiable_relu.verifiers.bab.folding import Rows
+from verifiable_relu.verifiers.bab.leaf import Program
+from verifiable_relu.verifiers.bab.proof import Proofs
+from verifiable_relu.verifiers.bab.strip import Strip
+
+_WORKING = 1 << 27
+"""Bytes of coefficients of the nodes that are bounded at once."""
+
+_TOGETHER = 32
+"""Nodes that are finished at once, so that the clock is looked at often enough."""
+
+
+@dataclass(frozen=True)
+class Search:
+    """How a tree is searched.
+
+    Attributes:
+        steps: of the ascent for each node.
+        adaptive: how many neurons have adaptive lines while they are open, those first that matter most at the root.
+        batch: most nodes that are split at once.
+        stalled: a node is finished where no neuron is to blame for more than this part of what the bound lacks.
+        exact: its linear program is solved where finishing leaves no more than this part.
+        finishing: steps of the ascent with adaptive lines for every neuron.
+        candidates: how many nodes of a batch are asked for a counterexample.
+    """
+
+    steps: int = 2
+    adaptive: int = 32
+    batch: int = 512
+    stalled: float = 0.02
+    exact: float = 1e-3
+    finishing: int = 30
+    candidates: int = 4
+
+
+class State(Enum):
+    """What is known of a tree."""
+
+    OPEN = auto()
+    PROVED = auto()
+    REACHED = auto()
+    STUCK = auto()
+    FULL = auto()
+
+
+@dataclass(eq=False)
+class _Chunk:
+    """Open nodes, each with the neuron to split it on; columns without splits or multipliers are left out."""
+
+    columns: Tensor
+    split: Tensor
+    multipliers: Tensor
+    mu: Tensor
+    neuron: Tensor
+
+    def take(self, count: int) -> tuple[_Chunk, _Chunk]:
+        """All but the last ``count`` nodes, and these."""
+        return self._part(slice(None, -count)), self._part(slice(-count, None))
+
+    def _part(self, chosen: slice) -> _Chunk:
+        rest = (t[chosen] for t in (self.split, self.multipliers, self.mu, self.neuron))
+        return _Chunk(self.columns, *rest)
+
+    def batch(self, size: int) -> Batch:
+        """The nodes with all their ``size`` columns."""
+        split = torch.zeros(len(self.neuron), size, dtype=torch.int8)
+        multipliers = torch.zeros(len(self.neuron), size)
+        split[:, self.columns], multipliers[:, self.columns] = self.split, self.multipliers
+        return Batch(split, multipliers, self.mu)
+
+    @property
+    def bytes(self) -> int:
+        return len(self.neuron) * (5 * len(self.columns) + 4 * self.mu.shape[1] + 8)
+
+
+class Tree:
+    """The proof, or refutation, that no point of the box makes all of some rows at most zero.
+
+    Args:
+        strip: the relaxation; its first row is the objective.
+        neurons: the pre-activations of the unstable neurons.
+        rows: the objective and the other rows.
+        scale: (rows,) what each row is a multiple of a row of the property by.
+        reached: given scaled inputs (points, n), tells whether one of them is a counterexample.
+        left: tells how many seconds are left.
+        search: the options.
+        memory: bytes that open nodes may take.
+
+    Attributes:
+        state: what is known.
+        nodes: how many nodes have been bounded.
+        lower: a proven lower bound, on the nodes that are closed, of the largest of the property's rows.
+    """
+
+    def __init__(
+        self,
+        strip: Strip,
+        neurons: Rows,
+        rows: Rows,
+        scale: Tensor,
+        reached: Callable[[Tensor], bool],
+        left: Callable[[], float],
+        search: Search,
+        memory: int,
+    ) -> None:
+        self._strip, self._neurons, self._rows, self._scale = strip, neurons, rows, scale
+        self._reached, self._left, self._search, self._memory = reached, left, search, memory
+        self._program: Program | None = None
+        self._everywhere: Ascent | None = None
+        self._proofs = Proofs(strip)
+        folded = strip.folded
+        self._size = folded.size
+        self._batch = max(16, min(search.batch, _WORKING // (24 * (folded.inputs + folded.size + 1))))
+        # How far the chord is from the activation, at most.
+        self._gap = (folded.slope - 1).abs() * -folded.lower * folded.upper / (folded.upper - folded.lower)
+        self._stack: list[_Chunk] = []
+        self.state = State.OPEN
+        self.nodes = 0
+        self.lower = torch.inf
+        none = torch.zeros(self._size, dtype=torch.bool)
+        root = self._root()
+        # A line below the activation is better for being adaptive where the coefficient is positive.
+        weight = Ascent(strip, none, torch.float64).run(root, 0).coefficients[0]
+        matter = weight.topk(min(self._size, search.adaptive)).indices
+        self._ascent = Ascent(strip, none.index_fill(0, matter, True), torch.float32)
+        self._bound(self._root())
+
+    def _root(self) -> Batch:
+        split, multipliers = torch.zeros(1, self._size, dtype=torch.int8), torch.zeros(1, self._size)
+        return Batch(split, multipliers, torch.zeros(1, len(self._scale) - 1))
+
+    def advance(self) -> None:
+        """Split the open nodes that are next, and bound what they are split into."""
+        self._bound(self._children())
+
+    def bound(self, stop: Callable[[], bool]) -> float:
+        """``lower`` for closed and open nodes together; −inf once ``stop`` says that there is no time for it."""
+        lower = self.lower
+        for chunk in self._stack:
+            for batch in _parts(chunk.batch(self._size), self._batch):
+                if stop():
+                    return -torch.inf
+                found = self._ascent.run(batch, 0)
+                lower = min(lower, float(self._margins(batch, found.columns, found.w).min()))
+        return lower
+
+    def _children(self) -> Batch:
+        """The last open nodes, split on their neurons."""
+        chosen: list[_Chunk] = []
+        count = self._batch
+        while self._stack and count:
+            chunk = self._stack.pop()
+            if len(chunk.neuron) > count:
+                rest, chunk = chunk.take(count)
+                self._stack.append(rest)
+            chosen.append(chunk)
+            count -= len(chunk.neuron)
+        nodes = Batch.cat([chunk.batch(self._size) for chunk in chosen])
+        neuron, number = torch.cat([chunk.neuron for chunk in chosen]), torch.arange(len(nodes))
+        nodes.multipliers[number, neuron] = 0
+        active, inactive = nodes.split, nodes.split.clone()
+        active[number, neuron], inactive[number, neuron] = 1, -1
+        return Batch(torch.cat([active, inactive]), nodes.multipliers.repeat(2, 1), nodes.mu.repeat(2, 1))
+
+    def _bound(self, batch: Batch) -> None:
+        """Bound nodes, close those that are proved, and put the others where they are split later."""
+        found = self._ascent.run(batch, self._search.steps)
+        self.nodes += len(batch)
+        rest = (~self._prove(batch, found)).nonzero().squeeze(1)
+        batch, blame, bound = batch[rest], found.blame[rest], found.bound[rest]
+        if len(batch):
+            worst = bound.topk(min(len(bound), self._search.candidates), largest=False).indices
+            if self._reached(self._ascent.minimisers(batch[worst])):
+                self.state = State.REACHED
+                return
+            stalled = _most(blame) <= self._search.stalled * bound.abs()
+            stalled |= (batch.split != 0).all(1)
+            is_open = torch.ones(len(batch), dtype=torch.bool)
+            for part in stalled.nonzero().squeeze(1).split(_TOGETHER):
+                if self._left() > 0 and self.state is State.OPEN:
+                    is_open[part] = self._finish(batch, blame, part)
+            self._push(batch[is_open], blame[is_open])
+        if self.state is State.OPEN and not self._stack:
+            self.state = State.PROVED
+
+    def _finish(self, batch: Batch, blame: Tensor, part: Tensor) -> Tensor:
+        """Which of the nodes ``part`` stay open after more steps and, where these have settled, a linear program."""
+        if self._everywhere is None:
+            self._everywhere = Ascent(self._strip, torch.ones(self._size, dtype=torch.bool), torch.float64)
+        mine = batch[part]
+        found = self._everywhere.run(mine, self._search.finishing)
+        is_open = ~self._prove(mine, found)
+        settled = (_most(found.blame) <= self._search.exact * found.bound.abs()) | (mine.split != 0).all(1)
+        for number in (is_open & settled).nonzero().squeeze(1).tolist():
+            seconds = self._left()
+            if seconds <= 0 or self.state is not State.OPEN:
+                break
+            is_open[number] = not self._solved(mine.split[number], seconds)
+        mine.multipliers *= (mine.split != 0) | self._ascent.adaptive
+        batch.multipliers[part], batch.mu[part] = mine.multipliers, mine.mu
+        # Where no line costs anything, the widest triangle is split.
+        none = (_most(found.blame) <= 0)[:, None]
+        widest = torch.where(mine.split == 0, self._gap, -1.0)
+        blame[part] = torch.where(none, widest, found.blame).to(blame)
+        return is_open
+
+    def _solved(self, split: Tensor, seconds: float) -> bool:
+        """Whether the linear program of one node proves it; it may also refute the tree, or be the end of the road."""
+        if self._program is None:
+            self._program = Program(self._strip, self._neurons, self._rows)
+        hint = self._program.solve(split, seconds)
+        nodes = split.expand(len(hint.w), -1)
+        margins = self._margins(Batch(nodes, nodes, hint.mu), torch.arange(self._size), hint.w)
+        best = float(margins.nan_to_num(nan=-torch.inf).amax()) if len(margins) else -torch.inf
+        if best > 0:
+            self.lower = min(self.lower, best)
+            return True
+        if hint.point is not None and self._reached(hint.point):
+            self.state = State.REACHED
+        elif bool((split != 0).all()) and seconds > 0:
+            self.state = State.STUCK
+        return False
+
+    def _prove(self, batch: Batch, found: Bounded) -> Tensor:
+        """Which nodes the multipliers that were found prove."""
+        proved = ~(found.bound <= 0)
+        likely = proved.nonzero().squeeze(1)
+        if len(likely):
+            margins = self._margins(batch[likely], found.columns, found.w[likely])
+            closed = margins > 0
+            proved[likely] = closed
+            if bool(closed.any()):
+                self.lower = min(self.lower, float(margins[closed].min()))
+        return proved
+
+    def _margins(self, batch: Batch, columns: Tensor, w: Tensor) -> Tensor:
+        """Proven lower bounds of the largest of the property's rows over nodes.
+
+        Where the objective plus Σ μ_i·row_i is at least b, the largest of the property's rows, of which they are
+        multiples, is at least b / (scale_0 + Σ μ_i·scale_i).
+        """
+        lower = self._proofs.lower(batch.split, columns, w, batch.mu)
+        parts = self._scale[0] + batch.mu.double().clamp(min=0) @ self._scale[1:]
+        quotient = lower / parts
+        # Rounded down.
+        return quotient - 1e-12 * quotient.abs()
+
+    def _push(self, batch: Batch, blame: Tensor) -> None:
+        """Keep open nodes."""
+        if not len(batch):
+            return
+        columns = ((batch.split != 0) | (batch.multipliers != 0)).any(0).nonzero().squeeze(1)
+        split, multipliers = batch.split[:, columns], batch.multipliers[:, columns]
+        neuron = blame.argmax(1) if self._size else torch.zeros(len(batch), dtype=torch.long)
+        self._stack.append(_Chunk(columns, split, multipliers, batch.mu, neuron))
+        if sum(chunk.bytes for chunk in self._stack) > self._memory and self.state is State.OPEN:
+            self.state = State.FULL
+
+
+def _most(blame: Tensor) -> Tensor:
+    """The largest of each node; of nodes without neurons, −1."""
+    return torch.cat([blame, blame.new_full((len(blame), 1), -1)], 1).amax(1)
+
+
+def _parts(batch: Batch, size: int) -> list[Batch]:
+    return [batch[number] for number in torch.arange(len(batch)).split(size)]
