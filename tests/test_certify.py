@@ -204,11 +204,11 @@ def test_help_needs_no_torch() -> None:
         assert word in done.stdout
 
 
-def test_an_easy_property_imports_only_what_it_needs(folder: Path) -> None:
+def test_an_easy_property_imports_no_solver(folder: Path) -> None:
     code = (
         "import sys; from verifiable_relu.certify import main\n"
         f"assert main(['--spec', {str(folder / 'safe.vnnlib')!r}, '--method', 'crown']) == 0\n"
-        "heavy = {'onnxruntime', 'rich', 'z3', 'highspy', 'vnnlib', 'auto_LiRPA'} & set(sys.modules)\n"
+        "heavy = {'rich', 'z3', 'highspy', 'vnnlib', 'auto_LiRPA'} & set(sys.modules)\n"
         "sys.exit(f'imported {heavy}' if heavy else 0)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment())

@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from verifiable_relu.campaign import Case, Result, run
-from verifiable_relu.campaign.inputs import time_limit, verifier
+from verifiable_relu.campaign.inputs import believe, time_limit, verifier
 from verifiable_relu.errors import InputError
 from verifiable_relu.network import Network, from_torch, hardened, read_onnx
 from verifiable_relu.spec import Query, linf_properties
@@ -63,6 +63,7 @@ def verify(
     if network.output_size < 2:
         raise InputError(f"the network has {network.output_size} output, but classes are compared")
     properties = linf_properties(pixels, _labels(labels), eps, network.output_size, clip)
+    believe(network, properties)
     limit = time_limit(timeout)
     cases = [Case(network.name, f"image {i}", (Query(network, p),), limit) for i, p in enumerate(properties)]
     if not progress:

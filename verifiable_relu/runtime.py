@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from functools import lru_cache
 from importlib import import_module
 from typing import Any
 
@@ -39,7 +40,8 @@ def session(model: bytes, threads: int = 1, entries: Mapping[str, str] | None = 
         entries: further entries of the session's configuration, by onnxruntime's names for them.
 
     Returns:
-        An ``onnxruntime.InferenceSession``, which logs errors alone.
+        An ``onnxruntime.InferenceSession``. It logs nothing but what ends the process: errors are exceptions, and a
+        log would carry names of the file to the terminal as they are.
 
     Raises:
         Exception: of onnxruntime's own classes, which share no narrower base, if it does not run the file.
@@ -47,7 +49,13 @@ def session(model: bytes, threads: int = 1, entries: Mapping[str, str] | None = 
     onnxruntime = load()
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
-    options.log_severity_level = 3
+    options.log_severity_level = 4
     for name, value in (entries or {}).items():
         options.add_session_config_entry(name, value)
     return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+
+
+@lru_cache(maxsize=2)
+def kept_session(model: bytes) -> Any:
+    """The ``session`` of a file, kept while it is one of the two asked for last: large networks fill the memory."""
+    return session(model)

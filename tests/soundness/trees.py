@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from verifiable_relu.network.graph import Activation, Conv2d, LeakyRelu, Linear, Network
-from verifiable_relu.spec.property import Query, Row
+from verifiable_relu.spec.property import Row
 from verifiable_relu.verifiers.bab import Bab
 from verifiable_relu.verifiers.bab.folding import Folded
 from verifiable_relu.verifiers.bab.proof import Proofs
@@ -223,7 +223,9 @@ def examine(case: Case, report: Report, *, seconds: float = 10.0, tight: float =
             )
             exact = system.lower(objective, strip.slopes.tolist(), leaf)
             if not leaf.lower <= exact:
-                report.note(case.name, f"a leaf is said to be above {leaf.lower!r} and is proved above {float(exact)!r}")
+                report.note(
+                    case.name, f"a leaf is said to be above {leaf.lower!r} and is proved above {float(exact)!r}"
+                )
             if float(exact) - leaf.lower > tight * (1 + sum(abs(float(v)) for v in objective)):
                 report.note(case.name, f"a leaf's bound {leaf.lower!r} is far below the exact {float(exact)!r}")
         proved = outcome.verdict is Verdict.UNSAT

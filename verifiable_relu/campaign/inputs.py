@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
+
 from verifiable_relu.campaign.runner import Case
 from verifiable_relu.errors import InputError
-from verifiable_relu.network import Network, read_onnx
+from verifiable_relu.network import Network, compare_at, read_onnx
 from verifiable_relu.network.device import require_device
-from verifiable_relu.spec import SpecFile, find_network, queries, read_instances, read_vnnlib
+from verifiable_relu.spec import Property, SpecFile, find_network, queries, read_instances, read_vnnlib
 from verifiable_relu.verifiers.base import Verifier
 from verifiable_relu.verifiers.registry import make
 
@@ -54,6 +56,10 @@ def time_limit(seconds: float) -> float:
     if not (seconds > 0 and math.isfinite(seconds)):
         raise InputError(f"a time limit is a positive number of seconds, not {seconds}")
     return seconds
+
+
+_COMPARED_BOXES = 4
+"""Most boxes of a property file at whose points its network is compared with the network's file."""
 
 
 class Loader:
@@ -108,7 +114,32 @@ class Loader:
             path = onnx if onnx is not None else find_network(spec, None, self.networks)
         network = self.network(path)
         with _bounded(vnnlib):
-            return Case(str(path), str(vnnlib), tuple(queries(spec, network)), timeout), spec
+            asked = tuple(queries(spec, network))
+        believe(network, spec.properties, path)
+        return Case(str(path), str(vnnlib), asked, timeout), spec
+
+
+def believe(network: Network, properties: Sequence[Property], path: Path | None = None) -> None:
+    """Compare a network with the file it was read from at a few points of the boxes that it is asked about.
+
+    Args:
+        network: as it was read; one that came from no file is not compared here.
+        properties: at least one.
+        path: of the file, for messages.
+
+    Raises:
+        InputError: if the two differ by more than rounding explains.
+    """
+    rng = np.random.default_rng(0)
+    points = []
+    for prop in properties[:: -(-len(properties) // _COMPARED_BOXES)]:
+        box = prop.box
+        shares = np.stack([np.full(box.size, 0.5), rng.random(box.size), rng.integers(0, 2, box.size)])
+        points.append(box.lower * (1 - shares) + box.upper * shares)
+    try:
+        compare_at(network, np.concatenate(points))
+    except InputError as error:
+        raise (error if path is None else error.located(path)) from None
 
 
 @contextmanager

@@ -9,13 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 
 from verifiable_relu.errors import UnsupportedError
 from verifiable_relu.network.graph import Affine, Conv2d, Network
-from verifiable_relu.runtime import session
+from verifiable_relu.runtime import kept_session
 from verifiable_relu.spec.property import Property, Query
 from verifiable_relu.trust.enclose import enclose, margin_range
 from verifiable_relu.trust.exact import evaluable, evaluate_exact
@@ -58,12 +57,6 @@ def _written(network: Network) -> bytes:
     return write_onnx(network)
 
 
-@lru_cache(maxsize=8)
-def _session(data: bytes) -> Any:
-    """An ONNX file loaded by onnxruntime, on one thread: a single sample has no use for more."""
-    return session(data)
-
-
 def replay(network: Network, x: np.ndarray) -> np.ndarray:
     """The network's outputs at a float32 point as onnxruntime computes them from the ONNX file.
 
@@ -79,7 +72,7 @@ def replay(network: Network, x: np.ndarray) -> np.ndarray:
     """
     shape = (1, *network.input_shape) if network.batched else network.input_shape
     try:
-        loaded = _session(network.onnx if network.onnx is not None else _written(network))
+        loaded = kept_session(network.onnx if network.onnx is not None else _written(network))
         (declared,) = loaded.get_inputs()
         sample = np.asarray(x, np.float32).reshape(shape).astype(_DTYPES[declared.type])
         (outputs, *_) = loaded.run(None, {declared.name: sample})

@@ -1,6 +1,7 @@
 """Networks from ONNX files and to them."""
 
+from verifiable_relu.network.onnx.compare import compare_at
 from verifiable_relu.network.onnx.read import read_onnx
 from verifiable_relu.network.onnx.write import write_onnx
 
-__all__ = ["read_onnx", "write_onnx"]
+__all__ = ["compare_at", "read_onnx", "write_onnx"]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from verifiable_relu import runtime
 from verifiable_relu.errors import InputError
-from verifiable_relu.network.agreement import differences, evaluate, require_agreement, sample_points
+from verifiable_relu.network.agreement import differences, evaluate, first_difference, sample_points
 from verifiable_relu.network.graph import Network, Node
 
 _COMPLAINT = "the network that was read does not compute what the file does"
@@ -33,17 +33,20 @@ def compare(network: Network, nodes: Sequence[Node], names: Mapping[str, int]) -
     assert network.onnx is not None
     source = _source(network.onnx)
     points = sample_points(network.input_shape, source.dtype)
-    worst = require_agreement(network, points, lambda x: _outputs(source, x, network.batched), source.unit)
+    found = _outputs(source, points, network.batched)
+    if not bool(torch.isfinite(found).any()):
+        raise InputError("no output is finite where the network is compared with its file")
+    worst = first_difference(network, points, found, source.unit)
     if worst is not None:
         raise _parting(network, nodes, names, points[worst])
 
 
-def compare_in_box(network: Network, points: np.ndarray) -> None:
-    """Evaluate a network and the file it came from at points of a property's box.
+def compare_at(network: Network, points: np.ndarray) -> None:
+    """Evaluate a network and the file it came from at further points, such as those of a property's box.
 
     Args:
         network: as it was read from a file; one that was not is not compared.
-        points: (batch, input size).
+        points: (batch, input size), rounded to float32 here; those beyond its range are left out.
 
     Raises:
         InputError: if the two differ by more than rounding explains.
@@ -51,8 +54,12 @@ def compare_in_box(network: Network, points: np.ndarray) -> None:
     if network.onnx is None:
         return
     source = _source(network.onnx)
-    inputs = torch.from_numpy(points.astype(np.float32)).to(source.dtype).reshape(-1, *network.input_shape)
-    if require_agreement(network, inputs, lambda x: _outputs(source, x, network.batched), source.unit) is not None:
+    with np.errstate(over="ignore"):
+        narrow = torch.from_numpy(points.astype(np.float32))
+    inputs = narrow[torch.isfinite(narrow).all(1)].to(source.dtype).reshape(-1, *network.input_shape)
+    if not len(inputs):
+        return
+    if first_difference(network, inputs, _outputs(source, inputs, network.batched), source.unit) is not None:
         raise InputError(f"{_COMPLAINT}, at a point of the property's box")
 
 
@@ -91,7 +98,7 @@ class _Runtime(_Typed):
     """A file in onnxruntime."""
 
     def __init__(self, data: bytes) -> None:
-        self._session = runtime.session(data)
+        self._session = runtime.kept_session(data)
         (declared,) = self._session.get_inputs()
         self._name = declared.name
         super().__init__(declared.type)
