@@ -57,19 +57,20 @@ class Rounded:
 
 
 def sample_points(shape: Shape, dtype: torch.dtype) -> Tensor:
-    """Inputs at which networks are compared: zero, pixels in [0, 1], and normal draws of deviation 1 and 8.
+    """Inputs at which networks are compared: zero, pixels in [0, 1], and normal draws of deviation 1 and 8, 3 of each.
 
     Args:
         shape: of one sample.
         dtype: of the points, which are float32 numbers in any case.
 
     Returns:
-        (4, *shape); the same for every call.
+        (10, *shape); the same for every call.
     """
     generator = torch.Generator().manual_seed(0)
-    pixels = torch.rand(shape, generator=generator)
-    normal = torch.randn((2, *shape), generator=generator)
-    return torch.stack([torch.zeros(shape), pixels, normal[0], 8 * normal[1]]).to(dtype)
+    pixels = torch.rand((3, *shape), generator=generator)
+    normal = torch.randn((6, *shape), generator=generator)
+    normal[3:] *= 8
+    return torch.cat([torch.zeros((1, *shape)), pixels, normal]).to(dtype)
 
 
 def evaluate(nodes: Sequence[Node], x: Tensor, unit: float) -> Iterator[Rounded]:

@@ -71,9 +71,7 @@ def _merged_neighbours(nodes: Sequence[Node], output: int) -> Graph:
         moved = replace(node, inputs=tuple(at[i] for i in node.inputs))
         found = None
         if len(moved.inputs) == 1 and uses[node.inputs[0]] == 1:
-            found = next(
-                (one for rule in _RULES if (one := rule(made, made[moved.inputs[0]], moved)) is not None), None
-            )
+            found = next((one for rule in RULES if (one := rule(made, made[moved.inputs[0]], moved)) is not None), None)
         if found is None:
             made.append(moved)
             at.append(len(made) - 1)
@@ -143,5 +141,5 @@ def _hardness(made: Sequence[Node], first: Node, second: Node) -> Node | None:
     return replace(first, inputs=times.inputs, lam=times.scale.reshape(()))
 
 
-_RULES: tuple[Callable[[Sequence[Node], Node, Node], Node | None], ...] = (_bias, _shift, _factor, _hardness)
+RULES: tuple[Callable[[Sequence[Node], Node, Node], Node | None], ...] = (_bias, _shift, _factor, _hardness)
 """Ways to make one node of a node and the one that alone reads it, given the nodes before both; None: not so."""

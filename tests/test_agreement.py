@@ -1,0 +1,116 @@
+"""A network is believed once it has been compared: what was misread is refused, and what is right never is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from onnx import TensorProto, helper, numpy_helper
+
+from verifiable_relu.campaign.inputs import believe
+from verifiable_relu.errors import InputError
+from verifiable_relu.network import read_onnx, simplify
+from verifiable_relu.network.graph import Linear, Node, Relu, Scale
+from verifiable_relu.network.onnx.call import CONVERTERS, Call, Value
+from verifiable_relu.spec.property import Box, Property
+
+RNG = np.random.default_rng(0)
+
+
+def file(nodes: list, size: int, constants: dict[str, np.ndarray], kind: int = TensorProto.FLOAT) -> bytes:
+    """An ONNX file with ``size`` inputs x and as many outputs y."""
+    shape = (1, size)
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", kind, shape)],
+        [helper.make_tensor_value_info("y", kind, shape)],
+        [numpy_helper.from_array(value, name) for name, value in constants.items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8).SerializeToString()
+
+
+def chain(depth: int, width: int, scale: float = 1.0, dtype: type = np.float32) -> bytes:
+    """MatMul, Add and Relu, ``depth`` times."""
+    nodes, constants, last = [], {}, "x"
+    for i in range(depth):
+        constants[f"w{i}"] = (RNG.normal(size=(width, width)) * scale / width**0.5).astype(dtype)
+        constants[f"b{i}"] = RNG.normal(size=width).astype(dtype)
+        out = "y" if i == depth - 1 else f"r{i}"
+        nodes += [
+            helper.make_node("MatMul", [last, f"w{i}"], [f"m{i}"], name=f"product {i}"),
+            helper.make_node("Add", [f"m{i}", f"b{i}"], [f"a{i}"], name=f"sum {i}"),
+            helper.make_node("Relu", [f"a{i}"], [out], name=f"relu {i}"),
+        ]
+        last = out
+    kind = TensorProto.FLOAT if dtype == np.float32 else TensorProto.DOUBLE
+    return file(nodes, width, constants, kind)
+
+
+def wrong_sign(call: Call) -> Value:
+    """A faulty converter of MatMul."""
+    x = call.value()
+    weight = -torch.tensor(call.constant(1).T.copy())
+    return Value(call.build.linear(x.index, weight, None, call.name), x.leading)
+
+
+def weights_off(call: Call) -> Value:
+    """A converter of MatMul that gets weights wrong by a thousandth."""
+    x = call.value()
+    weight = torch.tensor(1.001 * call.constant(1).T)
+    return Value(call.build.linear(x.index, weight, None, call.name), x.leading)
+
+
+def capped(call: Call) -> Value:
+    """A converter of Neg that is right up to 1,000 and wrong beyond."""
+    x = call.value()
+    negative = call.build.scale(x.index, call.name, scale=torch.tensor(-1.0))
+    beyond = call.build.scale(x.index, call.name, shift=torch.tensor(-1000.0))
+    cut = call.build.activation(beyond, Relu, call.name)
+    return Value(call.build.add(negative, cut, call.name), x.leading)
+
+
+@pytest.mark.parametrize("fault", [wrong_sign, weights_off])
+def test_a_faulty_converter_is_found_and_its_node_named(fault: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = chain(3, 8)
+    calls = iter(range(3))
+    right = CONVERTERS["MatMul", 13]
+    monkeypatch.setitem(CONVERTERS, ("MatMul", 13), lambda c: fault(c) if next(calls) == 1 else right(c))  # type: ignore[operator]
+    with pytest.raises(InputError, match=r"node 'product 1' \(MatMul\): .*does not compute what the file does"):
+        read_onnx(data)
+
+
+def test_a_faulty_merging_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def careless(made: list[Node], first: Node, second: Node) -> Node | None:
+        if isinstance(first, Linear) and isinstance(second, Scale):
+            return replace(first, bias=-second.shift.reshape(-1).expand(first.bias.shape))
+        return None
+
+    monkeypatch.setattr(simplify, "RULES", (careless,))
+    with pytest.raises(InputError, match="though each of its nodes by itself does"):
+        read_onnx(chain(2, 8))
+
+
+def test_a_misreading_that_shows_in_the_propertys_box_alone_is_found_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(CONVERTERS, ("Neg", 13), capped)
+    network = read_onnx(file([helper.make_node("Neg", ["x"], ["y"])], 3, {}))
+    near, far = (Property(Box(np.full(3, low), np.full(3, low + 1.0)), ()) for low in (0.0, 5000.0))
+    believe(network, (near,))
+    with pytest.raises(InputError, match="at a point of the property's box"):
+        believe(network, (near, far))
+
+
+def test_a_box_beyond_float32_is_not_compared() -> None:
+    network = read_onnx(file([helper.make_node("Relu", ["x"], ["y"])], 3, {}))
+    believe(network, (Property(Box(np.full(3, 1e39), np.full(3, 2e39)), ()),))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize(("depth", "width", "scale"), [(1, 2000, 1.0), (40, 50, 2.0), (40, 50, 0.1), (6, 300, 30.0)])
+def test_rounding_alone_never_refuses_a_network(depth: int, width: int, scale: float, dtype: type) -> None:
+    data = chain(depth, width, scale, dtype)
+    network = read_onnx(data)
+    box = Box(np.full(width, -3.0), np.full(width, 3.0))
+    believe(network, (Property(box, ()),))
