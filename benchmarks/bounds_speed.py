@@ -55,6 +55,7 @@ from verifiable_relu.errors import InputError
 from verifiable_relu.network import Network, graph, read_onnx
 from verifiable_relu.network.graph import Conv2d, Gelu, Relu
 from verifiable_relu.verifiers.adapters import auto_lirpa
+from verifiable_relu.verifiers.adapters import library as adapter
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
@@ -293,20 +294,20 @@ class Theirs:
             "optimize_bound_args": {"iteration": ITERATIONS, "early_stop_patience": ITERATIONS + 1},
         }
         dummy = torch.zeros(1, *network.input_shape, dtype=dtype)
-        module = auto_lirpa._bounded_module()
-        with auto_lirpa._quiet(dtype):
+        module = adapter.bounded_module()
+        with adapter.quiet(dtype):
             self.module = module(auto_lirpa._Graph(network.to(dtype)), dummy, options, device="cpu")
 
     def __call__(self, problem: Problem) -> Tensor:
         """Its lower bounds, (batch, rows)."""
         parts = self._parts(problem)
-        with auto_lirpa._quiet(self.dtype):
+        with adapter.quiet(self.dtype):
             return torch.cat([self._bounds(part) for part in parts])
 
     def seconds(self, problem: Problem, least: float = 0.0) -> float:
         """Wall clock of one run (``seconds``), without the adapter's preparations."""
         parts = self._parts(problem)
-        with auto_lirpa._quiet(self.dtype):
+        with adapter.quiet(self.dtype):
             return seconds(lambda: [self._bounds(part) for part in parts], least)
 
     def _parts(self, problem: Problem) -> list[Problem]:
@@ -316,7 +317,7 @@ class Theirs:
         return problem.parts(self.images)
 
     def _bounds(self, problem: Problem) -> Tensor:
-        library, box = auto_lirpa._library(), problem.box
+        library, box = adapter.library(), problem.box
         with torch.inference_mode() if self.inference else torch.set_grad_enabled(self.method == "alpha-CROWN"):
             ball = library.PerturbationLpNorm(norm=np.inf, x_L=box.lower, x_U=box.upper)
             x = library.BoundedTensor((box.lower + box.upper) / 2, ball)
@@ -333,7 +334,7 @@ class Theirs:
         """Its bounds of every activation's input, by our index, in a run of their own."""
         found: dict[int, list[Bounds]] = {i: [] for i in problem.network.activations}
         for part in self._parts(problem):
-            with auto_lirpa._quiet(self.dtype):
+            with adapter.quiet(self.dtype):
                 self._bounds(part)
             for (i, boxes), node in zip(found.items(), self._inputs(), strict=True):
                 shape = (-1, *problem.network.nodes[i].shape)
@@ -583,7 +584,7 @@ def gelu_table(limit: float, missing: list[str]) -> Iterator[str]:
 def library_version() -> str:
     """auto_LiRPA's version, or that there is none."""
     try:
-        return str(auto_lirpa._library().__version__)
+        return str(adapter.library().__version__)
     except InputError:
         return "none"
 

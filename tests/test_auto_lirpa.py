@@ -301,7 +301,7 @@ def test_without_the_package_the_message_says_how_to_get_it(monkeypatch: pytest.
             raise ModuleNotFoundError("No module named 'auto_LiRPA'")
         return original(name, *arguments, **options)
 
-    auto_lirpa._library.cache_clear()
+    auto_lirpa.library.cache_clear()
     monkeypatch.setattr(builtins, "__import__", missing)
     monkeypatch.setattr(auto_lirpa._WORKER, "call", auto_lirpa.work)
     with pytest.raises(InputError, match=r"pip install --no-deps auto_LiRPA==0\.3"):

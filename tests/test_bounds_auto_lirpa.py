@@ -14,10 +14,11 @@ from verifiable_relu.bounds.linear import Relaxation
 from verifiable_relu.errors import InputError
 from verifiable_relu.network.build import Builder
 from verifiable_relu.network.graph import Activation, Network, Relu, Sigmoid, Tanh
-from verifiable_relu.verifiers.adapters.auto_lirpa import _bounded_module, _Graph, _library, _quiet
+from verifiable_relu.verifiers.adapters.auto_lirpa import _Graph
+from verifiable_relu.verifiers.adapters.library import bounded_module, library, quiet
 
 try:
-    _library()
+    library()
 except InputError as missing:
     pytest.skip(str(missing), allow_module_level=True)
 
@@ -85,12 +86,12 @@ def boxes(network: Network) -> Bounds:
 
 def theirs(network: Network, box: Bounds, method: str) -> tuple[Bounds, dict[int, Bounds]]:
     """auto_LiRPA's bounds of the outputs, and the ones of every activation's input that it went by."""
-    library, middle = _library(), (box.lower + box.upper) / 2
-    with _quiet(torch.float64), torch.no_grad():
+    package, middle = library(), (box.lower + box.upper) / 2
+    with quiet(torch.float64), torch.no_grad():
         # Its sparse convolutions ("patches") fail on residual connections of vectors.
         settings = {"conv_mode": "matrix"}
-        module = _bounded_module()(_Graph(network), torch.zeros_like(middle[:1]), settings, device="cpu")
-        x = library.BoundedTensor(middle, library.PerturbationLpNorm(norm=np.inf, x_L=box.lower, x_U=box.upper))
+        module = bounded_module()(_Graph(network), torch.zeros_like(middle[:1]), settings, device="cpu")
+        x = package.BoundedTensor(middle, package.PerturbationLpNorm(norm=np.inf, x_L=box.lower, x_U=box.upper))
         lower, upper = module.compute_bounds(x=(x,), method=method)
         acts = [node for node in module._modules.values() if type(node).__name__ in OPERATORS]
         pre = [Bounds(node.inputs[0].lower.double(), node.inputs[0].upper.double()) for node in acts]

@@ -13,11 +13,13 @@ import numpy as np
 import pytest
 import torch
 
+from verifiable_relu.attack import Pgd
 from verifiable_relu.bounds.linear import Relaxation, relaxed
 from verifiable_relu.errors import OutOfTime
 from verifiable_relu.network.graph import Input, Linear, Network, Node, Relu
 from verifiable_relu.spec.property import Box, Property, Query, Row
 from verifiable_relu.verifiers import input_split
+from verifiable_relu.verifiers.attack import _size as batch
 from verifiable_relu.verifiers.base import Budget, Reason, Verdict, deadline, fault
 from verifiable_relu.verifiers.registry import make
 
@@ -157,3 +159,13 @@ def test_a_step_that_decides_one_query_and_breaks_on_another_costs_the_other(mon
     sat, unsat = asked(network, 1e9), asked(network, float(network(torch.zeros(1, 3))[0, 0]) - 1e-9)
     outcomes = make("split").verify([sat, unsat], Budget([60.0, 60.0]))
     assert [o.reason for o in outcomes] == [Reason.REFUTED, Reason.ERROR]
+
+
+def test_an_attack_on_a_wide_network_takes_fewer_properties_at_once() -> None:
+    def wide(size: int) -> Network:
+        return Network((Input(name="x", inputs=(), shape=(size,)), Relu(name="r", inputs=(0,), shape=(size,))))
+
+    sizes = [batch(wide(size), Pgd()) for size in (10, 1000, 100_000, 10_000_000)]
+    assert sizes[0] == sizes[1] == 128 and 1 < sizes[2] < 128 and sizes[3] == 1
+    # Values, gradients and what is kept for these, of all starts.
+    assert sizes[2] * 200_000 * Pgd().starts * 4 * 3 <= 1 << 30

@@ -205,9 +205,10 @@ class Verifier(Protocol):
     def verify(self, queries: Sequence[Query], budget: Budget, progress: Progress = SILENT) -> list[Outcome]:
         """Answer a batch; the outcomes are in the order of the queries.
 
-        Queries may speak of different networks. The budget is honoured to within a second; Ctrl-C raises
-        ``KeyboardInterrupt`` after what was decided has been reported to ``progress``. A fault in one query
-        is that query's outcome (``Reason.ERROR``), never an exception.
+        Queries may speak of different networks. The budget is honoured to within a second, or to within one step
+        where a large network makes it longer (``deadline``); Ctrl-C raises ``KeyboardInterrupt`` after what was
+        decided has been reported to ``progress``. A fault in one query is that query's outcome (``Reason.ERROR``),
+        never an exception.
         """
 
 

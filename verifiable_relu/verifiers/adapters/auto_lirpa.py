@@ -3,27 +3,15 @@
 Sources: Xu et al., Automatic Perturbation Analysis for Scalable Certified Robustness and Beyond, arXiv 2002.12920
 (the library); Xu et al., Fast and Complete, arXiv 2011.13824 (α-CROWN). The library does not account for rounding,
 so what it proves is trusted as far as floating point goes.
-
-Version 0.3 was written for torch < 1.13. Four repairs, made around its import and each of its calls and taken
-back afterwards, let it run on today's; any other version that is installed is used as it is.
 """
 
 from __future__ import annotations
 
-import io
-import logging
-import sys
 import time
-import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, redirect_stdout
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
-from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
-from types import ModuleType
-from typing import Any, ClassVar, Literal
-from unittest.mock import patch
+from importlib.metadata import version
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -32,7 +20,7 @@ from torch import Tensor, nn
 
 from verifiable_relu.bounds import Bounds, input_box
 from verifiable_relu.bounds.linear import MEMORY
-from verifiable_relu.errors import InputError, OutOfTime, UnsupportedError
+from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.network.graph import (
     Add,
     Conv2d,
@@ -46,6 +34,7 @@ from verifiable_relu.network.graph import (
     Scale,
 )
 from verifiable_relu.spec.property import Property, Query, RowBatch
+from verifiable_relu.verifiers.adapters.library import bounded_module, library, quiet
 from verifiable_relu.verifiers.adapters.worker import Worker
 from verifiable_relu.verifiers.base import (
     SILENT,
@@ -64,10 +53,6 @@ Bound = Literal["ibp", "crown", "alpha-crown"]
 _METHODS: dict[Bound, str] = {"ibp": "IBP", "crown": "CROWN", "alpha-crown": "alpha-CROWN"}
 _BATCH = 64
 """Most queries bounded at once: the α of a batch are optimised together, and for all of them or none."""
-
-_RECURSION = 20_000
-"""Nested calls allowed to the library."""
-
 
 _PATIENCE = 0.5
 """Seconds that the library is given to stop when it is told to."""
@@ -170,7 +155,7 @@ def work(task: _Task | None) -> list[Outcome] | InputError | None:
     """
     if task is None:
         try:
-            _library()
+            library()
         except InputError as error:
             return error
         return None
@@ -181,7 +166,7 @@ def work(task: _Task | None) -> list[Outcome] | InputError | None:
         return time.perf_counter() - start
 
     try:
-        _library()
+        library()
         torch.set_num_threads(task.threads)
         model = _prepared(task)
         box = input_box(task.properties, model.network, model.dtype)
@@ -241,9 +226,9 @@ class _Model:
             },
         }
         dummy = torch.zeros(1, *network.input_shape, dtype=self.dtype)
-        with _quiet(self.dtype):
+        with quiet(self.dtype):
             try:
-                self.module = _bounded_module()(_Graph(network.to(self.dtype)), dummy, settings, device="cpu")
+                self.module = bounded_module()(_Graph(network.to(self.dtype)), dummy, settings, device="cpu")
             except NotImplementedError as error:
                 used = ", ".join(sorted({node.op for node in network.nodes}))
                 message = f"auto_LiRPA {version('auto_LiRPA')} lacks one of the operators {used}"
@@ -256,7 +241,6 @@ class _Model:
         Raises:
             OutOfTime: if ``stop`` says so before there are bounds.
         """
-        library = _library()
         counts = torch.bincount(rows.sample, minlength=rows.samples)
         position = torch.arange(len(rows.sample)) - (counts.cumsum(0) - counts)[rows.sample]
         objective = torch.zeros(rows.samples, int(counts.max()), rows.matrix.shape[1], dtype=self.dtype)
@@ -265,9 +249,9 @@ class _Model:
         self.thresholds[rows.sample, position] = rows.bound
         self.stop = stop
         center = box.lower + (box.upper - box.lower) / 2
-        with _quiet(self.dtype):
-            perturbation = library.PerturbationLpNorm(norm=np.inf, x_L=box.lower, x_U=box.upper)
-            x = library.BoundedTensor(center, perturbation)
+        with quiet(self.dtype):
+            perturbation = library().PerturbationLpNorm(norm=np.inf, x_L=box.lower, x_U=box.upper)
+            x = library().BoundedTensor(center, perturbation)
             with torch.set_grad_enabled(self.method == "alpha-CROWN"):
                 lower, _ = self.module.compute_bounds(x=(x,), C=objective, method=self.method, bound_upper=False)
         return lower.detach().double()[rows.sample, position]
@@ -393,98 +377,3 @@ def _bytes(network: Network) -> int:
     """Roughly what bounding one sample takes: two matrices from a quarter of the widest layer's neurons."""
     widest = max(node.size for node in network.nodes)
     return max(1, 2 * 8 * widest * max(1, max((network.nodes[i].size for i in network.activations), default=1) // 4))
-
-
-@cache
-def _library() -> Any:
-    """The package, imported with the repairs that its version needs.
-
-    Raises:
-        InputError: if it is missing, or what it imports is.
-    """
-    try:
-        with _quiet(torch.get_default_dtype()):
-            import auto_LiRPA
-
-            return auto_LiRPA
-    except (ImportError, PackageNotFoundError) as error:
-        raise InputError(
-            f"the method 'auto_lirpa' needs the package auto_LiRPA ({error}): "
-            "pip install --no-deps auto_LiRPA==0.3 and pip install 'verifiable-relu[auto-lirpa]'"
-        ) from error
-
-
-@cache
-def _bounded_module() -> Any:
-    """The library's module class, able to stop between two layers and to permute axes."""
-    base = _library().BoundedModule
-    transpose = import_module("auto_LiRPA.bound_ops").BoundTranspose
-
-    class Transpose(transpose):  # type: ignore[misc, valid-type]
-        def forward(self, x: Tensor) -> Tensor:
-            # Later steps take views of it.
-            return super().forward(x).contiguous()
-
-    class Interruptible(base):  # type: ignore[misc, valid-type]
-        def __init__(self, *arguments: Any, **options: Any) -> None:
-            super().__init__(*arguments, custom_ops={"onnx::Transpose": Transpose}, **options)
-
-        def compute_intermediate_bounds(self, *arguments: Any, **options: Any) -> Any:
-            if self.interrupted():
-                raise OutOfTime
-            return super().compute_intermediate_bounds(*arguments, **options)
-
-        def _named_members(
-            self, get_members_fn: Any, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
-        ) -> Any:
-            # Version 0.3 has not heard of remove_duplicate, and always removes them.
-            return super()._named_members(get_members_fn, prefix, recurse)
-
-    Interruptible.interrupted = staticmethod(lambda: False)
-    return Interruptible
-
-
-@contextmanager
-def _quiet(dtype: torch.dtype) -> Iterator[None]:
-    """Run the library: in ``dtype``, repaired, its prints dropped, and all global state put back afterwards."""
-    with ExitStack() as stack:
-        stack.callback(torch.set_default_dtype, torch.get_default_dtype())
-        torch.set_default_dtype(dtype)
-        # It recurses from node to node, and its import raises the limit a thousandfold.
-        stack.callback(sys.setrecursionlimit, sys.getrecursionlimit())
-        sys.setrecursionlimit(max(sys.getrecursionlimit(), _RECURSION))
-        # Its import installs a handler for everybody's messages; what it logs as an error it raises as one too.
-        stack.callback(setattr, logging.root, "handlers", list(logging.root.handlers))
-        stack.callback(logging.disable, logging.root.manager.disable)
-        logging.disable(logging.CRITICAL)
-        stack.enter_context(redirect_stdout(io.StringIO()))
-        stack.enter_context(warnings.catch_warnings(record=True))
-        warnings.simplefilter("ignore")
-        if version("auto_LiRPA") == "0.3":
-            stack.enter_context(_repaired())
-        yield
-
-
-@contextmanager
-def _repaired() -> Iterator[None]:
-    """What version 0.3 imports and calls, as torch and numpy had it then."""
-    import torch.onnx.symbolic_helper
-    from torch.onnx._internal.torchscript_exporter._globals import GLOBALS
-
-    def set_opset_version(number: int) -> None:
-        GLOBALS.export_onnx_opset_version = number
-
-    def attribute(node: Any, name: str) -> Any:
-        return getattr(node, node.kindOf(name))(name)
-
-    sets = ModuleType("numpy.lib.arraysetops")
-    sets.isin = np.isin  # type: ignore[attr-defined]
-    with ExitStack() as stack:
-        stack.callback(set_opset_version, GLOBALS.export_onnx_opset_version)
-        sys.modules[sets.__name__] = sets
-        stack.callback(sys.modules.pop, sets.__name__)
-        stack.enter_context(
-            patch.object(torch.onnx.symbolic_helper, "_set_opset_version", set_opset_version, create=True)
-        )
-        stack.enter_context(patch.object(torch._C.Node, "__getitem__", attribute, create=True))
-        yield
