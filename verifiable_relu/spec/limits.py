@@ -27,6 +27,9 @@ BITS = 10_000
 ARITHMETIC = 2_000_000
 """Steps of arithmetic with constants: one for each coefficient, and one more for each 64 bits of it."""
 
+PAIRS = 10_000
+"""Pairs of terms in one ``distinct``: all pairs of 141 terms."""
+
 POLYTOPES = 100_000
 """Conjunctions in the disjunctive form of a property."""
 

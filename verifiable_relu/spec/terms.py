@@ -17,6 +17,7 @@ ZERO, ONE = Fraction(0), Fraction(1)
 _MIRRORED = {"<=": ">=", ">=": "<=", "<": ">", ">": "<"}
 _LARGEST_EXPONENT = 1022
 _COMFORTABLE_EXPONENT = 500
+_SHORT = 2**64
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,11 +132,11 @@ class Arithmetic:
         """No two of the terms are equal.
 
         Raises:
-            InputError, UnsupportedError: as :meth:`compare` does, and for more pairs than ``limits.POLYTOPES``.
+            InputError, UnsupportedError: as :meth:`compare` does, and for more pairs than ``limits.PAIRS``.
         """
         pairs = len(terms) * (len(terms) - 1) // 2
-        if pairs > limits.POLYTOPES:
-            raise UnsupportedError(f"'distinct' of {len(terms):,} terms makes more than {limits.POLYTOPES:,} pairs")
+        if pairs > limits.PAIRS:
+            raise UnsupportedError(f"'distinct' of {len(terms):,} terms makes more than {limits.PAIRS:,} pairs")
         return And(tuple(self.compare("!=", left, right, mark) for left, right in combinations(terms, 2)))
 
     def _row(self, coefficients: Mapping[int, Fraction], bound: Fraction, upper: bool, strict: bool) -> Formula:
@@ -171,6 +172,8 @@ class Arithmetic:
 
 
 def _check(bound: Fraction) -> None:
+    if max(bound.numerator, -bound.numerator, bound.denominator) < _SHORT:
+        return
     if _bits(bound) > limits.BITS:
         raise _long()
     if _exponent(bound) > _LARGEST_EXPONENT:
