@@ -21,7 +21,7 @@ DEPTH = 1_000
 DIGITS = 1_000
 """Characters of a number, sign and exponent included; an exponent has at most three digits."""
 
-BITS = 10_000
+BITS = 3_500
 """Of the numerator and of the denominator of a coefficient or bound that a file's arithmetic leads to."""
 
 ARITHMETIC = 2_000_000

@@ -9,6 +9,7 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, get_args
 
+from verifiable_relu.arguments import Parser
 from verifiable_relu.errors import InputError
 from verifiable_relu.train.options import CHOICES, Options, flag, number, sizes
 
@@ -59,7 +60,7 @@ HELP: dict[str, tuple[Callable[[str], Any], str]] = {
 
 def parser() -> argparse.ArgumentParser:
     """The command line: one option for each field of ``Options``, and ``--out``."""
-    made = argparse.ArgumentParser(prog="python -m verifiable_relu.train", description=__doc__, allow_abbrev=False)
+    made = Parser(prog="python -m verifiable_relu.train", description=__doc__, allow_abbrev=False)
     for field in fields(Options):
         if field.name == "flip":
             made.add_argument("--flip", action="store_true", help="mirror images at random")

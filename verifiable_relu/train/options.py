@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import Literal, get_args
 
+from verifiable_relu.arguments import fraction
 from verifiable_relu.errors import InputError
 
 Model = Literal["mlp", "cnn", "cnn3", "cnn5", "cnn7", "resnet"]
@@ -249,9 +249,9 @@ def number(text: str) -> float:
         ValueError: if it is neither.
     """
     try:
-        return float(Fraction(text))
-    except (ValueError, ZeroDivisionError):
-        raise ValueError(f"'{text}' is neither a number nor a fraction like 2/255") from None
+        return float(fraction(text))
+    except OverflowError:
+        raise ValueError(f"'{text}' is beyond the range of float64") from None
 
 
 def sizes(text: str) -> tuple[int, ...]:
