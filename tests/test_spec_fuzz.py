@@ -94,7 +94,7 @@ def test_a_damaged_file_that_is_read_still_means_what_it_says(version: str) -> N
             point = {name: known.get(name, Fraction(0)) for name in names}
             x, y = [point[n] for n in names[: spec.inputs.size]], [point[n] for n in names[spec.inputs.size :]]
             assert inside(spec, x, y) is holds(_plain(text), point), (seed, text, point)
-    assert read > cases(500) // 8
+    assert read > cases(500) // 16
 
 
 def _plain(text: str) -> str:

@@ -135,6 +135,9 @@ def generate(options: argparse.Namespace) -> int:
             raise InputError(f"image {index} is not among the {len(images)}", path=options.data)
         if not exact[index]:
             raise InputError(f"image {index} is known to differ from the official one", path=options.data)
+        if labels[index] >= network.output_size:
+            said = f"label {labels[index]} where the network has {network.output_size} outputs"
+            raise InputError(said, path=options.data, place=f"image {index}")
 
     if options.name is not None and not _FILE_NAME.fullmatch(options.name):
         raise InputError(f"'{options.name}' is no name of a file: letters, digits, '_', '-', '.'", place="--name")

@@ -56,7 +56,7 @@ def read_images(path: Path | str) -> tuple[np.ndarray, np.ndarray]:
     if (labels < 0).any():
         index = int((labels < 0).argmax())
         raise InputError(f"the label {labels[index]} is below 0", path=path, place=f"image {index}")
-    return images, labels.astype(np.int64)
+    return images, labels.clip(0, 2**62).astype(np.int64)
 
 
 def _arrays(path: Path | str, names: tuple[str, ...]) -> list[np.ndarray]:

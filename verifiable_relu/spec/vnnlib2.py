@@ -39,6 +39,8 @@ _SHOWN = 60
 _SYNTAX = re.compile(r"syntax error at line (\d+), column \d+: '(.*)'", re.DOTALL)
 # Its parser counts in 64 bits.
 _INTEGER = re.compile(r"(?<![0-9.])[0-9]{19}(?![0-9]*\.[0-9])")
+# Its parser reads 2.0Y[0] as two words, and -1.0-0.5 too: nobody who writes that means a list.
+_RUN_TOGETHER = re.compile(r"(?<![\w.])[0-9]+(?:\.[0-9]+)?[A-Za-z_-]")
 
 
 def parse(source: Source, path: Path) -> SpecFile:
@@ -55,6 +57,8 @@ def parse(source: Source, path: Path) -> SpecFile:
     except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
         # What its parser throws where it did not expect an error.
         raise InputError(f"the parser of VNN-LIB 2.0 refuses it: {error}") from None
+    if match := _RUN_TOGETHER.search(source.text):
+        raise InputError(f"a blank is missing after '{match[0][:-1][:_SHOWN]}'", place=source.place(match.start()))
     network = _only_network(query, source.text)
     inputs, outputs = (Variable(v.name, tuple(v.shape)) for v in (network.inputs[0], network.outputs[0]))
     for variable in (inputs, outputs):
