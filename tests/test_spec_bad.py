@@ -291,7 +291,7 @@ def test_an_index_of_2_0_lies_within_the_shape(index: str) -> None:
 
 @pytest.mark.parametrize("term", ["(* 2.0Y[0] 1.0)", "(+ 2.0Y[0] 1.0)", "(+ Y[0] 1.0-0.5)", "(* Y[0] -1.0-0.5)"])
 def test_numbers_of_2_0_do_not_run_together(term: str) -> None:
-    with pytest.raises(InputError, match="line 4, column .* a blank is missing after"):
+    with pytest.raises(InputError, match=r"line 4, column .* a blank is missing after"):
         read(f"{TWO}(assert (<= {term} 1.0))")
 
 

@@ -17,7 +17,7 @@ from verifiable_relu.errors import LONGEST, InputError
 from verifiable_relu.spec import SpecFile, read_vnnlib, vnnlib_text
 from verifiable_relu.spec.read import parse
 
-POINTS = 12
+POINTS = 8
 SLOWEST = 20.0
 """Seconds that no small file may take; a hang takes more on any machine."""
 
@@ -43,14 +43,14 @@ def test_a_property_means_what_its_formula_says(version: str) -> None:
             empty += 1
             continue
         read += 1
-        written = [parse(vnnlib_text(spec, other), Path("p")) for other in ("1.0", "2.0")]
+        written = parse(vnnlib_text(spec, ("1.0", "2.0")[seed % 2]), Path("p"))
         for point, is_unsafe in zip(points, expected, strict=True):
             x = [point[name] for name in writer.names[: writer.inputs]]
             y = [point[name] for name in writer.names[writer.inputs :]]
             satisfied += is_unsafe
-            for each in (spec, *written):
+            for each in (spec, written):
                 assert inside(each, x, y) is is_unsafe, (seed, text, point)
-        assert [[p.digest for p in each.properties] for each in written] == [[p.digest for p in spec.properties]] * 2
+        assert [p.digest for p in written.properties] == [p.digest for p in spec.properties]
     # The cases are only worth something if both outcomes occur often.
     assert read > 2 * empty and satisfied > read // 2
 

@@ -1,6 +1,6 @@
 """How large a property may be. What is larger is refused in one line, before it costs much time or memory."""
 
-BYTES = 32 << 20
+BYTES = 24 << 20
 """Of a property file or an ``instances.csv``, once it is unpacked."""
 
 TOKENS = 4_000_000
@@ -11,6 +11,9 @@ TOKENS_2 = 2_500_000
 
 ELEMENTS_2 = 400_000
 """Mentions of elements, such as ``X[0,1]``, in a 2.0 file; elements of its input and of its output."""
+
+WORDS = 1_000_000
+"""Words, terms and conditions within one pair of parentheses."""
 
 OPAQUE = 1_000_000
 """Semicolons, quotation marks and vertical bars: what begins comments, strings and quoted symbols."""

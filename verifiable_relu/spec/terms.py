@@ -144,10 +144,10 @@ class Arithmetic:
             holds = bound > 0 if upper else bound < 0
             return TRUE if holds or (bound == 0 and not strict) else FALSE
         factor = ONE if upper else -ONE
-        # Far from 1 the same constraint is scaled, since bounds are computed in float64.
-        exponent = max(map(_exponent, coefficients.values()))
-        if abs(exponent) > _COMFORTABLE_EXPONENT:
-            factor *= Fraction(2) ** -exponent
+        # Far from 1 the largest coefficient is made 1, since bounds are computed in float64.
+        largest = max(coefficients.values(), key=abs)
+        if abs(_exponent(largest)) > _COMFORTABLE_EXPONENT:
+            factor /= abs(largest)
         if factor != 1:
             coefficients = {j: c * factor for j, c in coefficients.items()}
             bound *= factor
