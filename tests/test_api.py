@@ -164,6 +164,22 @@ NAN = np.where(np.arange(4).reshape(1, 1, 2, 2) == 2, np.nan, 0.5)
         *(({"memory": 1 << 30, "method": m}, f"'{m}' takes no") for m in ("attack", "milp", "smt", "auto_lirpa")),
         ({"timeout": 0}, "time limit"),
         ({"timeout": float("inf")}, "time limit"),
+        ({"timeout": None}, "time limit"),
+        ({"timeout": "soon"}, "time limit"),
+        ({"timeout": np.ones(2)}, "time limit"),
+        *(({"eps": eps}, "eps") for eps in (None, "2/255", [0.1], np.ones(3), torch.ones(3), 1j, object())),
+        *(
+            ({"clip": clip}, "clip")
+            for clip in (None, 1, (0,), (0, 1, 2), (None, None), "ab", {0: 1}, (0, float("nan")))
+        ),
+        *(({"labels": labels}, "labels") for labels in (None, "abc", [[0], [1, 2]], 3, [None] * 3, {0, 1, 2})),
+        ({"labels": np.array([2**64 - 1, 0, 0], np.uint64)}, "image 0: label"),
+        *(({"images": images}, "images") for images in (None, "abc", [[1], [2, 3]], [None], torch.ones(3, 4).cfloat())),
+        ({"images": IMAGES.astype(np.longdouble)}, "64 bits"),
+        ({"images": np.full((3, 1, 2, 2), 2**60)}, "beyond 2"),
+        *(({"joint": joint}, "joint") for joint in (None, "160", {1: 2}, [[1.0]], [None], 1j, object())),
+        *(({"method": method}, "method") for method in (None, 3, ["auto"], b"auto")),
+        *(({"device": device}, "device") for device in (None, 0, ["cpu"])),
         ({"model": "none.onnx"}, "none.onnx: no such file"),
         ({"model": 3}, "int"),
         ({"model": nn.Sequential(nn.Flatten(), nn.Linear(4, 1))}, "1 output"),
@@ -175,6 +191,16 @@ def test_bad_arguments_are_refused(changed: dict[str, Any], complaint: str) -> N
     with pytest.raises(InputError, match=complaint) as caught:
         verify(**arguments)
     assert isinstance(caught.value, ValueError) and "\n" not in str(caught.value)
+
+
+def test_numbers_of_numpy_and_torch_are_numbers() -> None:
+    for eps in (np.float64(0.125), np.float32(0.125), torch.tensor(0.125), np.array(0.125), Fraction(1, 8)):
+        for clip in ((0, 1), np.array([0.0, 1.0]), torch.tensor([0, 1]), [np.float32(0), Fraction(1)]):
+            found = verify(MODEL, IMAGES[:1], LABELS[:1], eps, "crown", np.float64(60), clip)  # type: ignore[arg-type]
+            assert found[0].verdict is Verdict.UNSAT
+    half = [torch.tensor(IMAGES).to(dtype) for dtype in (torch.float16, torch.bfloat16, torch.float64)]
+    for images in (*half, IMAGES.tolist()):
+        check(verify(MODEL, images, LABELS, 0.125))  # type: ignore[arg-type]
 
 
 def test_a_layer_that_is_not_supported_is_named() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import os
+import random
 import re
 import signal
 import subprocess
@@ -21,11 +22,12 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tests.scripted import Scripted
 from tests.test_campaign import known
+from tests.vnnlib_cases import cases
 from verifiable_relu.campaign import Store, inputs
 from verifiable_relu.certify import main
-from verifiable_relu.network import write_onnx
+from verifiable_relu.network import read_onnx, write_onnx
 from verifiable_relu.network.graph import Input, Linear, Network, Relu
-from verifiable_relu.spec import Query
+from verifiable_relu.spec import Box, Property, Query, Row, SpecFile, Variable, read_vnnlib, write_vnnlib
 from verifiable_relu.verifiers.base import Budget, Outcome, Reason, Verdict
 from verifiable_relu.verifiers.incomplete import Ibp
 
@@ -142,15 +144,67 @@ def test_inputs_are_printed_exactly(folder: Path, capsys: pytest.CaptureFixture[
     assert f"(X_0 {point})" in capsys.readouterr().out
 
 
-def test_what_is_no_decimal_is_printed_as_the_nearest_number(
+def quotient(text: str) -> Fraction:
+    """A printed number: a decimal or (/ numerator denominator)."""
+    parts = text.strip("()/ ").split()
+    return Fraction(parts[0]) / Fraction(parts[1]) if len(parts) > 1 else Fraction(text)
+
+
+def printed(out: str) -> dict[str, Fraction]:
+    """The assignment after *sat*, of either version."""
+    verdict, _, rest = out.partition("\n")
+    assert verdict == "sat"
+    found = re.findall(r"([XY](?:_[0-9]+|\[[0-9,]+\])) (\(/ [^()]*\)|[^ ()\n]+)", rest)
+    return {name: quotient(text) for name, text in found}
+
+
+@pytest.mark.parametrize("version", ["1.0", "2.0"])
+def test_the_printed_point_lies_in_the_box_exactly(
+    version: str, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Boxes of all widths, down to points and to widths far below float64; the witness is any point of the box."""
+    rng = random.Random(version)
+    network = read_onnx(folder / "net.onnx")
+    for case in range(cases(60)):
+        sides = []
+        for _ in range(network.input_size):
+            low = Fraction(rng.randint(-50, 50), rng.choice([1, 3, 7, 10, 255, 2**60, 10**30]))
+            width = rng.choice([Fraction(0), Fraction(1, 3), Fraction(1, 10**25), Fraction(1, 3 * 10**40), Fraction(2)])
+            sides.append((low, low + width))
+        exact = Box.exact([low for low, _ in sides], [high for _, high in sides])
+        anything = Property(exact, ((Row((), Fraction(1)),),), "p")
+        shapes = Variable("X", (1, network.input_size)), Variable("Y", (1, network.output_size))
+        path = folder / "p.vnnlib"
+        write_vnnlib(SpecFile(path, version, (anything,), *shapes, network="net.onnx"), path, version)
+        part = Fraction(rng.randint(0, 9), 9)
+        inside = tuple(low + (high - low) * part for low, high in sides)
+
+        def answer(query: Query, witness: tuple[Fraction, ...] = inside) -> Outcome:
+            return Outcome(Verdict.SAT, Reason.REFUTED, "planted", witness=witness)
+
+        monkeypatch.setattr("verifiable_relu.campaign.inputs.make", lambda *_, answer=answer: Scripted(answer))
+        assert main(["--spec", str(path), "--quiet"]) == 0
+        assignment = printed(capsys.readouterr().out)
+        box = read_vnnlib(path).properties[0].box
+        names = read_vnnlib(path).inputs.elements(version)
+        assert box.contains([assignment[name] for name in names]), (case, sides, assignment)
+
+
+def test_a_witness_that_only_a_fraction_can_be_is_printed_as_one(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def answer(query: Query) -> Outcome:
-        return Outcome(Verdict.SAT, Reason.REFUTED, "thirds", witness=(Fraction(1), Fraction(2, 3)))
+        return Outcome(Verdict.SAT, Reason.REFUTED, "thirds", witness=(Fraction(1, 2), Fraction(2, 3)))
 
     monkeypatch.setattr("verifiable_relu.campaign.inputs.make", lambda *_: Scripted(answer))
-    assert main(["--spec", str(folder / "violated.vnnlib")]) == 0
-    assert f"((X_0 1.0)\n (X_1 {2 / 3!r})\n" in capsys.readouterr().out
+    box = "(assert (<= (* 3 X_1) 2))(assert (>= (* 3 X_1) 2))"
+    (folder / "thirds.vnnlib").write_text(spec("(<= Y_0 9.0)") + box)
+    assert main(["--spec", str(folder / "thirds.vnnlib"), "--quiet"]) == 0
+    assert "((X_0 0.5)\n (X_1 (/ 2.0 3.0))\n" in capsys.readouterr().out
+    # With room beside it, a decimal is found that is still a counterexample.
+    (folder / "wide.vnnlib").write_text(spec("(<= Y_0 9.0)"))
+    assert main(["--spec", str(folder / "wide.vnnlib"), "--quiet"]) == 0
+    assert f"(X_1 0.{'6' * 19}7)" in capsys.readouterr().out
 
 
 def test_a_single_answer_is_kept_too(

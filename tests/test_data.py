@@ -50,8 +50,8 @@ def test_mnist(mnist: Path) -> None:
         ("t10k-images-idx3-ubyte", idx(np.zeros((2, 28, 28), np.uint8), kind=0x0D), "0x0d"),
         ("t10k-images-idx3-ubyte", idx(np.zeros((2, 28), np.uint8)), "dimension"),
         ("t10k-labels-idx1-ubyte.gz", gzip.compress(idx(np.zeros(3, np.uint8)), mtime=0), "3 labels for 2 images"),
-        ("t10k-labels-idx1-ubyte.gz", b"not gzip", "cannot be read"),
-        ("t10k-labels-idx1-ubyte.gz", gzip.compress(b"\0" * 99, mtime=0)[:-9], "cannot be read"),
+        ("t10k-labels-idx1-ubyte.gz", b"not gzip", "damaged gzip file"),
+        ("t10k-labels-idx1-ubyte.gz", gzip.compress(b"\0" * 99, mtime=0)[:-9], "damaged gzip file"),
     ],
 )
 def test_damaged_mnist(mnist: Path, file: str, content: bytes | None, words: str) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import os
+import random
+import zipfile
 from fractions import Fraction
 from pathlib import Path
 
@@ -11,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from verifiable_relu.errors import InputError
+from verifiable_relu.errors import LONGEST, InputError
 from verifiable_relu.network import Network, read_onnx, write_onnx
 from verifiable_relu.network.graph import Input, Linear
 from verifiable_relu.spec import (
@@ -27,6 +29,7 @@ from verifiable_relu.spec import (
     write_instances,
 )
 from verifiable_relu.spec.__main__ import main
+from verifiable_relu.spec.arrays import read_images
 from verifiable_relu.spec.read import parse
 
 
@@ -325,6 +328,10 @@ def test_the_command_gzips_without_a_date_and_names_as_asked(problem: Path) -> N
         (["--images", "0", "--eps", "1", "--data", "no.npz"], "no.npz: no such file"),
         (["--images", "0", "--eps", "1", "--data", "imagenet"], "no data set 'imagenet'"),
         (["--images", "0", "--eps", "1", "--net", "no.onnx"], "no.onnx: "),
+        *(
+            (["--images", "0", "--eps", "1", "--name", name], "--name: ")
+            for name in ("../x", "/x", "a/b", "..", "", "\x1b")
+        ),
     ],
 )
 def test_the_command_refuses_in_one_line(
@@ -343,6 +350,12 @@ def test_the_command_refuses_in_one_line(
         ["--correct", "0", "--eps", "1/255"],
         ["--images", "0", "--eps", "-1"],
         ["--images", "0", "--eps", "1/0"],
+        ["--images", "0", "--eps", "1e999999999"],
+        ["--images", "0", "--eps", "9" * 5000],
+        ["--images", "٣", "--eps", "1"],
+        ["--images", "0-999999999", "--eps", "1"],
+        ["--images", "9" * 5000, "--eps", "1"],
+        ["--correct", "٣", "--eps", "1"],
         ["--images", "0", "--eps", "nan"],
         ["--images", "0", "--eps", "1/255", "--timeout", "inf"],
         ["--images", "0", "--correct", "1", "--eps", "1/255"],
@@ -353,6 +366,63 @@ def test_bad_options(arguments: list[str], problem: Path) -> None:
     with pytest.raises(SystemExit) as caught:
         run(problem, *arguments)
     assert caught.value.code == 2
+
+
+PIXELS, CLASSES = np.zeros((2, 2)), np.array([0, 1])
+ARRAYS = {
+    "complex": ({"images": PIXELS + 1j, "labels": CLASSES}, "complex128"),
+    "text": ({"images": PIXELS.astype(str), "labels": CLASSES}, "where real numbers"),
+    "dates": ({"images": PIXELS.astype("datetime64[s]"), "labels": CLASSES}, "where real numbers"),
+    "long": ({"images": PIXELS.astype(np.longdouble), "labels": CLASSES}, "where real numbers"),
+    "objects": ({"images": PIXELS.astype(object), "labels": CLASSES}, "allow_pickle"),
+    "records": ({"images": np.zeros(2, [("a", float)]), "labels": CLASSES}, "where (n, …)"),
+    "none": ({"images": PIXELS[:0], "labels": CLASSES[:0]}, "there are none"),
+    "a number": ({"images": np.float64(0), "labels": np.int64(0)}, "where (n, …)"),
+    "NaN": ({"images": PIXELS * np.nan, "labels": CLASSES}, "image 0: nan is outside"),
+    "above 1": ({"images": PIXELS + np.diag([0, 2]), "labels": CLASSES}, "image 1: 2.0 is outside"),
+    "labels too few": ({"images": PIXELS, "labels": CLASSES[:1]}, "integers (n,)"),
+    "labels of two axes": ({"images": PIXELS, "labels": CLASSES[:, None]}, "integers (n,)"),
+    "labels in floats": ({"images": PIXELS, "labels": CLASSES * 1.0}, "integers (n,)"),
+    "a label below 0": ({"images": PIXELS, "labels": CLASSES - 1}, "image 0: the label -1"),
+    "a label too large": ({"images": PIXELS, "labels": CLASSES + 2}, "image 0: label 2 where"),
+    "a label far too large": ({"images": PIXELS, "labels": np.full(2, 2**64 - 1, np.uint64)}, "image 0: label"),
+    "no labels": ({"images": PIXELS}, "no array 'labels'"),
+}
+
+
+@pytest.mark.parametrize("case", ARRAYS)
+def test_odd_arrays_are_refused_in_one_line(case: str, problem: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arrays, message = ARRAYS[case]
+    np.savez(problem / "images.npz", **arrays)  # type: ignore[arg-type]
+    assert run(problem, "--images", "0", "--eps", "1/255") == 2
+    shown = capsys.readouterr().err
+    assert message in shown and "images.npz: " in shown and shown.count("\n") == 1
+
+
+def test_damaged_arrays_are_refused_in_one_line(problem: Path) -> None:
+    whole = (problem / "images.npz").read_bytes()
+    rng = random.Random(0)
+    for _ in range(200):
+        damaged = bytearray(whole[: rng.choice([len(whole), rng.randrange(len(whole))])])
+        for _ in range(rng.randint(0, 3) if damaged else 0):
+            damaged[rng.randrange(len(damaged))] = rng.randrange(256)
+        (problem / "images.npz").write_bytes(damaged)
+        try:
+            images, labels = read_images(problem / "images.npz")
+        except InputError as error:
+            assert str(error).startswith(f"{problem}/images.npz: ") and len(str(error)) <= LONGEST
+        else:
+            assert len(images) == len(labels) and labels.min() >= 0 and images.min() >= 0 and images.max() <= 1
+
+
+def test_an_array_that_claims_to_be_huge_takes_no_memory(problem: Path) -> None:
+    header = b"{'descr': '<f8', 'fortran_order': False, 'shape': (%d, 2), }"
+    for claimed in (10**12, 10**8, 10**30, -1):
+        text = (header % claimed).ljust(117) + b"\n"
+        with zipfile.ZipFile(problem / "images.npz", "w") as archive:
+            archive.writestr("images.npy", b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text)
+        with pytest.raises(InputError, match=r"images\.npz: "):
+            read_images(problem / "images.npz")
 
 
 def test_images_that_do_not_fit_the_network(problem: Path, capsys: pytest.CaptureFixture[str]) -> None:

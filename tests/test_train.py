@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from verifiable_relu.data import Dataset, load
-from verifiable_relu.errors import InputError
+from verifiable_relu.errors import LONGEST, InputError
 from verifiable_relu.network.device import device as find_device
 from verifiable_relu.nn import LambdaGELU, mlp, substitute_relu
 from verifiable_relu.train import checkpoint, schedule
@@ -247,6 +247,14 @@ def test_a_loss_that_explodes_is_reported() -> None:
         ({"model": "lenet"}, "'lenet' is none of mlp, cnn"),
         ({"schedule": "cubic"}, "--schedule"),
         ({"hidden": (10, 0)}, "--hidden"),
+        ({"hidden": (10**12,)}, "--hidden"),
+        ({"hidden": (5,) * 3000}, "--hidden"),
+        ({"epochs": 10**30}, "--epochs: must be at most"),
+        ({"decay": math.inf}, "--decay"),
+        ({"width": 1e300}, "--width"),
+        ({"seed": -1}, "--seed"),
+        ({"seed": 2**63}, "--seed"),
+        ({"crop": 10**9}, "--crop"),
     ],
 )
 def test_bad_options_are_named(change: dict[str, object], words: str) -> None:
@@ -256,7 +264,7 @@ def test_bad_options_are_named(change: dict[str, object], words: str) -> None:
 
 def test_numbers_and_sizes() -> None:
     assert number("2/255") == 2 / 255 and number("0.03") == 0.03 and sizes("16,32") == (16, 32) and sizes("") == ()
-    for text in ("1/0", "two"):
+    for text in ("1/0", "two", "1e999999999", "9" * 5000, "nan", "٥"):
         with pytest.raises(ValueError, match="neither a number nor a fraction"):
             number(text)
 
@@ -284,10 +292,17 @@ def test_bad_input_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
         (["--data", "digits", "--out", str(tmp_path / "no" / "net.onnx")], "no such folder"),
         (["--data", "imagenet", "--out", str(tmp_path / "net.onnx")], "no data set 'imagenet'"),
         (["--data", "digits", "--epochs", "0", "--out", str(tmp_path / "net.onnx")], "--epochs"),
+        (["--data", "digits", "--out", str(tmp_path / ("x" * 5000 + ".onnx"))], "cannot be written"),
+        (["--data", "digits", "--out", str(tmp_path / "a\0b.onnx")], "not a file name"),
+        (["--data", "digits", "--hidden", "1000000,1000000", "--out", str(tmp_path / "net.onnx")], "into the memory"),
+        (["--data", "digits\x1b[31m" * 500, "--out", str(tmp_path / "net.onnx")], r"digits\x1b[31m"),
     ]:
         assert main(arguments) == 2
-        error = capsys.readouterr().err
-        assert words in error and error.count("\n") == 1 and error.startswith("error: ")
+        shown = capsys.readouterr().err
+        *_, error = shown.splitlines()
+        assert words in error and error.startswith("error: ") and len(error) <= LONGEST + 7
+        # The bar is there already when memory runs out.
+        assert shown.count("\n") == 1 or "memory" in words
 
 
 def test_the_command_writes_network_and_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from verifiable_relu.campaign import Case, Result, run
@@ -14,6 +15,7 @@ from verifiable_relu.campaign.inputs import believe, time_limit, verifier
 from verifiable_relu.errors import InputError
 from verifiable_relu.network import Network, from_torch, hardened, read_onnx
 from verifiable_relu.spec import Query, linf_properties
+from verifiable_relu.spec.balls import exact_number
 
 
 def verify(
@@ -35,7 +37,8 @@ def verify(
         model: a torch module (as it is in evaluation mode), a ``Network``, or an ONNX file, by path or as bytes.
         images: (n, *input shape), in the units that the model takes; each number counts as the exact one it is.
         labels: (n,), the true classes.
-        eps: ≥ 0; a ``Fraction`` such as ``Fraction(1, 255)`` is kept exact.
+        eps: ≥ 0; a ``Fraction`` such as ``Fraction(1, 255)`` is kept exact. This and other numbers may be numpy's, or
+            tensors without axes.
         method: the name of a verifier.
         timeout: seconds for each image.
         clip: the valid range of pixels, which cuts the ball.
@@ -53,18 +56,22 @@ def verify(
     Raises:
         InputError: (a ``ValueError``) for a bad model, shape, number, label, method or limit.
     """
-    chosen = verifier(method, device, memory)
+    if not isinstance(method, str):
+        raise InputError(f"a method is named by a string, not {method!r:.60}")
+    if not isinstance(device, str | torch.device):
+        raise InputError(f"a device is named by a string, not {device!r:.60}")
+    limit = time_limit(float(exact_number(timeout, "the time limit")))
+    chosen = verifier(method, str(device), memory)
     pixels = _pixels(images)
     network = _network(model, pixels.shape[1:])
-    if joint is not False:
-        network = hardened(network, None if joint is True else joint)
+    if not (isinstance(joint, bool | np.bool_) and not joint):
+        network = hardened(network, _hardness(joint))
     if pixels.shape[1:] != network.input_shape:
         raise InputError(f"images of shape {pixels.shape[1:]}, but the network takes {network.input_shape}")
     if network.output_size < 2:
         raise InputError(f"the network has {network.output_size} output, but classes are compared")
     properties = linf_properties(pixels, _labels(labels), eps, network.output_size, clip)
     believe(network, properties)
-    limit = time_limit(timeout)
     cases = [Case(network.name, f"image {i}", (Query(network, p),), limit) for i, p in enumerate(properties)]
     if not progress:
         return run(cases, chosen)
@@ -75,13 +82,30 @@ def verify(
         return run(cases, chosen, observer=watcher)
 
 
+_EXACT_INTEGERS = 2**53
+"""Integers up to here are float64 numbers."""
+
+
+def _array(values: object, what: str) -> np.ndarray:
+    """A tensor, an array or nested lists as an array; a tensor's floating-point numbers are widened to float64."""
+    try:
+        if isinstance(values, Tensor):
+            held = values.detach().cpu()
+            values = held.double() if held.is_floating_point() else held
+        return np.asarray(values)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(f"{what} that are no array of numbers: {error}") from None
+
+
 def _pixels(images: np.ndarray | Tensor) -> np.ndarray:
     """The images as an array of finite float64 numbers, (n, …)."""
-    array = np.asarray(images.detach().cpu() if isinstance(images, Tensor) else images)
-    if array.dtype.kind not in "fiub":
-        raise InputError(f"images of dtype {array.dtype} where real numbers are expected")
+    array = _array(images, "images")
+    if array.dtype.kind not in "fiub" or array.dtype.itemsize > 8:
+        raise InputError(f"images of dtype {array.dtype} where real numbers of at most 64 bits are expected")
     if array.ndim < 2:
         raise InputError(f"images of shape {array.shape} where (n, *input shape) is expected")
+    if array.dtype.kind in "iu" and array.size and max(-int(array.min()), int(array.max())) > _EXACT_INTEGERS:
+        raise InputError("a pixel is an integer beyond 2^53, which is no float64 number")
     array = array.astype(np.float64)
     bad = np.argwhere(~np.isfinite(array))
     if len(bad):
@@ -90,10 +114,22 @@ def _pixels(images: np.ndarray | Tensor) -> np.ndarray:
 
 
 def _labels(labels: Sequence[int] | np.ndarray | Tensor) -> np.ndarray:
-    array = np.asarray(labels.detach().cpu() if isinstance(labels, Tensor) else labels)
+    array = _array(labels, "labels")
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
         raise InputError(f"labels of shape {array.shape} and dtype {array.dtype} where n integers are expected")
-    return array.astype(np.int64)
+    return array.clip(-1, 2**62).astype(np.int64)
+
+
+def _hardness(joint: object) -> float | Sequence[float] | None:
+    """The λ that ``joint`` names, if it is neither True nor False; None for the model's own."""
+    if isinstance(joint, bool | np.bool_):
+        return None
+    if isinstance(joint, str | bytes | Mapping | set):
+        raise InputError(f"joint is {joint!r:.60}, neither a number, nor one for each layer, nor True or False")
+    array = _array(joint, "joint")
+    if array.dtype.kind not in "fiu" or array.ndim > 1:
+        raise InputError(f"joint is {joint!r:.60}, neither a number, nor one for each layer, nor True or False")
+    return [float(number) for number in array] if array.ndim else float(array)
 
 
 def _network(model: nn.Module | Network | Path | str | bytes, shape: tuple[int, ...]) -> Network:

@@ -28,6 +28,8 @@ from verifiable_relu.errors import InputError
 from verifiable_relu.verifiers.registry import methods
 
 if TYPE_CHECKING:
+    from fractions import Fraction
+
     from verifiable_relu.campaign import Case, Result, Store
     from verifiable_relu.campaign.console import Watcher
     from verifiable_relu.campaign.inputs import Loader
@@ -234,18 +236,22 @@ def _one(options: argparse.Namespace, out: TextIO) -> int:
     with _store(options) as store:
         case, spec = _loader(options).case(options.spec, options.timeout or _TIMEOUT, options.net)
         (result,) = run([case], method, store)
-    _print([result.answer, *(_assignment(result, spec) if result.answer == "sat" else ())], out)
+    _print([result.answer, *(_assignment(result, spec, case) if result.answer == "sat" else ())], out)
     if not options.quiet:
         print("\n".join(_summary(result, case, time.perf_counter() - start)), file=sys.stderr)
     return _status([result])
 
 
-def _assignment(result: Result, spec: SpecFile) -> Iterator[str]:
-    """The counterexample: inputs, exact if they are decimals, and the outputs that onnxruntime computes for them."""
-    from verifiable_relu.spec.write import decimal
+def _assignment(result: Result, spec: SpecFile, case: Case) -> Iterator[str]:
+    """The counterexample: exact inputs, and the outputs that onnxruntime computes for them in its own arithmetic.
 
-    assert result.witness is not None and result.outputs is not None
-    values = [decimal(v) or repr(float(v)) for v in result.witness] + [repr(v) for v in result.outputs]
+    An input without an exact decimal, such as 1/3, is moved to a decimal beside it where the box has one and the point
+    is still a counterexample, as it is checked again; else it is written as a quotient, (/ 1.0 3.0).
+    """
+    from verifiable_relu.spec.write import exact_text
+
+    witness, outputs = _decimals(result, case)
+    values = [exact_text(v) for v in witness] + [repr(float(v)) for v in outputs]
     names = [*spec.inputs.elements(spec.version), *spec.outputs.elements(spec.version)]
     lines = [f"{name} {value}" for name, value in zip(names, values, strict=True)]
     if spec.version != "1.0":
@@ -254,6 +260,30 @@ def _assignment(result: Result, spec: SpecFile) -> Iterator[str]:
     last = len(lines) - 1
     for number, line in enumerate(lines):
         yield f"{' ' if number else '('}({line}){')' if number == last else ''}"
+
+
+def _decimals(result: Result, case: Case) -> tuple[Sequence[Fraction], Sequence[float]]:
+    """The counterexample with decimals as inputs, if there is one close by, and its outputs; else as it is."""
+    from verifiable_relu.spec.write import decimal, decimal_near
+
+    assert result.witness is not None and result.outputs is not None
+    if all(decimal(v) is not None for v in result.witness):
+        return result.witness, result.outputs
+    from verifiable_relu.trust import confirm
+
+    for query in case.queries:
+        box = query.property.box
+        if not box.contains(result.witness):
+            continue
+        bounds = map(box.bounds, range(box.size))
+        point = [
+            v if decimal(v) is not None else decimal_near(v, *between)
+            for v, between in zip(result.witness, bounds, strict=True)
+        ]
+        judged = confirm(query, point)
+        if judged.confirmed and judged.replayed is not None:
+            return point, judged.replayed.tolist()
+    return result.witness, result.outputs
 
 
 def _summary(result: Result, case: Case, seconds: float) -> Iterator[str]:

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
-from verifiable_relu.data.sources import either, unpacked
+from verifiable_relu.data.sources import LARGEST, either
 from verifiable_relu.errors import InputError
+from verifiable_relu.files import read_text
 
 COLUMNS = (
     "age",
@@ -43,11 +44,7 @@ def read_rows(path: Path) -> tuple[list[tuple[str, ...]], np.ndarray]:
         InputError: if the file is missing or no text, or a row has another number of entries or another label.
     """
     rows, labels = [], []
-    try:
-        text = unpacked(path).decode()
-    except UnicodeDecodeError as error:
-        raise InputError(f"not a text file: {error}", path=path) from error
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(read_text(path, LARGEST).splitlines(), 1):
         if not line.strip() or line.startswith("|"):
             continue
         *row, label = (entry.strip() for entry in line.split(","))
@@ -100,6 +97,9 @@ def read(folder: Path, split: str) -> tuple[np.ndarray, np.ndarray, tuple[float,
 
 def _numbers(entries: list[str], column: str, path: Path) -> np.ndarray:
     try:
-        return np.array(entries, float)
+        numbers = np.array(entries, float)
     except ValueError as error:
-        raise InputError(str(error), path=path, place=f"column {column}") from error
+        raise InputError(str(error), path=path, place=f"column {column}") from None
+    if not np.isfinite(numbers).all():
+        raise InputError("a number that is NaN or infinite", path=path, place=f"column {column}")
+    return numbers

@@ -5,12 +5,14 @@ Source: www.cs.toronto.edu/~kriz/cifar.html ("Binary version").
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
 
-from verifiable_relu.data.sources import either, unpacked
+from verifiable_relu.data.sources import LARGEST, either, unpacked
 from verifiable_relu.errors import InputError
+from verifiable_relu.files import read_text
 
 PIXELS = 3 * 32 * 32
 RECORD = 1 + PIXELS
@@ -52,9 +54,9 @@ def read_exact(path: Path, indices: np.ndarray) -> np.ndarray:
     if not path.is_file():
         return np.ones(len(indices), bool)
     listed = []
-    for number, line in enumerate(path.read_text().splitlines(), 1):
+    for number, line in enumerate(read_text(path, LARGEST).splitlines(), 1):
         entry = line.split("#")[0].strip()
-        if entry and not entry.isdecimal():
+        if entry and not re.fullmatch("[0-9]{1,9}", entry):
             raise InputError(f"'{entry}' is no index", path=path, place=f"line {number}")
         if entry:
             listed.append(int(entry))

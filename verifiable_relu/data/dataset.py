@@ -92,7 +92,7 @@ def _mnist(name: str, folder: Path, split: Split) -> Dataset:
     for path, array, rank in zip(paths, (images, labels), (3, 1), strict=True):
         if array.ndim != rank:
             raise InputError(f"shape {array.shape} where {rank} dimension(s) are expected", path=path)
-    if len(images) != len(labels):
+    if len(images) != len(labels) or not len(labels):
         raise InputError(f"{len(labels)} labels for {len(images)} images", path=paths[1])
     return _dataset(name, images[:, None] / np.float32(255), labels, None)
 

@@ -12,6 +12,7 @@ from verifiable_relu.data.sources import unpacked
 from verifiable_relu.errors import InputError
 
 UNSIGNED_BYTE = 0x08
+LARGEST_RANK = 4
 
 
 def read_idx(path: Path) -> np.ndarray:
@@ -26,6 +27,8 @@ def read_idx(path: Path) -> np.ndarray:
     kind, rank = data[2], data[3]
     if kind != UNSIGNED_BYTE:
         raise InputError(f"element type 0x{kind:02x} where 0x08 (unsigned byte) is expected", path=path, place="byte 2")
+    if not 1 <= rank <= LARGEST_RANK:
+        raise InputError(f"{rank} dimensions where 1 to {LARGEST_RANK} are expected", path=path, place="byte 3")
     start = 4 + 4 * rank
     if len(data) < start:
         raise InputError(f"cut short in its header of {start} bytes", path=path, place=f"byte {len(data)}")

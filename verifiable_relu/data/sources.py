@@ -7,15 +7,16 @@ where it lacks the data set) files are downloaded once into the user's cache fol
 
 from __future__ import annotations
 
-import gzip
 import os
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
 from verifiable_relu.errors import InputError, UnsupportedError
+from verifiable_relu.files import on_disk, read_bytes
 
 VARIABLE = "VERIFIABLE_RELU_DATA"
+LARGEST = 256 << 20
+"""Bytes of a file of a data set, unpacked; the largest official one has 47 MB."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class Source:
 
     Attributes:
         url: the folder that the files are downloaded from, with a trailing slash.
-        files: name → checksum, as ``md5:…`` or ``sha256:…``.
+        files: name → checksum, as ``sha256:…``.
         archive: whether the one file is a tar archive whose members are the data.
     """
 
@@ -33,37 +34,37 @@ class Source:
     archive: bool = False
 
 
-# MNIST's own home (yann.lecun.com/exdb/mnist) refuses automatic downloads; PyTorch's mirror serves the same bytes,
-# and torchvision checks the same MD5 sums.
+# MNIST's own home (yann.lecun.com/exdb/mnist) refuses automatic downloads; PyTorch's mirror serves the same bytes.
+# Fashion-MNIST comes from its authors' repository.
 SOURCES = {
     "mnist": Source(
         "https://ossci-datasets.s3.amazonaws.com/mnist/",
         {
-            "train-images-idx3-ubyte.gz": "md5:f68b3c2dcbeaaa9fbdd348bbdeb94873",
-            "train-labels-idx1-ubyte.gz": "md5:d53e105ee54ea40749a09fcbcd1e9432",
-            "t10k-images-idx3-ubyte.gz": "md5:9fb629c4189551a2d022fa330f9573f3",
-            "t10k-labels-idx1-ubyte.gz": "md5:ec29112dd5afa0611ce80d1b7f02629c",
+            "train-images-idx3-ubyte.gz": "sha256:440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+            "train-labels-idx1-ubyte.gz": "sha256:3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+            "t10k-images-idx3-ubyte.gz": "sha256:8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+            "t10k-labels-idx1-ubyte.gz": "sha256:f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
         },
     ),
     "fashion_mnist": Source(
-        "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+        "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
         {
-            "train-images-idx3-ubyte.gz": "md5:8d4fb7e6c68d591d4c3dfef9ec88bf0d",
-            "train-labels-idx1-ubyte.gz": "md5:25c81989df183df01b3e8a0aad5dffbe",
-            "t10k-images-idx3-ubyte.gz": "md5:bef4ecab320f06d8554ea6380940ec79",
-            "t10k-labels-idx1-ubyte.gz": "md5:bb300cfdad3c16e7a12a480ee83cd310",
+            "train-images-idx3-ubyte.gz": "sha256:3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
+            "train-labels-idx1-ubyte.gz": "sha256:a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
+            "t10k-images-idx3-ubyte.gz": "sha256:346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
+            "t10k-labels-idx1-ubyte.gz": "sha256:67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
         },
     ),
     "cifar10": Source(
         "https://www.cs.toronto.edu/~kriz/",
-        {"cifar-10-binary.tar.gz": "md5:c32a1d4ab5d03f1284b67883e8d87530"},
+        {"cifar-10-binary.tar.gz": "sha256:c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd"},
         archive=True,
     ),
     "adult": Source(
         "https://archive.ics.uci.edu/ml/machine-learning-databases/adult/",
         {
-            "adult.data": "md5:5d7c39d7b8804f071cdd1f2a7c460872",
-            "adult.test": "md5:35238206dfdf7f1fe215bbb874adecdc",
+            "adult.data": "sha256:5b00264637dbfec36bdeaab5676b0b309ff9eb788d63554ca0a249491c86603d",
+            "adult.test": "sha256:a2a9044bc167a35b2361efbabec64e89d69ce82d9790d2980119aac5fd7e9c05",
         },
     ),
 }
@@ -110,20 +111,13 @@ def download(source: Source, folder: Path) -> Path:
 
 def either(folder: Path, file: str) -> Path:
     """The path of ``file`` in ``folder``, with ``.gz`` added where only the compressed one exists."""
-    packed = folder / f"{file}.gz"
-    return packed if packed.is_file() and not (folder / file).is_file() else folder / file
+    return on_disk(folder / file)
 
 
 def unpacked(path: Path) -> bytes:
     """What the file at ``path`` holds, unpacked if its name ends in ``.gz``.
 
     Raises:
-        InputError: if it is missing, cannot be read or is damaged.
+        InputError: if it is missing, cannot be read, is damaged or larger than ``LARGEST``.
     """
-    try:
-        data = path.read_bytes()
-        return gzip.decompress(data) if path.suffix == ".gz" else data
-    except FileNotFoundError:
-        raise InputError("no such file", path=path) from None
-    except (OSError, EOFError, zlib.error) as error:
-        raise InputError(f"cannot be read: {error}", path=path) from error
+    return read_bytes(path, LARGEST)

@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from verifiable_relu.arguments import Parser, fraction
 from verifiable_relu.errors import InputError
 from verifiable_relu.files import on_disk
+from verifiable_relu.spec.arrays import read_images
 from verifiable_relu.spec.balls import linf_properties
 from verifiable_relu.spec.instances import Instance, read_instances, write_instances
 from verifiable_relu.spec.specfile import SpecFile, Variable, stem
@@ -27,7 +29,10 @@ if TYPE_CHECKING:
 DECIMALS = 10
 """Faces of balls are rounded outward to so many decimals: every reader of VNN-LIB knows decimals, few know 1/255."""
 
+_FILE_NAME = re.compile(r"[\w-][\w.-]{0,199}")
 _BATCH = 256
+_MOST_IMAGES = 1_000_000
+_LARGEST_EPS = Fraction(10**6)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -43,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m verifiable_relu.spec",
         description="Write L∞ robustness properties of a classifier around images as VNN-LIB files, "
         "clipped to the valid range [0, 1], and list them in instances.csv.",
@@ -71,26 +76,26 @@ def _parser() -> argparse.ArgumentParser:
 def _indices(text: str) -> list[int]:
     found: list[int] = []
     for part in text.split(","):
-        match = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
+        match = re.fullmatch(r"\s*([0-9]{1,9})(?:-([0-9]{1,9}))?\s*", part)
         first, last = (int(match.group(1)), int(match.group(2) or match.group(1))) if match else (1, 0)
-        if last < first:
+        if not first <= last < first + _MOST_IMAGES:
             raise argparse.ArgumentTypeError(f"'{part}' is neither an index nor a range such as 0-19")
         found += range(first, last + 1)
     return list(dict.fromkeys(found))
 
 
 def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
+    if not re.fullmatch("[0-9]{1,9}", text) or int(text) < 1:
         raise argparse.ArgumentTypeError(f"'{text}' is no positive number of images")
     return int(text)
 
 
 def _eps(text: str) -> Fraction:
     try:
-        value = Fraction(text)
-    except (ValueError, ZeroDivisionError):
+        value = fraction(text)
+    except ValueError:
         value = Fraction(-1)
-    if value < 0:
+    if not 0 <= value <= _LARGEST_EPS:
         raise argparse.ArgumentTypeError(f"'{text}' is no radius such as 1/255 or 0.01")
     return value
 
@@ -130,7 +135,12 @@ def generate(options: argparse.Namespace) -> int:
             raise InputError(f"image {index} is not among the {len(images)}", path=options.data)
         if not exact[index]:
             raise InputError(f"image {index} is known to differ from the official one", path=options.data)
+        if labels[index] >= network.output_size:
+            said = f"label {labels[index]} where the network has {network.output_size} outputs"
+            raise InputError(said, path=options.data, place=f"image {index}")
 
+    if options.name is not None and not _FILE_NAME.fullmatch(options.name):
+        raise InputError(f"'{options.name}' is no name of a file: letters, digits, '_', '-', '.'", place="--name")
     if options.name and len(chosen) * len(options.eps) != 1:
         raise InputError(f"--name names one property, but {len(chosen) * len(options.eps)} are asked for")
 
@@ -176,21 +186,7 @@ def _data(source: str, split: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
         data = load(source, "train" if split == "train" else "test")
         return data.images, data.labels, data.exact
-    try:
-        with np.load(source, allow_pickle=False) as arrays:
-            images, labels = arrays["images"], arrays["labels"]
-    except KeyError as error:
-        raise InputError(f"has no array {error}: 'images' and 'labels' are expected", path=source) from None
-    except FileNotFoundError:
-        raise InputError("no such file", path=source) from None
-    except (OSError, ValueError, EOFError) as error:
-        raise InputError(f"cannot be read: {error}", path=source) from None
-    if images.ndim < 2 or labels.shape != images.shape[:1] or not np.issubdtype(labels.dtype, np.integer):
-        raise InputError(
-            f"images {images.dtype} {images.shape} and labels {labels.dtype} {labels.shape}, where (n, …) and "
-            "integers (n,) are expected",
-            path=source,
-        )
+    images, labels = read_images(source)
     return images, labels, np.ones(len(labels), bool)
 
 

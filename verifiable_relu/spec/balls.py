@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from decimal import Decimal
 from fractions import Fraction
+from numbers import Rational
 
 import numpy as np
 
@@ -50,12 +52,12 @@ def linf_properties(
     Raises:
         InputError: for a label, pixel, ``eps`` or ``clip`` out of range, by image.
     """
-    eps = _exact(eps, "eps")
-    low, high = _exact(clip[0], "clip"), _exact(clip[1], "clip")
+    eps = exact_number(eps, "eps")
+    low, high = _range(clip)
     if eps < 0:
-        raise InputError(f"eps is {float(eps)!r}, below 0")
+        raise InputError(f"eps is {_rounded(eps)}, below 0")
     if low > high:
-        raise InputError(f"the valid range {float(low)!r} to {float(high)!r} is empty")
+        raise InputError(f"the valid range {_rounded(low)} to {_rounded(high)} is empty")
     if len(labels) != len(images):
         raise InputError(f"{len(labels)} labels for {len(images)} images")
     names = [f"linf_{i}" for i in range(len(images))] if names is None else names
@@ -66,7 +68,7 @@ def linf_properties(
     if outside.any():
         image, pixel = np.argwhere(outside[positions.reshape(flat.shape)])[0]
         value = float(flat[image, pixel])
-        raise InputError(f"{value!r} is outside of {float(low)!r} to {float(high)!r}", place=f"image {image}")
+        raise InputError(f"{value!r} is outside of {_rounded(low)} to {_rounded(high)}", place=f"image {image}")
     pixels = [Fraction(float(value)) for value in values]
     lower = _Faces([max(_floor(value - eps, decimals), low) for value in pixels], round_down)
     upper = _Faces([min(-_floor(-value - eps, decimals), high) for value in pixels], round_up)
@@ -103,8 +105,39 @@ def _floor(value: Fraction, decimals: int | None) -> Fraction:
     return value if decimals is None else Fraction(math.floor(value * 10**decimals), 10**decimals)
 
 
-def _exact(value: Fraction | float, what: str) -> Fraction:
+def exact_number(value: object, what: str) -> Fraction:
+    """The exact value of a number: Python's, numpy's, a fraction, or an array or tensor without axes.
+
+    Raises:
+        InputError: for anything else, and for NaN and infinity; it names ``what``.
+    """
+    if getattr(value, "shape", None) == () and hasattr(value, "item"):
+        value = value.item()
+    if isinstance(value, Rational | Decimal | float):
+        try:
+            return Fraction(value)
+        except (ValueError, OverflowError):
+            raise InputError(f"{what} is {value}, not a finite number") from None
+    raise InputError(f"{what} is {_shown(value)}, not a number")
+
+
+def _range(clip: object) -> tuple[Fraction, Fraction]:
     try:
-        return Fraction(value)
-    except (ValueError, OverflowError):
-        raise InputError(f"{what} is {value}, not a finite number") from None
+        ends = list(clip)  # type: ignore[call-overload]
+    except TypeError:
+        ends = []
+    if len(ends) != 2:
+        raise InputError(f"clip is {_shown(clip)}, not the two ends of a range")
+    return exact_number(ends[0], "clip"), exact_number(ends[1], "clip")
+
+
+def _rounded(value: Fraction) -> str:
+    try:
+        return repr(float(value))
+    except OverflowError:
+        return "a number beyond the range of float64"
+
+
+def _shown(value: object) -> str:
+    shape = getattr(value, "shape", None)
+    return f"{type(value).__name__} of shape {tuple(shape)}" if shape is not None else f"{value!r:.60}"

@@ -41,6 +41,8 @@ def properties(
     disjuncts: list[_Disjunct] = []
     if form.tighten(common, bounds):
         disjuncts = form.distribute([_Disjunct({}, tuple(rows))], choices)
+    for disjunct in disjuncts:
+        form.spend(len(disjunct.rows))
     sides = _Sides(size)
     sides.set(bound[:4] for bound in common.values())
     groups: dict[frozenset[_Side], list[Polytope]] = {}
@@ -125,7 +127,17 @@ class _Form:
 
     def __init__(self) -> None:
         self.contradiction: tuple[Bound, Bound] | None = None
-        self._held = 0
+        self._spent = 0
+
+    def spend(self, constraints: int) -> None:
+        """Count towards ``limits.DISJUNCTIVE``.
+
+        Raises:
+            UnsupportedError: beyond it.
+        """
+        self._spent += constraints
+        if self._spent > limits.DISJUNCTIVE:
+            raise UnsupportedError(f"the disjunctive form has more than {limits.DISJUNCTIVE:,} constraints")
 
     def agree(self, bound: Bound, opposite: Bound | None) -> bool:
         """Whether a bound and the opposite one of the same input, if any, have a point in common."""
@@ -161,9 +173,8 @@ class _Form:
         return found
 
     def _meet(self, one: _Disjunct, other: _Disjunct) -> _Disjunct | None:
-        self._held += len(one.bounds) + len(one.rows) + len(other.bounds) + len(other.rows)
-        if self._held > limits.DISJUNCTIVE:
-            raise UnsupportedError(f"the disjunctive form has more than {limits.DISJUNCTIVE:,} constraints")
+        # Copying a row costs far less than looking a bound up.
+        self.spend(1 + len(one.bounds) + len(other.bounds) + (len(one.rows) + len(other.rows)) // 32)
         if not other.bounds:
             return _Disjunct(one.bounds, one.rows + other.rows)
         bounds = dict(one.bounds)

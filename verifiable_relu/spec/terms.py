@@ -17,6 +17,7 @@ ZERO, ONE = Fraction(0), Fraction(1)
 _MIRRORED = {"<=": ">=", ">=": "<=", "<": ">", ">": "<"}
 _LARGEST_EXPONENT = 1022
 _COMFORTABLE_EXPONENT = 500
+_SHORT = 2**64
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,11 +132,11 @@ class Arithmetic:
         """No two of the terms are equal.
 
         Raises:
-            InputError, UnsupportedError: as :meth:`compare` does, and for more pairs than ``limits.POLYTOPES``.
+            InputError, UnsupportedError: as :meth:`compare` does, and for more pairs than ``limits.PAIRS``.
         """
         pairs = len(terms) * (len(terms) - 1) // 2
-        if pairs > limits.POLYTOPES:
-            raise UnsupportedError(f"'distinct' of {len(terms):,} terms makes more than {limits.POLYTOPES:,} pairs")
+        if pairs > limits.PAIRS:
+            raise UnsupportedError(f"'distinct' of {len(terms):,} terms makes more than {limits.PAIRS:,} pairs")
         return And(tuple(self.compare("!=", left, right, mark) for left, right in combinations(terms, 2)))
 
     def _row(self, coefficients: Mapping[int, Fraction], bound: Fraction, upper: bool, strict: bool) -> Formula:
@@ -143,10 +144,10 @@ class Arithmetic:
             holds = bound > 0 if upper else bound < 0
             return TRUE if holds or (bound == 0 and not strict) else FALSE
         factor = ONE if upper else -ONE
-        # Far from 1 the same constraint is scaled, since bounds are computed in float64.
-        exponent = max(map(_exponent, coefficients.values()))
-        if abs(exponent) > _COMFORTABLE_EXPONENT:
-            factor *= Fraction(2) ** -exponent
+        # Far from 1 the largest coefficient is made 1, since bounds are computed in float64.
+        largest = max(coefficients.values(), key=abs)
+        if abs(_exponent(largest)) > _COMFORTABLE_EXPONENT:
+            factor /= abs(largest)
         if factor != 1:
             coefficients = {j: c * factor for j, c in coefficients.items()}
             bound *= factor
@@ -171,6 +172,8 @@ class Arithmetic:
 
 
 def _check(bound: Fraction) -> None:
+    if max(bound.numerator, -bound.numerator, bound.denominator) < _SHORT:
+        return
     if _bits(bound) > limits.BITS:
         raise _long()
     if _exponent(bound) > _LARGEST_EXPONENT:

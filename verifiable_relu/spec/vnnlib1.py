@@ -87,6 +87,8 @@ class _Reader:
                 if len(stack) > 1 and len(stack[-1]) == 1 and token in _COMMANDS:
                     raise self.unclosed(stack[0][0])
                 stack[-1].append(token)
+                if len(stack[-1]) > limits.WORDS:
+                    raise InputError(f"more than {limits.WORDS:,} words in one parenthesis", place=place(position))
         if stack:
             raise self.unclosed(stack[0][0])
 

@@ -37,8 +37,11 @@ _REAL = re.compile(r"(\(\s*declare-(?:input|hidden|output)\s+[^\s()]+\s+)Real\b"
 _SHOWN = 60
 """So many characters of a word are quoted in a message."""
 _SYNTAX = re.compile(r"syntax error at line (\d+), column \d+: '(.*)'", re.DOTALL)
+_LONG = re.compile(rf"[0-9.]{{{limits.DIGITS + 1}}}")
 # Its parser counts in 64 bits.
 _INTEGER = re.compile(r"(?<![0-9.])[0-9]{19}(?![0-9]*\.[0-9])")
+# Its parser reads 2.0Y[0] as two words, and -1.0-0.5 too: nobody who writes that means a list.
+_RUN_TOGETHER = re.compile(r"(?<![\w.])[0-9]+(?:\.[0-9]+)?[A-Za-z_-]")
 
 
 def parse(source: Source, path: Path) -> SpecFile:
@@ -55,6 +58,8 @@ def parse(source: Source, path: Path) -> SpecFile:
     except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
         # What its parser throws where it did not expect an error.
         raise InputError(f"the parser of VNN-LIB 2.0 refuses it: {error}") from None
+    if match := _RUN_TOGETHER.search(source.text):
+        raise InputError(f"a blank is missing after '{match[0][:-1][:_SHOWN]}'", place=source.place(match.start()))
     network = _only_network(query, source.text)
     inputs, outputs = (Variable(v.name, tuple(v.shape)) for v in (network.inputs[0], network.outputs[0]))
     for variable in (inputs, outputs):
@@ -71,6 +76,9 @@ def _check_size(source: Source) -> None:
         pass
     if source.text.count("[") > limits.ELEMENTS_2:
         raise InputError(f"elements of variables are mentioned more than {limits.ELEMENTS_2:,} times")
+    if match := _LONG.search(source.text):
+        said = f"a number of more than {limits.DIGITS:,} characters"
+        raise InputError(said, place=source.place(match.start()))
     if match := _INTEGER.search(source.text):
         raise InputError("an integer of more than 18 digits", place=source.place(match.start()))
 

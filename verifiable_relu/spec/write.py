@@ -10,6 +10,7 @@ from __future__ import annotations
 import gzip
 import math
 from collections.abc import Iterator, Sequence
+from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from verifiable_relu.errors import InputError
 from verifiable_relu.spec.property import Box, Property, Row
 from verifiable_relu.spec.specfile import SpecFile, Variable
 
+_MOST_PLACES = 4_000
+_LARGEST = Fraction(10**300)
 TRUE, FALSE = "(<= 0.0 1.0)", "(<= 1.0 0.0)"
 
 
@@ -130,15 +133,45 @@ def _row(row: Row, names: Sequence[str]) -> str:
 
 
 def decimal(value: Fraction) -> str | None:
-    """The exact decimal of a rational, with a decimal point; None if it has none that ends."""
+    """The exact decimal of a rational, with a decimal point; None if it has none that ends, or more than 4,000 places.
+
+    (Python turns no integer of more than 4,300 digits into text.)
+    """
     denominator = value.denominator
     twos = (denominator & -denominator).bit_length() - 1
     rest, fives = denominator >> twos, 0
     while rest % 5 == 0:
         rest //= 5
         fives += 1
-    if rest != 1:
-        return None
     places = max(twos, fives, 1)
+    if rest != 1 or places > _MOST_PLACES or abs(value) >= _LARGEST:
+        return None
     digits = str(abs(value.numerator) * 10**places // denominator).rjust(places + 1, "0")
     return f"{'-' if value < 0 else ''}{digits[:-places]}.{digits[-places:]}"
+
+
+def exact_text(value: Fraction) -> str:
+    """A rational as SMT-LIB writes it: a decimal, or ``(/ 1.0 3.0)`` where there is none that ends."""
+    return decimal(value) or f"(/ {_integer(value.numerator)} {_integer(value.denominator)})"
+
+
+def decimal_near(value: Fraction, lower: Fraction, upper: Fraction) -> Fraction:
+    """A decimal of few places between two bounds, near to ``value``, which lies between them, too.
+
+    It has at least 20 places, as many as it takes; where the bounds leave none with at most ``_MOST_PLACES``, the value
+    itself is returned.
+    """
+    places = 20
+    while places <= _MOST_PLACES:
+        scale = 10**places
+        nearest = Fraction(round(value * scale), scale)
+        for candidate in (nearest, nearest + Fraction(1, scale), nearest - Fraction(1, scale)):
+            if lower < candidate < upper:
+                return candidate
+        places *= 2
+    return value
+
+
+def _integer(value: int) -> str:
+    """An integer of any length, with a decimal point."""
+    return f"{Decimal(value):f}.0"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, get_args
 
+from verifiable_relu.arguments import Parser
 from verifiable_relu.errors import InputError
 from verifiable_relu.train.options import CHOICES, Options, flag, number, sizes
 
@@ -59,7 +61,7 @@ HELP: dict[str, tuple[Callable[[str], Any], str]] = {
 
 def parser() -> argparse.ArgumentParser:
     """The command line: one option for each field of ``Options``, and ``--out``."""
-    made = argparse.ArgumentParser(prog="python -m verifiable_relu.train", description=__doc__, allow_abbrev=False)
+    made = Parser(prog="python -m verifiable_relu.train", description=__doc__, allow_abbrev=False)
     for field in fields(Options):
         if field.name == "flip":
             made.add_argument("--flip", action="store_true", help="mirror images at random")
@@ -102,8 +104,7 @@ def run(options: Options, out: Path, device: str = "auto") -> int:
     """
     if out.suffix != ".onnx":
         raise InputError("the output's name must end in .onnx", path=out)
-    if not out.parent.is_dir():
-        raise InputError("no such folder", path=out.parent)
+    _require_place(out)
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -141,6 +142,11 @@ def run(options: Options, out: Path, device: str = "auto") -> int:
             bar.stop()
             console.print(f"interrupted; the same command goes on from the last whole epoch ({saved})", highlight=False)
             return 130
+        except (MemoryError, RuntimeError) as error:
+            bar.stop()
+            if isinstance(error, RuntimeError) and "allocate" not in str(error):
+                raise
+            raise InputError("the training does not fit into the memory", place=flag("model")) from None
     from verifiable_relu.train.export import export
 
     results = export(trained, options, training, test, out)
@@ -150,6 +156,28 @@ def run(options: Options, out: Path, device: str = "auto") -> int:
         print(f"{name}: {value:.4f}" if isinstance(value, float) else f"{name}: {value}")
     print(f"wrote {out} and {out.with_suffix('.json')}")
     return 0
+
+
+def _require_place(out: Path) -> None:
+    """Nothing is trained whose network cannot be written.
+
+    Raises:
+        InputError: if there is no such folder, or no file of this name can be in it.
+    """
+    try:
+        if not out.parent.is_dir():
+            raise InputError("no such folder", path=out.parent)
+        if not os.access(out.parent, os.W_OK):
+            raise InputError("nothing can be written into this folder", path=out.parent)
+        os.lstat(out.with_suffix(".checkpoint"))
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise InputError(f"cannot be written: {error.strerror}", path=out) from None
+    except InputError:
+        raise
+    except ValueError as error:  # A null character in the name.
+        raise InputError(f"not a file name: {error}", path=out) from None
 
 
 if __name__ == "__main__":

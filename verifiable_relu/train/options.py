@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import Literal, get_args
 
+from verifiable_relu.arguments import fraction
 from verifiable_relu.errors import InputError
 
 Model = Literal["mlp", "cnn", "cnn3", "cnn5", "cnn7", "resnet"]
@@ -21,6 +21,11 @@ Growth = Literal["warmup", "ramp"]
 Initialisation = Literal["default", "ibp"]
 Fall = Literal["cosine", "none"]
 Inputs = Literal["standardised", "raw"]
+
+_LARGEST = 1_000_000
+"""No count, size or weight of a loss is larger; larger ones are slips of the pen."""
+
+_WIDEST, _DEEPEST, _LARGEST_CROP = 100, 100, 64
 
 CHOICES = {
     "model": Model,
@@ -167,10 +172,13 @@ class Options:
             "tolerance",
         ):
             self._require(name, getattr(self, name) >= least.get(name, 0), f"must be at least {least.get(name, 0)}")
+            self._require(name, getattr(self, name) <= _LARGEST, f"must be at most {_LARGEST:,}")
         for name in ("rate", "lam_factor", "lam_temperature", "finetune_rate", "width"):
             self._require(name, 0 < getattr(self, name) < math.inf, "must be a positive number")
         for name in ("lam_init", "lam_target"):
             self._require(name, 1 <= getattr(self, name) < math.inf, "must be a finite number of at least 1")
+        self._require("width", self.width <= _WIDEST, f"must be at most {_WIDEST:,}")
+        self._require("seed", 0 <= self.seed < 2**63, "must be at least 0 and below 2^63")
         self._require("certified", self.certified <= 1, "must be at most 1")
         self._require("eps", self.eps < 1, "must be below 1: images lie in [0, 1]")
         for name in ("attack_steps", "certified", "stability"):
@@ -185,9 +193,10 @@ class Options:
         self._require("tolerance", self.tolerance == 0 or self.target >= 1, "asks for a λ below 1")
         if self.finetune_extra:
             self._require("arm", self.arm == "gelu-swap-finetune", "must be gelu-swap-finetune for --finetune-extra")
-        self._require("crop", self.crop >= 0, "must be at least 0")
+        self._require("crop", 0 <= self.crop <= _LARGEST_CROP, f"must be at least 0 and at most {_LARGEST_CROP}")
         for name in ("hidden", "channels"):
-            self._require(name, all(size > 0 for size in getattr(self, name)), "must be positive sizes")
+            fit = len(getattr(self, name)) <= _DEEPEST and all(0 < size <= _LARGEST for size in getattr(self, name))
+            self._require(name, fit, f"must be at most {_DEEPEST} positive sizes up to {_LARGEST:,}")
 
     @property
     def target(self) -> float:
@@ -249,9 +258,9 @@ def number(text: str) -> float:
         ValueError: if it is neither.
     """
     try:
-        return float(Fraction(text))
-    except (ValueError, ZeroDivisionError):
-        raise ValueError(f"'{text}' is neither a number nor a fraction like 2/255") from None
+        return float(fraction(text))
+    except OverflowError:
+        raise ValueError(f"'{text}' is beyond the range of float64") from None
 
 
 def sizes(text: str) -> tuple[int, ...]:

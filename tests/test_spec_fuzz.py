@@ -1,0 +1,102 @@
+"""Random and damaged property files: read as an evaluator of its own understands them, or refused in one line.
+
+VERIFIABLE_RELU_CASES asks for another number of cases (20000, say) of each kind.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+
+from tests.vnnlib_cases import Writer, cases, damaged, exchanged, holds
+from verifiable_relu.errors import LONGEST, InputError
+from verifiable_relu.spec import SpecFile, read_vnnlib, vnnlib_text
+from verifiable_relu.spec.read import parse
+
+POINTS = 8
+SLOWEST = 20.0
+"""Seconds that no small file may take; a hang takes more on any machine."""
+
+
+def inside(spec: SpecFile, x: list[Fraction], y: list[Fraction]) -> bool:
+    return any(prop.box.contains(x) and prop.violated(y) for prop in spec.properties)
+
+
+@pytest.mark.parametrize("version", ["1.0", "2.0"])
+def test_a_property_means_what_its_formula_says(version: str) -> None:
+    empty = read = satisfied = 0
+    for seed in range(cases(500)):
+        writer = Writer(random.Random(seed), version)
+        text = writer.text()
+        points = [writer.point() for _ in range(POINTS)]
+        expected = [holds(text, point) for point in points]
+        try:
+            spec = parse(text, Path("p"))
+        except InputError as error:
+            # The bounds may leave no input, or not bound one; a formula must then hold nowhere, or not in a box.
+            assert "is empty" in str(error) or "bound" in str(error), (seed, error)
+            assert "bound" in str(error) or not any(expected), (seed, text)
+            empty += 1
+            continue
+        read += 1
+        written = parse(vnnlib_text(spec, ("1.0", "2.0")[seed % 2]), Path("p"))
+        for point, is_unsafe in zip(points, expected, strict=True):
+            x = [point[name] for name in writer.names[: writer.inputs]]
+            y = [point[name] for name in writer.names[writer.inputs :]]
+            satisfied += is_unsafe
+            for each in (spec, written):
+                assert inside(each, x, y) is is_unsafe, (seed, text, point)
+        assert [p.digest for p in written.properties] == [p.digest for p in spec.properties]
+    # The cases are only worth something if both outcomes occur often.
+    assert read > 2 * empty and satisfied > read // 2
+
+
+@pytest.mark.parametrize("version", ["1.0", "2.0"])
+def test_a_damaged_file_is_read_or_refused_in_one_line(version: str, tmp_path: Path) -> None:
+    path = tmp_path / "p.vnnlib"
+    refused = 0
+    for seed in range(cases(500)):
+        rng = random.Random(seed)
+        data = damaged(rng, Writer(rng, version).text())
+        path.write_bytes(data)
+        start = time.monotonic()
+        try:
+            read_vnnlib(path)
+        except InputError as error:
+            refused += 1
+            line = str(error)
+            assert line.startswith(f"{path}: ") and len(line) <= LONGEST and line.isprintable(), (seed, line)
+        assert time.monotonic() - start < SLOWEST, seed
+    assert refused > cases(500) // 4
+
+
+@pytest.mark.parametrize("version", ["1.0", "2.0"])
+def test_a_damaged_file_that_is_read_still_means_what_it_says(version: str) -> None:
+    read = 0
+    for seed in range(cases(500)):
+        rng = random.Random(f"meaning {seed}")
+        writer = Writer(rng, version)
+        text = exchanged(rng, writer.text())
+        if rng.random() < 0.5:
+            text = damaged(rng, text).decode("utf-8", "replace")
+        try:
+            spec = parse(text, Path("p"))
+        except InputError:
+            continue
+        read += 1
+        names = [*spec.inputs.elements(version), *spec.outputs.elements(version)]
+        for _ in range(POINTS):
+            known = writer.point()
+            point = {name: known.get(name, Fraction(0)) for name in names}
+            x, y = [point[n] for n in names[: spec.inputs.size]], [point[n] for n in names[spec.inputs.size :]]
+            assert inside(spec, x, y) is holds(_plain(text), point), (seed, text, point)
+    assert read > cases(500) // 16
+
+
+def _plain(text: str) -> str:
+    """A file as the evaluator reads it: quoted symbols by their names."""
+    return text.replace("|X_0|", "X_0").replace("\ufeff", "")

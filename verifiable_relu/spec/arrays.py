@@ -1,0 +1,84 @@
+"""Images and labels from an ``.npz`` file of the user."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+import zlib
+from pathlib import Path
+
+import numpy as np
+
+from verifiable_relu.errors import InputError
+from verifiable_relu.files import read_bytes
+
+# What zipfile and numpy raise for damaged files; NotImplementedError is a RuntimeError.
+_DAMAGED = (
+    ArithmeticError,
+    EOFError,
+    LookupError,
+    OSError,
+    RuntimeError,
+    SyntaxError,
+    TypeError,
+    ValueError,
+    zlib.error,
+)
+
+LARGEST = 256 << 20
+"""Bytes of the file, and of each array in it, unpacked: 10,000 images of 3×32×32 in float64."""
+
+
+def read_images(path: Path | str) -> tuple[np.ndarray, np.ndarray]:
+    """The arrays ``images`` and ``labels`` of a file; pickled objects are never loaded.
+
+    Returns:
+        Images (n, …), real numbers in [0, 1], and labels (n,), integers of at least 0; n is at least 1.
+
+    Raises:
+        InputError: if the file is missing, damaged or too large, or its arrays are others.
+    """
+    images, labels = _arrays(path, ("images", "labels"))
+    if images.ndim < 2 or labels.shape != images.shape[:1] or labels.dtype.kind not in "iu":
+        raise InputError(
+            f"images {images.dtype} {images.shape} and labels {labels.dtype} {labels.shape}, where (n, …) and "
+            "integers (n,) are expected",
+            path=path,
+        )
+    if images.dtype.kind not in "fiub" or images.dtype.itemsize > 8:
+        raise InputError(f"images of dtype {images.dtype} where real numbers are expected", path=path)
+    if not images.size:
+        raise InputError(f"images of shape {images.shape}: there are none", path=path)
+    outside = np.argwhere(~((images >= 0) & (images <= 1)))
+    if len(outside):
+        value = images[tuple(outside[0])]
+        raise InputError(f"{value} is outside of 0 to 1", path=path, place=f"image {outside[0][0]}")
+    if (labels < 0).any():
+        index = int((labels < 0).argmax())
+        raise InputError(f"the label {labels[index]} is below 0", path=path, place=f"image {index}")
+    return images, labels.clip(0, 2**62).astype(np.int64)
+
+
+def _arrays(path: Path | str, names: tuple[str, ...]) -> list[np.ndarray]:
+    """The named arrays of an ``.npz`` file."""
+    data = io.BytesIO(read_bytes(path, LARGEST))
+    found = []
+    try:
+        with zipfile.ZipFile(data) as archive:
+            for name in names:
+                if f"{name}.npy" not in archive.namelist():
+                    wanted = " and ".join(f"'{each}'" for each in names)
+                    raise InputError(f"has no array '{name}': {wanted} are expected", path=path)
+                if archive.getinfo(f"{name}.npy").file_size > LARGEST:
+                    raise InputError(f"the array '{name}' is larger than {LARGEST:,} bytes", path=path)
+                with archive.open(f"{name}.npy") as member:
+                    found.append(np.lib.format.read_array(member, allow_pickle=False))
+    except InputError:
+        raise
+    except zipfile.BadZipFile as error:
+        raise InputError(f"not an .npz file: {error}", path=path) from None
+    except MemoryError:
+        raise InputError("an array that is too large for the memory", path=path) from None
+    except _DAMAGED as error:
+        raise InputError(f"cannot be read: {error}", path=path) from None
+    return found
