@@ -118,6 +118,8 @@ class Evaluator:
 
     def real(self, number: Any) -> Any:
         """A number as this evaluation computes with it."""
+        if isinstance(number, float) and not math.isfinite(number):
+            raise UnknownOperatorError("a number that is not finite")
         return abs(float(number)) if self.absolute else Fraction(number)
 
     def tensor(self, tensor: TensorProto) -> Value:

@@ -1,0 +1,160 @@
+"""Malformed and hostile ONNX files at the command: a verdict or one line, soon and in little memory."""
+
+from __future__ import annotations
+
+import gzip
+import shutil
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from .limited import PROCESSOR_SECONDS, ROOT, Answer, answers
+
+MEBIBYTES = 500
+LONGEST = 1000
+"""Most characters of the line on stderr: the message's own limit, and the names of files."""
+ADDRESS_SPACE_KIB = 12 * 2**20
+"""For the process of a whole list: the libraries alone take some gibibytes of addresses."""
+VERDICTS = ("sat", "unsat", "unknown", "timed-out")
+PROPERTY = """(declare-const X_0 Real)
+(declare-const Y_0 Real)
+(assert (>= X_0 0.0))
+(assert (<= X_0 1.0))
+(assert (>= Y_0 {bound}))
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(data: Path) -> Path:
+    found = data / "bad_input" / "onnx"
+    if not found.is_dir():
+        pytest.skip(f"needs {found}")
+    return found
+
+
+def chain(length: int) -> bytes:
+    """x → Relu → … → y."""
+    nodes = [
+        helper.make_node("Relu", [f"v{i}" if i else "x"], [f"v{i + 1}" if i + 1 < length else "y"])
+        for i in range(length)
+    ]
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 1]) for name in ("x", "y")]
+    graph = helper.make_graph(nodes, "chain", ends[:1], ends[1:])
+    opset = [helper.make_opsetid("", 13)]
+    return helper.make_model(graph, opset_imports=opset, ir_version=8).SerializeToString()
+
+
+def bomb(path: Path, size: int, *, members: int = 1) -> Path:
+    """A gzipped file of ``size`` zeros, in one member or several."""
+    if members > 1:
+        path.write_bytes(gzip.compress(bytes(size // members), 6) * members)
+        return path
+    packer, block = zlib.compressobj(1, zlib.DEFLATED, 31), bytes(2**24)
+    with path.open("wb") as file:
+        for _ in range(size // len(block)):
+            file.write(packer.compress(block))
+        file.write(packer.flush())
+    return path
+
+
+def fault(found: Answer) -> str | None:
+    """What is wrong with how a command ended; None if it gave a verdict, or one line and exit status 2."""
+    if found.seconds > PROCESSOR_SECONDS or found.mebibytes > MEBIBYTES:
+        return "too long, or too much memory"
+    lines = found.stderr.splitlines()
+    if found.status == 0:
+        return None if found.verdict in VERDICTS and not lines else "no verdict, or more than a verdict"
+    if found.status != 2:
+        return "neither a verdict nor bad input"
+    if len(lines) != 1 or len(lines[0]) > LONGEST or not lines[0].isprintable():
+        return "no single printable line of bounded length"
+    return None
+
+
+def faults(found: list[Answer]) -> str:
+    return "\n".join(f"{what}: {one}" for one in found if (what := fault(one)) is not None)
+
+
+def asked(network: Path, prop: Path) -> list[str]:
+    return ["--net", str(network), "--spec", str(prop), "--timeout", "3", "--quiet"]
+
+
+def properties(folder: Path, network: Path) -> list[Path]:
+    """The properties whose number of inputs is that of the network; that of one where the network does not say it."""
+    try:
+        dims = onnx.load(network, load_external_data=False).graph.input[0].type.tensor_type.shape.dim
+        size = 1
+        for dim in dims:
+            size *= dim.dim_value
+    except Exception:
+        size = 1
+    return sorted(folder.glob(f"p_{size}_*.vnnlib")) or [folder / "p_1_1.vnnlib"]
+
+
+def test_every_file_ends_in_a_verdict_or_in_one_line(folder: Path) -> None:
+    networks = sorted(folder.glob("*.onnx"))
+    found = answers([asked(network, prop) for network in networks for prop in properties(folder, network)])
+    assert len(networks) >= 30
+    assert not (bad := faults(found)), f"{len(bad.splitlines())} of {len(found)}:\n{bad}"
+
+
+def test_a_chain_of_20_000_nodes_ends_in_a_verdict_or_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "p.vnnlib").write_text(PROPERTY.format(bound="5.0"))
+    (tmp_path / "chain.onnx").write_bytes(chain(20_000))
+    with gzip.open(tmp_path / "chain.onnx.gz", "wb") as file:
+        file.write(chain(20_000))
+    found = answers([asked(tmp_path / name, tmp_path / "p.vnnlib") for name in ("chain.onnx", "chain.onnx.gz")])
+    assert not (bad := faults(found)), bad
+    assert all(one.verdict in ("unsat", "unknown", "timed-out", "") for one in found)
+
+
+@pytest.mark.parametrize("members", [1, 64])
+def test_a_gigabyte_of_zeros_in_gzip_ends_in_one_line(tmp_path: Path, members: int) -> None:
+    (tmp_path / "p.vnnlib").write_text(PROPERTY.format(bound="5.0"))
+    network = bomb(tmp_path / "bomb.onnx.gz", 2**30, members=members)
+    (found,) = answers([asked(network, tmp_path / "p.vnnlib")])
+    assert fault(found) is None, found
+    assert found.status == 2
+
+
+def test_gzip_that_is_cut_or_goes_on_ends_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "p.vnnlib").write_text(PROPERTY.format(bound="5.0"))
+    packed = gzip.compress(chain(3))
+    files = {"empty": b"", "byte": packed[:1], "head": packed[:10], "cut": packed[:-1], "more": packed + b"more"}
+    for name, data in files.items():
+        (tmp_path / f"{name}.onnx.gz").write_bytes(data)
+    found = answers([asked(tmp_path / f"{name}.onnx.gz", tmp_path / "p.vnnlib") for name in files])
+    assert not (bad := faults(found)), bad
+    assert [one.status for one in found[:-1]] == [2] * 4
+
+
+def test_a_list_answers_all_instances_but_those_of_bad_files(folder: Path, tmp_path: Path) -> None:
+    """Run as people run it: a process of its own, and the list read from a folder."""
+    networks = sorted(folder.glob("*.onnx"))
+    rows: list[tuple[str, str]] = []
+    for path in (*networks, *folder.glob("*.vnnlib")):
+        shutil.copy(path, tmp_path / path.name)
+    (tmp_path / "good.onnx").write_bytes(chain(2))
+    (tmp_path / "bomb.onnx").write_bytes(b"")
+    bomb(tmp_path / "bomb.onnx.gz", 2**30, members=64)
+    for name, bound in (("sat", "0.5"), ("unsat", "5.0")):
+        (tmp_path / f"{name}.vnnlib").write_text(PROPERTY.format(bound=bound))
+    for index, network in enumerate((*networks, tmp_path / "bomb.onnx.gz")):
+        rows.append((network.name, properties(tmp_path, tmp_path / network.name)[0].name))
+        rows.append(("good.onnx", "sat.vnnlib" if index % 2 else "unsat.vnnlib"))
+    (tmp_path / "instances.csv").write_text("".join(f"{network},{prop},3\n" for network, prop in rows))
+    command = [sys.executable, "-m", "verifiable_relu.certify", "--spec", str(tmp_path / "instances.csv"), "--quiet"]
+    limited = ["sh", "-c", 'ulimit -v "$0" && exec "$@"', str(ADDRESS_SPACE_KIB), *command]
+    done = subprocess.run(limited, capture_output=True, text=True, cwd=ROOT, timeout=600, check=False)
+    answered = [line.split(",") for line in done.stdout.splitlines()]
+    assert [(Path(a[0]).name, Path(a[1]).name) for a in answered] == rows, done.stderr[-2000:]
+    assert [a[2] for a, (network, _) in zip(answered, rows, strict=True) if network == "good.onnx"] == [
+        prop.removesuffix(".vnnlib") for network, prop in rows if network == "good.onnx"
+    ]
+    assert done.returncode == 2
+    assert all(len(line) <= LONGEST and line.isprintable() for line in done.stderr.splitlines())
