@@ -17,7 +17,7 @@ from verifiable_relu.network.graph import Linear, Network
 from verifiable_relu.spec.property import Box, Polytope, Property, Query, Row
 
 from . import nets
-from .exact import exact_outputs, exact_values
+from .exact import DIGITS, exact_outputs, exact_values
 from .judge import Case, Report, ask
 
 # ---------------------------------------------------------------- agreement near the decision boundary
@@ -273,7 +273,7 @@ def corners(*, seed: int = 0, smooth: bool = False, report: Report | None = None
         )
         exact_matrix = np.vectorize(lambda v: Fraction(float(v)), otypes=[object])(matrix.numpy())
         known = [[exact_values(network, point) for point in _corners_of(rng, box)] for box in boxes]
-        doubt = 0.0 if network.piecewise_linear else 1e-12
+        doubt = 0.0 if network.piecewise_linear else 10.0 ** (5 - DIGITS)
         for dtype in (torch.float64, torch.float32):
             net, box = network.to(dtype), input_box(properties, network, dtype)
             with torch.no_grad():

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -49,6 +50,12 @@ def round_down(value: Fraction) -> float:
 def round_up(value: Fraction) -> float:
     """The smallest float64 that is not below ``value``; raises like :func:`round_down`."""
     return -round_down(-value)
+
+
+def nearest(value: Fraction | float) -> float:
+    """The float64 number nearest to a rational, beyond the range of float64 the largest; a float as it is."""
+    largest = sys.float_info.max
+    return value if isinstance(value, float) else float(min(max(value, -largest), largest))
 
 
 @dataclass(frozen=True, eq=False)
