@@ -78,8 +78,16 @@ def _rational(value: mpmath.mpf) -> Fraction:
     return (-1) ** sign * int(mantissa) * Fraction(2) ** exponent
 
 
+_TAIL = 1000
+"""From here on smooth activations are their limits, to more digits than ``DIGITS``."""
+
+
 def _smooth(node: Sigmoid | Tanh | Gelu, x: np.ndarray) -> np.ndarray:
     def at(value: Fraction) -> Fraction:
+        reach = value * Fraction(float(node.lam)) if isinstance(node, Gelu) else value
+        if abs(reach) > _TAIL:
+            right, left = (value, ZERO) if isinstance(node, Gelu) else (Fraction(1), -Fraction(isinstance(node, Tanh)))
+            return right if reach > 0 else left
         with mpmath.workdps(DIGITS + 10):
             z = mpmath.mpf(value.numerator) / value.denominator
             match node:

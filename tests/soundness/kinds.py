@@ -1,4 +1,4 @@
-"""The four kinds of soundness test, as functions that return what they found.
+"""The five kinds of soundness test, as functions that return what they found.
 
 Each takes the methods to ask, with the seconds they have for a case, and the report to write to.
 """
@@ -17,6 +17,7 @@ from verifiable_relu.network.graph import Linear, Network
 from verifiable_relu.spec.property import Box, Polytope, Property, Query, Row
 
 from . import nets
+from .boundary import KINDS, cases
 from .exact import DIGITS, exact_outputs, exact_values
 from .judge import Case, Report, ask
 
@@ -147,6 +148,21 @@ def points(
 ) -> Report:
     """All methods where exact arithmetic knows the answer: a box of one point, margins 0 and ± next to nothing."""
     return ask(point_cases(np.random.default_rng(seed), decimal=decimal), methods, report or Report())
+
+
+# ---------------------------------------------------------------- planted at the boundary
+
+
+def boundary(
+    methods: Mapping[str, float],
+    *,
+    seed: int = 0,
+    count: int = 56,
+    kinds: Sequence[str] = tuple(KINDS),
+    report: Report | None = None,
+) -> Report:
+    """Counterexamples at the boundary of the unsafe set, at all scales, which no method may deny."""
+    return ask(list(cases(seed, count, kinds)), methods, report or Report())
 
 
 # ---------------------------------------------------------------- planted witnesses

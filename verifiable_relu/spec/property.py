@@ -54,8 +54,10 @@ def round_up(value: Fraction) -> float:
 
 def nearest(value: Fraction | float) -> float:
     """The float64 number nearest to a rational, beyond the range of float64 the largest; a float as it is."""
-    largest = sys.float_info.max
-    return value if isinstance(value, float) else float(min(max(value, -largest), largest))
+    try:
+        return float(value)
+    except OverflowError:
+        return math.copysign(sys.float_info.max, value)
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,9 +158,8 @@ class Box:
             lower, upper = self.bounds(i)
             candidate = Fraction(float(value))
             toward = np.inf if candidate < lower else -np.inf if candidate > upper else float(value)
-            beside = np.nextafter(value, np.float32(toward))
-            if np.isfinite(beside):
-                candidate = Fraction(float(beside))
+            if abs(value) < largest:
+                candidate = Fraction(float(np.nextafter(value, np.float32(toward))))
             point.append(min(max(candidate, lower), upper))
         return tuple(point)
 
