@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from fractions import Fraction
 
+import mpmath
 import numpy as np
 from torch import Tensor
 
@@ -65,16 +66,37 @@ def _convolution(node: Conv2d, x: np.ndarray) -> np.ndarray:
     return value
 
 
+DIGITS = 80
+"""To so many digits the values of smooth activations are known."""
+
+
+def _rational(value: mpmath.mpf) -> Fraction:
+    """The exact value of a number of mpmath, all of which are dyadic; 0 for one below 2^-5000."""
+    sign, mantissa, exponent, _ = value._mpf_
+    if exponent < -5000:
+        return ZERO
+    return (-1) ** sign * int(mantissa) * Fraction(2) ** exponent
+
+
+_TAIL = 1000
+"""From here on smooth activations are their limits, to more digits than ``DIGITS``."""
+
+
 def _smooth(node: Sigmoid | Tanh | Gelu, x: np.ndarray) -> np.ndarray:
     def at(value: Fraction) -> Fraction:
-        z = float(value)
-        match node:
-            case Sigmoid():
-                return Fraction(1 / (1 + math.exp(-z)))
-            case Tanh():
-                return Fraction(math.tanh(z))
-            case Gelu():
-                return Fraction(z / 2 * math.erfc(-float(node.lam) * z / math.sqrt(2)))
+        reach = value * Fraction(float(node.lam)) if isinstance(node, Gelu) else value
+        if abs(reach) > _TAIL:
+            right, left = (value, ZERO) if isinstance(node, Gelu) else (Fraction(1), -Fraction(isinstance(node, Tanh)))
+            return right if reach > 0 else left
+        with mpmath.workdps(DIGITS + 10):
+            z = mpmath.mpf(value.numerator) / value.denominator
+            match node:
+                case Sigmoid():
+                    return _rational(1 / (1 + mpmath.exp(-z)))
+                case Tanh():
+                    return _rational(mpmath.tanh(z))
+                case Gelu():
+                    return _rational(z / 2 * mpmath.erfc(-mpmath.mpf(float(node.lam)) * z / mpmath.sqrt(2)))
 
     return np.vectorize(at, otypes=[object])(x)
 
@@ -82,7 +104,7 @@ def _smooth(node: Sigmoid | Tanh | Gelu, x: np.ndarray) -> np.ndarray:
 def exact_values(network: Network, x: Sequence[Fraction]) -> list[np.ndarray]:
     """Every node's exact value at a rational point, as object arrays in node order.
 
-    Smooth activations have no rational value: theirs is taken from ``math`` in float64, some 1e-16 off.
+    Smooth activations have no rational value: theirs are rounded to ``DIGITS`` digits.
     """
     values: list[np.ndarray] = []
     for node in network.nodes:

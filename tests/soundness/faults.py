@@ -13,7 +13,7 @@ from types import FunctionType
 from unittest.mock import patch
 
 from .judge import Caught, Report
-from .kinds import agreement, corners, planted, points
+from .kinds import agreement, boundary, corners, planted, points
 
 QUICK = {"ibp": 1.0, "crown": 1.0, "alpha-crown": 1.0, "milp": 1.0, "smt": 1.0}
 """Methods asked about every fault, with seconds for each case."""
@@ -60,13 +60,20 @@ def _agreement(report: Report) -> None:
     agreement({**QUICK, "split": 0.3}, offsets=(1e-3, 1e-9, -1e-9, -0.05, -0.4), report=report)
 
 
+def _boundary(report: Report) -> None:
+    boundary({"crown": 1.0}, kinds=("LeakyRelu", "PRelu"), count=160, report=report)
+    boundary({"ibp": 1.0, "crown": 1.0}, count=70, report=report)
+    boundary({"milp": 1.0, "smt": 0.5}, kinds=("Relu", "LeakyRelu"), count=40, report=report)
+
+
 KINDS: dict[str, Callable[[Report], None]] = {
     "corners": _corners,
     "points": _points,
     "planted": _planted,
     "agreement": _agreement,
+    "boundary": _boundary,
 }
-"""The four kinds as they are held against a fault: the tests' own cases, fewer methods and less time."""
+"""The five kinds as they are held against a fault: the tests' own cases, fewer methods and less time."""
 
 
 def _function(path: str) -> FunctionType:
@@ -474,6 +481,40 @@ FAULTS: tuple[Fault, ...] = (
                 "torch.cat([upper.scatter(1, dimension, middle), upper])",
                 "torch.cat([upper.scatter(1, dimension, middle)] * 2)",
             ),
+        ),
+    ),
+    Fault(
+        "the line through a kink rounded out of the slopes on either side",
+        "boundary",
+        (
+            Change(
+                "bounds.activations:_kinked",
+                "torch.lerp(left.expand_as(lb), one, adaptive).clamp(left.clamp(max=1), left.clamp(min=1))",
+                "left + adaptive * (1 - left)",
+            ),
+        ),
+    ),
+    Fault(
+        "columns and rows of the MILP as they come, not scaled to their ranges",
+        "boundary",
+        (Change("verifiers.milp:_exponent", "np.frexp(sizes)[1]", "0 * np.frexp(sizes)[1]"),),
+    ),
+    Fault(
+        "the MILP asked without any margin",
+        "boundary",
+        (Change("verifiers.milp:_Model.program", "lower, upper = lower - outward, upper + outward", "slack = 0.0"),),
+    ),
+    Fault(
+        "the error of stored weights ignored in the encoding",
+        "boundary",
+        (Change("verifiers.encoding:Folding.relative", "return 2 * node.weight_error", "return 0.0"),),
+    ),
+    Fault(
+        "the error of stored weights ignored in bounds",
+        "boundary",
+        (
+            Change("bounds.rounding:backward_affine", "lines + 2 * node.weight_error", "lines"),
+            Change("bounds.rounding:interval_affine", "+ 2 * node.weight_error", ""),
         ),
     ),
 )

@@ -1,4 +1,4 @@
-"""The four kinds of soundness test, as functions that return what they found.
+"""The five kinds of soundness test, as functions that return what they found.
 
 Each takes the methods to ask, with the seconds they have for a case, and the report to write to.
 """
@@ -17,7 +17,8 @@ from verifiable_relu.network.graph import Linear, Network
 from verifiable_relu.spec.property import Box, Polytope, Property, Query, Row
 
 from . import nets
-from .exact import exact_outputs, exact_values
+from .boundary import KINDS, cases
+from .exact import DIGITS, exact_outputs, exact_values
 from .judge import Case, Report, ask
 
 # ---------------------------------------------------------------- agreement near the decision boundary
@@ -149,6 +150,21 @@ def points(
     return ask(point_cases(np.random.default_rng(seed), decimal=decimal), methods, report or Report())
 
 
+# ---------------------------------------------------------------- planted at the boundary
+
+
+def boundary(
+    methods: Mapping[str, float],
+    *,
+    seed: int = 0,
+    count: int = 56,
+    kinds: Sequence[str] = tuple(KINDS),
+    report: Report | None = None,
+) -> Report:
+    """Counterexamples at the boundary of the unsafe set, at all scales, which no method may deny."""
+    return ask(list(cases(seed, count, kinds)), methods, report or Report())
+
+
 # ---------------------------------------------------------------- planted witnesses
 
 
@@ -273,7 +289,7 @@ def corners(*, seed: int = 0, smooth: bool = False, report: Report | None = None
         )
         exact_matrix = np.vectorize(lambda v: Fraction(float(v)), otypes=[object])(matrix.numpy())
         known = [[exact_values(network, point) for point in _corners_of(rng, box)] for box in boxes]
-        doubt = 0.0 if network.piecewise_linear else 1e-12
+        doubt = 0.0 if network.piecewise_linear else 10.0 ** (5 - DIGITS)
         for dtype in (torch.float64, torch.float32):
             net, box = network.to(dtype), input_box(properties, network, dtype)
             with torch.no_grad():

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -49,6 +50,14 @@ def round_down(value: Fraction) -> float:
 def round_up(value: Fraction) -> float:
     """The smallest float64 that is not below ``value``; raises like :func:`round_down`."""
     return -round_down(-value)
+
+
+def nearest(value: Fraction | float) -> float:
+    """The float64 number nearest to a rational, beyond the range of float64 the largest; a float as it is."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.copysign(sys.float_info.max, value)
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,9 +158,8 @@ class Box:
             lower, upper = self.bounds(i)
             candidate = Fraction(float(value))
             toward = np.inf if candidate < lower else -np.inf if candidate > upper else float(value)
-            beside = np.nextafter(value, np.float32(toward))
-            if np.isfinite(beside):
-                candidate = Fraction(float(beside))
+            if abs(value) < largest:
+                candidate = Fraction(float(np.nextafter(value, np.float32(toward))))
             point.append(min(max(candidate, lower), upper))
         return tuple(point)
 

@@ -93,6 +93,8 @@ def _array(tensor: Tensor) -> np.ndarray:
     return array
 
 
+# What overflows has an infinite error, or NaN for one.
+@np.errstate(over="ignore", invalid="ignore")
 def enclose(network: Network, x: Sequence[Fraction]) -> Enclosed:
     """The outputs of ``network`` at the exact point x, flat in row-major order, each with its error bound.
 

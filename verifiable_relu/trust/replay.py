@@ -15,7 +15,7 @@ import numpy as np
 from verifiable_relu.errors import UnsupportedError
 from verifiable_relu.network.graph import Affine, Conv2d, Network
 from verifiable_relu.runtime import kept_session
-from verifiable_relu.spec.property import Property, Query
+from verifiable_relu.spec.property import Property, Query, nearest
 from verifiable_relu.trust.enclose import enclose, margin_range
 from verifiable_relu.trust.exact import evaluable, evaluate_exact
 
@@ -107,22 +107,22 @@ def _judge(network: Network, prop: Property, x: Sequence[Fraction]) -> _Judgemen
     if not exactly or _products(network) > _EXACT_PRODUCTS:
         low, high = margin_range(prop, enclose(network, x))
         if high < 0:
-            return _Judgement(True, False, float(high), None)
+            return _Judgement(True, False, nearest(high), None)
         if low > 0:
             return _Judgement(
-                False, False, float(high), None, f"its margin in real arithmetic is at least {float(low):.6g}"
+                False, False, nearest(high), None, f"its margin in real arithmetic is at least {nearest(low):.6g}"
             )
         if not exactly:
             return _Judgement(
                 False,
                 False,
-                float(high),
+                nearest(high),
                 None,
-                f"float64 leaves its margin between {float(low):.6g} and {float(high):.6g}, "
+                f"float64 leaves its margin between {nearest(low):.6g} and {nearest(high):.6g}, "
                 "and this network has no exact evaluation",
             )
     outputs = tuple(evaluate_exact(network, x))
-    margin = float(prop.margin(outputs))
+    margin = nearest(prop.margin(outputs))
     violated = prop.violated(outputs)
     return _Judgement(violated, True, margin, outputs, "" if violated else f"its exact margin is {margin:.6g}")
 

@@ -136,11 +136,11 @@ class Sizes:
 
 
 def _above(values: Tensor) -> np.ndarray:
-    """Powers of two above values that are not negative, (size,): few digits suffice for errors."""
-    exponent = np.frexp(values.flatten().numpy() * _GENEROUS)[1]
-    above = np.ldexp(1.0, exponent)
-    # What is infinite or NaN stays beyond all bounds.
-    return np.where(np.isfinite(values.flatten().numpy()), above, np.inf)
+    """Powers of two above values that are not negative, (size,): few digits suffice for errors. Others are infinite."""
+    flat = values.flatten().numpy()
+    with np.errstate(over="ignore"):
+        above = np.ldexp(1.0, np.frexp(flat * _GENEROUS)[1])
+    return np.where(np.isfinite(flat), above, np.inf)
 
 
 class Folding:

@@ -19,7 +19,7 @@ from typing import ClassVar
 import numpy as np
 import z3
 
-from verifiable_relu.spec.property import Polytope, Query, Row
+from verifiable_relu.spec.property import Polytope, Query, Row, nearest
 from verifiable_relu.trust.exact import Dyadic, evaluable, evaluate_exact
 from verifiable_relu.verifiers.attack import claim
 from verifiable_relu.verifiers.base import SILENT, Budget, Outcome, Progress, Reason, Trust, Verdict, Witness
@@ -114,7 +114,7 @@ class Smt:
         outputs = evaluate_exact(network, witness)
         if not (prop.box.contains(witness) and prop.violated(outputs)):
             return None
-        margin = float(prop.margin(outputs))
+        margin = nearest(prop.margin(outputs))
         return Outcome(Verdict.SAT, Reason.REFUTED, self.name, Trust.EXACT, margin, witness)
 
 

@@ -23,6 +23,7 @@ from verifiable_relu.bounds.linear import MEMORY
 from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.network.graph import (
     Add,
+    Affine,
     Conv2d,
     Hardened,
     LeakyRelu,
@@ -53,6 +54,9 @@ Bound = Literal["ibp", "crown", "alpha-crown"]
 _METHODS: dict[Bound, str] = {"ibp": "IBP", "crown": "CROWN", "alpha-crown": "alpha-CROWN"}
 _BATCH = 64
 """Most queries bounded at once: the α of a batch are optimised together, and for all of them or none."""
+
+_ULPS = 4
+"""Units in the last place of its largest numbers by which a bound of the library has to be clear of zero."""
 
 _PATIENCE = 0.5
 """Seconds that the library is given to stop when it is told to."""
@@ -172,7 +176,8 @@ def work(task: _Task | None) -> list[Outcome] | InputError | None:
         box = input_box(task.properties, model.network, model.dtype)
         rows = RowBatch.of(task.properties, model.network.output_size)
         lower = model.lower(box, rows, lambda: elapsed() > task.seconds)
-        margins = rows.margins(lower - rows.bound).tolist()
+        doubt = _doubt(model.network.to(model.dtype), box, rows).double()
+        margins = rows.margins(lower - doubt - rows.bound).tolist()
     except NotImplementedError as error:
         return [fault(UnsupportedError(f"auto_LiRPA: {error}"), name)] * count
     except Exception as error:
@@ -203,6 +208,30 @@ def _prepared(task: _Task) -> _Model:
 
 
 _WORKER = Worker(f"{__name__}:{work.__name__}")
+
+
+def _doubt(network: Network, box: Bounds, rows: RowBatch) -> Tensor:
+    """How large the rounding of the library's sums typically is, (rows,): some units of the numbers that are summed.
+
+    It is no bound, and verdicts stay ``float``; but where numbers cancel that are larger than a margin by as many
+    digits as there are, the library's lines of steep activations say anything.
+    """
+    sizes: list[Tensor] = []
+    for node in network.nodes:
+        match node:
+            case Affine():
+                size = node.absolute(sizes[node.inputs[0]]) + node.offset_magnitude()
+            case Add():
+                size = sizes[node.inputs[0]] + sizes[node.inputs[1]]
+            case LeakyRelu():
+                size = sizes[node.inputs[0]] * node.slope.abs().clamp(min=1)
+            case Reshape() | Permute():
+                size = node.forward(sizes[node.inputs[0]])
+            case _:
+                size = sizes[node.inputs[0]] if node.inputs else torch.maximum(-box.lower, box.upper)
+        sizes.append(size)
+    matrix = rows.matrix.to(sizes[-1])
+    return _ULPS * torch.finfo(matrix.dtype).eps * (matrix.abs() * sizes[-1].flatten(1)[rows.sample]).sum(1)
 
 
 class _Model:

@@ -1,0 +1,106 @@
+"""No method denies a counterexample planted at the boundary, nor files that were once answered wrongly.
+
+``VERIFIABLE_RELU_CASES`` is how many are planted; by default as many as take less than a minute.
+"""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from verifiable_relu.network import read_onnx
+from verifiable_relu.spec.property import Query
+from verifiable_relu.spec.read import read_vnnlib
+from verifiable_relu.trust.replay import confirm
+from verifiable_relu.verifiers.base import Budget, Reason, Verdict
+from verifiable_relu.verifiers.registry import make, methods
+
+from .boundary import KINDS, cases
+from .judge import LIRPA
+from .kinds import boundary
+
+CASES = int(os.environ.get("VERIFIABLE_RELU_CASES", "42"))
+
+NUMBERS = (
+    "leaky_1e16",
+    "prelu_double",
+    "milp_small_scale",
+    "auto_rescaled",
+    "auto_rescaled_up",
+    "auto_uneven",
+    "div3",
+    "box_1e39",
+    "milp_refuses",
+    "alpha_double_1e200",
+)
+"""Files that are sat, and were once called unsat or a fault of the program for the sake of their numbers."""
+
+
+def test_no_counterexample_at_the_boundary_is_denied() -> None:
+    report = boundary(
+        {
+            "ibp": 1.0,
+            "crown-ibp": 1.0,
+            "crown": 1.0,
+            "alpha-crown": 1.0,
+            "split": 0.1,
+            "milp": 0.5,
+            "smt": 0.5,
+            "auto": 0.2,
+        },
+        count=CASES,
+    )
+    assert report.problems == []
+    for method in ("split", "milp", "smt", "auto"):
+        assert report.decided[method, Verdict.SAT] > 0, method
+
+
+def test_every_kind_of_activation_is_planted_and_certain() -> None:
+    planted = list(cases(0, 20 * len(KINDS)))
+    assert {case.name.split()[0].strip(",") for case in planted} == set(KINDS)
+    assert sum(case.truth is Verdict.SAT for case in planted) > 0.9 * len(planted)
+    assert {bool(case.query.network.weight_error) for case in planted} == {False, True}
+
+
+def _query(data: Path, name: str) -> Query:
+    folder = data / "wrong_verdicts"
+    if not folder.is_dir():
+        pytest.skip("needs the files that were once answered wrongly")
+    (prop,) = read_vnnlib(folder / f"{name}.vnnlib").properties
+    return Query(read_onnx(folder / f"{name}.onnx"), prop)
+
+
+OWN = [name for name in methods() if not name.startswith("auto_lirpa")]
+
+
+def _ask(query: Query, method: str) -> Verdict:
+    """The verdict, a counterexample confirmed."""
+    (outcome,) = make(method).verify([query], Budget.each(2.0, 1))
+    assert outcome.reason is not Reason.ERROR, f"{method}: {outcome.detail}"
+    if outcome.verdict is Verdict.SAT:
+        assert outcome.witness is not None
+        return Verdict.SAT if confirm(query, outcome.witness).confirmed else Verdict.UNKNOWN
+    return outcome.verdict
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_what_was_answered_wrongly_is_right_or_unknown(name: str, data: Path) -> None:
+    query = _query(data, name)
+    assert {method for method in OWN if _ask(query, method) is Verdict.UNSAT} == set()
+
+
+def test_coefficients_with_more_digits_than_float64(data: Path) -> None:
+    query = _query(data, "long_coefficient")
+    said = {method: _ask(query, method) for method in OWN}
+    assert Verdict.SAT not in said.values(), "no output is so large"
+    assert said["crown"] is said["smt"] is said["auto"] is Verdict.UNSAT
+
+
+@pytest.mark.skipif(find_spec("auto_LiRPA") is None, reason="needs the package auto_LiRPA")
+@pytest.mark.parametrize("name", NUMBERS)
+def test_the_library_denies_none_of_them(name: str, data: Path) -> None:
+    query = _query(data, name)
+    assert {method for method in LIRPA if _ask(query, method) is Verdict.UNSAT} == set()

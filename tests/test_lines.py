@@ -1,0 +1,139 @@
+"""Lines of single activations, with what is granted to rounding, against exact values at all scales and slopes."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import replace
+from fractions import Fraction
+
+import numpy as np
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from tests.soundness.exact import exact_values
+from verifiable_relu.bounds import Bounds, Relaxation
+from verifiable_relu.bounds.activations import relax
+from verifiable_relu.network.graph import (
+    Activation,
+    Gelu,
+    Hardened,
+    Input,
+    LeakyRelu,
+    Network,
+    Relu,
+    Sigmoid,
+    Tanh,
+)
+
+Made = tuple[type[Activation], float | None]
+
+
+def scaled(most: int) -> st.SearchStrategy[float]:
+    """Numbers of either sign, from 2^-most to 2^most, powers of two among them."""
+    mantissa = st.one_of(st.just(1.0), st.floats(1.0, 2.0, exclude_max=True), st.sampled_from([1 + 2.0**-52, 4 / 3]))
+    return st.builds(lambda s, m, e: s * math.ldexp(m, e), st.sampled_from([1, -1]), mantissa, st.integers(-most, most))
+
+
+def kinds() -> st.SearchStrategy[Made]:
+    """Types of activations with their parameter: slopes of any size, λ from 1e-3 to 1e6."""
+    slope = st.one_of(scaled(1000), st.sampled_from([0.0, 1.0, 1 - 2.0**-53, 1 + 2.0**-52, -1e16, -512.0, 1e16]))
+    lam = st.builds(lambda e: 10.0**e, st.floats(-3, 6))
+    plain = st.sampled_from([(Relu, None), (Sigmoid, None), (Tanh, None)])
+    return st.one_of(
+        plain,
+        st.tuples(st.just(LeakyRelu), slope),
+        st.tuples(st.sampled_from([Gelu, Hardened]), lam),
+    )
+
+
+def one(kind: type[Activation], parameter: float | None, dtype: torch.dtype) -> Network:
+    """A network of one neuron."""
+    name = {LeakyRelu: "slope", Gelu: "lam", Hardened: "lam"}.get(kind)
+    with_it = {name: torch.tensor(parameter, dtype=dtype)} if name else {}
+    return Network((Input(name="x", inputs=(), shape=(1,)), kind(name="f", inputs=(0,), shape=(1,), **with_it)))
+
+
+def members(net: Network) -> list[Network]:
+    """The networks that one stands for, from one end to the other."""
+    node = net.nodes[1]
+    if not isinstance(node, Hardened):
+        return [net]
+    smooth = Gelu(name="f", inputs=(0,), shape=(1,), lam=node.lam)
+    return [net.limit, replace(net, nodes=(net.nodes[0], smooth), _converted={})]
+
+
+def points(low: float, high: float, net: Network) -> list[Fraction]:
+    """Both ends, the kink, points between these, and points about where the activation bends most."""
+    node = net.nodes[1]
+    bend = 1 / float(node.lam) if isinstance(node, Gelu | Hardened) else 1.0
+    first, last = Fraction(low), Fraction(high)
+    even = [first + (last - first) * Fraction(k, 16) for k in range(0, 17, 2)]
+    near = [side * Fraction(bend) * Fraction(k, 4) for k in (1, 3, 6, 16, 40) for side in (1, -1)]
+    small = [Fraction(side * math.ldexp(max(abs(low), abs(high)), -k)) for k in (10, 30, 60) for side in (1, -1)]
+    return sorted({min(max(x, first), last) for x in (*even, *near, *small, Fraction(0))})
+
+
+@settings(max_examples=int(os.environ.get("VERIFIABLE_RELU_CASES", "60")), deadline=None)
+@given(
+    made=kinds(),
+    ends=st.tuples(scaled(1000), scaled(1000)),
+    about=st.sampled_from(["any", "bend", "balanced"]),
+    alpha=st.sampled_from([None, 0.0, 0.3, 1.0]),
+    single=st.booleans(),
+    narrow=st.booleans(),
+)
+@example(made=(LeakyRelu, 1e16), ends=(-(2.0**-20), 1.0), about="any", alpha=None, single=False, narrow=False)
+@example(made=(LeakyRelu, 2.0**60), ends=(-(2.0**-60), 1.0), about="any", alpha=1.0, single=False, narrow=False)
+@example(made=(LeakyRelu, -1e16), ends=(-1e-20, 1.0), about="any", alpha=1.0, single=False, narrow=False)
+@example(made=(LeakyRelu, 1e7 / 3), ends=(-(2.0**-10), 1.0), about="any", alpha=1.0, single=True, narrow=True)
+def test_outward_lines_hold_at_every_scale(
+    made: Made, ends: tuple[float, float], about: str, alpha: float | None, single: bool, narrow: bool
+) -> None:
+    """``about``: one bound has the activation's own scale, or the values at both are alike; ``narrow``: in float32."""
+    kind, parameter = made
+    dtype = torch.float32 if narrow else torch.float64
+    own = 1 / (parameter or 1.0)
+    values = [
+        ends[0],
+        {"any": ends[1], "bend": math.copysign(1.5 * own, ends[1]), "balanced": -ends[0] * abs(own)}[about],
+    ]
+    info = torch.finfo(dtype)
+    low, high = sorted(float(np.clip(v, -info.max / 4, info.max / 4)) for v in values)
+    low, high = (float(torch.tensor(v, dtype=dtype)) for v in (low, high))
+    if parameter is not None:
+        parameter = float(torch.tensor(float(np.clip(parameter, -info.max / 4, info.max / 4)), dtype=dtype))
+        if kind is not LeakyRelu:
+            parameter = max(parameter, 1e-3)
+    net = one(kind, parameter, dtype)
+    node = net.nodes[1]
+    assert isinstance(node, Activation)
+    box = Bounds(torch.full((1, 1), low, dtype=dtype), torch.full((1, 1), high, dtype=dtype))
+    relaxation = Relaxation(net, box, single=single)
+    relaxation.advance(1)
+    chosen = None if alpha is None else torch.full((1, 1), alpha, dtype=dtype)
+    lines = relax(node, box, chosen)
+    x = points(low, high, net)
+    exact = [exact_values(member, [p])[1].item() for member in members(net) for p in x]
+
+    image = relaxation.bounds(1)
+    assert not float(image.lower) > min(exact)
+    assert not float(image.upper) < max(exact)
+    for sign, least in ((1.0, min(exact)), (-1.0, -max(exact))):
+        row = torch.full((1, 1), sign, dtype=dtype)
+        found = relaxation.lower(1, row, torch.tensor([0]), lines={1: lines})[0]
+        assert not float(found) > least, "a bound excludes a value"
+
+    step = relaxation.outward(1, lines, None)
+    assert step.floor is not None
+    parts = [float(t) for t in (step.low, step.rise, step.floor, step.lift)]
+    middle = [float(relaxation.reference.point(i)) for i in (0, 1)]
+    if not all(map(math.isfinite, (*parts, *middle))):
+        return
+    slope, rise, floor, lift = map(Fraction, parts)
+    z, y = map(Fraction, middle)
+    for point, value in zip(x * len(members(net)), exact, strict=True):
+        below = slope * (point - z) + floor
+        assert below <= value - y, "the lower line is above the activation"
+        assert value - y <= below + rise * (point - z) + lift, "the upper line is below the activation"
