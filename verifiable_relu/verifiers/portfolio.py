@@ -29,7 +29,10 @@ _INTERMEDIATE = Ascent(steps=6)
 """The search for bounds of unstable neurons: most of what more steps would gain is gained by now."""
 
 _FEW_NEURONS = 40
-"""Up to so many unstable neurons the MILP takes a fraction of a second, and goes first."""
+"""Up to so many unstable neurons their phases are fewer than the boxes that inputs are split into, and go first."""
+
+_SHARE = 0.75
+"""How much of the time branch and bound over phases may take before the MILP has what is left."""
 
 _EXACT_NEURONS = 10
 """Up to so many unstable neurons exact arithmetic (SMT) has a chance."""
@@ -37,11 +40,13 @@ _EXACT_NEURONS = 10
 
 @dataclass(frozen=True)
 class Auto:
-    """CROWN, then PGD, then α-CROWN, then input splitting (few inputs), the MILP and SMT (piecewise-linear networks).
+    """CROWN, then PGD, then α-CROWN, then input splitting (few inputs), then what piecewise-linear networks allow.
+
+    That is branch and bound over the phases of unstable neurons, which begins with α-CROWN, then the MILP and SMT.
 
     Attributes:
         device: where bounds and attack run.
-        memory: a limit in bytes on what each stage's bounds hold at once; attack, MILP and SMT have none.
+        memory: a limit in bytes on what each stage holds at once; attack, MILP and SMT have none.
     """
 
     device: str = "cpu"
@@ -54,17 +59,25 @@ class Auto:
         run = _Run(queries, budget, progress)
         run.stage(lambda: Crown(self.device, self.memory), run.open(), share=0.25)
         run.stage(lambda: Attack(device=self.device), run.open())
-        run.stage(lambda: AlphaCrown(self.device, self.memory, intermediate=_INTERMEDIATE), run.open(), share=0.5)
         linear = run.open(lambda q: q.network.piecewise_linear)
         narrow = run.open(lambda q: _free_inputs(q) <= _FEW_INPUTS)
         # Where either may do, neither gets more than half of the time at first.
-        run.stage(_milp, [i for i in linear if run.unstable(i) <= _FEW_NEURONS], share=0.5)
+        first = [i for i in linear if i not in narrow or run.unstable(i) <= _FEW_NEURONS]
+        others = [i for i in run.open() if i not in first]
+        run.stage(lambda: AlphaCrown(self.device, self.memory, intermediate=_INTERMEDIATE), others, share=0.5)
+        run.stage(self._bab, [i for i in first if i in narrow], share=0.5)
         run.stage(lambda: InputSplit(device=self.device, memory=self.memory), narrow, share=0.5)
+        run.stage(self._bab, linear, share=_SHARE)
         run.stage(_milp, linear)
         run.stage(lambda: InputSplit(device=self.device, memory=self.memory), narrow)
         # What is left with time to spare lies within the others' tolerances of the boundary.
         run.stage(_smt, [i for i in linear if run.unstable(i) <= _EXACT_NEURONS])
         return run.close()
+
+    def _bab(self) -> Verifier:
+        from verifiable_relu.verifiers.bab import Bab
+
+        return Bab(memory=self.memory)
 
 
 def _milp() -> Verifier:

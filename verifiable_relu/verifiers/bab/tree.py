@@ -233,7 +233,11 @@ class Tree:
         if best > 0:
             self.lower = min(self.lower, best)
             return True
-        if hint.point is not None and self._reached(hint.point):
+        points = [hint.point]
+        if len(self._scale) > 1:
+            # Where the objective is least, the other rows are zero at best: a point between them is further inside.
+            points.append(self._program.deepest(split, seconds))
+        if any(point is not None and self._reached(point) for point in points):
             self.state = State.REACHED
         elif bool((split != 0).all()) and seconds > 0:
             self.state = State.STUCK

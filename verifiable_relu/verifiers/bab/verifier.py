@@ -186,34 +186,38 @@ class _Run:
             return self._unknown(Reason.MEMORY, f"a relaxation of {root.folded.size} neurons takes too much memory")
         share = method.memory // 2 // min(at_once, len(undecided))
         waiting, alive = list(root.parts), dict[int, Tree]()
-        ended: dict[State, str] = {}
+        ended = set[State]()
         while waiting or alive:
-            while waiting and len(alive) < at_once and self._left() > 0:
+            while waiting and len(alive) < at_once:
                 polytope = waiting.pop(0)
                 alive[polytope] = root.tree(polytope, self._reached, self._left, method.search, share)
-                self._look(polytope, alive, ended)
-            for polytope in list(alive):
+                ended |= self._look(alive)
                 if self._found or self._left() <= 0:
                     return self._found or self._late(alive)
-                alive[polytope].advance()
-                self._look(polytope, alive, ended)
-            if self._found or self._left() <= 0:
-                return self._found or self._late(alive)
+            for tree in list(alive.values()):
+                tree.advance()
+                ended |= self._look(alive)
+                if self._found or self._left() <= 0:
+                    return self._found or self._late(alive)
         if State.FULL in ended:
             return self._unknown(Reason.MEMORY, "the open sub-problems take too much memory")
-        if State.STUCK in ended:
+        margin = min(self._margins.values())
+        # Nothing but what was proved of every polytope decides.
+        if State.STUCK in ended or not margin > 0:
             return self._unknown(Reason.INCOMPLETE, "the margin is within rounding of zero")
-        return _unsat(self._bounds.trust, min(self._margins.values()), "")
+        return _unsat(self._bounds.trust, margin, "")
 
-    def _look(self, polytope: int, alive: dict[int, Tree], ended: dict[State, str]) -> None:
-        """Take note of what has become of a tree."""
-        tree = alive[polytope]
-        if tree.state is State.PROVED:
-            self._margins[polytope] = max(self._margins[polytope], tree.lower)
-        elif tree.state is not State.OPEN:
-            ended[tree.state] = ""
-        if tree.state is not State.OPEN:
-            del alive[polytope]
+    def _look(self, alive: dict[int, Tree]) -> set[State]:
+        """Drop the trees that have ended; what else has become of them than a proof."""
+        ended = set[State]()
+        for polytope, tree in list(alive.items()):
+            if tree.state is State.PROVED:
+                self._margins[polytope] = max(self._margins[polytope], tree.lower)
+            elif tree.state is not State.OPEN:
+                ended.add(tree.state)
+            if tree.state is not State.OPEN:
+                del alive[polytope]
+        return ended
 
     def _late(self, alive: dict[int, Tree]) -> Outcome:
         """No time is left."""
