@@ -18,6 +18,7 @@ from verifiable_relu.bounds.linear import MEMORY
 from verifiable_relu.spec.property import Query
 from verifiable_relu.trust.replay import confirm
 from verifiable_relu.verifiers.attack import Attack
+from verifiable_relu.verifiers.bab import Bab
 from verifiable_relu.verifiers.base import SILENT, Budget, Outcome, Progress, Reason, Verdict, Verifier
 from verifiable_relu.verifiers.incomplete import AlphaCrown, Crown
 from verifiable_relu.verifiers.input_split import InputSplit
@@ -61,23 +62,21 @@ class Auto:
         run.stage(lambda: Attack(device=self.device), run.open())
         linear = run.open(lambda q: q.network.piecewise_linear)
         narrow = run.open(lambda q: _free_inputs(q) <= _FEW_INPUTS)
+        bab = Bab(memory=self.memory)
+        foldable = [i for i in linear if bab.fits(_free_inputs(queries[i]), run.unstable(i))]
+        few = [i for i in foldable if run.unstable(i) <= _FEW_NEURONS]
+        # α-CROWN is where branch and bound begins; where that comes late or not at all, it goes first.
+        late = [i for i in run.open() if i not in foldable or (i in narrow and i not in few)]
+        run.stage(lambda: AlphaCrown(self.device, self.memory, intermediate=_INTERMEDIATE), late, share=0.5)
         # Where either may do, neither gets more than half of the time at first.
-        first = [i for i in linear if i not in narrow or run.unstable(i) <= _FEW_NEURONS]
-        others = [i for i in run.open() if i not in first]
-        run.stage(lambda: AlphaCrown(self.device, self.memory, intermediate=_INTERMEDIATE), others, share=0.5)
-        run.stage(self._bab, [i for i in first if i in narrow], share=0.5)
+        run.stage(lambda: bab, [i for i in few if i in narrow], share=0.5)
         run.stage(lambda: InputSplit(device=self.device, memory=self.memory), narrow, share=0.5)
-        run.stage(self._bab, linear, share=_SHARE)
+        run.stage(lambda: bab, foldable, share=_SHARE)
         run.stage(_milp, linear)
         run.stage(lambda: InputSplit(device=self.device, memory=self.memory), narrow)
         # What is left with time to spare lies within the others' tolerances of the boundary.
         run.stage(_smt, [i for i in linear if run.unstable(i) <= _EXACT_NEURONS])
         return run.close()
-
-    def _bab(self) -> Verifier:
-        from verifiable_relu.verifiers.bab import Bab
-
-        return Bab(memory=self.memory)
 
 
 def _milp() -> Verifier:
