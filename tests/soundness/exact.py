@@ -18,6 +18,7 @@ from verifiable_relu.network.graph import (
     LeakyRelu,
     Linear,
     Network,
+    Node,
     Permute,
     Relu,
     Reshape,
@@ -101,6 +102,31 @@ def _smooth(node: Sigmoid | Tanh | Gelu, x: np.ndarray) -> np.ndarray:
     return np.vectorize(at, otypes=[object])(x)
 
 
+def node_value(node: Node, inputs: Sequence[np.ndarray]) -> np.ndarray:
+    """The exact value of one operator other than the input, of exact inputs in their shapes."""
+    match node:
+        case Linear():
+            return _linear(node, inputs[0])
+        case Conv2d():
+            return _convolution(node, inputs[0])
+        case Scale():
+            center, scale, shift = (rational(t, node.shape) for t in (node.center, node.scale, node.shift))
+            return scale * (inputs[0] - center) + shift
+        case Add():
+            return inputs[0] + inputs[1]
+        case Relu():
+            return np.where(inputs[0] > 0, inputs[0], ZERO)
+        case LeakyRelu():
+            return np.where(inputs[0] > 0, inputs[0], rational(node.slope, node.shape) * inputs[0])
+        case Sigmoid() | Tanh() | Gelu():
+            return _smooth(node, inputs[0])
+        case Reshape():
+            return inputs[0].reshape(node.shape)
+        case Permute():
+            return inputs[0].transpose(node.axes)
+    raise TypeError(f"{node.op} has no rational value")
+
+
 def exact_values(network: Network, x: Sequence[Fraction]) -> list[np.ndarray]:
     """Every node's exact value at a rational point, as object arrays in node order.
 
@@ -108,31 +134,10 @@ def exact_values(network: Network, x: Sequence[Fraction]) -> list[np.ndarray]:
     """
     values: list[np.ndarray] = []
     for node in network.nodes:
-        inputs = [values[i] for i in node.inputs]
-        match node:
-            case Input():
-                value = np.array(list(x), dtype=object).reshape(node.shape)
-            case Linear():
-                value = _linear(node, inputs[0])
-            case Conv2d():
-                value = _convolution(node, inputs[0])
-            case Scale():
-                center, scale, shift = (rational(t, node.shape) for t in (node.center, node.scale, node.shift))
-                value = scale * (inputs[0] - center) + shift
-            case Add():
-                value = inputs[0] + inputs[1]
-            case Relu():
-                value = np.where(inputs[0] > 0, inputs[0], ZERO)
-            case LeakyRelu():
-                value = np.where(inputs[0] > 0, inputs[0], rational(node.slope, node.shape) * inputs[0])
-            case Sigmoid() | Tanh() | Gelu():
-                value = _smooth(node, inputs[0])
-            case Reshape():
-                value = inputs[0].reshape(node.shape)
-            case Permute():
-                value = inputs[0].transpose(node.axes)
-            case _:
-                raise TypeError(f"{node.op} has no rational value")
+        if isinstance(node, Input):
+            value = np.array(list(x), dtype=object).reshape(node.shape)
+        else:
+            value = node_value(node, [values[i] for i in node.inputs])
         assert value.shape == tuple(node.shape), (node.op, value.shape, node.shape)
         values.append(value)
     return values

@@ -14,8 +14,9 @@ from unittest.mock import patch
 
 from .judge import Caught, Report
 from .kinds import agreement, boundary, corners, planted, points
+from .trees import trees
 
-QUICK = {"ibp": 1.0, "crown": 1.0, "alpha-crown": 1.0, "milp": 1.0, "smt": 1.0}
+QUICK = {"ibp": 1.0, "crown": 1.0, "alpha-crown": 1.0, "bab": 1.0, "milp": 1.0, "smt": 1.0}
 """Methods asked about every fault, with seconds for each case."""
 
 
@@ -66,14 +67,19 @@ def _boundary(report: Report) -> None:
     boundary({"milp": 1.0, "smt": 0.5}, kinds=("Relu", "LeakyRelu"), count=40, report=report)
 
 
+def _trees(report: Report) -> None:
+    trees(report=report)
+
+
 KINDS: dict[str, Callable[[Report], None]] = {
     "corners": _corners,
     "points": _points,
     "planted": _planted,
     "agreement": _agreement,
     "boundary": _boundary,
+    "trees": _trees,
 }
-"""The five kinds as they are held against a fault: the tests' own cases, fewer methods and less time."""
+"""The kinds as they are held against a fault: the tests' own cases, fewer methods and less time."""
 
 
 def _function(path: str) -> FunctionType:
@@ -481,6 +487,79 @@ FAULTS: tuple[Fault, ...] = (
                 "torch.cat([upper.scatter(1, dimension, middle), upper])",
                 "torch.cat([upper.scatter(1, dimension, middle)] * 2)",
             ),
+        ),
+    ),
+    Fault(
+        "a child of a split neuron forgotten",
+        "trees",
+        (Change("verifiers.bab.tree:Tree._children", "torch.cat([active, inactive])", "torch.cat([active, active])"),),
+    ),
+    Fault(
+        "the phases of split neurons exchanged in a proof",
+        "trees",
+        (
+            Change("verifiers.bab.proof:Proofs.lower", "split < 0", "0 < split"),
+            Change("verifiers.bab.proof:Proofs.lower", "split > 0", "0 > split"),
+        ),
+    ),
+    Fault(
+        "multipliers with the wrong sign in a proof",
+        "trees",
+        (Change("verifiers.bab.proof:Proofs.lower", "pull[:, columns] = -w", "pull[:, columns] = w"),),
+    ),
+    Fault(
+        "an end of a phase too near",
+        "trees",
+        (Change("verifiers.bab.proof:Proofs.lower", "pull, self._upper)", "pull, self._upper / 2)"),),
+    ),
+    Fault(
+        "remainders smaller than they may be in a proof",
+        "trees",
+        (Change("verifiers.bab.proof:Proofs.lower", "(q * self._at_upper)", "(q * self._at_upper / 2)"),),
+    ),
+    Fault(
+        "rounding left out of a proof",
+        "trees",
+        (Change("verifiers.bab.proof:Proofs.lower", "found - OWN * error", "found"),),
+    ),
+    Fault(
+        "rows behind the objective that are taken for at least zero",
+        "trees",
+        (Change("verifiers.bab.proof:Proofs.lower", "mu.double().clamp(min=0)", "-mu.double().clamp(min=0)"),),
+    ),
+    Fault(
+        "a bias dropped where rows are folded",
+        "trees",
+        (
+            Change(
+                "verifiers.bab.folding:Folded._pull_back",
+                "constant = constant + a @ node.offset()",
+                "0 * a @ node.offset()",
+            ),
+        ),
+    ),
+    Fault(
+        "an inactive neuron taken for zero where rows are folded, whatever its slope",
+        "trees",
+        (Change("verifiers.bab.folding:Folded.__init__", "torch.where(inactive, below, 0.0)", "0 * below"),),
+    ),
+    Fault(
+        "one of two nodes' rows alone where both come from a third, where rows are folded",
+        "trees",
+        (Change("verifiers.bab.folding:Folded._pull_back", "pending[source] + given", "given"),),
+    ),
+    Fault(
+        "a tree proved from a bound that was searched for in float32",
+        "trees",
+        (Change("verifiers.bab.tree:Tree._prove", "proved[likely] = closed", "pass"),),
+    ),
+    Fault(
+        # The occasion: there is no time for any linear program.
+        "open sub-problems taken for closed where time runs out",
+        "trees",
+        (
+            Change("verifiers.bab.verifier:_Run.outcome", "self._left() <= 0", "False"),
+            Change("verifiers.bab.tree:Tree._bound", "self._push(batch[is_open], blame[is_open])", "pass"),
         ),
     ),
     Fault(

@@ -19,6 +19,7 @@ OWN = {
     "crown": 1.0,
     "alpha-crown": 1.0,
     "split": 0.3,
+    "bab": 2.0,
     "milp": 2.0,
     "smt": 3.0,
     "auto": 1.0,
@@ -36,7 +37,7 @@ def decided(report: Report, method: str) -> set[Verdict]:
 def test_methods_agree_near_the_decision_boundary(seed: int) -> None:
     report = agreement(OWN, seed=seed)
     assert report.problems == []
-    for method in ("milp", "smt", "auto", "split"):
+    for method in ("bab", "milp", "smt", "auto", "split"):
         assert decided(report, method) == {Verdict.SAT, Verdict.UNSAT}, method
     assert decided(report, "crown") == {Verdict.UNSAT}
     assert decided(report, "attack") == {Verdict.SAT}
@@ -51,7 +52,7 @@ def test_methods_agree_on_smooth_networks() -> None:
     assert decided(report, "split") == decided(report, "auto") == {Verdict.SAT, Verdict.UNSAT}
 
 
-@pytest.mark.parametrize("method", ["milp", "smt"])
+@pytest.mark.parametrize("method", ["bab", "milp", "smt"])
 def test_encodings_refuse_smooth_networks(method: str) -> None:
     report = agreement({method: 1.0}, smooth=True, offsets=(0.2,))
     assert report.problems == []
@@ -62,7 +63,7 @@ def test_encodings_refuse_smooth_networks(method: str) -> None:
 def test_one_point_boxes(decimal: bool) -> None:
     report = points(OWN, decimal=decimal)
     assert report.problems == []
-    for method in ("milp", "smt", "auto", "split"):
+    for method in ("bab", "milp", "smt", "auto", "split"):
         assert decided(report, method) == {Verdict.SAT, Verdict.UNSAT}, method
     if not decimal:
         assert report.decided["smt", Verdict.UNKNOWN] == 0

@@ -1,14 +1,15 @@
 """Every leaf that branch and bound closes is proved once more in rational arithmetic, and the leaves make a tree.
 
-The proof here shares no code and no formula with the library's: the network is evaluated forward on affine forms over
-the inputs and the unstable neurons, exactly, and multipliers are put to the folded system itself, not to a relaxation.
+The proof here shares no code and no formula with the library's: affine forms over the inputs and the unstable neurons
+go forward through the network exactly, and multipliers are put to these forms, not to a relaxation of them.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from unittest.mock import patch
 
@@ -16,23 +17,26 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from verifiable_relu.network.graph import Activation, Conv2d, LeakyRelu, Linear, Network
-from verifiable_relu.spec.property import Row
+from verifiable_relu.network.graph import Activation, Input, LeakyRelu, Network
+from verifiable_relu.spec.property import Box, Polytope, Property, Query, Row
 from verifiable_relu.verifiers.bab import Bab
 from verifiable_relu.verifiers.bab.folding import Folded
 from verifiable_relu.verifiers.bab.proof import Proofs
 from verifiable_relu.verifiers.bab.strip import Strip
 from verifiable_relu.verifiers.base import Budget, Outcome, Verdict
 
-from .exact import ZERO, exact_values, rational
-from .judge import Case, Report
+from . import nets
+from .exact import ZERO, exact_values, node_value, rational
+from .judge import Case, Report, judge
+from .kinds import boundary_cases
 
-ONE = Fraction(1)
+TIGHT = 1e-6
+"""How far below the exact bound a leaf's may be, relative to the sizes of what is summed."""
 
 
 @dataclass(frozen=True)
 class Leaf:
-    """What the library took for a proof: splits by neuron, multipliers, and the lower bound that it claims."""
+    """What the library took for a proof: the side of each neuron, multipliers, and the lower bound claimed."""
 
     split: tuple[int, ...]
     w: tuple[float, ...]
@@ -40,30 +44,33 @@ class Leaf:
     lower: float
 
 
+@dataclass(frozen=True)
+class Recorded:
+    """One tree: its relaxation, and all nodes that were found to have a positive bound."""
+
+    proofs: Proofs
+    strip: Strip
+    leaves: list[Leaf] = field(default_factory=list)
+
+
 @contextmanager
-def recorded() -> Iterator[list[tuple[Proofs, Strip, list[Leaf]]]]:
-    """All positive bounds of nodes that any tree is given meanwhile, by tree."""
-    trees: list[tuple[Proofs, Strip, list[Leaf]]] = []
+def recorded() -> Iterator[list[Recorded]]:
+    """The trees that are searched meanwhile."""
+    trees: list[Recorded] = []
     init, lower = Proofs.__init__, Proofs.lower
 
     def watched_init(self: Proofs, strip: Strip) -> None:
         init(self, strip)
-        trees.append((self, strip, []))
+        trees.append(Recorded(self, strip))
 
     def watched(self: Proofs, split: Tensor, columns: Tensor, w: Tensor, mu: Tensor) -> Tensor:
         found = lower(self, split, columns, w, mu)
         every = torch.zeros(split.shape, dtype=torch.float64)
         every[:, columns] = w.double()
-        leaves = next(of for proofs, _, of in trees if proofs is self)
-        for number in (found > 0).nonzero().flatten().tolist():
-            leaves.append(
-                Leaf(
-                    tuple(split[number].tolist()),
-                    tuple(every[number].tolist()),
-                    tuple(mu[number].double().tolist()),
-                    float(found[number]),
-                )
-            )
+        leaves = next(tree.leaves for tree in trees if tree.proofs is self)
+        for i in (found > 0).nonzero().flatten().tolist():
+            parts = (tuple(t[i].tolist()) for t in (split, every, mu.double()))
+            leaves.append(Leaf(*parts, float(found[i])))
         return found
 
     with patch.object(Proofs, "__init__", watched_init), patch.object(Proofs, "lower", watched):
@@ -71,202 +78,199 @@ def recorded() -> Iterator[list[tuple[Proofs, Strip, list[Leaf]]]]:
 
 
 class System:
-    """A network over the unstable neurons of a box, exactly.
+    """The exact forms of a network's nodes over a box; its unstable neurons are variables of their own.
 
-    Forms are object arrays over (1, the inputs x, the values r of the unstable neurons).
+    A form is an object array of coefficients of 1, of the inputs x, and of the values r of the unstable neurons.
     """
 
     def __init__(self, network: Network, folded: Folded) -> None:
         self.folded = folded
-        size = network.input_size
-        width = 1 + size + folded.size
+        self.inputs = network.input_size
         self.neurons: list[np.ndarray] = []
-        center = [Fraction(float(v)) for v in folded.center]
-        at_center = exact_values(network, center)
-        places = [tuple(place) for place in folded.places.tolist()]
+        self.center = [Fraction(float(v)) for v in folded.center]
+        self.radius = [Fraction(float(v)) for v in folded.radius]
+        self._places = [tuple(place) for place in folded.places.tolist()]
+        # Whoever is stable is on the side that it is on at the centre.
+        known = exact_values(network, self.center)
         forms: list[np.ndarray] = []
         for index, node in enumerate(network.nodes):
-            inputs = [forms[i] for i in node.inputs]
-            if not inputs:
-                form = np.full((size, width), ZERO, dtype=object)
-                form[np.arange(size), 1 + np.arange(size)] = ONE
+            sources = [forms[i] for i in node.inputs]
+            if isinstance(node, Input):
+                form = np.full((node.size, 1 + self.inputs + folded.size), ZERO, dtype=object)
+                form[np.arange(node.size), 1 + np.arange(node.size)] = Fraction(1)
             elif isinstance(node, Activation):
-                slope = np.full(node.size, ZERO, dtype=object)
-                if isinstance(node, LeakyRelu):
-                    slope = rational(node.slope, node.shape).reshape(-1)
-                form = inputs[0].copy()
-                for i, z in enumerate(at_center[node.inputs[0]].reshape(-1)):
-                    if (index, i) in places:
-                        number = places.index((index, i))
-                        assert number == len(self.neurons)
-                        self.neurons.append(inputs[0][i])
-                        form[i] = ZERO
-                        form[i, 1 + size + number] = ONE
-                    elif z < 0:
-                        form[i] = slope[i] * form[i]
+                slope = rational(node.slope, node.shape) if isinstance(node, LeakyRelu) else np.full(node.shape, ZERO)
+                form = self._activated(index, sources[0], slope.reshape(-1), known[node.inputs[0]].reshape(-1))
             else:
-                form = _affine(network, index, inputs)
+                shapes = [network.nodes[i].shape for i in node.inputs]
+
+                def value(*parts: np.ndarray, node=node, shapes=shapes) -> np.ndarray:  # type: ignore[no-untyped-def]
+                    shaped = [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
+                    return node_value(node, shaped).reshape(-1)
+
+                offset = value(*(0 * source[:, 0] for source in sources))
+                columns = [value(*(source[:, k] for source in sources)) for k in range(sources[0].shape[1])]
+                form = np.stack([columns[0], *(column - offset for column in columns[1:])], axis=1)
             forms.append(form)
         self.outputs = forms[-1]
-        self.places = places
-        self.network = network
 
-    def rows(self, polytope: Sequence[Row]) -> list[np.ndarray]:
-        """A·y − b of each row."""
+    def _activated(self, index: int, form: np.ndarray, slope: np.ndarray, at_center: np.ndarray) -> np.ndarray:
+        form = form.copy()
+        for i, z in enumerate(at_center):
+            if (index, i) in self._places:
+                assert self._places[len(self.neurons)] == (index, i)
+                variable = 1 + self.inputs + len(self.neurons)
+                self.neurons.append(form[i].copy())
+                form[i] = ZERO
+                form[i, variable] = Fraction(1)
+            elif z < 0:
+                form[i] = slope[i] * form[i]
+        return form
+
+    def rows(self, polytope: Polytope) -> list[np.ndarray]:
+        """A·y − b of each row, with integer coefficients as the library has them."""
         found = []
         for row in polytope:
             form = sum((c * self.outputs[i] for i, c in row.coefficients), start=0 * self.outputs[0])
-            form = form.copy()
             form[0] -= row.bound
-            found.append(form)
+            found.append(form * scale(row))
         return found
 
-    def lower(self, objective: np.ndarray, slopes: Sequence[float], leaf: Leaf) -> Fraction:
-        """The least value over the box that weak duality leaves to an objective, exactly.
+    def least(self, objective: np.ndarray, slopes: Sequence[float], leaf: Leaf) -> Fraction:
+        """The least value over the box that weak duality leaves to an objective.
 
         From the last neuron to the first, a_j·r_j is taken for y_j·z_j plus the least value of a_j·r_j − y_j·z_j over
         the ends of the phases that the leaf leaves, with y_j = w_j + t_j·a_j.
         """
-        folded, size = self.folded, self.network.input_size
         form, total = objective.copy(), ZERO
-        for j in reversed(range(folded.size)):
-            a = form[1 + size + j]
-            form[1 + size + j] = ZERO
+        for j in reversed(range(self.folded.size)):
+            a, form[1 + self.inputs + j] = form[1 + self.inputs + j], ZERO
             y = Fraction(leaf.w[j]) + Fraction(slopes[j]) * a
             form = form + y * self.neurons[j]
-            low, high, slope = (Fraction(float(v[j])) for v in (folded.lower, folded.upper, folded.slope))
+            low, high, slope = (
+                Fraction(float(v[j])) for v in (self.folded.lower, self.folded.upper, self.folded.slope)
+            )
             ends = [(ZERO, ZERO)]
-            if leaf.split[j] >= 0:
-                ends.append((high, high))
-            if leaf.split[j] <= 0:
-                ends.append((low, slope * low))
+            ends += [(high, high)] if leaf.split[j] >= 0 else []
+            ends += [(low, slope * low)] if leaf.split[j] <= 0 else []
             total += min(a * r - y * z for z, r in ends)
-        total += form[0]
-        for i in range(size):
-            middle, reach = Fraction(float(folded.center[i])), Fraction(float(folded.radius[i]))
-            total += form[1 + i] * middle - abs(form[1 + i]) * reach
-        return total
+        x = form[1 : 1 + self.inputs]
+        return total + form[0] + sum(c * m - abs(c) * r for c, m, r in zip(x, self.center, self.radius, strict=True))
 
 
-def _affine(network: Network, index: int, inputs: list[np.ndarray]) -> np.ndarray:
-    """An affine node on forms, by its exact values at zero and at unit vectors."""
-    node = network.nodes[index]
-    shapes = [network.nodes[i].shape for i in node.inputs]
-
-    def value(*points: np.ndarray) -> np.ndarray:
-        part = [p.reshape(shape) for p, shape in zip(points, shapes, strict=True)]
-        return _apply(node, part).reshape(-1)
-
-    zeros = [np.full(len(form), ZERO, dtype=object) for form in inputs]
-    offset = value(*zeros)
-    columns = inputs[0].shape[1]
-    found = np.stack([value(*(form[:, k] for form in inputs)) - offset for k in range(columns)], axis=1)
-    found[:, 0] += offset
-    return found
+def scale(row: Row) -> int:
+    """What makes a row's coefficients integers."""
+    return math.lcm(*(c.denominator for _, c in row.coefficients))
 
 
-def _apply(node: object, inputs: list[np.ndarray]) -> np.ndarray:
-    from . import exact
-
-    match node:
-        case Linear():
-            return exact._linear(node, inputs[0])
-        case Conv2d():
-            return exact._convolution(node, inputs[0])
-    if hasattr(node, "center"):
-        center, scale, shift = (rational(t, node.shape) for t in (node.center, node.scale, node.shift))
-        return scale * (inputs[0] - center) + shift
-    if hasattr(node, "axes"):
-        return inputs[0].transpose(node.axes)
-    return inputs[0] + inputs[1] if len(inputs) == 2 else inputs[0]
-
-
-def covers(leaves: Sequence[tuple[int, ...]]) -> bool:
-    """Whether every choice of phases agrees with some leaf."""
-    todo = [(tuple(leaves), 0)]
+def covers(splits: Sequence[tuple[int, ...]]) -> bool:
+    """Whether every choice of sides agrees with some leaf."""
+    todo = [(list(splits), 0)]
     while todo:
-        of, start = todo.pop()
-        if not of:
+        left, start = todo.pop()
+        if not left:
             return False
-        size = len(of[0])
-        column = next((j for j in range(start, size) if any(leaf[j] for leaf in of)), None)
-        if column is None:
-            continue
-        todo += [(tuple(leaf for leaf in of if leaf[column] != -side), column + 1) for side in (1, -1)]
+        column = next((j for j in range(start, len(left[0])) if any(split[j] for split in left)), None)
+        if column is not None:
+            todo += [([split for split in left if split[column] != -side], column + 1) for side in (1, -1)]
     return True
 
 
-def examine(case: Case, report: Report, *, seconds: float = 10.0, tight: float = 1e-5) -> Outcome:
-    """Run branch and bound on a case and prove each of its leaves again.
-
-    Args:
-        case: of a piecewise-linear network.
-        report: where problems are noted.
-        seconds: for the case.
-        tight: how far, relatively, a bound may be below the exact one, so that this test is not of nothing.
-    """
-    prop = case.query.property
+def examine(case: Case, report: Report, *, seconds: float = 10.0) -> tuple[Outcome, int]:
+    """Run branch and bound on a case, and prove its leaves again; returns its outcome and how many leaves there are."""
     with recorded() as trees:
         (outcome,) = Bab().verify([case.query], Budget.each(seconds, 1))
-    systems: dict[Folded, System] = {}
-    for _, strip, leaves in trees:
-        if strip.folded not in systems:
-            systems[strip.folded] = System(case.query.network, strip.folded)
-        system = systems[strip.folded]
-        rows = _matched(system, prop.unsafe, strip)
+    polytopes = {polytope for polytope in case.query.property.unsafe if polytope}
+    system: System | None = None
+    for tree in trees:
+        if system is None:
+            system = System(case.query.network, tree.strip.folded)
+        rows = _rows(system, polytopes, tree.strip)
         if rows is None:
             report.note(case.name, "a tree's rows are those of no polytope")
             continue
-        for leaf in leaves:
-            objective = sum(
-                (Fraction(max(m, 0.0)) * row for m, row in zip(leaf.mu, rows[1:], strict=True)), start=rows[0]
-            )
-            exact = system.lower(objective, strip.slopes.tolist(), leaf)
-            if not leaf.lower <= exact:
-                report.note(
-                    case.name, f"a leaf is said to be above {leaf.lower!r} and is proved above {float(exact)!r}"
-                )
-            if float(exact) - leaf.lower > tight * (1 + sum(abs(float(v)) for v in objective)):
-                report.note(case.name, f"a leaf's bound {leaf.lower!r} is far below the exact {float(exact)!r}")
-        proved = outcome.verdict is Verdict.UNSAT
-        if proved and not covers([leaf.split for leaf in leaves]):
+        for leaf in tree.leaves:
+            behind = (Fraction(max(m, 0.0)) * row for m, row in zip(leaf.mu, rows[1:], strict=True))
+            objective = sum(behind, start=rows[0])
+            least = system.least(objective, tree.strip.slopes.tolist(), leaf)
+            if not leaf.lower <= least:
+                report.note(case.name, f"a leaf is said to be above {leaf.lower!r}, and is above {float(least)!r}")
+            size = 1 + sum(abs(float(v)) for v in objective) + sum(abs(v) for v in leaf.w)
+            if float(least) - leaf.lower > TIGHT * size:
+                report.note(case.name, f"a leaf's bound {leaf.lower!r} is far below {float(least)!r}")
+        if outcome.verdict is Verdict.UNSAT and not covers([leaf.split for leaf in tree.leaves]):
             report.note(case.name, "the leaves of a proof leave out some phases")
-    return outcome
+    return outcome, sum(len(tree.leaves) for tree in trees)
 
 
-def _matched(system: System, unsafe: Sequence[Sequence[Row]], strip: Strip) -> list[np.ndarray] | None:
-    """The exact forms of a tree's rows, scaled and in its order."""
-    for polytope in unsafe:
-        if len(polytope) != strip.rows.matrix.shape[0]:
-            continue
+def _rows(system: System, polytopes: set[Polytope], strip: Strip) -> list[np.ndarray] | None:
+    """The exact forms of a tree's rows, in its order: those that have the same values at some points."""
+    points = np.random.default_rng(0).random((3, system.inputs + system.folded.size)).astype(object)
+    points = np.vectorize(Fraction, otypes=[object])(points)
+    for i, (middle, radius) in enumerate(zip(system.center, system.radius, strict=True)):
+        if not radius:
+            points[:, i] = middle
+    at = [_values(strip, system, point) for point in points]
+    for polytope in polytopes:
         forms = system.rows(polytope)
-        scaled = [form * _scale(row) for form, row in zip(forms, polytope, strict=True)]
-        taken = []
-        for number in range(len(polytope)):
-            constant = float(strip.rows.constant[number])
-            near = [i for i, form in enumerate(scaled) if abs(_constant(system, form, strip) - constant) < 1e-6]
-            near = [i for i in near if i not in taken]
-            if not near:
-                break
-            taken.append(near[0])
-        else:
-            return [scaled[i] for i in taken]
+        order = []
+        for number in range(strip.rows.matrix.shape[0]):
+            same = [
+                i
+                for i, form in enumerate(forms)
+                if i not in order
+                and all(
+                    math.isclose(float(form[0] + form[1:] @ point), values[number], rel_tol=1e-6, abs_tol=1e-9)
+                    for point, values in zip(points, at, strict=True)
+                )
+            ]
+            order += same[:1]
+        if len(order) == len(forms) == strip.rows.matrix.shape[0]:
+            return [forms[i] for i in order]
     return None
 
 
-def _scale(row: Row) -> Fraction:
-    import math
+def _values(strip: Strip, system: System, point: np.ndarray) -> list[float]:
+    """A relaxation's rows at inputs x and values r of the neurons, whatever they are, by q = r − t·z."""
+    folded = strip.folded
+    z = [float(form[0] + form[1:] @ point) for form in system.neurons]
+    r = torch.tensor([float(v) for v in point[system.inputs :]], dtype=torch.float64)
+    q = (r - strip.slopes * torch.tensor(z, dtype=torch.float64)) / strip.width
+    x = torch.tensor([float(v) for v in point[: system.inputs]], dtype=torch.float64)
+    e = ((x - folded.center) / folded.radius)[folded.free]
+    return (strip.rows.matrix @ torch.cat([e, q]) + strip.rows.constant).tolist()
 
-    return Fraction(math.lcm(*(c.denominator for _, c in row.coefficients)))
+
+def conjunctions(rng: np.random.Generator, network: Network) -> Iterator[Case]:
+    """Two rows that nearly contradict each other, neither of which is excluded alone: both are needed for a proof."""
+    center, radius = rng.normal(size=network.input_size) * 0.7, rng.uniform(0.05, 0.3, size=network.input_size)
+    radius = np.where(rng.permutation(network.input_size) < 3, radius, 0)
+    box = Box(np.float32(center - radius).astype(float), np.float32(center + radius).astype(float))
+    middle = nets.as_fractions((box.lower + box.upper) / 2)
+    y = exact_values(network, middle)[-1].reshape(-1)
+    for gap in (Fraction(-1, 2), Fraction(-1, 1000), Fraction(-1, 10**6), Fraction(1, 1000)):
+        first = {i: Fraction(int(rng.integers(1, 20)), 10) for i in range(network.output_size)}
+        value = sum(c * y[i] for i, c in first.items())
+        # The second row is the negative of the first, but for a small part.
+        second = {i: -c * Fraction(int(rng.integers(999, 1002)), 1000) for i, c in first.items()}
+        other = sum(c * y[i] for i, c in second.items())
+        unsafe = ((Row(tuple(first.items()), value + gap), Row(tuple(second.items()), other)),)
+        yield Case(f"{network.name}, two rows, gap {float(gap):g}", Query(network, Property(box, unsafe)), middle)
 
 
-def _constant(system: System, form: np.ndarray, strip: Strip) -> float:
-    """The constant of a form over (e, q) with the relaxation's slopes."""
-    size = system.network.input_size
-    form = form.copy()
-    for j in reversed(range(system.folded.size)):
-        a = form[1 + size + j]
-        form[1 + size + j] = ZERO
-        form = form + a * Fraction(float(strip.slopes[j])) * system.neurons[j]
-    center = [Fraction(float(v)) for v in system.folded.center]
-    return float(form[0] + sum((c * x for c, x in zip(form[1 : 1 + size], center, strict=True)), start=ZERO))
+OFFSETS = (1e-9, -1e-9, -1e-3, -1e-2, -0.1, -0.4)
+"""How far the cases are from their decision boundary."""
+
+
+def trees(*, seed: int = 0, offsets: Sequence[float] = OFFSETS, report: Report | None = None) -> Report:
+    """Branch and bound on random networks near the decision boundary, each leaf proved again."""
+    rng, report = np.random.default_rng(seed), report or Report()
+    leaves = 0
+    networks = [*nets.pieces(rng, nets.gaussian(rng)), *nets.pieces(rng, nets.uneven(rng, 2))]
+    cases = boundary_cases(rng, networks, offsets, boxes=1)
+    for case in (*cases, *(case for network in networks for case in conjunctions(rng, network))):
+        outcome, found = examine(case, report)
+        judge(case, "bab", outcome, report)
+        leaves += found
+    report.decided["leaves", Verdict.UNSAT] += leaves
+    return report

@@ -18,6 +18,7 @@ from verifiable_relu.bounds.linear import MEMORY
 from verifiable_relu.spec.property import Query
 from verifiable_relu.trust.replay import confirm
 from verifiable_relu.verifiers.attack import Attack
+from verifiable_relu.verifiers.bab import Bab
 from verifiable_relu.verifiers.base import SILENT, Budget, Outcome, Progress, Reason, Verdict, Verifier
 from verifiable_relu.verifiers.incomplete import AlphaCrown, Crown
 from verifiable_relu.verifiers.input_split import InputSplit
@@ -29,7 +30,10 @@ _INTERMEDIATE = Ascent(steps=6)
 """The search for bounds of unstable neurons: most of what more steps would gain is gained by now."""
 
 _FEW_NEURONS = 40
-"""Up to so many unstable neurons the MILP takes a fraction of a second, and goes first."""
+"""Up to so many unstable neurons their phases are fewer than the boxes that inputs are split into, and go first."""
+
+_SHARE = 0.75
+"""How much of the time branch and bound over phases may take before the MILP has what is left."""
 
 _EXACT_NEURONS = 10
 """Up to so many unstable neurons exact arithmetic (SMT) has a chance."""
@@ -37,11 +41,13 @@ _EXACT_NEURONS = 10
 
 @dataclass(frozen=True)
 class Auto:
-    """CROWN, then PGD, then α-CROWN, then input splitting (few inputs), the MILP and SMT (piecewise-linear networks).
+    """CROWN, then PGD, then α-CROWN, then input splitting (few inputs), then what piecewise-linear networks allow.
+
+    That is branch and bound over the phases of unstable neurons, which begins with α-CROWN, then the MILP and SMT.
 
     Attributes:
         device: where bounds and attack run.
-        memory: a limit in bytes on what each stage's bounds hold at once; attack, MILP and SMT have none.
+        memory: a limit in bytes on what each stage holds at once; attack, MILP and SMT have none.
     """
 
     device: str = "cpu"
@@ -54,12 +60,18 @@ class Auto:
         run = _Run(queries, budget, progress)
         run.stage(lambda: Crown(self.device, self.memory), run.open(), share=0.25)
         run.stage(lambda: Attack(device=self.device), run.open())
-        run.stage(lambda: AlphaCrown(self.device, self.memory, intermediate=_INTERMEDIATE), run.open(), share=0.5)
         linear = run.open(lambda q: q.network.piecewise_linear)
         narrow = run.open(lambda q: _free_inputs(q) <= _FEW_INPUTS)
+        bab = Bab(memory=self.memory)
+        foldable = [i for i in linear if bab.fits(_free_inputs(queries[i]), run.unstable(i))]
+        few = [i for i in foldable if run.unstable(i) <= _FEW_NEURONS]
+        # α-CROWN is where branch and bound begins; where that comes late or not at all, it goes first.
+        late = [i for i in run.open() if i not in foldable or (i in narrow and i not in few)]
+        run.stage(lambda: AlphaCrown(self.device, self.memory, intermediate=_INTERMEDIATE), late, share=0.5)
         # Where either may do, neither gets more than half of the time at first.
-        run.stage(_milp, [i for i in linear if run.unstable(i) <= _FEW_NEURONS], share=0.5)
+        run.stage(lambda: bab, [i for i in few if i in narrow], share=0.5)
         run.stage(lambda: InputSplit(device=self.device, memory=self.memory), narrow, share=0.5)
+        run.stage(lambda: bab, foldable, share=_SHARE)
         run.stage(_milp, linear)
         run.stage(lambda: InputSplit(device=self.device, memory=self.memory), narrow)
         # What is left with time to spare lies within the others' tolerances of the boundary.

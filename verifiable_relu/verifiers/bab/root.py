@@ -20,6 +20,11 @@ class OutOfTime(Exception):
     """The budget ran out before there was a root."""
 
 
+def tree_bytes(inputs: int, neurons: int) -> int:
+    """About the memory that a tree takes before it has open nodes, by how many inputs vary and neurons are unstable."""
+    return 16 * (neurons + 1) * (inputs + neurons)
+
+
 @dataclass(frozen=True, eq=False)
 class Part:
     """One polytope of the unsafe set that bounds do not exclude.
@@ -83,11 +88,6 @@ class Root:
             part = Part(forms[mine], rows.scale[kept][mine], found[mine[0]])
             parts.append((float(lower[mine[0]]), polytope, part))
         self.parts = {polytope: part for _, polytope, part in sorted(parts, key=lambda p: p[:2])}
-
-    @property
-    def bytes(self) -> int:
-        """Memory that one tree takes before it has open nodes."""
-        return 16 * (self.folded.size + 1) * (self.folded.inputs + self.folded.size)
 
     def tree(
         self, polytope: int, reached: Callable[[Tensor], bool], left: Callable[[], float], search: Search, memory: int

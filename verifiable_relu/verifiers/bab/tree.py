@@ -11,15 +11,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from verifiable_relu.verifiers.bab.ascent import Ascent, Batch, Bounded
 from verifiable_relu.verifiers.bab.folding import Rows
-from verifiable_relu.verifiers.bab.leaf import Program
 from verifiable_relu.verifiers.bab.proof import Proofs
 from verifiable_relu.verifiers.bab.strip import Strip
+
+if TYPE_CHECKING:
+    from verifiable_relu.verifiers.bab.leaf import Program
 
 _WORKING = 1 << 27
 """Bytes of coefficients of the nodes that are bounded at once."""
@@ -225,6 +228,9 @@ class Tree:
     def _solved(self, split: Tensor, seconds: float) -> bool:
         """Whether the linear program of one node proves it; it may also refute the tree, or be the end of the road."""
         if self._program is None:
+            # Its solver is imported only where a node gets this far.
+            from verifiable_relu.verifiers.bab.leaf import Program
+
             self._program = Program(self._strip, self._neurons, self._rows)
         hint = self._program.solve(split, seconds)
         nodes = split.expand(len(hint.w), -1)
@@ -233,7 +239,11 @@ class Tree:
         if best > 0:
             self.lower = min(self.lower, best)
             return True
-        if hint.point is not None and self._reached(hint.point):
+        points = [hint.point]
+        if len(self._scale) > 1:
+            # Where the objective is least, the other rows are zero at best: a point between them is further inside.
+            points.append(self._program.deepest(split, seconds))
+        if any(point is not None and self._reached(point) for point in points):
             self.state = State.REACHED
         elif bool((split != 0).all()) and seconds > 0:
             self.state = State.STUCK

@@ -21,7 +21,7 @@ from verifiable_relu.network.graph import Network
 from verifiable_relu.spec.property import Query, RowBatch
 from verifiable_relu.verifiers.attack import claim
 from verifiable_relu.verifiers.bab.folding import require_piecewise_linear
-from verifiable_relu.verifiers.bab.root import OutOfTime, Root
+from verifiable_relu.verifiers.bab.root import OutOfTime, Root, tree_bytes
 from verifiable_relu.verifiers.bab.strip import Slopes
 from verifiable_relu.verifiers.bab.tree import Search, State, Tree
 from verifiable_relu.verifiers.base import (
@@ -62,6 +62,10 @@ class Bab:
 
     name: ClassVar[str] = "bab"
     complete: ClassVar[bool] = True
+
+    def fits(self, inputs: int, neurons: float) -> bool:
+        """Whether there is memory for a query's trees, by how many inputs vary and neurons are unstable."""
+        return neurons < self.memory and tree_bytes(inputs, int(neurons)) <= self.memory / 2
 
     def verify(self, queries: Sequence[Query], budget: Budget, progress: Progress = SILENT) -> list[Outcome]:
         outcomes: dict[int, Outcome] = {}
@@ -181,39 +185,43 @@ class _Run:
         method, stop = self._method, lambda: self._left() <= 0
         args = (self._query, self._bounds.relaxation, self._number, undecided, method.slopes, stop)
         root = self._root = Root(*args)
-        at_once = int(method.memory / 2 / max(1, root.bytes))
+        at_once = int(method.memory / 2 / max(1, tree_bytes(root.folded.inputs, root.folded.size)))
         if at_once < 1:
             return self._unknown(Reason.MEMORY, f"a relaxation of {root.folded.size} neurons takes too much memory")
         share = method.memory // 2 // min(at_once, len(undecided))
         waiting, alive = list(root.parts), dict[int, Tree]()
-        ended: dict[State, str] = {}
+        ended = set[State]()
         while waiting or alive:
-            while waiting and len(alive) < at_once and self._left() > 0:
+            while waiting and len(alive) < at_once:
                 polytope = waiting.pop(0)
                 alive[polytope] = root.tree(polytope, self._reached, self._left, method.search, share)
-                self._look(polytope, alive, ended)
-            for polytope in list(alive):
+                ended |= self._look(alive)
                 if self._found or self._left() <= 0:
                     return self._found or self._late(alive)
-                alive[polytope].advance()
-                self._look(polytope, alive, ended)
-            if self._found or self._left() <= 0:
-                return self._found or self._late(alive)
+            for tree in list(alive.values()):
+                tree.advance()
+                ended |= self._look(alive)
+                if self._found or self._left() <= 0:
+                    return self._found or self._late(alive)
         if State.FULL in ended:
             return self._unknown(Reason.MEMORY, "the open sub-problems take too much memory")
-        if State.STUCK in ended:
-            return self._unknown(Reason.INCOMPLETE, "the margin is within rounding of zero")
-        return _unsat(self._bounds.trust, min(self._margins.values()), "")
+        margin = min(self._margins.values())
+        # Nothing but what was proved of every polytope decides.
+        if State.STUCK in ended or not margin > 0:
+            return self._unknown(Reason.INCOMPLETE, "there are sub-problems whose margin is within rounding of zero")
+        return _unsat(self._bounds.trust, margin, "")
 
-    def _look(self, polytope: int, alive: dict[int, Tree], ended: dict[State, str]) -> None:
-        """Take note of what has become of a tree."""
-        tree = alive[polytope]
-        if tree.state is State.PROVED:
-            self._margins[polytope] = max(self._margins[polytope], tree.lower)
-        elif tree.state is not State.OPEN:
-            ended[tree.state] = ""
-        if tree.state is not State.OPEN:
-            del alive[polytope]
+    def _look(self, alive: dict[int, Tree]) -> set[State]:
+        """Drop the trees that have ended; what else has become of them than a proof."""
+        ended = set[State]()
+        for polytope, tree in list(alive.items()):
+            if tree.state is State.PROVED:
+                self._margins[polytope] = max(self._margins[polytope], tree.lower)
+            elif tree.state is not State.OPEN:
+                ended.add(tree.state)
+            if tree.state is not State.OPEN:
+                del alive[polytope]
+        return ended
 
     def _late(self, alive: dict[int, Tree]) -> Outcome:
         """No time is left."""

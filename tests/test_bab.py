@@ -1,0 +1,318 @@
+"""Branch and bound on a fixed root: against enumeration, planted witnesses, and searches that lie."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from tests.solver_cases import ball, barely_unstable, chain, mlp, random_query, residual, row, union_in_order
+from tests.soundness.exact import exact_outputs, exact_values
+from tests.soundness.judge import Report
+from tests.soundness.trees import TIGHT, covers, trees
+from verifiable_relu.bounds import input_box, relaxed
+from verifiable_relu.errors import UnsupportedError
+from verifiable_relu.network.graph import Gelu, Input, Linear, Network, Relu
+from verifiable_relu.spec.property import Box, Property, Query, RowBatch
+from verifiable_relu.verifiers.bab import Bab
+from verifiable_relu.verifiers.bab.ascent import Ascent, Batch, Bounded
+from verifiable_relu.verifiers.bab.folding import Folded
+from verifiable_relu.verifiers.bab.leaf import Hint, Program
+from verifiable_relu.verifiers.bab.proof import Proofs
+from verifiable_relu.verifiers.bab.root import Root
+from verifiable_relu.verifiers.bab.strip import Slopes, Strip
+from verifiable_relu.verifiers.bab.tree import Search, State, Tree
+from verifiable_relu.verifiers.base import SILENT, Budget, Outcome, Progress, Reason, Trust, Verdict
+
+
+def decide(
+    *queries: Query, seconds: float = 20.0, method: Bab | None = None, progress: Progress = SILENT
+) -> list[Outcome]:
+    return (method or Bab()).verify(queries, Budget.each(seconds, len(queries)), progress)
+
+
+def check(query: Query, outcome: Outcome, margin: float) -> None:
+    """The verdict is the sign of the least margin, and what comes with it is true in exact arithmetic."""
+    assert outcome.verdict is (Verdict.SAT if margin <= 0 else Verdict.UNSAT), outcome
+    if outcome.verdict is Verdict.UNSAT:
+        assert outcome.trust is Trust.ROUNDED
+        assert 0 < outcome.margin <= margin + 1e-7
+    else:
+        assert query.property.box.contains(outcome.witness)
+        assert query.property.violated(exact_outputs(query.network, outcome.witness))
+
+
+@pytest.mark.parametrize("leaky", [False, True])
+def test_enumeration_agrees(leaky: bool) -> None:
+    cases = [random_query(seed, leaky=leaky, dyadic=seed % 2 == 0) for seed in range(9)]
+    for (query, margin), outcome in zip(cases, decide(*(q for q, _ in cases)), strict=True):
+        check(query, outcome, margin)
+
+
+def folded(network: Network, box: Box) -> Folded:
+    prop = Property(box, ())
+    bounds = relaxed(network.to(torch.float64), input_box([prop], network))
+    return Folded(bounds, 0, box)
+
+
+@pytest.mark.parametrize("leaky", [False, True, None])
+@pytest.mark.parametrize("seed", range(3))
+def test_forms_are_the_network_but_for_their_errors(seed: int, leaky: bool | None) -> None:
+    """At exact points of the box the folded forms, and those of the relaxation, give the network's exact values."""
+    rng = np.random.default_rng(seed)
+    network = residual(rng) if leaky is None else mlp(rng, (5, 9, 8, 3), leaky=leaky)
+    box = ball(rng.integers(-4, 5, network.input_size) / 8, 0.3 if leaky is not None else 1.5)
+    system = folded(network, box)
+    assert system.size > 2
+    neurons, outputs = system.neurons(lambda: False), system.outputs(torch.eye(network.output_size))
+    below, above = system.slope.clamp(max=1), system.slope.clamp(min=1)
+    slopes = below + torch.from_numpy(rng.random(system.size)) * (above - below)
+    strip = Strip(system, neurons, outputs, slopes)
+    for _ in range(5):
+        x = [Fraction(float(v)) for v in box.lower + rng.random(box.size) * (box.upper - box.lower)]
+        values = exact_values(network, x)
+        node_of = {index: network.nodes[index].inputs[0] for index in network.activations}
+        z = [values[node_of[i]].reshape(-1)[k] for i, k in system.places.tolist()]
+        r = [values[i].reshape(-1)[k] for i, k in system.places.tolist()]
+        q = [
+            (value - Fraction(t) * pre) / Fraction(width)
+            for value, t, pre, width in zip(r, slopes.tolist(), z, strip.width.tolist(), strict=True)
+        ]
+        assert all(0 <= v <= 1 for v in q)
+        e = [
+            (x[i] - Fraction(float(system.center[i]))) / Fraction(float(system.radius[i])) for i in system.free.tolist()
+        ]
+        assert all(abs(v) <= 1 for v in e)
+        for rows, targets in ((neurons, z), (outputs, list(values[-1].reshape(-1)))):
+            for k, target in enumerate(targets):
+                at = zip([*rows.inputs[k].tolist(), *rows.neurons[k].tolist()], [*e, *r], strict=True)
+                value = Fraction(float(rows.constant[k])) + sum(Fraction(c) * v for c, v in at)
+                assert abs(value - target) <= Fraction(float(rows.error[k])) < 1e-12
+        for forms, targets in ((strip.neurons, z), (strip.rows, list(values[-1].reshape(-1)))):
+            for k, target in enumerate(targets):
+                at = zip(forms.matrix[k].tolist(), [*e, *q], strict=True)
+                value = Fraction(float(forms.constant[k])) + sum(Fraction(c) * v for c, v in at)
+                assert abs(value - target) <= Fraction(float(forms.error[k])) < 1e-10
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_leaves_are_proved_again_in_rational_arithmetic(seed: int) -> None:
+    report = trees(seed=seed + 2, report=Report())
+    assert report.problems == []
+    assert report.decided["leaves", Verdict.UNSAT] > 100
+    assert report.decided["bab", Verdict.UNSAT] > 20 < report.decided["bab", Verdict.SAT] + 10
+
+
+def test_leaves_that_leave_something_out_are_no_tree() -> None:
+    assert covers([(1, 0), (-1, 1), (-1, -1)])
+    assert not covers([(1, 0), (-1, 1)])
+    assert covers([(0, 0)]) and not covers([])
+    assert 0 < TIGHT < 1e-3
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_planted_witness_is_never_denied(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    network = mlp(rng, (6, 16, 16, 3))
+    box = ball(rng.normal(size=6).round(3), 0.3)
+    corner = np.where(rng.random(6) < 0.5, box.lower, box.upper)
+    y = exact_outputs(network, [Fraction(float(v)) for v in corner])
+    # The property is met at the planted point with nothing to spare, or with very little.
+    spare = Fraction(0) if seed % 2 else Fraction(1, 10**8)
+    unsafe = ((row({0: 1, 1: -1}, y[0] - y[1] + spare), row({2: 1}, y[2] + spare)),)
+    (outcome,) = decide(Query(network, Property(box, unsafe)), seconds=5)
+    assert outcome.verdict is not Verdict.UNSAT
+
+
+def hinge(bias: float = 0.0) -> Network:
+    """y = relu(x + bias)."""
+    weight, offset = torch.tensor([[1.0]]), torch.tensor([bias])
+    return chain(
+        [
+            Input(name="x", inputs=(), shape=(1,)),
+            Linear(name="fc", inputs=(0,), shape=(1,), weight=weight, bias=offset),
+            Relu(name="act", inputs=(1,), shape=(1,)),
+        ]
+    )
+
+
+UNIT = Box(np.array([-1.0]), np.array([1.0]))
+
+
+def test_strict_rows_are_not_met_by_their_boundary() -> None:
+    touched, missed = decide(
+        *(Query(hinge(), Property(UNIT, ((row({0: 1}, 0, strict),),))) for strict in (False, True))
+    )
+    assert touched.verdict is Verdict.SAT
+    assert missed.verdict is not Verdict.SAT
+
+
+def test_union_is_excluded_only_as_a_whole() -> None:
+    far, near = (row({0: -1}, -1.5),), (row({0: -1}, -1.125),)
+    unsafe = ((far,), (far, near), (near, far), (), ((),))
+    out = decide(*(Query(hinge(0.25), Property(UNIT, of)) for of in unsafe))
+    expected = [Verdict.UNSAT, Verdict.SAT, Verdict.SAT, Verdict.UNSAT, Verdict.SAT]
+    assert [o.verdict for o in out] == expected
+    for query in (union_in_order(), barely_unstable()):
+        (outcome,) = decide(query)
+        assert outcome.verdict is Verdict.SAT
+        assert query.property.violated(exact_outputs(query.network, outcome.witness))
+
+
+def test_smooth_networks_are_refused() -> None:
+    nodes = [*hinge().nodes[:2], Gelu(name="g", inputs=(1,), shape=(1,), lam=torch.tensor(1.0))]
+    (outcome,) = decide(Query(chain(nodes), Property(UNIT, ((row({0: 1}, -5),),))))
+    assert outcome.reason is Reason.UNSUPPORTED and "'g'" in outcome.detail
+    with pytest.raises(UnsupportedError):
+        folded(chain(nodes), UNIT)
+
+
+def hard(seed: int = 0, gap: float = 1e-3) -> Query:
+    """A property that takes hundreds of sub-problems: a sampled minimum, a little out of reach."""
+    rng = np.random.default_rng(seed)
+    network = mlp(rng, (6, 24, 24, 2))
+    box = ball(np.zeros(6), 1.0)
+    x = torch.from_numpy(rng.uniform(-1, 1, (4096, 6)))
+    y = network.to(torch.float64)(x)
+    least = float((y[:, 0] - y[:, 1]).min())
+    return Query(network, Property(box, ((row({0: 1, 1: -1}, least - gap),),)))
+
+
+def test_without_time_nothing_is_decided() -> None:
+    (outcome,) = decide(hard(), seconds=0.0)
+    assert (outcome.verdict, outcome.reason) == (Verdict.UNKNOWN, Reason.TIMEOUT)
+
+
+def root(query: Query) -> Root:
+    prop = query.property
+    bounds = relaxed(query.network.to(torch.float64), input_box([prop], query.network))
+    return Root(query, bounds, 0, list(range(len(prop.unsafe))), Slopes(), lambda: False)
+
+
+def tree(query: Query, search: Search, reached: Callable[[Tensor], bool] = lambda _: False) -> Tree:
+    """The tree of a query's first polytope, by default without eyes for counterexamples."""
+    return root(query).tree(0, reached, lambda: 1.0, search, 1 << 30)
+
+
+def test_what_is_open_is_bounded_better_and_better() -> None:
+    query = hard(gap=0.0)
+    x = torch.from_numpy(np.random.default_rng(1).uniform(-1, 1, (4096, 6)))
+    y = query.network.to(torch.float64)(x)
+    rows = RowBatch.of([query.property], 2)
+    sampled = float(rows.margins(y @ rows.matrix.T - rows.bound).min())
+    searched = tree(query, Search(batch=16))
+    bounds = [searched.bound(lambda: False)]
+    for _ in range(8):
+        searched.advance()
+        bounds.append(searched.bound(lambda: False))
+    assert searched.state is State.OPEN
+    assert bounds[0] < bounds[4] < bounds[8] <= sampled
+    assert searched.bound(lambda: True) == -np.inf
+
+
+def test_a_bound_does_not_depend_on_the_batch_it_is_in() -> None:
+    query = hard()
+    part = root(query)
+    strip = Strip(part.folded, part.neurons, part.parts[0].rows, part.parts[0].slopes)
+    rng = np.random.default_rng(0)
+    split = torch.from_numpy(rng.choice([-1, 0, 0, 0, 1], (12, part.folded.size)).astype(np.int8))
+    adaptive = torch.from_numpy(rng.random(part.folded.size) < 0.3)
+    ascent, proofs = Ascent(strip, adaptive, torch.float32), Proofs(strip)
+
+    def lower(chosen: Tensor) -> Tensor:
+        batch = Batch(chosen, torch.zeros(chosen.shape), torch.zeros(len(chosen), 0))
+        found = ascent.run(batch, 4)
+        return proofs.lower(batch.split, found.columns, found.w, batch.mu)
+
+    alone = torch.cat([lower(one[None]) for one in split])
+    torch.testing.assert_close(lower(split), alone, rtol=1e-3, atol=1e-3)
+
+
+def test_more_steps_only_raise_a_bound() -> None:
+    part = root(hard())
+    strip = Strip(part.folded, part.neurons, part.parts[0].rows, part.parts[0].slopes)
+    split = torch.zeros(4, part.folded.size, dtype=torch.int8)
+    split[1:, :5] = torch.tensor([[1, 1, 1, 1, 1], [-1, 1, -1, 1, -1], [-1, -1, -1, -1, -1]])
+    ascent = Ascent(strip, torch.ones(part.folded.size, dtype=torch.bool), torch.float64)
+    before = torch.full((4,), -torch.inf, dtype=torch.float64)
+    for steps in (0, 1, 4, 30):
+        batch = Batch(split, torch.zeros(split.shape), torch.zeros(4, 0))
+        found = ascent.run(batch, steps)
+        lower = Proofs(strip).lower(split, found.columns, found.w, batch.mu)
+        assert bool((lower >= before - 1e-9).all())
+        torch.testing.assert_close(lower, found.bound, rtol=1e-9, atol=1e-9)
+        before = lower
+
+
+def test_nothing_that_a_search_says_is_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bounds, blame, multipliers and solvers' hints made of nothing: no counterexample is denied."""
+    rng = torch.Generator().manual_seed(0)
+    run = Ascent.run
+
+    def lying(self: Ascent, batch: Batch, steps: int) -> Bounded:
+        found = run(self, batch, steps)
+        noise = torch.randn(found.w.shape, generator=rng).to(found.w)
+        return replace(found, bound=torch.full_like(found.bound, 1e9), w=found.w + noise)
+
+    def hint(self: Program, split: Tensor, seconds: float) -> Hint:
+        w = 1e3 * torch.randn(8, len(split), generator=rng, dtype=torch.float64)
+        return Hint(w, torch.zeros(8, len(self._rows.constant) - 1, dtype=torch.float64), None)
+
+    monkeypatch.setattr(Ascent, "run", lying)
+    monkeypatch.setattr(Program, "solve", hint)
+    monkeypatch.setattr(Program, "deepest", lambda *_: None)
+    cases = [random_query(seed) for seed in range(9)]
+    outcomes = decide(*(q for q, _ in cases))
+    assert all(
+        outcome.verdict is not Verdict.UNSAT
+        for (_, margin), outcome in zip(cases, outcomes, strict=True)
+        if margin <= 0
+    )
+    assert any(margin <= 0 for _, margin in cases)
+
+
+def test_too_little_memory_is_said() -> None:
+    (outcome,) = decide(hard(), method=Bab(memory=1 << 12))
+    assert (outcome.verdict, outcome.reason) == (Verdict.UNKNOWN, Reason.MEMORY)
+    full = root(hard()).tree(0, lambda _: False, lambda: 1.0, Search(), 100)
+    while full.state is State.OPEN:
+        full.advance()
+    assert full.state is State.FULL
+
+
+class Interrupting:
+    """Progress that keeps what is final, and is interrupted by the second outcome's search."""
+
+    def __init__(self) -> None:
+        self.final: dict[int, Outcome] = {}
+
+    def stage(self, name: str, done: int, total: int) -> None:
+        pass
+
+    def finish(self, query: int, outcome: Outcome) -> None:
+        self.final[query] = outcome
+
+
+def test_an_interrupt_loses_nothing_that_was_decided(monkeypatch: pytest.MonkeyPatch) -> None:
+    query, _ = random_query(0)
+
+    def interrupt(self: Tree) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Tree, "advance", interrupt)
+    progress = Interrupting()
+    with pytest.raises(KeyboardInterrupt):
+        decide(Query(hinge(), Property(UNIT, ((row({0: 1}, -1),),))), hard(), query, progress=progress)
+    assert list(progress.final) == [0] and progress.final[0].verdict is Verdict.UNSAT
+
+
+def test_the_same_queries_have_the_same_outcomes() -> None:
+    queries = [hard(seed) for seed in range(2)]
+    first, second = decide(*queries), decide(*queries)
+    assert [(o.verdict, o.margin, o.witness) for o in first] == [(o.verdict, o.margin, o.witness) for o in second]
+    assert {o.verdict for o in first} <= {Verdict.UNSAT, Verdict.SAT}
