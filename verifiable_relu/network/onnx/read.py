@@ -136,6 +136,8 @@ class _Reading:
             raise type(error)(error.message, place=place) from error
         except (ArithmeticError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
             raise InputError(f"does not fit its inputs: {error}", place=place) from error
+        if any(made.size == 0 for made in self.build.nodes[known:]):
+            raise UnsupportedError("a tensor without elements", place=place)
         self._size += sum(made.size for made in self.build.nodes[known:])
         if self._size > MAX_VALUES:
             raise UnsupportedError(f"more than {MAX_VALUES} values in all nodes together", place=place)
@@ -200,8 +202,8 @@ def _input_shape(declared: onnx.ValueInfoProto) -> tuple[Shape, bool]:
     if not kind.HasField("shape"):
         raise UnsupportedError("has no shape", place=place)
     sizes = [d.dim_value if d.HasField("dim_value") else 0 for d in kind.shape.dim]
-    # Some exporters write 0 or −1 for a symbolic batch.
-    batched = len(sizes) >= 2 and sizes[0] <= 1
+    # Some exporters write 0 for a symbolic batch.
+    batched = len(sizes) >= 2 and sizes[0] in (0, 1)
     shape = tuple(sizes[batched:])
     if not sizes or any(size < 1 for size in shape):
         shown = ", ".join(d.dim_param or str(d.dim_value) for d in kind.shape.dim)

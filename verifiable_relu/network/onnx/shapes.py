@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import onnx
 
 from verifiable_relu.errors import InputError, UnsupportedError
@@ -31,6 +32,10 @@ def _identity(call: Call) -> Value:
 
 @converts("Dropout", 7, 10, 12, 13, 22)
 def _dropout(call: Call) -> Value:
+    given = call.optional(1)
+    ratio = call.get("ratio", 0.5) if given is None else given
+    if not np.all((np.asarray(ratio) >= 0) & (np.asarray(ratio) < 1)):
+        raise InputError(f"a ratio of {ratio}")
     training = call.optional(2)
     if training is not None and bool(training.any()):
         raise UnsupportedError("in training mode")
