@@ -16,7 +16,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # other numbers: it held hundreds of MiB that were not asked for again. Read at the first convolution.
 os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "256")
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = ["__version__", "verify"]
 
 
