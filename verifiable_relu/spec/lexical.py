@@ -44,22 +44,23 @@ class Source:
             InputError: where there are more than ``most`` of them, or more than ``limits.DEPTH`` open parentheses.
         """
         count = depth = 0
+        found: str | tuple[str, str, str]
         for match in _TOKEN.finditer(self.text):
             first, second, third, token = match.groups()
             end = match.end()
-            count += 1
             if token is None:
-                count += 4
-                yield (first, second, third), self.text.rindex("(", 0, match.start(1)), end
-                continue
-            if token == "(":
-                depth += 1
-            elif token == ")":
-                depth -= 1
-            if depth > limits.DEPTH or count > most:
+                count += 5
+                start, deepest = self.text.rindex("(", 0, match.start(1)), depth + 1
+                found = first, second, third
+            else:
+                count += 1
+                depth += 1 if token == "(" else -1 if token == ")" else 0
+                start, deepest = end - len(token), depth
+                found = token
+            if deepest > limits.DEPTH or count > most:
                 what = f"{most:,} words and parentheses" if count > most else f"{limits.DEPTH:,} open parentheses"
-                raise InputError(f"more than {what}", place=self.place(end - len(token)))
-            yield token, end - len(token), end
+                raise InputError(f"more than {what}", place=self.place(start))
+            yield found, start, end
 
     def first_words(self, count: int) -> list[str]:
         """So many tokens from the beginning, or all."""
