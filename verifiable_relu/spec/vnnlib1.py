@@ -27,8 +27,8 @@ _NUMERAL = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})
 _VARIABLE = re.compile(r"([XY])_(0|[1-9][0-9]*)")
 _QUOTED = re.compile(r"\|([XY]_[0-9]+)\|")
 _LONGEST_INDEX = 9
-_REMEMBERED = 30
-"""Numbers of so many characters often come again."""
+_REMEMBERED = 500_000
+"""Variables and numbers that are known by their words; the same numbers come again and again."""
 _SHOWN = 40
 """So many characters of a token are quoted in a message."""
 _COMPARISONS = ("<=", "<", ">=", ">", "=")
@@ -195,7 +195,7 @@ class _Reader:
         known = self.terms.get(item)
         if known is None:
             known = self.terms.get(_unquoted(item)) or Linear(constant=_number(item))
-            if len(item) <= _REMEMBERED:
+            if len(self.terms) < _REMEMBERED:
                 self.terms[item] = known
         return known
 
