@@ -131,6 +131,19 @@ def test_a_network_that_is_named_wrongly(text: str, options: dict[str, object], 
     assert message in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["x" * 5000, "a\0b", "\x1b[31m", "x/" * 3000])
+def test_no_name_of_a_network_is_too_odd_to_be_refused(name: str, tmp_path: Path) -> None:
+    spec = property_file(tmp_path, f"; network: {name}.onnx\n{TEXT_2}")
+    for options in ({}, {"net": name}, {"networks": {"f": name}}):
+        with pytest.raises(InputError) as caught:
+            find_network(spec, **options)  # type: ignore[arg-type]
+        assert len(str(caught.value)) <= LONGEST and str(caught.value).isprintable()
+    (tmp_path / "p.vnnlib").write_text(TEXT)
+    (tmp_path / "instances.csv").write_text("x" * 5000 + ".onnx,p.vnnlib,1\n")
+    with pytest.raises(InputError, match="does not exist"):
+        find_network(read_vnnlib(tmp_path / "p.vnnlib"))
+
+
 def test_contradictions_are_not_settled_silently(tmp_path: Path) -> None:
     touch(tmp_path / "a.onnx", tmp_path / "b.onnx")
     spec = property_file(tmp_path, "; network: a.onnx\n" + TEXT_2)
@@ -172,6 +185,8 @@ def test_instances_there_and_back(tmp_path: Path) -> None:
         ("a.onnx,p.vnnlib", "2 fields where"),
         ("a.onnx,p.vnnlib,1,2", "4 fields where"),
         (",p.vnnlib,1", "an empty file name"),
+        ("a.onnx,p\0.vnnlib,1", ""),
+        ("a.onnx," + "p" * 200_000 + ",1", "field larger than"),
         ("a.onnx,p.vnnlib,soon", "'soon' is no number of seconds"),
         ("a.onnx,p.vnnlib,-1", "a timeout of -1 s"),
         ("a.onnx,p.vnnlib,nan", "a timeout of nan s"),

@@ -52,7 +52,7 @@ def test_a_property_means_what_its_formula_says(version: str) -> None:
                 assert inside(each, x, y) is is_unsafe, (seed, text, point)
         assert [p.digest for p in written.properties] == [p.digest for p in spec.properties]
     # The cases are only worth something if both outcomes occur often.
-    assert read > 2 * empty and satisfied > read // 2
+    assert read > empty and satisfied > read // 4
 
 
 @pytest.mark.parametrize("version", ["1.0", "2.0"])

@@ -27,7 +27,7 @@ class InputError(ValueError):
         self.message = printable(message, LONGEST)
         self.path = None if path is None else Path(path)
         self.place = None if place is None else printable(place, _LONGEST_PLACE)
-        where = "" if path is None else f"{_end(printable(str(path)), _LONGEST_PATH)}: "
+        where = "" if path is None else f"{path_end(path, _LONGEST_PATH)}: "
         where += "" if place is None else f"{self.place}: "
         super().__init__(where + printable(self.message, LONGEST - len(where)))
 
@@ -60,5 +60,7 @@ def printable(text: str, longest: int | None = None) -> str:
     return line if longest is None or len(line) <= longest else line[: longest - 2] + " …"
 
 
-def _end(text: str, longest: int) -> str:
+def path_end(path: Path | str, longest: int = 150) -> str:
+    """A path in printable characters; of one that is longer than so many characters, the end."""
+    text = printable(str(path))
     return text if len(text) <= longest else "… " + text[2 - longest :]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
 from itertools import dropwhile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from verifiable_relu.errors import InputError
+from verifiable_relu.errors import InputError, path_end
 from verifiable_relu.files import on_disk
 from verifiable_relu.spec.instances import read_instances
 from verifiable_relu.spec.property import Query
@@ -98,8 +99,9 @@ def _without_batch(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 def _existing(path: Path, source: str, spec: SpecFile) -> Path:
     found = on_disk(path)
-    if not found.is_file():
-        raise InputError(f"the network {path} that {source} names does not exist", path=spec.path)
+    # Path.is_file raises for a name that is too long.
+    if not os.path.isfile(found):
+        raise InputError(f"the network {path_end(path)} that {source} names does not exist", path=spec.path)
     return found
 
 
@@ -107,7 +109,7 @@ def _in_instances(spec: SpecFile) -> Path | None:
     mine = _plain(spec.path)
     for folder in mine.parents[:_FOLDERS]:
         csv = folder / "instances.csv"
-        if not csv.is_file():
+        if not os.path.isfile(csv):
             continue
         # Names first: resolving each of a thousand rows would take longer than all the rest.
         rows = (row for row in read_instances(csv) if row.vnnlib.name.removesuffix(".gz") == mine.name)

@@ -54,6 +54,8 @@ def _instance(row: list[str], folder: Path) -> Instance:
     onnx, vnnlib, timeout = row
     if not onnx or not vnnlib:
         raise InputError("an empty file name")
+    if "\0" in onnx + vnnlib:
+        raise InputError("a file name with a null character")
     try:
         seconds = float(timeout)
     except ValueError:

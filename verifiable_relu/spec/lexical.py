@@ -12,7 +12,12 @@ from verifiable_relu.spec import limits
 
 # Strings and quoted symbols may hold semicolons. The quantifiers are possessive, so that nothing is tried twice.
 _OPAQUE = re.compile(r';[^\n]*+|"(?:[^"]++|"")*+"|\|[^|]*+\||["|]')
-_TOKEN = re.compile(r'[ \t\n]*+([()]|[^ \t\n()"|]++|"(?:[^"]++|"")*+"|\|[^|]*+\|)')
+_WORD = r'[^ \t\n()"|]++'
+# Parentheses around three words, such as (<= X_0 1.0), are most of every file: they are taken at once.
+_TOKEN = re.compile(
+    rf"""[ \t\n]*+(?:\([ \t\n]*+({_WORD})[ \t\n]++({_WORD})[ \t\n]++({_WORD})[ \t\n]*+\)"""
+    rf"""|([()]|{_WORD}|"(?:[^"]++|"")*+"|\|[^|]*+\|))"""
+)
 _NETWORK = re.compile(r";+[ \t]*network:[ \t]*(\S.*?\.onnx(?:\.gz)?)[ \t]*", re.IGNORECASE)
 _SHOWN = 100
 """So many characters of a constraint are quoted in a message."""
@@ -30,27 +35,39 @@ class Source:
     text: str
     network: str | None
 
-    def tokens(self, most: int = limits.TOKENS) -> Iterator[tuple[str, int]]:
-        """Parentheses, words, strings and quoted symbols, each with its position in ``text``.
+    def tokens(self, most: int = limits.TOKENS) -> Iterator[tuple[str | tuple[str, str, str], int, int]]:
+        """Parentheses, words, strings and quoted symbols, each with where it begins and ends in ``text``.
+
+        Three words in parentheses come as one tuple.
 
         Raises:
             InputError: where there are more than ``most`` of them, or more than ``limits.DEPTH`` open parentheses.
         """
-        depth = 0
-        for count, match in enumerate(_TOKEN.finditer(self.text)):
-            token = match[1]
-            if token == "(":
-                depth += 1
-            elif token == ")":
-                depth -= 1
-            if depth > limits.DEPTH or count >= most:
-                what = f"{most:,} words and parentheses" if count >= most else f"{limits.DEPTH:,} open parentheses"
-                raise InputError(f"more than {what}", place=self.place(match.start(1)))
-            yield token, match.start(1)
+        count = depth = 0
+        found: str | tuple[str, str, str]
+        for match in _TOKEN.finditer(self.text):
+            first, second, third, token = match.groups()
+            end = match.end()
+            if token is None:
+                count += 5
+                start, deepest = self.text.rindex("(", 0, match.start(1)), depth + 1
+                found = first, second, third
+            else:
+                count += 1
+                depth += 1 if token == "(" else -1 if token == ")" else 0
+                start, deepest = end - len(token), depth
+                found = token
+            if deepest > limits.DEPTH or count > most:
+                what = f"{most:,} words and parentheses" if count > most else f"{limits.DEPTH:,} open parentheses"
+                raise InputError(f"more than {what}", place=self.place(start))
+            yield found, start, end
 
     def first_words(self, count: int) -> list[str]:
         """So many tokens from the beginning, or all."""
-        return [token for token, _ in islice(self.tokens(), count)]
+        words: list[str] = []
+        for token, _, _ in islice(self.tokens(), count):
+            words += [token] if isinstance(token, str) else ["(", *token, ")"]
+        return words[:count]
 
     def line(self, position: int) -> int:
         """The number of the line, from 1, that a position lies in."""

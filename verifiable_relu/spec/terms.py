@@ -18,14 +18,15 @@ _MIRRORED = {"<=": ">=", ">=": "<=", "<": ">", ">": "<"}
 _LARGEST_EXPONENT = 1022
 _COMFORTABLE_EXPONENT = 500
 _SHORT = 2**64
+_NONE: Mapping[int, Fraction] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class Linear:
     """Σ inputs[i]·x_i + Σ outputs[j]·y_j + constant; no coefficient is zero."""
 
-    inputs: Mapping[int, Fraction] = field(default_factory=dict)
-    outputs: Mapping[int, Fraction] = field(default_factory=dict)
+    inputs: Mapping[int, Fraction] = field(default_factory=lambda: _NONE)
+    outputs: Mapping[int, Fraction] = field(default_factory=lambda: _NONE)
     constant: Fraction = ZERO
 
     @property

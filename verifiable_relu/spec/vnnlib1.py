@@ -27,8 +27,8 @@ _NUMERAL = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})
 _VARIABLE = re.compile(r"([XY])_(0|[1-9][0-9]*)")
 _QUOTED = re.compile(r"\|([XY]_[0-9]+)\|")
 _LONGEST_INDEX = 9
-_REMEMBERED = 30
-"""Numbers of so many characters often come again."""
+_REMEMBERED = 500_000
+"""Variables and numbers that are known by their words; the same numbers come again and again."""
 _SHOWN = 40
 """So many characters of a token are quoted in a message."""
 _COMPARISONS = ("<=", "<", ">=", ">", "=")
@@ -66,31 +66,38 @@ class _Reader:
     def evaluate(self) -> None:
         """Run all commands. A frame is the position of its parenthesis and then what it holds so far."""
         place, stack = self.source.place, list[list[Any]]()
-        for token, position in self.source.tokens():
+        for token, start, end in self.source.tokens():
             if token == "(":
-                stack.append([position])
+                stack.append([start])
             elif token == ")":
                 if not stack:
-                    raise InputError("a closing parenthesis that nothing opened", place=place(position))
-                frame = stack.pop()
-                try:
-                    if not stack:
-                        self.command(frame)
-                    else:
-                        stack[-1].append(self.value(frame) if stack[0][1:2] == ["assert"] else frame)
-                except InputError as error:
-                    said = f"{error.message}: {self.source.quote(frame[0], position + 1)}"
-                    raise type(error)(said, place=place(frame[0])) from None
+                    raise InputError("a closing parenthesis that nothing opened", place=place(start))
+                self.close(stack.pop(), stack, end)
+            elif isinstance(token, tuple):
+                if stack and token[0] in _COMMANDS:
+                    raise self.unclosed(stack[0][0])
+                self.close([start, *token], stack, end)
             elif not stack:
-                raise InputError(f"'{_shown(token)}' outside of parentheses", place=place(position))
+                raise InputError(f"'{_shown(token)}' outside of parentheses", place=place(start))
             else:
                 if len(stack) > 1 and len(stack[-1]) == 1 and token in _COMMANDS:
                     raise self.unclosed(stack[0][0])
                 stack[-1].append(token)
                 if len(stack[-1]) > limits.WORDS:
-                    raise InputError(f"more than {limits.WORDS:,} words in one parenthesis", place=place(position))
+                    raise InputError(f"more than {limits.WORDS:,} words in one parenthesis", place=place(start))
         if stack:
             raise self.unclosed(stack[0][0])
+
+    def close(self, frame: list[Any], stack: list[list[Any]], end: int) -> None:
+        """Make of a whole frame what it means, and hand it to the frame around it, if there is one."""
+        try:
+            if not stack:
+                self.command(frame)
+            else:
+                stack[-1].append(self.value(frame) if stack[0][1:2] == ["assert"] else frame)
+        except InputError as error:
+            said = f"{error.message}: {self.source.quote(frame[0], end)}"
+            raise type(error)(said, place=self.source.place(frame[0])) from None
 
     def unclosed(self, position: int) -> InputError:
         return InputError("this parenthesis is never closed", place=self.source.place(position))
@@ -188,7 +195,7 @@ class _Reader:
         known = self.terms.get(item)
         if known is None:
             known = self.terms.get(_unquoted(item)) or Linear(constant=_number(item))
-            if len(item) <= _REMEMBERED:
+            if len(self.terms) < _REMEMBERED:
                 self.terms[item] = known
         return known
 
