@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 from types import SimpleNamespace
@@ -14,12 +15,12 @@ import torch
 
 from tests.solver_cases import ball, barely_unstable, chain, least, mlp, random_query, residual, row, union_in_order
 from verifiable_relu.bounds import Bounds
-from verifiable_relu.network.graph import Gelu, Input, Linear, Relu
+from verifiable_relu.network.graph import Gelu, Input, Linear, Network, Relu
 from verifiable_relu.spec.property import Box, Property, Query
 from verifiable_relu.trust.exact import evaluate_exact
 from verifiable_relu.verifiers import milp as module
 from verifiable_relu.verifiers.base import Budget, Outcome, Reason, Trust, Verdict
-from verifiable_relu.verifiers.encoding import Folding, Phases, Sizes
+from verifiable_relu.verifiers.encoding import Folding, Phases, Sizes, _bounded
 from verifiable_relu.verifiers.milp import Milp
 
 
@@ -245,3 +246,53 @@ def test_what_is_reported() -> None:
     assert outcome.margin is not None and outcome.margin <= margin + 1e-9
     assert outcome.unstable is not None and {"bounds"} <= set(outcome.seconds)
     assert least(query.network, query.property.box, query.property.unsafe[0]) >= 0
+
+
+def rescaled(network: Network, exponents: Sequence[int]) -> Network:
+    """The same function: what a hidden layer gives is multiplied by a power of two, which the next one undoes."""
+    nodes, before = [], 0
+    maps = [i for i, node in enumerate(network.nodes) if isinstance(node, Linear)]
+    for index, node in enumerate(network.nodes):
+        if isinstance(node, Linear):
+            after = 0 if index == maps[-1] else exponents[maps.index(index)]
+            weight, bias = node.weight.double() * 2.0 ** (after - before), node.bias.double() * 2.0**after
+            node, before = replace(node, weight=weight, bias=bias), after
+        nodes.append(node)
+    return chain(nodes)
+
+
+@pytest.mark.parametrize("exponents", [(-28, -28), (40, 40), (30, -40), (-200, 150)])
+def test_a_rescaled_network_makes_the_same_program(exponents: tuple[int, int]) -> None:
+    rng = np.random.default_rng(0)
+    network = mlp(rng, (3, 6, 5, 2))
+    prop = Property(ball(np.zeros(3), 1.0), ((row({0: 1, 1: -1}, 0),),))
+    programs = []
+    for net in (network, rescaled(network, exponents)):
+        query = Query(net, prop)
+        (problem,) = _bounded(Folding(net, exact=False), [query], lambda: False)
+        lp = module._Model(problem, lambda: 60.0).program(prop.unsafe[0], 1e-6, None)
+        programs.append((lp.a_matrix_.value_, lp.row_lower_, lp.row_upper_, lp.col_lower_, lp.col_upper_))
+    assert len(programs[0][0]) > 50
+    for first, second in zip(*programs, strict=True):
+        np.testing.assert_allclose(np.asarray(first), np.asarray(second), rtol=1e-12, atol=1e-12)
+
+
+def test_the_solver_says_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    decide(*(random_query(seed)[0] for seed in range(4)))
+    assert capfd.readouterr().out == ""
+
+
+def test_the_solver_keeps_no_time_of_its_own() -> None:
+    """Its clock may be set while it runs; the budget's is monotonic."""
+    assert "time_limit" not in Milp()._options()
+
+
+def test_a_network_beyond_all_scales_is_refused() -> None:
+    huge = chain(hinge())
+    nodes = [
+        replace(n, weight=n.weight.double() * 1e300, bias=n.bias.double()) if isinstance(n, Linear) else n
+        for n in huge.nodes
+    ]
+    box = Box(np.array([-1e20]), np.array([1e20]))
+    (outcome,) = decide(Query(chain(nodes), Property(box, ((row({0: -1}, -1),),))))
+    assert (outcome.verdict, outcome.reason) == (Verdict.UNKNOWN, Reason.UNSUPPORTED)

@@ -197,3 +197,21 @@ def test_interruption_reaches_the_caller(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(module, "_start", interrupted)
     with pytest.raises(KeyboardInterrupt):
         decide(query, bounds=False)
+
+
+@pytest.mark.parametrize("bounds", [True, False])
+def test_weights_that_are_known_up_to_an_error_are_not_believed_to_the_last_bit(bounds: bool) -> None:
+    """y = relu(x/3) at x = 1: the stored third is too small, and 3y ≥ 1 holds of the true one."""
+    third = torch.tensor([[1 / 3]], dtype=torch.float64)
+    assert Fraction(float(third)) < Fraction(1, 3)
+    nodes = plane([1.0])
+    zero = torch.zeros(1, dtype=torch.float64)
+    box, touched, missed = Box(np.ones(1), np.ones(1)), row({0: -3}, -1), row({0: -3}, -1 - 1e-9)
+    for error, expected in ((0.0, Verdict.UNSAT), (2.0**-53, Verdict.UNKNOWN)):
+        nodes[1] = Linear(name="fc", inputs=(0,), shape=(1,), weight=third, bias=zero, weight_error=error)
+        network = chain(nodes)
+        first, second = decide(*(Query(network, Property(box, ((one,),))) for one in (touched, missed)), bounds=bounds)
+        assert second.verdict is Verdict.UNSAT
+        assert first.verdict is expected or (error and first.verdict is Verdict.SAT and first.trust is Trust.FLOAT)
+        if not bounds:
+            assert second.trust is (Trust.ROUNDED if error else Trust.EXACT)

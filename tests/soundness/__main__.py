@@ -15,6 +15,8 @@ test (`kinds.py`) in its quick form; *yes* means that the test fails, as it shou
 - **points**: boxes of one point, margins of exactly zero and ± next to nothing
 - **planted**: hidden counterexamples that may never be denied, under small budgets too
 - **agreement**: random networks and properties near their decision boundary, all methods against each other
+- **boundary**: counterexamples planted exactly at the boundary, at scales from 1e-30 to 1e30, with slopes of any size,
+  rescaled layers, and weights that are known up to an error (`boundary.py`)
 """
 
 

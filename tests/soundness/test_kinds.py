@@ -1,4 +1,4 @@
-"""The four kinds of soundness test, over every method."""
+"""The kinds of soundness test, over every method; ``test_boundary`` has the fifth."""
 
 from __future__ import annotations
 

@@ -1,0 +1,77 @@
+"""Rows of properties in float64 hold the rows that they stand for, whatever these are; witnesses lie in their box."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numpy as np
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from verifiable_relu.spec.property import Box, Polytope, Property, Row, RowBatch
+
+decimals = st.decimals(min_value=-1000, max_value=1000, places=25, allow_nan=False).map(Fraction)
+sized = st.builds(lambda v, e: v * Fraction(10) ** e, decimals, st.integers(-30, 30))
+thirds = st.builds(Fraction, st.integers(-(10**20), 10**20), st.integers(1, 10**20))
+numbers = st.one_of(decimals, sized, thirds, st.integers(-5, 5).map(Fraction), st.just(Fraction(10**400)))
+rows = st.builds(
+    lambda values, bound: Row(tuple((i, v) for i, v in enumerate(values) if v), bound),
+    st.lists(numbers, min_size=2, max_size=2),
+    numbers,
+)
+
+
+def slack(batch: RowBatch, row: int, y: list[Fraction]) -> Fraction:
+    """matrix·y − bound, exactly."""
+    weights = [Fraction(v) for v in batch.matrix[row].tolist()]
+    return sum((w * v for w, v in zip(weights, y, strict=True)), Fraction(0)) - Fraction(float(batch.bound[row]))
+
+
+@settings(max_examples=200, deadline=None)
+@given(polytope=st.lists(rows, min_size=1, max_size=2).map(tuple), y=st.lists(numbers, min_size=2, max_size=2))
+def test_the_float_rows_hold_the_polytope_and_bound_its_margin(polytope: Polytope, y: list[Fraction]) -> None:
+    prop = Property(Box(np.zeros(1), np.ones(1)), (polytope,))
+    batch = RowBatch.of([prop], 2)
+    assert set(batch.origin.tolist()) == {0}
+    parts = []
+    for part in range(len(batch.owner)):
+        mine = (batch.polytope == part).nonzero().flatten().tolist()
+        values = [slack(batch, row, y) / Fraction(float(batch.scale[row])) for row in mine]
+        parts.append(max(values, default=Fraction(-(10**1000))))
+    margin = prop.margin(y)
+    assert min(parts) <= margin + abs(Fraction(margin)) / 2**50, "the margin in float64 is larger than the row's own"
+    assert margin > 0 or min(parts) <= 0, "a point of the polytope is in none of its parts"
+
+
+def test_short_coefficients_stay_one_polytope() -> None:
+    prop = Property(Box(np.zeros(1), np.ones(1)), ((Row(((0, Fraction(1, 10)), (1, Fraction(-3))), Fraction(1, 2)),),))
+    batch = RowBatch.of([prop], 2)
+    assert batch.matrix.tolist() == [[1.0, -30.0]]
+    assert (batch.bound.tolist(), batch.scale.tolist(), batch.owner.tolist()) == ([5.0], [10.0], [0])
+
+
+def test_parts_are_taken_with_their_property() -> None:
+    box = Box(np.zeros(1), np.ones(1))
+    short, long = Row(((0, Fraction(1)),), Fraction(1)), Row(((0, Fraction(1, 3) + Fraction(1, 10**25)),), Fraction(1))
+    batch = RowBatch.of([Property(box, ((short,), (long,))), Property(box, ((long, short),))], 1)
+    again = batch.take(torch.tensor([1, 0, 1]))
+    alone = RowBatch.of([Property(box, ((long, short),))], 1)
+    count = len(alone.bound)
+    assert again.matrix[:count].tolist() == again.matrix[-count:].tolist() == alone.matrix.tolist()
+    values = torch.arange(len(again.bound), dtype=torch.float64)
+    assert again.margins(values)[0] == alone.margins(values[:count])[0]
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    ends=st.tuples(st.floats(allow_nan=False, allow_infinity=False), st.floats(allow_nan=False, allow_infinity=False)),
+    x=st.floats(),
+)
+def test_a_witness_is_a_point_of_its_box(ends: tuple[float, float], x: float) -> None:
+    low, high = sorted(ends)
+    box = Box(np.array([low]), np.array([high]))
+    (value,) = box.witness(np.array([x]))
+    assert box.contains((value,))
+    inside = low <= x <= high and float(np.float32(np.clip(x, -3e38, 3e38))) == x
+    assert not inside or value == Fraction(x)
