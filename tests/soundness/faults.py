@@ -554,13 +554,9 @@ FAULTS: tuple[Fault, ...] = (
         (Change("verifiers.bab.tree:Tree._prove", "proved[likely] = closed", "pass"),),
     ),
     Fault(
-        # The occasion: there is no time for any linear program.
-        "open sub-problems taken for closed where time runs out",
+        "open sub-problems forgotten",
         "trees",
-        (
-            Change("verifiers.bab.verifier:_Run.outcome", "self._left() <= 0", "False"),
-            Change("verifiers.bab.tree:Tree._bound", "self._push(batch[is_open], blame[is_open])", "pass"),
-        ),
+        (Change("verifiers.bab.tree:Tree._bound", "self._push(batch[is_open], blame[is_open])", "pass"),),
     ),
     Fault(
         "the line through a kink rounded out of the slopes on either side",

@@ -17,6 +17,7 @@ above zero, scaled by the neurons' widths, with momentum (B. T. Polyak, USSR Com
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -50,6 +51,16 @@ class Batch:
     def __getitem__(self, chosen: Tensor) -> Batch:
         return Batch(self.split[chosen], self.multipliers[chosen], self.mu[chosen])
 
+    def parts(self, size: int) -> Iterator[Batch]:
+        """At most ``size`` nodes at a time."""
+        return (self[number] for number in torch.arange(len(self)).split(size))
+
+    @staticmethod
+    def root(neurons: int, rows: int) -> Batch:
+        """The node without splits, of a tree with so many neurons and rows."""
+        split, multipliers = torch.zeros(1, neurons, dtype=torch.int8), torch.zeros(1, neurons)
+        return Batch(split, multipliers, torch.zeros(1, rows - 1))
+
     @staticmethod
     def cat(parts: list[Batch]) -> Batch:
         """The nodes of several."""
@@ -74,6 +85,10 @@ class Bounded:
     w: Tensor
     coefficients: Tensor
     blame: Tensor
+
+    def __getitem__(self, chosen: Tensor) -> Bounded:
+        parts = (t[chosen] for t in (self.w, self.coefficients, self.blame))
+        return Bounded(self.bound[chosen], self.columns, *parts)
 
 
 class Ascent:

@@ -22,7 +22,7 @@ class OutOfTime(Exception):
 
 def tree_bytes(inputs: int, neurons: int) -> int:
     """About the memory that a tree takes before it has open nodes, by how many inputs vary and neurons are unstable."""
-    return 16 * (neurons + 1) * (inputs + neurons)
+    return 16 * (neurons + 1) * (inputs + neurons + 1)
 
 
 @dataclass(frozen=True, eq=False)

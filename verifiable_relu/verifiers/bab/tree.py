@@ -139,31 +139,31 @@ class Tree:
         self.nodes = 0
         self.lower = torch.inf
         none = torch.zeros(self._size, dtype=torch.bool)
-        root = self._root()
+        root = Batch.root(self._size, len(scale))
         # A line below the activation is better for being adaptive where the coefficient is positive.
         weight = Ascent(strip, none, torch.float64).run(root, 0).coefficients[0]
         matter = weight.topk(min(self._size, search.adaptive)).indices
         self._ascent = Ascent(strip, none.index_fill(0, matter, True), torch.float32)
-        self._bound(self._root())
-
-    def _root(self) -> Batch:
-        split, multipliers = torch.zeros(1, self._size, dtype=torch.int8), torch.zeros(1, self._size)
-        return Batch(split, multipliers, torch.zeros(1, len(self._scale) - 1))
+        root = Batch.root(self._size, len(scale))
+        self._at_root = float(
+            self._margins(root, self._ascent.run(root, search.finishing))[0].nan_to_num(nan=-torch.inf)
+        )
+        self._bound(root)
 
     def advance(self) -> None:
         """Split the open nodes that are next, and bound what they are split into."""
         self._bound(self._children())
 
     def bound(self, stop: Callable[[], bool]) -> float:
-        """``lower`` for closed and open nodes together; −inf once ``stop`` says that there is no time for it."""
+        """``lower`` for closed and open nodes together; that of the root once ``stop`` says that there is no time."""
         lower = self.lower
         for chunk in self._stack:
-            for batch in _parts(chunk.batch(self._size), self._batch):
+            for batch in chunk.batch(self._size).parts(self._batch):
                 if stop():
-                    return -torch.inf
+                    return self._at_root
                 found = self._ascent.run(batch, 0)
-                lower = min(lower, float(self._margins(batch, found.columns, found.w).min()))
-        return lower
+                lower = min(lower, float(self._margins(batch, found).min()))
+        return max(lower, self._at_root)
 
     def _children(self) -> Batch:
         """The last open nodes, split on their neurons."""
@@ -233,8 +233,7 @@ class Tree:
 
             self._program = Program(self._strip, self._neurons, self._rows)
         hint = self._program.solve(split, seconds)
-        nodes = split.expand(len(hint.w), -1)
-        margins = self._margins(Batch(nodes, nodes, hint.mu), torch.arange(self._size), hint.w)
+        margins = self._proven(split.expand(len(hint.w), -1), torch.arange(self._size), hint.w, hint.mu)
         best = float(margins.nan_to_num(nan=-torch.inf).amax()) if len(margins) else -torch.inf
         if best > 0:
             self.lower = min(self.lower, best)
@@ -254,21 +253,25 @@ class Tree:
         proved = ~(found.bound <= 0)
         likely = proved.nonzero().squeeze(1)
         if len(likely):
-            margins = self._margins(batch[likely], found.columns, found.w[likely])
+            margins = self._margins(batch[likely], found[likely])
             closed = margins > 0
             proved[likely] = closed
             if bool(closed.any()):
                 self.lower = min(self.lower, float(margins[closed].min()))
         return proved
 
-    def _margins(self, batch: Batch, columns: Tensor, w: Tensor) -> Tensor:
-        """Proven lower bounds of the largest of the property's rows over nodes.
+    def _margins(self, batch: Batch, found: Bounded) -> Tensor:
+        """What the multipliers that were found prove."""
+        return self._proven(batch.split, found.columns, found.w, batch.mu)
+
+    def _proven(self, split: Tensor, columns: Tensor, w: Tensor, mu: Tensor) -> Tensor:
+        """Proven lower bounds of the largest of the property's rows over nodes; the arguments are ``Proofs.lower``'s.
 
         Where the objective plus Σ μ_i·row_i is at least b, the largest of the property's rows, of which they are
         multiples, is at least b / (scale_0 + Σ μ_i·scale_i).
         """
-        lower = self._proofs.lower(batch.split, columns, w, batch.mu)
-        parts = self._scale[0] + batch.mu.double().clamp(min=0) @ self._scale[1:]
+        lower = self._proofs.lower(split, columns, w, mu)
+        parts = self._scale[0] + mu.double().clamp(min=0) @ self._scale[1:]
         quotient = lower / parts
         # Rounded down.
         return quotient - 1e-12 * quotient.abs()
@@ -288,7 +291,3 @@ class Tree:
 def _most(blame: Tensor) -> Tensor:
     """The largest of each node; of nodes without neurons, −1."""
     return torch.cat([blame, blame.new_full((len(blame), 1), -1)], 1).amax(1)
-
-
-def _parts(batch: Batch, size: int) -> list[Batch]:
-    return [batch[number] for number in torch.arange(len(batch)).split(size)]

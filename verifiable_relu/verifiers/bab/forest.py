@@ -1,0 +1,148 @@
+"""All trees of one query, searched in turn, and the points that they come across."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from verifiable_relu.spec.property import Query, RowBatch
+from verifiable_relu.verifiers.attack import claim
+from verifiable_relu.verifiers.bab.root import Root, tree_bytes
+from verifiable_relu.verifiers.bab.tree import Search, State, Tree
+from verifiable_relu.verifiers.base import Outcome, Reason
+
+_LATE = 0.3
+"""Seconds that bounding what is open may take once the budget is spent."""
+
+
+class Candidates:
+    """Points that a search comes across; the first one that is a counterexample in float64 is kept.
+
+    Args:
+        query: the question.
+        method: who claims it.
+
+    Attributes:
+        found: the claim.
+    """
+
+    def __init__(self, query: Query, method: str) -> None:
+        self.query = query
+        self.found: Outcome | None = None
+        self._method = method
+        self._network = query.network.to(torch.float64)
+        prop = query.property
+        self._rows = RowBatch.of([prop], query.network.output_size)
+        # Where the margin is zero, the point may be on an edge that is not part of the unsafe set or of the box.
+        self._strict = bool(prop.box.open_lower or prop.box.open_upper) or any(
+            row.strict for polytope in prop.unsafe for row in polytope
+        )
+
+    def anywhere(self) -> Outcome | None:
+        """The centre of the box, of a property for which any point should do."""
+        box = self.query.property.box
+        self._take((box.lower + box.upper) / 2)
+        return self.found
+
+    def reached(self, points: Tensor) -> bool:
+        """Whether a counterexample is known, be it one of the points (count, inputs) or found earlier."""
+        y = self._network(points.reshape(-1, *self._network.input_shape)).flatten(1)
+        margins = self._rows.margins(y @ self._rows.matrix.T - self._rows.bound)
+        least = int(margins.argmin())
+        if self.found is None and bool(margins[least] <= 0):
+            self._take(points[least].numpy())
+        return self.found is not None
+
+    def _take(self, point: np.ndarray) -> None:
+        claimed = claim(self.query.network, self.query.property, point, self._method, {})
+        if claimed is None or claimed.witness is None or claimed.margin is None:
+            return
+        if self.query.property.box.contains(claimed.witness) and (not self._strict or claimed.margin < 0):
+            self.found = claimed
+
+
+@dataclass(frozen=True)
+class Ended:
+    """Why a search ended that decides nothing."""
+
+    reason: Reason
+    detail: str
+
+
+class Forest:
+    """The trees of one query.
+
+    Args:
+        root: where they start.
+        candidates: where points are judged.
+        search: how each tree is searched.
+        memory: bytes for all trees.
+        left: tells how many seconds are left.
+
+    Attributes:
+        lower: by polytope a proven lower bound of its largest row, so far as it is known.
+    """
+
+    def __init__(
+        self, root: Root, candidates: Candidates, search: Search, memory: int, left: Callable[[], float]
+    ) -> None:
+        self._root, self._candidates, self._search, self._left = root, candidates, search, left
+        self.lower: dict[int, float] = {}
+        self._waiting = list(root.parts)
+        self._trees: dict[int, Tree] = {}
+        self._ended: set[State] = set()
+        self._counted: dict[int, int] = {}
+        self._most = min(len(root.parts), memory // tree_bytes(root.folded.inputs, root.folded.size))
+        self._memory = memory // max(1, self._most)
+
+    def search(self) -> Ended:
+        """Go on with every tree in turn, of as many as there is memory for, until all are decided or time is up.
+
+        Returns:
+            Why there may be something left.
+        """
+        if self._waiting and not self._most:
+            size = self._root.folded.size
+            return Ended(Reason.MEMORY, f"a tree over {size} unstable neurons takes too much memory")
+        while (self._waiting or self._trees) and not self._over():
+            if self._waiting and len(self._trees) < self._most:
+                self._plant(self._waiting.pop(0))
+                continue
+            for polytope, tree in list(self._trees.items()):
+                tree.advance()
+                self._look(polytope)
+                if self._over():
+                    break
+        if self._left() <= 0:
+            for polytope, tree in self._trees.items():
+                self.lower[polytope] = tree.bound(lambda: self._left() < -_LATE)
+            return Ended(Reason.TIMEOUT, f"the budget ran out after {self._nodes()} sub-problems")
+        if State.FULL in self._ended:
+            return Ended(Reason.MEMORY, f"{self._nodes()} sub-problems took too much memory")
+        return Ended(Reason.INCOMPLETE, "there are sub-problems whose margin is within rounding of zero")
+
+    def _nodes(self) -> int:
+        return sum(self._counted.values())
+
+    def _over(self) -> bool:
+        return self._candidates.found is not None or self._left() <= 0
+
+    def _plant(self, polytope: int) -> None:
+        """Begin a polytope's tree."""
+        reached = lambda e: self._candidates.reached(self._root.folded.point(e))  # noqa: E731
+        self._trees[polytope] = self._root.tree(polytope, reached, self._left, self._search, self._memory)
+        self._look(polytope)
+
+    def _look(self, polytope: int) -> None:
+        """Take note of what has become of a tree, and drop it when it has ended."""
+        tree = self._trees[polytope]
+        self._counted[polytope] = tree.nodes
+        if tree.state is State.PROVED:
+            self.lower[polytope] = tree.lower
+        if tree.state is not State.OPEN:
+            self._ended.add(tree.state)
+            del self._trees[polytope]
