@@ -2,8 +2,8 @@
 
 from verifiable_relu.network.family import hardened
 from verifiable_relu.network.graph import Network
+from verifiable_relu.network.module import from_torch
 from verifiable_relu.network.read import read_onnx
-from verifiable_relu.network.trace import from_torch
 from verifiable_relu.network.write import write_onnx
 
 __all__ = ["Network", "from_torch", "hardened", "read_onnx", "write_onnx"]

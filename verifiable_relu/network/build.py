@@ -196,12 +196,8 @@ class Builder:
                 raise InputError(f"a constant of shape {tuple(value.shape)} does not broadcast to {self.shape(x)}")
         return self.append(kind(name=name, inputs=(x,), shape=self.shape(x), **parameters))
 
-    def network(self, output: int, *, name: str, onnx: bytes | None = None, batched: bool = True) -> Network:
-        """The finished network with ``output`` as its last node, without the nodes that it does not need.
-
-        Raises:
-            InputError: if a parameter is not finite.
-        """
+    def needed(self, output: int) -> list[int]:
+        """The nodes that ``output`` depends on, itself and the input included, in order."""
         needed = {0}
         pending = [output]
         while pending:
@@ -209,7 +205,15 @@ class Builder:
             if index not in needed:
                 needed.add(index)
                 pending += self.nodes[index].inputs
-        position = {old: new for new, old in enumerate(sorted(needed))}
+        return sorted(needed)
+
+    def network(self, output: int, *, name: str, onnx: bytes | None = None, batched: bool = True) -> Network:
+        """The finished network with ``output`` as its last node, without the nodes that it does not need.
+
+        Raises:
+            InputError: if a parameter is not finite.
+        """
+        position = {old: new for new, old in enumerate(self.needed(output))}
         nodes = [
             replace(self.nodes[old], inputs=tuple(position[i] for i in self.nodes[old].inputs)) for old in position
         ]
