@@ -45,7 +45,7 @@ class Translator:
 
         Raises:
             UnsupportedError: if an operator is used in a way that no node has; names it.
-            InputError: if shapes do not fit, or a parameter is not finite.
+            InputError: if a parameter is not finite.
         """
         for step in self.program.steps:
             try:
@@ -53,7 +53,7 @@ class Translator:
                 if (self.batch, *self.build.shape(node)) != step.shape:
                     raise UnsupportedError(f"a result of shape {step.shape} for a batch of {self.batch}")
             except InputError as error:
-                raise type(error)(error.message, place=error.place or step.place) from error
+                raise UnsupportedError(error.message, place=error.place or step.place) from error
             except (TypeError, ValueError, IndexError, RuntimeError) as error:
                 raise UnsupportedError(f"used in a way that is not supported: {error}", place=step.place) from error
             self.nodes.append(node)

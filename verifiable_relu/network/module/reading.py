@@ -105,9 +105,12 @@ def _compare(module: nn.Module, batches: list[Tensor], read: list[tuple[Network,
     """
     (network, several), (other, one) = read
     _require_same(network, other)
-    _require_agreement(network, torch.cat(batches), {node: torch.cat([several[node], one[node]]) for node in several})
+    seen = {node: torch.cat([several[node], one[node]]) for node in several}
+    inputs = torch.cat(batches)
+    _require_agreement(network, inputs, seen)
     last = len(network.nodes) - 1
-    for x, captured in zip(batches, (several[last], one[last]), strict=True):
+    outputs = seen[last] if last else inputs
+    for x, captured in zip(batches, outputs.split([len(x) for x in batches]), strict=True):
         with torch.no_grad():
             output = module(x.clone())
         if not isinstance(output, Tensor) or output.shape != captured.shape:
