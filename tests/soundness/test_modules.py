@@ -129,7 +129,7 @@ def in_float32(t: operators.Translator, step: Any, value: Any) -> torch.Tensor:
 
 
 @contextmanager
-def in_any_mode(module: torch.nn.Module, device: torch.device) -> Iterator[None]:
+def in_any_mode(module: torch.nn.Module) -> Iterator[None]:
     yield
 
 

@@ -1,10 +1,10 @@
 """Whether a network computes what its source computes, to within rounding.
 
-The network is evaluated in float64 together with a bound of how far the source, which computes in a precision of unit
-roundoff u, may be off by rounding (a running error analysis: Higham, Accuracy and Stability of Numerical Algorithms,
-section 3.3). With e the bound of a node's input x, and y its value:
+The network is evaluated in float64, on the CPU (not every device has float64), together with a bound of how far the
+source, which computes in a precision of unit roundoff u, may be off by rounding (a running error analysis: Higham,
+Accuracy and Stability of Numerical Algorithms, section 3.3). With e the bound of a node's input x, and y its value:
 
-    y = W·x + b of sums of K terms      |W|·e + (K + 32)·u·(|W|·(|x| + e) + |b|)
+    y = W·x + b of sums of K terms      |W|·(e + c·(|x| + e)) + c·|b|, c = (K + 32)·u
     ReLU, LeakyReLU of slope s          max(1, |s|)·e + 8u·|y|
     λ-GELU, sigmoid, tanh               1.13·e, e/4, e, and 8u·(|x| + e), 8u, 8u·(|x| + e)
     x₁ + x₂                             e₁ + e₂ + 2u·(|x₁| + e₁ + |x₂| + e₂)
@@ -86,13 +86,14 @@ def parting(network: Network, x: Tensor, seen: Mapping[int, Tensor]) -> Parting 
     last = {source: index for index, node in enumerate(network.nodes) for source in node.inputs}
     for index, node in enumerate(network.nodes):
         if index == 0:
-            value, error = x.double(), torch.zeros_like(x, dtype=torch.float64)
+            value = x.to("cpu", torch.float64)
+            error = torch.zeros_like(value)
         else:
             sources = [(values[i], errors[i]) for i in node.inputs]
-            value, error = _step(node.map_tensors(lambda t: t.detach().double()), sources, unit, tiny)
+            value, error = _step(node.map_tensors(lambda t: t.detach().to("cpu", torch.float64)), sources, unit, tiny)
             error = torch.where(value.abs() + error < huge, error, torch.inf)
         if index in seen:
-            expected = seen[index].double()
+            expected = seen[index].to("cpu", torch.float64)
             close = (error == torch.inf) | ((expected - value).abs() <= error)
             if not bool(close.all()):
                 worst = int((~close).flatten().int().argmax())
@@ -120,11 +121,9 @@ def _error(node: Node, value: Tensor, sources: list[tuple[Tensor, Tensor]], unit
     x, e = size[0], sources[0][1]
     match node:
         case Affine():
-            sums = node.absolute(x) + node.offset_magnitude()
-            rounding = ((node.terms + _SLACK) * unit + node.weight_error) * sums
-            if isinstance(node, Conv2d):
-                rounding = rounding.amax((2, 3), keepdim=True)
-            return node.absolute(e) + rounding
+            part = (node.terms + _SLACK) * unit + node.weight_error
+            error = node.absolute(e + part * x) + part * node.offset_magnitude()
+            return error.amax((2, 3), keepdim=True).expand_as(value) if isinstance(node, Conv2d) else error
         case Add():
             return e + sources[1][1] + 2 * unit * (x + size[1])
         case Relu():

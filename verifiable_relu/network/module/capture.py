@@ -24,6 +24,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from verifiable_relu.errors import InputError, UnsupportedError
@@ -84,22 +85,33 @@ class Traced(Tensor):
     def __torch_function__(
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        # Met by ``_Functions`` before it comes here, but for TorchScript.
         kwargs = kwargs or {}
-        recorder = next(_traced((args, kwargs))).recorder
-        if func is HardnessGate.forward:
-            return recorder.gate(*args, **kwargs)
-        if func in _FORBIDDEN:
-            recorder.refuse(getattr(func, "__name__", ""), "the memory of a computed tensor cannot be had")
-        # Below autograd, operators arrive whole: ``linear``, not the products that it is made of.
-        with torch._C.DisableTorchFunctionSubclass(), torch._C._AutoDispatchBelowAutograd():
-            result = func(*args, **kwargs)
-        if not _harmless(result):
-            recorder.refuse(getattr(func, "__name__", ""), f"a {type(result).__name__} made of a computed tensor")
-        return result
+        return next(_traced((args, kwargs))).recorder.function(func, args, kwargs)
 
     @classmethod
     def __torch_dispatch__(cls, *args: Any, **kwargs: Any) -> Any:
         raise UnsupportedError("a computed tensor is used after the module has returned")
+
+
+class _Functions(TorchFunctionMode):
+    """Hands torch's functions of computed tensors on to the operators that they consist of.
+
+    Args:
+        recorder: that meets the operators.
+    """
+
+    def __init__(self, recorder: _Recorder) -> None:
+        super().__init__()
+        self.recorder = recorder
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if next(_traced((args, kwargs)), None) is None:
+            return func(*args, **kwargs)
+        return self.recorder.function(func, args, kwargs)
 
 
 _FORBIDDEN = frozenset(
@@ -197,12 +209,24 @@ class _Recorder(TorchDispatchMode):
             frame = frame.f_back  # type: ignore[assignment]
         return "", ""
 
+    def function(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run one of torch's functions of computed tensors, so that the operators that it consists of are recorded."""
+        if func in _FORBIDDEN:
+            self.refuse(func.__name__, "the memory of a computed tensor cannot be had")
+        # Below autograd, operators arrive whole: ``linear``, not the products that it is made of.
+        with torch._C.DisableTorchFunction(), torch._C._AutoDispatchBelowAutograd():
+            if func is HardnessGate.forward:
+                return self.gate(*args, **kwargs)
+            result = func(*args, **kwargs)
+        if not _harmless(result):
+            self.refuse(func.__name__, f"a {type(result).__name__} made of a computed tensor")
+        return result
+
     def gate(self, gate: HardnessGate, x: Tensor) -> Tensor:
         """Record a gate of learned hardness as one operator."""
         if not isinstance(x, Traced):
             raise TypeError("a gate that itself depends on the input")
-        with torch._C._AutoDispatchBelowAutograd():
-            real = HardnessGate.forward(gate, x.carried)
+        real = HardnessGate.forward(gate, x.carried)
         return self.append(GATE, {"gate": gate, "self": Ref(self.read(x))}, real)
 
     @classmethod
@@ -351,7 +375,7 @@ def capture(module: nn.Module, x: Tensor, operators: Collection[str], observe: b
     start = Traced.of(recorder, x.clone(), 0)
     failure: Exception | None = None
     try:
-        with recorder:
+        with recorder, _Functions(recorder):
             output = module(start)
     except Exception as error:
         failure = error

@@ -33,8 +33,8 @@ def from_torch(module: nn.Module, input_shape: Shape, name: str = "network", com
     be the node's to within rounding (``agreement``), and so must what the module returns for both batches without
     being captured. A module that does something else for larger batches is not found out.
 
-    Training flags, buffers and torch's random numbers are afterwards what they were. What hooks do to other Python
-    objects stays done.
+    Training flags, buffers and the CPU's random numbers are afterwards what they were. What hooks do to other
+    objects, stays done.
 
     Args:
         module: takes one tensor, (batch, *input_shape), and returns one.
@@ -51,7 +51,7 @@ def from_torch(module: nn.Module, input_shape: Shape, name: str = "network", com
     first = _first(module)
     batches = [_several(shape, first), _one(shape, first)] if compared else [_one(shape, first)]
     try:
-        with _evaluating(module, first.device):
+        with _evaluating(module):
             programs = [capture(module, x, OPERATORS, observe=compared) for x in batches]
             read = [
                 Translator(program, len(x), shape, first.device).network(name)
@@ -116,7 +116,7 @@ def _compare(module: nn.Module, batches: list[Tensor], read: list[tuple[Network,
         if not isinstance(output, Tensor) or output.shape != captured.shape:
             raise UnsupportedError("it returns something else when it is not captured", place=_class(module))
         # Bit by bit, as a rule; then nothing is left to be explained by rounding.
-        if not torch.equal(output, captured):
+        if not torch.equal(output.cpu(), captured.cpu()):
             _require_agreement(network, x, {last: output})
 
 
@@ -154,7 +154,7 @@ def _equal(a: object, b: object) -> bool:
 
 
 @contextmanager
-def _evaluating(module: nn.Module, device: torch.device) -> Iterator[None]:
+def _evaluating(module: nn.Module) -> Iterator[None]:
     """Put a module into evaluation mode, and leave flags, buffers and random numbers as they were.
 
     Products in float32 are really taken in float32 meanwhile, also where the user prefers speed.
@@ -163,7 +163,7 @@ def _evaluating(module: nn.Module, device: torch.device) -> Iterator[None]:
     flags = [m.training for m in modules]
     buffers = [(m, name, b, b.clone()) for m in modules for name, b in m._buffers.items() if b is not None]
     precision, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+    with torch.random.fork_rng(devices=[]):
         try:
             torch.set_float32_matmul_precision("highest")
             torch.backends.cudnn.allow_tf32 = False
