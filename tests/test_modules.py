@@ -372,19 +372,14 @@ def test_a_module_is_left_as_it_was() -> None:
         torch.rand(3)
 
     made.register_forward_pre_hook(count)
-    flags, random = [m.training for m in made.modules()], torch.get_rng_state()
-    before, calls = {k: v.clone() for k, v in made.state_dict().items()}, made.calls
-    assert_agrees(network=from_torch(made, (4,)), module=made.eval())
-    made.train()
-    made[3][1].eval()
-    with torch.no_grad():
-        made.calls.zero_()
-    from_torch(made, (4,))
-    assert [m.training for m in made.modules()] == flags
-    assert made.calls is calls and all(torch.equal(v, before[k]) for k, v in made.state_dict().items())
-    random_after = torch.get_rng_state()
-    from_torch(made, (4,))
-    assert torch.equal(torch.get_rng_state(), random_after) and random.shape == random_after.shape
+    flags, calls, random = [m.training for m in made.modules()], made.calls, torch.get_rng_state()
+    before = {name: value.clone() for name, value in made.state_dict().items()}
+    for compared in (True, False):
+        network = from_torch(made, (4,), compared=compared)
+        assert [m.training for m in made.modules()] == flags
+        assert made.calls is calls and all(torch.equal(v, before[k]) for k, v in made.state_dict().items())
+        assert torch.equal(torch.get_rng_state(), random)
+    assert_agrees(made, network)
 
 
 # --- what is refused -------------------------------------------------------------------------------------------------
