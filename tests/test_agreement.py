@@ -78,7 +78,7 @@ def test_a_faulty_converter_is_found_and_its_node_named(fault: object, monkeypat
     calls = iter(range(3))
     right = CONVERTERS["MatMul", 13]
     monkeypatch.setitem(CONVERTERS, ("MatMul", 13), lambda c: fault(c) if next(calls) == 1 else right(c))  # type: ignore[operator]
-    with pytest.raises(InputError, match=r"node 'product 1' \(MatMul\): .*does not compute what the file does"):
+    with pytest.raises(InputError, match=r"node 'product 1': .*does not compute what the file does"):
         read_onnx(data)
 
 

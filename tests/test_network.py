@@ -14,13 +14,11 @@ import onnxruntime
 import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
-from torch import nn
 
 from verifiable_relu.errors import InputError, UnsupportedError
-from verifiable_relu.network import Network, from_torch, graph, read_onnx, write_onnx
+from verifiable_relu.network import Network, graph, read_onnx, write_onnx
 from verifiable_relu.network.build import Builder
 from verifiable_relu.network.graph import Affine, Conv2d, Gelu, Input, Linear, Relu, Scale, folded
-from verifiable_relu.nn import LambdaGELU, Normalize
 
 RNG = np.random.default_rng(0)
 
@@ -458,109 +456,7 @@ def test_missing_and_damaged_files(tmp_path: Path) -> None:
         read_onnx(tmp_path / "cut.onnx")
 
 
-# --- torch -----------------------------------------------------------------------------------------------------------
-
-
-class Residual(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Conv2d(2, 4, 3, padding=1, bias=False)
-        self.norm = nn.BatchNorm2d(4)
-        self.second = nn.Conv2d(4, 4, 3, padding=1, groups=2)
-        self.skip = nn.Conv2d(2, 4, 1)
-        self.out = nn.Linear(4 * 9, 3)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = torch.relu(self.norm(self.first(x)))
-        y = nn.functional.gelu(self.second(y)) + self.skip(x)
-        y = nn.functional.relu(2 * y - 0.5)
-        return self.out(nn.functional.relu(y.view(y.size(0), -1)) / 4)
-
-
-def hardened(lam: float) -> LambdaGELU:
-    return LambdaGELU(lam)
-
-
-MODULES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
-    "mlp": (lambda: nn.Sequential(nn.Flatten(), nn.Linear(6, 5), nn.ReLU(), nn.Dropout(), nn.Linear(5, 3)), (2, 3)),
-    "λ-GELU": (
-        lambda: nn.Sequential(nn.Linear(6, 5), hardened(7.3), nn.Linear(5, 4), hardened(160.0), nn.Linear(4, 3)),
-        (6,),
-    ),
-    "GELU, sigmoid, tanh": (
-        lambda: nn.Sequential(nn.Linear(6, 5), nn.GELU(), nn.Linear(5, 5), nn.Sigmoid(), nn.Tanh()),
-        (6,),
-    ),
-    "PReLU": (
-        lambda: nn.Sequential(
-            nn.Conv2d(2, 3, 2),
-            nn.PReLU(3),
-            nn.LeakyReLU(0.2),
-            nn.AvgPool2d(2),
-            nn.Flatten(),
-            nn.Linear(3, 2),
-            nn.PReLU(),
-        ),
-        (2, 3, 3),
-    ),
-    "normalised": (
-        lambda: nn.Sequential(
-            Normalize((0.1, 0.2), (0.3, 0.7)),
-            nn.Conv2d(2, 3, 2, stride=2),
-            nn.BatchNorm2d(3),
-            nn.ReLU(),
-            nn.Flatten(),
-            nn.Linear(12, 2),
-        ),
-        (2, 4, 4),
-    ),
-    "odd pooling": (
-        lambda: nn.Sequential(nn.AvgPool2d(3, 2, 1), nn.Flatten(), nn.Linear(18, 2), nn.BatchNorm1d(2)),
-        (2, 5, 5),
-    ),
-    "residual": (Residual, (2, 3, 3)),
-}
-
-
-def module(name: str) -> tuple[nn.Module, tuple[int, ...]]:
-    make, shape = MODULES[name]
-    torch.manual_seed(0)
-    made = make()
-    made.train()
-    with torch.no_grad():
-        made(torch.randn(32, *shape) * 2 + 1)  # gives batch normalisation something to remember
-        for layer in made.modules():
-            if isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d):
-                layer.weight.uniform_(-2, 2)
-                layer.bias.uniform_(-2, 2)
-    return made.eval(), shape
-
-
-@pytest.mark.parametrize("name", MODULES)
-def test_modules_agree_and_survive_the_round_trip(name: str, tmp_path: Path) -> None:
-    made, shape = module(name)
-    network = from_torch(made, shape)
-    x = torch.randn(16, *shape)
-    with torch.no_grad():
-        expected = made(x)
-    assert torch.allclose(network(x).detach(), expected, rtol=1e-5, atol=1e-5 * float(expected.abs().max()))
-
-    data = write_onnx(network, tmp_path / "net.onnx")
-    onnx.checker.check_model(onnx.load_model_from_string(data), full_check=True)
-    assert (tmp_path / "net.onnx").read_bytes() == data == write_onnx(network)
-    assert np.abs(run(data, x.numpy()) - expected.numpy()).max() <= 1e-5 * float(expected.abs().max())
-
-    back = read_onnx(tmp_path / "net.onnx")
-    assert back.digest == network.digest
-    assert write_onnx(replace(back, onnx=None, name="network")) == data
-
-
-def test_parameters_are_live() -> None:
-    made, shape = module("λ-GELU")
-    network = from_torch(made, shape)
-    network(torch.randn(4, *shape)).sum().backward()
-    for parameter in made.parameters():
-        assert parameter.grad is not None
+# --- to ONNX --------------------------------------------------------------------------------------------------------
 
 
 def test_what_was_read_is_written_as_it_was() -> None:
@@ -590,46 +486,6 @@ def test_numbers_beyond_float32_are_not_rounded_in_silence() -> None:
     network = read_onnx(model(OPERATORS["BatchNormalization"][0], (1, 3, 4, 5), OPERATORS["BatchNormalization"][2]))
     with pytest.raises(UnsupportedError, match="no float32 numbers"):
         write_onnx(replace(network, onnx=None))
-
-
-class Product(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x * x
-
-
-class Branching(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x if x.sum() > 0 else -x
-
-
-@pytest.mark.parametrize(
-    ("made", "message"),
-    [
-        (nn.Sequential(nn.Softmax(1)), "Softmax"),
-        (nn.Sequential(nn.MaxPool2d(2)), "MaxPool2d"),
-        (Product(), "two computed values"),
-        (Branching(), "cannot be traced"),
-        (nn.Sequential(nn.Linear(5, 2)), "does not fit"),
-        (nn.Sequential(LambdaGELU(2.0, approximate="tanh")), "tanh"),
-        (nn.Sequential(nn.Flatten(0)), "batch"),
-    ],
-)
-def test_modules_that_are_refused(made: nn.Module, message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        from_torch(made, (2, 4, 4))
-
-
-def test_nan_weights_of_a_module_are_refused() -> None:
-    made = nn.Sequential(nn.Linear(3, 2), nn.ReLU())
-    with torch.no_grad():
-        made[0].weight[0, 0] = float("nan")
-    with pytest.raises(InputError, match=r"'_0' \(Linear\): weight holds NaN"):
-        from_torch(made, (3,))
-
-
-def test_relu_and_its_neighbours_keep_their_kinds() -> None:
-    made, shape = module("mlp")
-    assert [type(n) for n in from_torch(made, shape).nodes[2:]] == [Linear, Relu, Linear]
 
 
 @pytest.mark.parametrize("family", FAMILIES)

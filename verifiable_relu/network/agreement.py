@@ -1,27 +1,35 @@
-"""Whether a network computes what its source does: the two evaluated at the same points, with what rounding explains.
+"""Whether a network computes what its source computes, to within rounding.
 
 Wrong verdicts have come from networks that were read wrongly, not only from wrong bounds, so that a network is believed
-once it has been compared. Two evaluations of one function in floating point with unit roundoff u differ by
+once it has been compared. It is evaluated together with a bound of how far the source, which computes in a precision of
+unit roundoff u, may be off by rounding. With e the bound of a node's input x, and y its value:
 
-    |Δy| ≲ √n·u·(|W|·|x| + |b|) + |W|·|Δx|     for y = W·x + b, a sum of n products
+    y = W·x + b of sums of K terms      |W|·(e + c·(|x| + e)) + c·|b|, c = (min(K, 16·√K) + 32)·u
+    ReLU, LeakyReLU of slope s          max(1, |s|)·e + 32u·|y|
+    λ-GELU, sigmoid, tanh               1.13·e, e/4, e, and 32u·(|x| + e), 32u, 32u·(|x| + e)
+    x₁ + x₂                             e₁ + e₂ + 2u·(|x₁| + e₁ + |x₂| + e₂)
 
-if rounding errors are as good as independent (N. J. Higham, T. Mary, A New Approach to Probabilistic Rounding Error
-Analysis, SIAM J. Sci. Comput. 41, 2019, A2815), and an activation passes Δx on by at most its Lipschitz constant. What
-is more than ``MARGIN`` times that is a misreading. This is a check of reading: no bound and no verdict rests on the
-numbers here.
+This is a running error analysis (N. J. Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., SIAM 2002,
+section 3.3); in a long sum rounding errors are as good as independent, and grow with √K (N. J. Higham, T. Mary, A New
+Approach to Probabilistic Rounding Error Analysis, SIAM J. Sci. Comput. 41, 2019, A2815). 1.13, 1/4 and 1 are bounds of
+the derivatives. The constants leave room for how libraries compute: elementary functions of some units in the last
+place, batch normalisation as one multiplication and one addition, a division as a multiplication by the reciprocal. A
+convolution may be computed by a transform, whose errors spread within an image: there the largest bound of a channel
+counts for all of it.
+
+This is a test of whether the graph is the right one, not a proof: no bound and no verdict rests on the numbers here.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from verifiable_relu.errors import InputError
 from verifiable_relu.network.graph import (
     Add,
     Affine,
@@ -30,7 +38,6 @@ from verifiable_relu.network.graph import (
     Hardened,
     LeakyRelu,
     Linear,
-    Network,
     Node,
     Permute,
     Relu,
@@ -41,23 +48,18 @@ from verifiable_relu.network.graph import (
     Tanh,
 )
 
-MARGIN = 16.0
-"""How many times the expected rounding error two evaluations may differ by."""
+_INDEPENDENT = 16
+"""Times √K: how far a sum of K terms is off where errors are independent, in units of roundoff of its terms."""
 
-_FUNCTION_UNITS = 16.0
-"""Error of a library's exp, erf or tanh, in units of roundoff of 1."""
+_SLACK = 32
+"""Rounding errors of an affine map beyond those of its sums."""
 
-
-@dataclass(frozen=True)
-class Rounded:
-    """A value as computed, (batch, *shape), and the rounding error to expect in it, broadcastable to it."""
-
-    value: Tensor
-    error: Tensor
+_FEW = 32
+"""Rounding errors of an activation."""
 
 
 def sample_points(shape: Shape, dtype: torch.dtype) -> Tensor:
-    """Inputs at which networks are compared: zero, pixels in [0, 1], and normal draws of deviation 1 and 8, 3 of each.
+    """Inputs that suit any network: zero, pixels in [0, 1], and normal draws of deviation 1 and 8, 3 of each.
 
     Args:
         shape: of one sample.
@@ -73,113 +75,125 @@ def sample_points(shape: Shape, dtype: torch.dtype) -> Tensor:
     return torch.cat([torch.zeros((1, *shape)), pixels, normal]).to(dtype)
 
 
-def evaluate(nodes: Sequence[Node], x: Tensor, unit: float) -> Iterator[Rounded]:
-    """Every node's value, in node order, with the rounding error to expect.
+@dataclass(frozen=True)
+class Parting:
+    """Where a network and its source differ by more than rounding explains.
+
+    Attributes:
+        node: the first such node.
+        expected, found: the source's value and the network's.
+        bound: the largest difference that rounding explains.
+    """
+
+    node: Node
+    expected: float
+    found: float
+    bound: float
+
+    def __str__(self) -> str:
+        numbers = f"{self.expected:.9g} there, and {self.found:.9g} here"
+        return f"{numbers} (rounding explains a difference of {self.bound:.2g})"
+
+
+@torch.no_grad()
+def parting(
+    nodes: Sequence[Node], x: Tensor, seen: Mapping[int, Tensor], unit: float, dtype: torch.dtype = torch.float64
+) -> Parting | None:
+    """The first node at which the source's values are not the network's; None where all agree.
+
+    A node that was seen passes the source's value on, as exact, so that each part of the network is held against its
+    own rounding only. With the output alone in ``seen``, all rounding errors on the way add up.
 
     Args:
-        nodes: in topological order, the input first, their tensors in the dtype of x.
-        x: (batch, *input shape).
-        unit: the unit roundoff of the coarser of the two evaluations that are compared.
+        nodes: of the network that is to be believed or not, in topological order, the input first.
+        x: inputs, (batch, *input_shape), in the source's precision.
+        seen: the source's values, (batch, *shape), by node index. Where they overflow, nothing is compared.
+        unit: the unit roundoff of the source; where ``dtype`` is no finer than the source, twice that.
+        dtype: in which the network is evaluated here.
     """
-    last_use = {source: index for index, node in enumerate(nodes) for source in node.inputs}
-    known: dict[int, Rounded] = {}
+    tiny, huge = torch.finfo(x.dtype).tiny, torch.finfo(x.dtype).max / 4
+    values: list[Tensor] = []
+    errors: list[Tensor] = []
+    last = {source: index for index, node in enumerate(nodes) for source in node.inputs}
     for index, node in enumerate(nodes):
-        inputs = [known[source] for source in node.inputs]
-        with torch.no_grad():
-            known[index] = _passed(node, inputs, unit) if inputs else Rounded(x, torch.zeros((), dtype=x.dtype))
-        yield known[index]
+        if index == 0:
+            value = x.to("cpu", dtype)
+            error = torch.zeros_like(value)
+        else:
+            sources = [(values[i], errors[i]) for i in node.inputs]
+            value, error = _step(node.map_tensors(lambda t: t.detach().to("cpu", dtype)), sources, unit, tiny)
+            error = torch.where(value.abs() + error < huge, error, torch.inf)
+        if index in seen:
+            expected = seen[index].to("cpu", dtype)
+            close = (error == torch.inf) | ((expected - value).abs() <= error)
+            if not bool(close.all()):
+                worst = int((~close).flatten().int().argmax())
+                numbers = (float(t.flatten()[worst]) for t in (expected, value, error))
+                return Parting(node, *numbers)
+            value, error = expected, torch.zeros_like(expected).masked_fill(~expected.isfinite(), torch.inf)
+        values.append(value)
+        errors.append(error)
         for source in node.inputs:
-            if last_use[source] == index:
-                known.pop(source, None)
+            if last[source] == index:
+                values[source] = errors[source] = value.new_zeros(())
+    return None
 
 
-def differences(found: Tensor, expected: Rounded) -> Tensor:
-    """Where numbers that were found are not those expected: (batch, size) bool.
-
-    What is not finite in either counts as equal: an overflow says nothing, since the other may have added in another
-    order.
-
-    Args:
-        found: (batch, size).
-        expected: as many numbers per sample, in any shape.
-
-    Raises:
-        InputError: if they are not as many.
-    """
-    value = expected.value.flatten(1)
-    if found.shape != value.shape:
-        raise InputError(f"{found.shape[1]} numbers are computed where {value.shape[1]} were read")
-    error = expected.error.expand_as(expected.value).flatten(1)
-    allowed = MARGIN * error + torch.finfo(value.dtype).tiny
-    known = torch.isfinite(found) & torch.isfinite(value) & torch.isfinite(allowed)
-    return known & ((found - value).abs() > allowed)
-
-
-def first_difference(network: Network, points: Tensor, found: Tensor, unit: float) -> int | None:
-    """The number of a point at which a network and its source differ; None if there is none.
-
-    Args:
-        network: as it was read.
-        points: (batch, *input shape).
-        found: what the source computes there, (batch, output size).
-        unit: the unit roundoff in which the source computes.
-
-    Raises:
-        InputError: if the numbers of outputs differ.
-    """
-    typed = network.to(points.dtype)
-    *_, expected = evaluate(typed.nodes, points, max(unit, torch.finfo(points.dtype).eps / 2))
-    differ = differences(found, expected).any(1)
-    return int(differ.nonzero()[0]) if bool(differ.any()) else None
-
-
-def _passed(node: Node, inputs: Sequence[Rounded], unit: float) -> Rounded:
-    """What a node makes of values that carry errors."""
+def _step(node: Node, sources: list[tuple[Tensor, Tensor]], unit: float, tiny: float) -> tuple[Tensor, Tensor]:
+    """A node's value, and the bound of its error; infinite where nothing is known."""
     if isinstance(node, Affine):
-        return _affine(node, inputs[0], unit)
-    x = inputs[0]
-    value = node.forward(*(given.value for given in inputs))
-    match node:
-        case Add():
-            error = x.error + inputs[1].error + unit * value.abs()
-        case Reshape() | Permute():
-            error = node.forward(x.error.expand_as(x.value))
-        case Relu() | Hardened():
-            error = x.error
-        case LeakyRelu():
-            error = x.error * node.slope.abs().clamp(min=1) + unit * value.abs()
-        case Sigmoid() | Tanh():
-            error = x.error + _FUNCTION_UNITS * unit
-        case Gelu():
-            # The slope of x·Φ(λx) lies in [−0.12890, 1.12890] for every λ.
-            error = 1.1290 * x.error + _FUNCTION_UNITS * unit * x.value.abs()
-        case _ if len(inputs) == 1:
-            # The error function, of slope 2/√π at most.
-            error = 2 / math.sqrt(math.pi) * x.error + _FUNCTION_UNITS * unit
-        case _:
-            # A product.
-            y = inputs[1]
-            error = x.value.abs() * y.error + y.value.abs() * x.error + x.error * y.error + unit * value.abs()
-    return Rounded(value, error)
+        value, error = _affine(node, *sources[0], unit)
+    else:
+        value = node.forward(*(v for v, _ in sources))
+        error = _error(node, value, sources, unit)
+    error = error + tiny
+    # An infinite error times a weight of zero is none, but not a number either.
+    return value.nan_to_num(0.0), torch.where(value.isnan() | error.isnan(), torch.inf, error)
 
 
-def _affine(node: Affine, x: Rounded, unit: float) -> Rounded:
-    """W·x + b, with |W|·|x| + |b| and |W|·|Δx| for its error."""
-    sizes = torch.cat([x.value.abs(), x.error.expand_as(x.value)])
+def _affine(node: Affine, x: Tensor, e: Tensor, unit: float) -> tuple[Tensor, Tensor]:
+    """W·x + b and the bound of its error.
+
+    The node's own products would keep |W|, and sparse copies of W: that takes memory, and longer than one use of them
+    saves.
+    """
+    part = (min(node.terms, _INDEPENDENT * math.sqrt(node.terms)) + _SLACK) * unit + node.weight_error
+    size = e + part * (x.abs() + e)
     match node:
         case Linear():
-            # Not the node's own product: a sparse copy of the weight takes longer to make than one use of it saves.
-            value = F.linear(x.value, node.weight, node.bias)
-            product, offset = F.linear(sizes, node.weight.abs()), node.bias.abs()
+            value, spread = F.linear(x, node.weight, node.bias), F.linear(size, node.weight.abs())
         case Conv2d():
-            value = node.forward(x.value)
-            product = replace(node, weight=node.weight.abs(), bias=torch.zeros_like(node.bias)).forward(sizes)
-            offset = node.bias.abs()[:, None, None]
+            value = node.forward(x)
+            spread = replace(node, weight=node.weight.abs(), bias=torch.zeros_like(node.bias)).forward(size)
         case Scale():
-            value = node.forward(x.value)
-            product = node.scale.abs() * sizes
-            offset = (node.scale * node.center).abs() + node.shift.abs()
+            value, spread = node.forward(x), node.scale.abs() * size
         case _:
             raise NotImplementedError(type(node).__name__)
-    size, spread = product.chunk(2)
-    return Rounded(value, spread + (math.sqrt(node.terms + 2) * unit + node.weight_error) * (size + offset))
+    error = spread + part * node.offset_magnitude()
+    return value, error.amax((2, 3), keepdim=True).expand_as(value) if isinstance(node, Conv2d) else error
+
+
+def _error(node: Node, value: Tensor, sources: list[tuple[Tensor, Tensor]], unit: float) -> Tensor:
+    size = [v.abs() + e for v, e in sources]
+    x, e = size[0], sources[0][1]
+    match node:
+        case Add():
+            return e + sources[1][1] + 2 * unit * (x + size[1])
+        case Relu() | Hardened():
+            return e + _FEW * unit * value.abs()
+        case LeakyRelu(slope=slope):
+            return slope.abs().clamp_min(1) * e + _FEW * unit * value.abs()
+        case Gelu():
+            return 1.13 * e + _FEW * unit * x
+        case Sigmoid():
+            return e / 4 + _FEW * unit
+        case Tanh():
+            return e + _FEW * unit * x
+        case Reshape() | Permute():
+            return node.forward(e)
+        case _ if len(sources) == 1:
+            # The error function, of slope 2/√π at most.
+            return 1.13 * e + _FEW * unit
+        case _:
+            # A product.
+            return x * sources[1][1] + size[1] * e + _FEW * unit * x * size[1]

@@ -38,16 +38,21 @@ def simplify(nodes: Sequence[Node], output: int) -> Graph:
             return graph
 
 
-def live(nodes: Sequence[Node], output: int) -> Graph:
-    """The input and the nodes that the output needs."""
-    needed = {0}
+def needed(nodes: Sequence[Node], output: int) -> list[int]:
+    """The nodes that the output depends on, itself and the input included, in order."""
+    found = {0}
     pending = [output]
     while pending:
         index = pending.pop()
-        if index not in needed:
-            needed.add(index)
+        if index not in found:
+            found.add(index)
             pending += nodes[index].inputs
-    position = {old: new for new, old in enumerate(sorted(needed))}
+    return sorted(found)
+
+
+def live(nodes: Sequence[Node], output: int) -> Graph:
+    """The input and the nodes that the output needs."""
+    position = {old: new for new, old in enumerate(needed(nodes, output))}
     kept = [replace(nodes[old], inputs=tuple(position[i] for i in nodes[old].inputs)) for old in position]
     return kept, position[output]
 

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import handle_torch_function, has_torch_function_unary
 
 LEAST_GAP = 0.01
 """λ − 1 of a layer that starts at λ = 1: on the boundary itself the softplus has no slope left to learn with."""
@@ -141,7 +142,13 @@ class HardnessGate(nn.Module):
         self.s.requires_grad_(False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Apply f to each element of x, whatever its shape."""
+        """Apply f to each element of x, whatever its shape.
+
+        To tensors with a ``__torch_function__`` it is one function, as torch's own activations are.
+        """
+        if has_torch_function_unary(x):
+            of_subclass: Tensor = handle_torch_function(HardnessGate.forward, (x,), self, x)
+            return of_subclass
         # Looking up self.s runs through nn.Module.__getattr__, which can be seen in the cost of a step.
         y: Tensor = _Hardened.apply(x, self._parameters["s"], self.temperature, self.kernel)  # type: ignore[no-untyped-call]
         return y

@@ -50,7 +50,8 @@ def bounded(model: nn.Module, box: Bounds) -> Relaxation:
     Raises:
         UnsupportedError: if the model has a layer or an activation without bounds.
     """
-    network = from_torch(_with_relu_for_swish(model), tuple(box.lower.shape[1:]))
+    # At each step, this is asked of the same module; what is exported in the end is compared.
+    network = from_torch(_with_relu_for_swish(model), tuple(box.lower.shape[1:]), compared=False)
     relaxation = Relaxation(network, box)
     relaxation.advance(len(network.nodes) - 1)
     return relaxation

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from verifiable_relu import runtime
 from verifiable_relu.errors import InputError
-from verifiable_relu.network.agreement import differences, evaluate, first_difference, sample_points
+from verifiable_relu.network.agreement import Parting, parting, sample_points
 from verifiable_relu.network.graph import Network, Node
 
 _COMPLAINT = "the network that was read does not compute what the file does"
@@ -24,7 +24,7 @@ def compare(network: Network, nodes: Sequence[Node], names: Mapping[str, int]) -
     Args:
         network: as it was read, with the file's bytes.
         nodes: what was read, node by node, before anything was merged.
-        names: the node behind each of the file's tensors that are computed, in the order of the file.
+        names: the node behind each of the file's tensors that are computed.
 
     Raises:
         InputError: if onnxruntime refuses the file, or the two differ by more than rounding explains; it names the
@@ -36,9 +36,8 @@ def compare(network: Network, nodes: Sequence[Node], names: Mapping[str, int]) -
     found = _outputs(source, points, network.batched)
     if not bool(torch.isfinite(found).any()):
         raise InputError("no output is finite where the network is compared with its file")
-    worst = first_difference(network, points, found, source.unit)
-    if worst is not None:
-        raise _parting(network, nodes, names, points[worst])
+    if _output_parting(network, points, found, source.unit) is not None:
+        raise _explained(network, nodes, names, points)
 
 
 def compare_at(network: Network, points: np.ndarray) -> None:
@@ -59,8 +58,18 @@ def compare_at(network: Network, points: np.ndarray) -> None:
     inputs = narrow[torch.isfinite(narrow).all(1)].to(source.dtype).reshape(-1, *network.input_shape)
     if not len(inputs):
         return
-    if first_difference(network, inputs, _outputs(source, inputs, network.batched), source.unit) is not None:
-        raise InputError(f"{_COMPLAINT}, at a point of the property's box")
+    found = _output_parting(network, inputs, _outputs(source, inputs, network.batched), source.unit)
+    if found is not None:
+        raise InputError(f"{_COMPLAINT} at a point of the property's box: {found}")
+
+
+def _output_parting(network: Network, points: Tensor, found: Tensor, unit: float) -> Parting | None:
+    """Where the outputs that the file computes are not the network's."""
+    if found.shape[1] != network.output_size:
+        raise InputError(f"{found.shape[1]} outputs are computed where {network.output_size} were read")
+    last = len(network.nodes) - 1
+    seen = {last: found.reshape(-1, *network.output_shape)}
+    return parting(network.nodes, points, seen, 2 * unit, points.dtype)
 
 
 class _Source(Protocol):
@@ -159,23 +168,22 @@ def _outputs(source: _Source, points: Tensor, batched: bool) -> Tensor:
     return torch.from_numpy(np.stack(found)).to(points.dtype)
 
 
-def _parting(network: Network, nodes: Sequence[Node], names: Mapping[str, int], point: Tensor) -> InputError:
+def _explained(network: Network, nodes: Sequence[Node], names: Mapping[str, int], points: Tensor) -> InputError:
     """The complaint about a network that is not its file, with the first node of the file at which the two part."""
     assert network.onnx is not None
     model = onnx.load_model_from_string(network.onnx)
-    producers = {output: node for node in model.graph.node for output in node.output}
-    outputs = {output.name for output in model.graph.output}
-    watched = [name for name in names if name in producers and name not in outputs]
-    model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in watched)
+    computed = {output for node in model.graph.node for output in node.output}
+    shown = {output.name for output in model.graph.output}
+    watched = {name: index for name, index in names.items() if name in computed and index > 0}
+    model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in watched if name not in shown)
     source = _source(model.SerializeToString())
-    found = source.run(point[None].numpy() if network.batched else point.numpy())
-    expected = list(evaluate([n.map_tensors(lambda t: t.to(point.dtype)) for n in nodes], point[None], source.unit))
-    values = dict(zip((output.name for output in model.graph.output), found, strict=True))
-    for name, index in names.items():
-        if name not in producers:
-            continue
-        value = torch.from_numpy(values[name].reshape(1, -1)).to(point.dtype)
-        if bool(differences(value, expected[index]).any()):
-            label = producers[name].name or name
-            return InputError(_COMPLAINT, place=f"node '{label}' ({producers[name].op_type})")
-    return InputError(f"{_COMPLAINT}, though each of its nodes by itself does")
+    order = [output.name for output in model.graph.output]
+    runs = [dict(zip(order, source.run(x[None] if network.batched else x), strict=True)) for x in points.numpy()]
+    seen = {
+        index: torch.from_numpy(np.stack([run[name].reshape(nodes[index].shape) for run in runs])).to(points.dtype)
+        for name, index in watched.items()
+    }
+    found = parting(nodes, points, seen, 2 * source.unit, points.dtype)
+    if found is None:
+        return InputError(f"{_COMPLAINT}, though each of its nodes by itself does")
+    return InputError(f"{_COMPLAINT}: {found}", place=f"node '{found.node.name}'")

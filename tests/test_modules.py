@@ -1,0 +1,677 @@
+"""Torch modules are read as what they compute in evaluation mode, or refused."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations, prune
+
+from verifiable_relu import verify
+from verifiable_relu.errors import InputError, UnsupportedError
+from verifiable_relu.network import Network, from_torch, read_onnx, write_onnx
+from verifiable_relu.network.agreement import parting
+from verifiable_relu.network.graph import Gelu, Linear, Relu, Scale
+from verifiable_relu.network.module import operators
+from verifiable_relu.nn import LambdaGELU, LambdaSwish, Normalize, cnn7, mlp, resnet
+from verifiable_relu.verifiers.base import Verdict
+
+
+def run(data: bytes, x: np.ndarray) -> np.ndarray:
+    """The outputs of an ONNX file for a batch, as onnxruntime computes them."""
+    session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
+    (declared,) = session.get_inputs()
+    return session.run(None, {declared.name: x})[0]
+
+
+def assert_agrees(module: nn.Module, network: Network, tolerance: float = 1e-5) -> None:
+    """The network's outputs are those of the module in evaluation mode, in a batch and alone."""
+    x = torch.randn(7, *network.input_shape, generator=torch.Generator().manual_seed(0)) * 3
+    dtype = next(module.parameters(), torch.zeros(1)).dtype
+    with torch.no_grad():
+        expected = module.eval()(x.to(dtype)).detach()
+        alone = torch.cat([module(row[None].to(dtype)) for row in x]).detach()
+        found = network(x.to(dtype))
+    for values in (expected, alone):
+        assert float((found - values).abs().max()) <= tolerance * (1 + float(values.abs().max()))
+
+
+# --- the supported set -----------------------------------------------------------------------------------------------
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(2, 4, 3, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(4)
+        self.second = nn.Conv2d(4, 4, 3, padding=1, groups=2)
+        self.skip = nn.Conv2d(2, 4, 1)
+        self.out = nn.Linear(4 * 9, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.relu(self.norm(self.first(x)))
+        y = nn.functional.gelu(self.second(y)) + self.skip(x)
+        y = nn.functional.relu(2 * y - 0.5)
+        return self.out(nn.functional.relu(y.view(y.size(0), -1)) / 4)
+
+
+def hardened(lam: float) -> LambdaGELU:
+    return LambdaGELU(lam)
+
+
+MODULES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "mlp": (lambda: nn.Sequential(nn.Flatten(), nn.Linear(6, 5), nn.ReLU(), nn.Dropout(), nn.Linear(5, 3)), (2, 3)),
+    "λ-GELU": (
+        lambda: nn.Sequential(nn.Linear(6, 5), hardened(7.3), nn.Linear(5, 4), hardened(160.0), nn.Linear(4, 3)),
+        (6,),
+    ),
+    "GELU, sigmoid, tanh": (
+        lambda: nn.Sequential(nn.Linear(6, 5), nn.GELU(), nn.Linear(5, 5), nn.Sigmoid(), nn.Tanh()),
+        (6,),
+    ),
+    "PReLU": (
+        lambda: nn.Sequential(
+            nn.Conv2d(2, 3, 2),
+            nn.PReLU(3),
+            nn.LeakyReLU(0.2),
+            nn.AvgPool2d(2),
+            nn.Flatten(),
+            nn.Linear(3, 2),
+            nn.PReLU(),
+        ),
+        (2, 3, 3),
+    ),
+    "normalised": (
+        lambda: nn.Sequential(
+            Normalize((0.1, 0.2), (0.3, 0.7)),
+            nn.Conv2d(2, 3, 2, stride=2),
+            nn.BatchNorm2d(3),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(12, 2),
+        ),
+        (2, 4, 4),
+    ),
+    "odd pooling": (
+        lambda: nn.Sequential(nn.AvgPool2d(3, 2, 1), nn.Flatten(), nn.Linear(18, 2), nn.BatchNorm1d(2)),
+        (2, 5, 5),
+    ),
+    "residual": (Residual, (2, 3, 3)),
+}
+
+
+def module(name: str) -> tuple[nn.Module, tuple[int, ...]]:
+    make, shape = MODULES[name]
+    torch.manual_seed(0)
+    made = make()
+    made.train()
+    with torch.no_grad():
+        made(torch.randn(32, *shape) * 2 + 1)  # gives batch normalisation something to remember
+        for layer in made.modules():
+            if isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d):
+                layer.weight.uniform_(-2, 2)
+                layer.bias.uniform_(-2, 2)
+    return made.eval(), shape
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_modules_agree_and_survive_the_round_trip(name: str, tmp_path: Path) -> None:
+    made, shape = module(name)
+    network = from_torch(made, shape)
+    x = torch.randn(16, *shape)
+    with torch.no_grad():
+        expected = made(x)
+    assert torch.allclose(network(x).detach(), expected, rtol=1e-5, atol=1e-5 * float(expected.abs().max()))
+
+    data = write_onnx(network, tmp_path / "net.onnx")
+    onnx.checker.check_model(onnx.load_model_from_string(data), full_check=True)
+    assert (tmp_path / "net.onnx").read_bytes() == data == write_onnx(network)
+    assert np.abs(run(data, x.numpy()) - expected.numpy()).max() <= 1e-5 * float(expected.abs().max())
+
+    back = read_onnx(tmp_path / "net.onnx")
+    assert back.digest == network.digest
+    assert write_onnx(replace(back, onnx=None, name="network")) == data
+
+
+def test_parameters_are_live() -> None:
+    made, shape = module("λ-GELU")
+    network = from_torch(made, shape)
+    network(torch.randn(4, *shape)).sum().backward()
+    for parameter in made.parameters():
+        assert parameter.grad is not None
+
+
+def test_relu_and_its_neighbours_keep_their_kinds() -> None:
+    made, shape = module("mlp")
+    assert [type(n) for n in from_torch(made, shape).nodes[2:]] == [Linear, Relu, Linear]
+
+
+class Function(nn.Module):
+    """A module of one linear layer ``a`` and what a function does with it."""
+
+    def __init__(self, function: Callable[..., Tensor]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a = nn.Linear(4, 4)
+        self.b = nn.Parameter(torch.randn(4))
+        self.function = function
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self, x)
+
+
+FUNCTIONS: dict[str, Callable[[Function, Tensor], Tensor]] = {
+    "operators": lambda m, x: -(2 * m.a(x) - 0.5) / 4 + m.b - (1 - x) * m.b,
+    "alpha": lambda m, x: torch.add(torch.sub(m.a(x), x, alpha=0.3), torch.rsub(x, 1.5, alpha=2), alpha=-3),
+    "methods": lambda m, x: m.a(x).relu().mul(2).add(1).sub(x).div(3).sigmoid().tanh(),
+    "functions": lambda m, x: torch.tanh(torch.sigmoid(F.gelu(F.leaky_relu(F.prelu(F.relu(m.a(x)), m.b[:1]), 0.3)))),
+    "F.linear": lambda m, x: F.linear(x, m.a.weight * 2, m.b),
+    "matrix product": lambda m, x: x @ m.a.weight + torch.addmm(m.b, x, m.a.weight.T, beta=2, alpha=0.5),
+    "shapes": lambda m, x: m.a(x).view(x.size(0), 2, 2).transpose(1, 2).reshape(-1, 4).unsqueeze(1).squeeze(1)[:],
+    "permuted": lambda m, x: torch.flatten(m.a(x).unflatten(1, (2, 1, 2)).permute(0, 3, 1, 2), 1),
+    "F.conv2d": lambda m, x: F.conv2d(x.view(-1, 1, 2, 2), m.a.weight.view(4, 1, 2, 2), m.b, padding=1).flatten(1),
+    "F.batch_norm": lambda m, x: F.batch_norm(x, m.b.detach(), m.b.detach() ** 2, m.b, None, m.training),
+    "F.dropout": lambda m, x: F.dropout(m.a(x), 0.5, m.training),
+    "global pooling": lambda m, x: F.adaptive_avg_pool2d(m.a(x).view(-1, 1, 2, 2), 1).flatten(1),
+    "zeros_like": lambda m, x: x + torch.zeros_like(x) + x.new_ones(4),
+    "no_grad": lambda m, x: torch.no_grad()(m.a)(x),
+    "detach": lambda m, x: m.a(x).detach() + m.a(x).data,
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions_and_methods_agree(name: str) -> None:
+    made = Function(FUNCTIONS[name])
+    assert_agrees(made, from_torch(made, (4,)))
+
+
+def test_a_normalisation_is_one_node_and_so_is_a_multiplication_with_an_addition() -> None:
+    assert [type(n) for n in from_torch(nn.Sequential(Normalize(0.3, 0.7), nn.Linear(2, 2)), (2,)).nodes[1:]] == [
+        Scale,
+        Linear,
+    ]
+    (only,) = from_torch(Function(lambda m, x: (x - 0.5) * m.b + 2), (4,)).nodes[1:]
+    assert isinstance(only, Scale) and only.center == 0.5 and (only.shift == 2).all()
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_layers_whose_weights_are_computed_stay_differentiable() -> None:
+    layers = parametrizations.weight_norm(nn.Linear(3, 4)), LambdaGELU(3.0), nn.utils.weight_norm(nn.Linear(4, 2))
+    made = nn.Sequential(*layers)
+    network = from_torch(made, (3,))
+    assert [type(n) for n in network.nodes[1:]] == [Linear, Gelu, Linear]
+    network(torch.randn(4, 3)).sum().backward()
+    assert all(p.grad is not None and bool(p.grad.any()) for p in made.parameters())
+
+
+def test_python_numbers_have_the_precision_of_the_module() -> None:
+    made = Function(lambda m, x: m.a(x) * 0.1 + 0.7).double()
+    scale = from_torch(made, (4,)).nodes[-1]
+    assert isinstance(scale, Scale) and float(scale.scale) == 0.1 and float(scale.shift) == 0.7
+    assert_agrees(made, from_torch(made, (4,)), 1e-15)
+
+
+# --- what happens beside the layers -----------------------------------------------------------------------------------
+
+
+class Doubled(nn.ReLU):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * 2
+
+
+class Called(nn.Linear):
+    def __call__(self, x: Tensor) -> Tensor:
+        return -super().__call__(x)
+
+
+class Dirty(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: object, x: Tensor) -> Tensor:
+        return x.relu_()
+
+    @staticmethod
+    def backward(ctx: object, gradient: Tensor) -> Tensor:
+        return gradient
+
+
+def in_place(change: Callable[[Tensor], object]) -> Callable[[Function, Tensor], Tensor]:
+    """A computed tensor that is changed, and read again itself, through older and newer views, and its source."""
+
+    def function(m: Function, x: Tensor) -> Tensor:
+        h = m.a(x)
+        older = h.view(-1, 2, 2).transpose(1, 2)
+        change(h)
+        newer = h.view(-1, 2, 2)
+        return (older + newer * m.b[0]).flatten(1) - h * m.b + x
+
+    return function
+
+
+def assign(h: Tensor) -> None:
+    h[:] = h * 2 - 1
+
+
+def augment(h: Tensor) -> None:
+    h += h * 3
+
+
+CHANGES: dict[str, Callable[[Tensor], object]] = {
+    "relu_": lambda h: h.relu_(),
+    "nn.ReLU(inplace)": lambda h: nn.ReLU(inplace=True)(h),
+    "F.leaky_relu": lambda h: F.leaky_relu(h, 0.2, inplace=True),
+    "mul_": lambda h: h.mul_(torch.tensor([1.0, -2.0, 3.0, 0.5])),
+    "sub_": lambda h: h.sub_(h.tanh(), alpha=2),
+    "+=": augment,
+    "[:] =": assign,
+    "copy_": lambda h: h.copy_(torch.sigmoid(h)),
+    "of a view": lambda h: h.view(-1, 2, 2).relu_(),
+    "of a transposed view": lambda h: h.view(-1, 2, 2).transpose(1, 2).mul_(torch.tensor([[1.0, 2.0], [3.0, 4.0]])),
+    "of what was detached": lambda h: h.detach().relu_(),
+    "of the data": lambda h: h.data.relu_(),
+    "twice": lambda h: h.view(-1, 4, 1).add_(1).squeeze(2).relu_(),
+    "in a function of autograd": lambda h: Dirty.apply(h),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_changes_in_place_are_seen_by_all_who_read_the_tensor(name: str) -> None:
+    made = Function(in_place(CHANGES[name]))
+    assert_agrees(made, from_torch(made, (4,), compared=False))
+
+
+def test_a_change_in_place_reaches_the_input_and_what_is_added_to_it() -> None:
+    made = Function(lambda m, x: m.a(x.mul_(2)) + x)
+    network = from_torch(made, (4,), compared=False)
+    x = torch.randn(3, 4)
+    assert torch.allclose(network(x), made(x.clone()), atol=1e-6)
+
+
+def hooked(register: str, hook: Callable[..., object]) -> nn.Module:
+    made = nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=True), nn.Linear(4, 2))
+    getattr(made[1], register)(hook)
+    return made
+
+
+def add_one(x: Tensor) -> None:
+    x += 1
+
+
+def stale(trick: Callable[[nn.Linear], object], parameter: str) -> nn.Module:
+    """A layer whose weight is computed by a hook, from a parameter that was changed since."""
+    layer = nn.Linear(4, 3)
+    trick(layer)
+    with torch.no_grad():
+        getattr(layer, parameter).mul_(-3)
+    return nn.Sequential(layer, nn.ReLU())
+
+
+def patched() -> nn.Module:
+    made = nn.Sequential(nn.Linear(4, 3), nn.ReLU())
+    made[0].forward = lambda x: F.linear(x, -made[0].weight)  # type: ignore[method-assign]
+    return made
+
+
+class Mode(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) + 5 if self.training else self.layer(x)
+
+
+BESIDE: dict[str, Callable[[], nn.Module]] = {
+    "forward hook": lambda: hooked("register_forward_hook", lambda m, i, o: -o),
+    "forward hook in place": lambda: hooked("register_forward_hook", lambda m, i, o: add_one(o)),
+    "forward pre-hook": lambda: hooked("register_forward_pre_hook", lambda m, i: (i[0] * 2,)),
+    "forward pre-hook in place": lambda: hooked("register_forward_pre_hook", lambda m, i: add_one(i[0])),
+    "weight_norm by a hook": lambda: stale(nn.utils.weight_norm, "weight_g"),
+    "spectral_norm by a hook": lambda: stale(nn.utils.spectral_norm, "weight_orig"),
+    "pruning": lambda: stale(lambda layer: prune.l1_unstructured(layer, "weight", 0.5), "weight_orig"),
+    "parametrisation": lambda: nn.Sequential(parametrizations.orthogonal(nn.Linear(4, 4)), nn.ReLU()),
+    "another forward": patched,
+    "a subclass": lambda: nn.Sequential(nn.Linear(4, 3), Doubled()),
+    "another call": lambda: nn.Sequential(Called(4, 3), nn.ReLU()),
+    "training mode": Mode,
+    "compiled to TorchScript": lambda: torch.jit.script(nn.Sequential(nn.Linear(4, 3), nn.ReLU())),
+    "channels last": lambda: nn.Sequential(
+        nn.Unflatten(1, (1, 2, 2)), nn.Conv2d(1, 3, 1), nn.ReLU(inplace=True), nn.Flatten(), nn.ReLU(inplace=True)
+    ).to(memory_format=torch.channels_last),
+}
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+@pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
+@pytest.mark.parametrize("name", BESIDE)
+def test_what_a_user_gets_is_what_is_read(name: str, training: bool) -> None:
+    torch.manual_seed(1)
+    made = BESIDE[name]().train(training)
+    assert_agrees(made, from_torch(made, (4,)))
+    assert_agrees(made, from_torch(made.train(training), (4,), compared=False))
+
+
+def test_a_module_is_left_as_it_was() -> None:
+    made = nn.Sequential(
+        nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(), nn.Sequential(nn.ReLU(), nn.BatchNorm1d(4).eval())
+    )
+    made.register_buffer("calls", torch.zeros(()))
+
+    def count(module: nn.Module, inputs: object) -> None:
+        made.calls += 1
+        torch.rand(3)
+
+    made.register_forward_pre_hook(count)
+    flags, calls, random = [m.training for m in made.modules()], made.calls, torch.get_rng_state()
+    before = {name: value.clone() for name, value in made.state_dict().items()}
+    for compared in (True, False):
+        network = from_torch(made, (4,), compared=compared)
+        assert [m.training for m in made.modules()] == flags
+        assert made.calls is calls and all(torch.equal(v, before[k]) for k, v in made.state_dict().items())
+        assert torch.equal(torch.get_rng_state(), random)
+    assert_agrees(made, network)
+
+
+# --- what is refused -------------------------------------------------------------------------------------------------
+
+
+def caught(m: Function, x: Tensor) -> Tensor:
+    try:
+        return m.a(x) * float(x.sum())
+    except Exception:
+        return m.a(x)
+
+
+def counted(m: Function, x: Tensor) -> Tensor:
+    m.calls += 1
+    return m.a(x) * m.calls
+
+
+def changed_later(m: Function, x: Tensor) -> Tensor:
+    constant = torch.ones(4)
+    h = m.a(x) * constant
+    constant.add_(1)
+    return h
+
+
+def exchanged(m: Function, x: Tensor) -> Tensor:
+    h = m.a(x)
+    h.data = torch.relu(h)
+    return h
+
+
+def part(m: Function, x: Tensor) -> Tensor:
+    h = m.a(x)
+    h[:, 1:].relu_()
+    return h
+
+
+def mixed(m: Function, x: Tensor) -> Tensor:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return m.a(x)
+
+
+REFUSED: dict[str, tuple[Callable[[Function, Tensor], Tensor], str]] = {
+    "branch on a number": (lambda m, x: m.a(x) if x.sum() > 0 else x, r"'' \(aten.sum\)|depends on computed numbers"),
+    "comparison": (lambda m, x: torch.where(m.a(x) > 0, x, 0), r"aten.gt.*depends on computed numbers"),
+    "number as a float": (lambda m, x: m.a(x) * float(x[0, 0]), "aten"),
+    "caught by the module": (caught, r"aten.sum"),
+    "numpy": (lambda m, x: m.a(x) + torch.from_numpy(x.detach().numpy()), "numpy"),
+    "memory": (lambda m, x: m.a(x) + x.untyped_storage()[0], "memory|UntypedStorage"),
+    "pointer": (lambda m, x: m.a(x) + x.data_ptr(), "data_ptr.*memory"),
+    "exchanged data": (exchanged, "memory"),
+    "two values multiplied": (lambda m, x: m.a(x) * x, "multiplies two computed values"),
+    "division by a value": (lambda m, x: 1 / m.a(x), "reciprocal"),
+    "rounding division": (lambda m, x: torch.div(m.a(x), 2, rounding_mode="floor"), "rounding_mode"),
+    "half": (lambda m, x: m.a(x).half().float(), r"aten._to_copy.*rounds to torch.float16"),
+    "bfloat16": (lambda m, x: m.a(x).bfloat16().float(), "rounds to torch.bfloat16"),
+    "int": (lambda m, x: m.a(x).int().float(), "rounds to torch.int32"),
+    "float64 and back": (lambda m, x: m.a(x).double().float(), "rounds to torch.float32"),
+    "autocast": (mixed, "'a' .*rounds to torch.bfloat16"),
+    "random numbers": (lambda m, x: m.a(x) + torch.rand(4), "random numbers"),
+    "random numbers of its shape": (lambda m, x: m.a(x) + torch.rand_like(x), "rand_like"),
+    "dropout in evaluation mode": (lambda m, x: F.dropout(m.a(x), 0.5, training=True), "dropout.*random numbers"),
+    "batch norm in evaluation mode": (
+        lambda m, x: F.batch_norm(x.view(-1, 1, 4), None, None, training=True),
+        "the batch's own statistics",
+    ),
+    "first sample": (lambda m, x: m.a(x) + x[0], "select"),
+    "flipped batch": (lambda m, x: m.a(x).flip(0), "flip"),
+    "mean of the batch": (lambda m, x: m.a(x) - m.a(x).mean(0), "mean"),
+    "transposed batch": (lambda m, x: (m.a.weight @ x.T).T, "batch axis|constant"),
+    "size of the batch": (lambda m, x: m.a(x) / len(x), "size of the batch"),
+    "branch on the size of the batch": (lambda m, x: m.a(x) if len(x) == 1 else x, "size of the batch"),
+    "numbered samples": (lambda m, x: m.a(x) + torch.arange(len(x))[:, None], "from sample to sample"),
+    "batch as channels": (lambda m, x: F.avg_pool2d(x.view(-1, 2, 2), 2), "avg_pool2d"),
+    "counter": (counted, "how often it was called"),
+    "gradients on or off": (lambda m, x: m.a(x) if torch.is_grad_enabled() else x, "not the network"),
+    "type of the input": (lambda m, x: m.a(x) if type(x) is Tensor else x, "not the network"),
+    "constant changed later": (changed_later, "changed in place after it was used"),
+    "part of a tensor": (part, "part of a "),
+    "two outputs": (lambda m, x: (m.a(x), x), "returns a tuple"),  # type: ignore[dict-item]
+    "no output of the input": (lambda m, x: m.b, "returns a Parameter"),
+    "bits": (lambda m, x: m.a(x).view(torch.int32).view(torch.float32), "rounds to torch.int32"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_no_network_follows_is_refused_in_one_line(name: str) -> None:
+    function, message = REFUSED[name]
+    with pytest.raises(UnsupportedError, match=message) as caught:
+        from_torch(Function(function), (4,))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (nn.Sequential(nn.Softmax(1)), r"'0' \(aten.softmax|Softmax is not supported"),
+        (nn.Sequential(nn.Sequential(nn.MaxPool2d(2))), r"'0.0' .*MaxPool2d is not supported: use AvgPool2d"),
+        (nn.Sequential(nn.SiLU()), r"'0' \(aten.silu\): SiLU is not supported"),
+        (nn.Sequential(nn.Linear(5, 2)), "module Sequential: the module fails .* cannot be multiplied"),
+        (nn.Sequential(LambdaGELU(2.0, approximate="tanh")), "'0' .*tanh.*approximate='none'"),
+        (nn.Sequential(nn.GELU("tanh")), r"'0' \(aten.gelu\).*tanh"),
+        (nn.Sequential(LambdaSwish()), "'0' .*LambdaSwish has no bounds.*substitute_relu"),
+        (nn.Sequential(nn.Flatten(0)), "batch axis"),
+        (nn.Sequential(nn.AvgPool2d(3, 2, ceil_mode=True)), "ceil_mode"),
+        (nn.Sequential(nn.BatchNorm2d(2, track_running_stats=False)), "statistics"),
+        (nn.Sequential(nn.Conv2d(2, 2, 3, padding=1, padding_mode="circular")), "'0'"),
+        (nn.Sequential(nn.LazyConv2d(2, 2)), "lazy module"),
+        (nn.Conv2d(2, 2, 2).half(), "float16: convert it to float32"),
+        (nn.Conv2d(2, 2, 2, device="meta"), "without numbers"),
+    ],
+)
+def test_modules_that_are_refused(made: nn.Module, message: str) -> None:
+    with pytest.raises(InputError, match=message) as caught:
+        from_torch(made, (2, 4, 4))
+    assert "\n" not in str(caught.value)
+
+
+def test_nan_weights_of_a_module_are_refused() -> None:
+    made = nn.Sequential(nn.Linear(3, 2), nn.ReLU())
+    with torch.no_grad():
+        made[0].weight[0, 0] = float("nan")
+    with pytest.raises(InputError, match=r"'0' \(Linear\): weight holds NaN"):
+        from_torch(made, (3,))
+
+
+# --- the comparison --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("operator", "wrong"),
+    [
+        ("relu", lambda t, step, self: t.node(self)),
+        ("linear", lambda t, step, input, weight, bias: t.build.linear(t.node(input), weight, None, step.path)),
+        ("gelu", lambda t, step, self, approximate: t.activation(step, self, Relu)),
+        ("add", lambda t, step, self, other, alpha=1: t.sum(step, self, other, 1)),
+        ("transpose", lambda t, step, self, **_: t.build.reshape(t.node(self), step.shape[1:], step.path)),
+    ],
+)
+def test_what_the_table_of_operators_gets_wrong_is_found(
+    monkeypatch: pytest.MonkeyPatch, operator: str, wrong: operators.Converter
+) -> None:
+    def forward(m: Function, x: Tensor) -> Tensor:
+        h = F.gelu(torch.relu(m.a(x))).view(-1, 2, 2).transpose(1, 2).flatten(1)
+        return torch.add(h, x, alpha=0.5)
+
+    made = Function(forward)
+    from_torch(made, (4,))
+    monkeypatch.setitem(operators.OPERATORS, operator, wrong)
+    with pytest.raises(UnsupportedError, match=r"^node '.*' \(.*\): the module is not the network"):
+        from_torch(made, (4,))
+    # Whoever does not compare is not told.
+    from_torch(made, (4,), compared=False)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    ("made", "shape"),
+    [
+        (lambda: mlp([300, *[200] * 6, 10], nn.ReLU), (300,)),
+        (lambda: mlp([300, *[200] * 6, 10], nn.Tanh), (300,)),
+        (lambda: mlp([300, *[200] * 6, 10], lambda: LambdaGELU(20.0)), (300,)),
+        (lambda: resnet((3, 16, 16), 10, nn.ReLU, Normalize((0.4, 0.5, 0.6), (0.2, 0.01, 3.0))), (3, 16, 16)),
+        (lambda: cnn7((3, 16, 16), 10, nn.LeakyReLU, width=0.25), (3, 16, 16)),
+    ],
+)
+def test_rounding_is_never_taken_for_a_difference(
+    made: Callable[[], nn.Module], shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    torch.manual_seed(0)
+    model = made().to(dtype)
+    with torch.no_grad():
+        for scale in (1.0, 1e-3, 30.0):
+            first = next(model.parameters())
+            first.mul_(scale)
+            network = from_torch(model, shape)
+            x = torch.randn(4, *shape, dtype=dtype) * torch.tensor([1e-20, 1e-3, 1.0, 1e4], dtype=dtype).reshape(
+                -1, *(1,) * len(shape)
+            )
+            assert (
+                parting(network.nodes, x, {len(network.nodes) - 1: model.eval()(x)}, torch.finfo(dtype).eps / 2) is None
+            )
+
+
+@pytest.mark.parametrize("factor", [1 + 1e-3, 1 - 1e-4])
+def test_a_weight_that_is_slightly_off_is_a_difference(factor: float) -> None:
+    made = mlp([20, 30, 5], nn.ReLU)
+    network = from_torch(made, (20,))
+    x = torch.randn(3, 20)
+    with torch.no_grad():
+        output = made(x)
+        nodes = tuple(
+            replace(node, weight=node.weight * factor) if isinstance(node, Linear) and node.name == "3" else node
+            for node in network.nodes
+        )
+    found = parting(nodes, x, {len(nodes) - 1: output}, 2.0**-24)
+    assert found is not None and found.node is nodes[-1]
+    assert "rounding explains" in str(found)
+
+
+def test_reading_a_module_does_not_import_a_compiler() -> None:
+    script = """
+import sys, torch
+from torch import nn
+from verifiable_relu.network import from_torch
+from verifiable_relu.nn import LambdaGELU
+from_torch(nn.Sequential(nn.Linear(3, 3), LambdaGELU(), nn.BatchNorm1d(3), nn.ReLU(inplace=True)), (3,))
+print([name for name in ("torch._dynamo", "torch.distributed.tensor", "sympy") if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+# --- verdicts --------------------------------------------------------------------------------------------------------
+
+
+class Base(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(2, 2)
+        self.r = nn.ReLU(inplace=True)
+        with torch.no_grad():
+            self.a.weight.copy_(torch.tensor([[1.0, 0.0], [-1.0, 0.0]]))
+            self.a.bias.copy_(torch.tensor([-2.0, 0.5]))
+
+
+class Reuse(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x)
+        out = self.r(h)
+        out = out * 0.25
+        out += h
+        return out
+
+
+class Flag(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x)
+        return h + torch.tensor([5.0, 0.0]) if self.training else h
+
+
+class Double(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.c = nn.Linear(2, 2).double()
+        self.k = torch.tensor([0.0, 0.1 * 0.9 - 0.1 * 0.5 + 1e-10], dtype=torch.float64)
+        with torch.no_grad():
+            self.c.weight.copy_(torch.eye(2))
+            self.c.bias.zero_()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.c(x) * 0.1 + self.k
+
+
+def negated() -> nn.Module:
+    made = nn.Sequential(nn.Linear(2, 2), nn.Identity())
+    with torch.no_grad():
+        made[0].weight.copy_(torch.eye(2))
+        made[0].bias.zero_()
+    made[0].register_forward_hook(lambda m, i, o: -o)
+    return made
+
+
+def normed() -> nn.Module:
+    layer = nn.utils.weight_norm(nn.Linear(2, 2))
+    with torch.no_grad():
+        layer.weight_v.copy_(torch.eye(2))
+        layer.bias.zero_()
+        layer.weight_g.copy_(torch.tensor([[1.0], [3.0]]))
+    return nn.Sequential(layer)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize(("make", "eps"), [(Reuse, 0.01), (Flag, 0.01), (negated, 0.01), (normed, 0.01), (Double, 0)])
+def test_verdicts_are_those_of_the_module_in_evaluation_mode(make: Callable[[], nn.Module], eps: float) -> None:
+    """What was once misread: the module itself is asked at the corners and the counterexample."""
+    made = make().train()
+    dtype = next(made.parameters()).dtype
+    image = np.array([[0.9, 0.5]], np.float32 if dtype == torch.float32 else np.float64)
+    steps = torch.tensor([[0, 0], [1, 1], [1, -1], [-1, 1], [-1, -1]], dtype=dtype) * eps
+    verdicts = []
+    for label in (0, 1):
+        (result,) = verify(made, image, [label], eps)
+        verdicts.append(result.verdict)
+        made.eval()
+        with torch.no_grad():
+            outputs = made(torch.from_numpy(image) + steps)
+            margins = outputs[:, label] - outputs[:, 1 - label]
+            if result.verdict is Verdict.UNSAT:
+                assert float(margins.min()) > 0
+            if result.verdict is Verdict.SAT:
+                point = made(torch.as_tensor(result.counterexample, dtype=dtype).reshape(1, 2))[0]
+                assert point[label] <= point[1 - label]
+        made.train()
+    assert Verdict.UNSAT in verdicts or make is Reuse
+    assert Verdict.SAT in verdicts or make is Double

@@ -1,0 +1,409 @@
+"""What a torch module computes, as a list of ATen operators: the module itself is run, and followed as it runs.
+
+The input is a tensor that records each operator applied to it (``Traced``, through torch's own ``__torch_dispatch__``)
+and also carries the numbers, so that every operator is really executed. Hooks, parametrisations, a changed
+``forward`` and Python's control flow therefore do what they always do. What does not depend on the input is computed
+by torch as usual and enters the list as a tensor that autograd still follows.
+
+Refused is what would let the course of the computation depend on computed numbers (``if x.sum() > 0``, ``item()``),
+any operator that the caller does not know, and any access to memory that goes past the operators.
+
+In-place operators are recorded as what they compute. Tensors with one memory (views) see each other's changes: each
+remembers which state of the memory it has seen, and reads the memory anew once that has changed.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import sys
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from verifiable_relu.errors import InputError, UnsupportedError
+from verifiable_relu.network.module.program import GATE, Program, Ref, Step, place_of, version
+from verifiable_relu.nn.hardness import HardnessGate
+
+_FRESH = frozenset({"zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full"})
+"""Operators that take only the shape from a tensor."""
+
+_NUMBERS = frozenset(
+    {"item", "_local_scalar_dense", "is_nonzero", "equal", "allclose", "isclose", "nonzero", "any", "all"}
+    | {"gt", "ge", "lt", "le", "eq", "ne", "argmax", "argmin"}
+)
+"""Operators by which a computed number usually comes to decide what is computed."""
+
+_HINTS = {
+    "max_pool2d_with_indices": "use AvgPool2d or a strided convolution",
+    "silu": "use GELU, or nn.substitute_relu",
+}
+
+
+@dataclass
+class _Memory:
+    """The state of a storage that holds computed values: how often it was written to, and what was written last."""
+
+    storage: torch.UntypedStorage
+    version: int = 0
+    index: int = -1
+    layout: Tensor | None = None
+
+
+class Traced(Tensor):
+    """A computed tensor that records what is done to it. Its own memory is empty; ``carried`` has the numbers."""
+
+    recorder: _Recorder
+    carried: Tensor
+    number: int
+    version: int
+    memory: _Memory
+
+    @staticmethod
+    def of(recorder: _Recorder, real: Tensor, index: int) -> Traced:
+        """The value ``index``, whose numbers are those of ``real``."""
+        made: Traced = Tensor._make_wrapper_subclass(
+            Traced,
+            real.shape,
+            strides=real.stride(),
+            storage_offset=real.storage_offset(),
+            dtype=real.dtype,
+            device=real.device,
+        )
+        made.recorder, made.carried, made.number = recorder, real, index
+        made.memory = recorder.memory(real)
+        made.version = made.memory.version
+        return made
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        # Met by ``_Functions`` before it comes here, but for TorchScript.
+        kwargs = kwargs or {}
+        return next(_traced((args, kwargs))).recorder.function(func, args, kwargs)
+
+    @classmethod
+    def __torch_dispatch__(cls, *args: Any, **kwargs: Any) -> Any:
+        raise UnsupportedError("a computed tensor is used after the module has returned")
+
+
+class _Functions(TorchFunctionMode):
+    """Hands torch's functions of computed tensors on to the operators that they consist of.
+
+    Args:
+        recorder: that meets the operators.
+    """
+
+    def __init__(self, recorder: _Recorder) -> None:
+        super().__init__()
+        self.recorder = recorder
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if next(_traced((args, kwargs)), None) is None:
+            return func(*args, **kwargs)
+        return self.recorder.function(func, args, kwargs)
+
+
+_FORBIDDEN = frozenset(
+    {Tensor.data_ptr, Tensor.share_memory_, Tensor.is_shared, Tensor.pin_memory, Tensor.__reduce_ex__}
+    | {Tensor.data.__set__, Tensor.grad.__set__}  # type: ignore[attr-defined,union-attr]
+)
+"""What gives hold of a tensor's memory, or exchanges it, without an operator."""
+
+
+def _harmless(result: Any) -> bool:
+    """Whether what a function of a computed tensor returned is a tensor, or tells no more than shapes and kinds."""
+    if isinstance(result, tuple | list):
+        return all(map(_harmless, result))
+    kinds = (Tensor, int, str, torch.dtype, torch.device, torch.layout, torch.memory_format, type(NotImplemented))
+    return result is None or isinstance(result, kinds)
+
+
+def _traced(arguments: Any) -> Iterator[Traced]:
+    """The computed tensors in nested arguments."""
+    if isinstance(arguments, Traced):
+        yield arguments
+    elif isinstance(arguments, list | tuple):
+        for each in arguments:
+            yield from _traced(each)
+    elif isinstance(arguments, dict):
+        yield from _traced(list(arguments.values()))
+
+
+def _exchanged(arguments: Any, change: Callable[[Tensor], Any]) -> Any:
+    """Nested arguments with each tensor changed."""
+    if isinstance(arguments, Tensor):
+        return change(arguments)
+    if isinstance(arguments, list | tuple):
+        return [_exchanged(each, change) for each in arguments]
+    if isinstance(arguments, dict):
+        return {key: _exchanged(value, change) for key, value in arguments.items()}
+    return arguments
+
+
+@cache
+def _schema(func: Any) -> tuple[tuple[str, ...], dict[str, Any], frozenset[str]]:
+    """The names of an operator's arguments, their defaults, and which it writes to."""
+    arguments = func._schema.arguments
+    return (
+        tuple(a.name for a in arguments),
+        {a.name: a.default_value for a in arguments if a.has_default_value()},
+        frozenset(a.name for a in arguments if a.alias_info is not None and a.alias_info.is_write),
+    )
+
+
+class _Recorder(TorchDispatchMode):
+    """Makes a program of the operators that are applied while it is entered.
+
+    Args:
+        module: that is to be run.
+        dtype: of the input.
+        operators: the names of those that may be recorded.
+        observe: whether the numbers are kept.
+    """
+
+    def __init__(self, module: nn.Module, dtype: torch.dtype, operators: Collection[str], observe: bool) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.program = Program()
+        self.input_dtype = dtype
+        self.operators = operators
+        self.observe = observe
+        self.refusal: UnsupportedError | None = None
+        self.memories: dict[int, _Memory] = {}
+        self.names = {id(m): name for name, m in module.named_modules()}
+
+    def memory(self, real: Tensor) -> _Memory:
+        """The memory that a tensor lives in."""
+        storage = real.untyped_storage()
+        return self.memories.setdefault(storage._cdata, _Memory(storage))
+
+    def refuse(self, op: str, reason: str) -> NoReturn:
+        """Stop. The refusal is kept, too: the module may catch what is raised.
+
+        Raises:
+            UnsupportedError: always.
+        """
+        path, _ = self.where()
+        error = UnsupportedError(reason, place=place_of(path, op))
+        self.refusal = self.refusal or error
+        raise error
+
+    def where(self) -> tuple[str, str]:
+        """The name of the innermost running module, and its class if it is one of torch's own."""
+        frame = sys._getframe(1)
+        while frame is not None:
+            if frame.f_code is _CALL:
+                module = frame.f_locals["self"]
+                own = type(module).__module__.startswith("torch.nn.")
+                return self.names.get(id(module), ""), type(module).__name__ if own else ""
+            frame = frame.f_back  # type: ignore[assignment]
+        return "", ""
+
+    def function(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run one of torch's functions of computed tensors, so that the operators that it consists of are recorded."""
+        if func in _FORBIDDEN:
+            self.refuse(func.__name__, "the memory of a computed tensor cannot be had")
+        # Below autograd, operators arrive whole: ``linear``, not the products that it is made of.
+        with torch._C.DisableTorchFunction(), torch._C._AutoDispatchBelowAutograd():
+            if func is HardnessGate.forward:
+                return self.gate(*args, **kwargs)
+            result = func(*args, **kwargs)
+        if not _harmless(result):
+            self.refuse(func.__name__, f"a {type(result).__name__} made of a computed tensor")
+        return result
+
+    def gate(self, gate: HardnessGate, x: Tensor) -> Tensor:
+        """Record a gate of learned hardness as one operator."""
+        if not isinstance(x, Traced):
+            raise TypeError("a gate that itself depends on the input")
+        real = HardnessGate.forward(gate, x.carried)
+        return self.append(GATE, {"gate": gate, "self": Ref(self.read(x))}, real)
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # What torch would do otherwise imports its compiler, which takes seconds.
+        return False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if next(_traced((args, kwargs)), None) is None:
+            return func(*args, **kwargs)
+        return self.record(func, args, kwargs)
+
+    def record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Record and execute an operator, or what it is made of, or refuse it."""
+        name = func._schema.name.removeprefix("aten::")
+        op = name if name.startswith("_") else name.removesuffix("_")
+        if name in _FRESH:
+            return func(*_exchanged(args, _numbers), **_exchanged(kwargs, _numbers))
+        if op not in self.operators:
+            with self:
+                made = func.decompose(*args, **kwargs)
+            if made is NotImplemented:
+                self.unsupported(op)
+            return made
+        names, defaults, written = _schema(func)
+        given = defaults | dict(zip(names, args, strict=False)) | kwargs
+        target = given[names[0]]
+        if written and (written != {names[0]} or not name.endswith("_") or not isinstance(target, Traced)):
+            self.refuse(name, "writes to a tensor that is not computed from the input")
+        given = _exchanged(given, self.operand)
+        before = (target.carried.shape, target.carried.stride()) if written else None
+        real = func(*_exchanged(args, _numbers), **_exchanged(kwargs, _numbers))
+        if not isinstance(real, Tensor):
+            self.unsupported(op)
+        made = self.append(op, given, real)
+        if not written:
+            return made
+        if (real.shape, real.stride()) != before:
+            self.refuse(name, "changes a tensor's shape in place")
+        return self.overwritten(target, made.number)
+
+    def operand(self, value: Tensor) -> Ref | Tensor:
+        """A tensor as the argument of a step."""
+        return Ref(self.read(value)) if isinstance(value, Traced) else value
+
+    def append(self, op: str, arguments: dict[str, Any], real: Tensor) -> Traced:
+        """Add a step that has computed ``real``."""
+        path, _ = self.where()
+        narrowest = 0
+
+        def note(value: Any) -> None:
+            nonlocal narrowest
+            if isinstance(value, Ref):
+                narrowest = max(narrowest, self.dtype(value.index).itemsize)
+            elif isinstance(value, Tensor):
+                self.program.constants.append((value, version(value), place_of(path, op)))
+
+        for value in arguments.values():
+            for each in value if isinstance(value, list) else (value,):
+                note(each)
+        if real.dtype not in (torch.float32, torch.float64) or real.dtype.itemsize < narrowest:
+            self.refuse(op, f"rounds to {real.dtype}: a network is computed in one precision, float32 or float64")
+        observed = real.detach().clone() if self.observe else None
+        self.program.steps.append(Step(op, arguments, tuple(real.shape), real.dtype, path, observed))
+        return Traced.of(self, real, len(self.program.steps))
+
+    def dtype(self, index: int) -> torch.dtype:
+        return self.program.steps[index - 1].dtype if index else self.input_dtype
+
+    def unsupported(self, op: str) -> NoReturn:
+        """Refuse an operator that is not known."""
+        _, kind = self.where()
+        if op in _NUMBERS:
+            self.refuse(op, "what is computed depends on computed numbers; a network is a fixed sequence of layers")
+        hint = f": {_HINTS[op]}" if op in _HINTS else ""
+        self.refuse(op, f"{kind or op} is not supported{hint}")
+
+    def overwritten(self, target: Traced, index: int) -> Traced:
+        """Note that ``target``, in place, is now the value ``index``."""
+        memory = target.memory
+        memory.version += 1
+        memory.index, memory.layout = index, target.carried
+        target.number, target.version = index, memory.version
+        return target
+
+    def read(self, x: Traced) -> int:
+        """The index of what a tensor holds now."""
+        if x.version != x.memory.version:
+            written = x.memory.layout
+            assert written is not None
+            to, back = self.order(written), self.order(x.carried)
+            index = self.permuted(x.memory.index, written, to)
+            flat = written.permute(to).reshape([x.carried.shape[axis] for axis in back])
+            index = self.added("view", index, flat, size=list(flat.shape))
+            inverse = sorted(range(len(back)), key=back.__getitem__)
+            x.number, x.version = self.permuted(index, flat, inverse), x.memory.version
+        return x.number
+
+    def order(self, real: Tensor) -> list[int]:
+        """The axes of a tensor as they lie in memory, the batch first.
+
+        Raises:
+            UnsupportedError: if the tensor does not fill its memory from the start, or the batch lies inside.
+        """
+        axes = [0, *sorted(range(1, real.ndim), key=real.stride().__getitem__, reverse=True)]
+        length, filled = math.prod(real.shape), math.prod(real.shape) * real.itemsize
+        dense = real.storage_offset() == 0 and filled == real.untyped_storage().nbytes()
+        for axis in axes:
+            length //= max(real.shape[axis], 1)
+            dense = dense and (real.shape[axis] == 1 or real.stride(axis) == length)
+        if not dense:
+            self.refuse("view", "a part of a tensor is changed in place")
+        return axes
+
+    def permuted(self, index: int, real: Tensor, axes: list[int]) -> int:
+        return index if axes == sorted(axes) else self.added("permute", index, real.permute(axes), dims=axes)
+
+    def added(self, op: str, index: int, real: Tensor, **arguments: Any) -> int:
+        return self.append(op, {"self": Ref(index), **arguments}, real).number
+
+
+_CALL = inspect.unwrap(nn.Module._call_impl).__code__
+
+
+def _numbers(value: Tensor) -> Tensor:
+    return value.carried if isinstance(value, Traced) else value
+
+
+def capture(module: nn.Module, x: Tensor, operators: Collection[str], observe: bool = True) -> Program:
+    """Run a module on x, (batch, …), and return what it did.
+
+    Args:
+        module: as it is to be run: in evaluation mode, where that is wanted.
+        x: a batch of inputs; it is not changed.
+        operators: the names of the ATen operators that the caller knows, and ``GATE``.
+        observe: whether steps keep the numbers that they computed.
+
+    Raises:
+        UnsupportedError: if the module does what the program could not repeat.
+        InputError: if the module fails on x by itself.
+    """
+    recorder = _Recorder(module, x.dtype, operators, observe)
+    start = Traced.of(recorder, x.clone(), 0)
+    failure: Exception | None = None
+    try:
+        with recorder, _Functions(recorder):
+            output = module(start)
+    except Exception as error:
+        failure = error
+    if recorder.refusal is not None:
+        raise recorder.refusal from failure
+    if failure is not None:
+        raise _explained(module, x, failure) from failure
+    if not isinstance(output, Traced):
+        raise UnsupportedError(
+            f"returns a {type(output).__name__} where one tensor computed from the input is expected"
+        )
+    recorder.program.output = recorder.read(output)
+    if recorder.refusal is not None:
+        raise recorder.refusal
+    recorder.program.require_unchanged()
+    return recorder.program
+
+
+def _explained(module: nn.Module, x: Tensor, failure: Exception) -> InputError:
+    """Why a module could not be followed: because it fails, or because it does so only when it is followed."""
+    try:
+        with torch.no_grad():
+            module(x.clone())
+    except Exception as error:
+        return InputError(f"the module fails for inputs of shape {tuple(x.shape)}: {_brief(error)}")
+    return UnsupportedError(f"the module cannot be followed: {_brief(failure)}")
+
+
+def _brief(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:300]}"

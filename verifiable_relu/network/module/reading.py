@@ -1,0 +1,185 @@
+"""A network from a torch module: captured in evaluation mode, and believed once it has been compared."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import fields
+from itertools import chain
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from verifiable_relu.errors import InputError, UnsupportedError
+from verifiable_relu.network.agreement import parting
+from verifiable_relu.network.graph import Network, Shape
+from verifiable_relu.network.module.capture import capture
+from verifiable_relu.network.module.operators import OPERATORS, Translator
+
+
+def from_torch(module: nn.Module, input_shape: Shape, name: str = "network", compared: bool = True) -> Network:
+    """The network that a module computes in evaluation mode.
+
+    The module is run as its user runs it, with its hooks and whatever Python does in between, on the device and in
+    the precision of its first parameter; the operators that it applies become the network (``module.operators`` has
+    those that are understood). Its parameters are the module's own tensors, or derived from them by autograd, so that
+    the network is differentiable with respect to them. 1/c of a division by c and γ/√(σ² + ε) of a batch
+    normalisation are numbers of the parameters' precision: the network *is* what ``write_onnx`` writes, and its
+    outputs differ from the module's by float rounding only.
+
+    With ``compared``, the module is captured for a batch of three (normal numbers of two scales, and zeros) and for
+    a batch of one (numbers of [0, 1]), which must give the same network. The numbers that each operator computes must
+    be the node's to within rounding (``agreement``), and so must what the module returns for both batches without
+    being captured. A module that does something else for larger batches is not found out.
+
+    Training flags, buffers and the CPU's random numbers are afterwards what they were. What hooks do to other
+    objects, stays done.
+
+    Args:
+        module: takes one tensor, (batch, *input_shape), and returns one.
+        input_shape: of one sample.
+        name: what to call the network.
+        compared: False only for whoever reads one module again and again, as losses do at each training step.
+
+    Raises:
+        UnsupportedError: if the module does what no network does, or its numbers are not the network's; names the
+            module or operator.
+        InputError: if the module fails for inputs of that shape, or a parameter is not finite.
+    """
+    shape = tuple(input_shape)
+    first = _first(module)
+    batches = [_several(shape, first), _one(shape, first)] if compared else [_one(shape, first)]
+    try:
+        with _evaluating(module):
+            programs = [capture(module, x, OPERATORS, observe=compared) for x in batches]
+            read = [
+                Translator(program, len(x), shape, first.device).network(name)
+                for program, x in zip(programs, batches, strict=True)
+            ]
+            if compared:
+                _compare(module, batches, read)
+        for program in programs:
+            program.require_unchanged()
+    except InputError as error:
+        raise error if error.place else type(error)(error.message, place=_class(module)) from error
+    return read[0][0]
+
+
+def _class(module: nn.Module) -> str:
+    return f"module {type(module).__name__}"
+
+
+def _first(module: nn.Module) -> Tensor:
+    """The tensor that says in which precision and where the module computes.
+
+    Raises:
+        UnsupportedError: if the module has no numbers yet, or is in neither float32 nor float64.
+    """
+    tensors = list(chain(module.parameters(), module.buffers()))
+    if any(is_lazy(tensor) or tensor.is_meta for tensor in tensors):
+        raise UnsupportedError("it has parameters without numbers: call a lazy module once first", place=_class(module))
+    first = next((t for t in tensors if t.is_floating_point()), torch.zeros((), dtype=torch.float32, device="cpu"))
+    if first.dtype not in (torch.float32, torch.float64):
+        raise UnsupportedError(f"it is in {first.dtype}: convert it to float32 first", place=_class(module))
+    return first
+
+
+def _several(shape: Shape, like: Tensor) -> Tensor:
+    """A batch of normal numbers, of ten times normal numbers and of zeros."""
+    normal = torch.randn(3, *shape, generator=torch.Generator("cpu").manual_seed(3), device="cpu")
+    scales = torch.tensor([1.0, 10.0, 0.0], device="cpu")
+    return (normal * scales.reshape(-1, *(1,) * len(shape))).to(like)
+
+
+def _one(shape: Shape, like: Tensor) -> Tensor:
+    """A batch of one sample of numbers of [0, 1]."""
+    return torch.rand(1, *shape, generator=torch.Generator("cpu").manual_seed(1), device="cpu").to(like)
+
+
+def _compare(module: nn.Module, batches: list[Tensor], read: list[tuple[Network, dict[int, Tensor]]]) -> None:
+    """Make certain that both networks are one, and that it computes what the module computes.
+
+    Raises:
+        UnsupportedError: if that is not so.
+    """
+    (network, several), (other, one) = read
+    _require_same(network, other)
+    seen = {node: torch.cat([several[node], one[node]]) for node in several}
+    inputs = torch.cat(batches)
+    _require_agreement(network, inputs, seen)
+    last = len(network.nodes) - 1
+    # Where the module returns its input, the last node is no operator's.
+    outputs = seen.get(last, inputs)
+    for x, captured in zip(batches, outputs.split([len(x) for x in batches]), strict=True):
+        with torch.no_grad():
+            output = module(x.clone())
+        if not isinstance(output, Tensor) or output.shape != captured.shape:
+            raise UnsupportedError("it returns something else when it is not captured", place=_class(module))
+        # Bit by bit, as a rule; then nothing is left to be explained by rounding.
+        if not torch.equal(output.cpu(), captured.cpu()):
+            _require_agreement(network, x, {last: output})
+
+
+def _require_agreement(network: Network, x: Tensor, seen: dict[int, Tensor]) -> None:
+    found = parting(network.nodes, x, seen, torch.finfo(x.dtype).eps / 2)
+    if found is not None:
+        place = f"node '{found.node.name}' ({found.node.op})"
+        raise UnsupportedError(f"the module is not the network that was read from it: {found}", place=place)
+
+
+def _require_same(network: Network, other: Network) -> None:
+    """Make certain that two captures of one module gave the same.
+
+    Raises:
+        UnsupportedError: if they differ: it depends on the batch's size, on chance, or on how often it was called.
+    """
+    for ours, theirs in zip(network.nodes, other.nodes, strict=False):
+        if type(ours) is not type(theirs) or not all(
+            _equal(getattr(ours, f.name), getattr(theirs, f.name)) for f in fields(ours)
+        ):
+            break
+    else:
+        if len(network.nodes) == len(other.nodes):
+            return
+    raise UnsupportedError(
+        "what it computes depends on the size of the batch, on random numbers or on how often it was called",
+        place=f"node '{ours.name}' ({ours.op})",
+    )
+
+
+def _equal(a: object, b: object) -> bool:
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return a is b or (a.dtype == b.dtype and torch.equal(a, b))
+    return a == b
+
+
+@contextmanager
+def _evaluating(module: nn.Module) -> Iterator[None]:
+    """Put a module into evaluation mode, and leave flags, buffers and random numbers as they were.
+
+    Products in float32 are really taken in float32 meanwhile, also where the user prefers speed.
+    """
+    modules = list(module.modules())
+    flags = [m.training for m in modules]
+    buffers = [(m, name, b, b.clone()) for m in modules for name, b in m._buffers.items() if b is not None]
+    precision, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    with torch.random.fork_rng(devices=[]):
+        try:
+            torch.set_float32_matmul_precision("highest")
+            torch.backends.cudnn.allow_tf32 = False
+            if any(flags):
+                module.eval()
+            yield
+        finally:
+            torch.set_float32_matmul_precision(precision)
+            torch.backends.cudnn.allow_tf32 = convolutions
+            for m, was in zip(modules, flags, strict=True):
+                # Parents first: ``train`` also sets the flags of what is inside.
+                if m.training != was:
+                    m.train(was)
+            with torch.no_grad():
+                for m, name, buffer, copy in buffers:
+                    m._buffers[name] = buffer
+                    if not torch.equal(buffer, copy):
+                        buffer.copy_(copy)
