@@ -13,6 +13,7 @@ from __future__ import annotations
 import io
 import logging
 import sys
+import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stdout
@@ -356,11 +357,16 @@ def _bytes(network: Network) -> int:
 
 
 def _explained(error: Exception) -> BaseException:
-    """What the library's exceptions stand for."""
+    """What the library's exceptions stand for: that it breaks down on a network is no fault of ours."""
+    if isinstance(error, InputError | MemoryError):
+        return error
     if isinstance(error, NotImplementedError):
         return UnsupportedError(f"auto_LiRPA: {error}")
     if isinstance(error, RuntimeError) and "allocate memory" in str(error):
         return MemoryError(str(error))
+    frames = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    if any(name.partition(".")[0] == "auto_LiRPA" for name in frames):
+        return UnsupportedError(f"auto_LiRPA breaks down on this network: {type(error).__name__}: {error}")
     return error
 
 
