@@ -339,3 +339,14 @@ def test_a_fault_of_the_librarys_process_costs_its_batch_alone(monkeypatch: pyte
 def test_unknown_bound() -> None:
     with pytest.raises(InputError, match="no bound 'zonotope'"):
         AutoLirpa("zonotope")  # type: ignore[arg-type]
+
+
+def test_what_the_library_breaks_down_on_is_unsupported() -> None:
+    """Values that overflow within the library, whose exceptions then say nothing of a fault of ours."""
+    # Not above: this file is imported by itself, too.
+    from tests.soundness.boundary import cases
+
+    case = list(cases(5, 24, ("Sigmoid", "Tanh", "Gelu", "LeakyRelu", "Relu")))[23]
+    (outcome,) = make("auto_lirpa-crown").verify([case.query], Budget.each(5, 1))
+    assert (outcome.verdict, outcome.reason) == (Verdict.UNKNOWN, Reason.UNSUPPORTED)
+    assert "auto_LiRPA breaks down" in outcome.detail

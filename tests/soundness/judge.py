@@ -107,8 +107,7 @@ def judge(case: Case, method: str, outcome: Outcome, report: Report) -> Verdict 
     slack = (FLOAT_SLACK if unrounded else case.doubt) * scale(*case.outputs)
     limit = case.margin + Fraction(slack) if isinstance(case.margin, Fraction) else case.margin
     report.decided[method, outcome.verdict] += 1
-    # auto_LiRPA 0.3 breaks down on permuted axes, which is no verdict.
-    if outcome.reason is Reason.ERROR and not (method in LIRPA and "cnn" in case.name):
+    if outcome.reason is Reason.ERROR:
         report.note(where, f"failed: {outcome.detail}")
     if outcome.verdict is Verdict.UNKNOWN:
         if outcome.trust is not None or outcome.reason in (Reason.PROVED, Reason.REFUTED):

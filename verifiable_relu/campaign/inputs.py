@@ -124,15 +124,15 @@ def believe(network: Network, properties: Sequence[Property], path: Path | None 
 
     Args:
         network: as it was read; one that came from no file is not compared here.
-        properties: at least one.
+        properties: any number.
         path: of the file, for messages.
 
     Raises:
         InputError: if the two differ by more than rounding explains.
     """
     rng = np.random.default_rng(0)
-    points = []
-    for prop in properties[:: -(-len(properties) // _COMPARED_BOXES)]:
+    points = [np.zeros((0, network.input_size))]
+    for prop in properties[:: max(1, -(-len(properties) // _COMPARED_BOXES))]:
         box = prop.box
         shares = np.stack([np.full(box.size, 0.5), rng.random(box.size), rng.integers(0, 2, box.size)])
         points.append(box.lower * (1 - shares) + box.upper * shares)

@@ -35,7 +35,7 @@ from verifiable_relu.network.graph import (
     Scale,
 )
 from verifiable_relu.spec.property import Property, Query, RowBatch
-from verifiable_relu.verifiers.adapters.library import bounded_module, library, quiet
+from verifiable_relu.verifiers.adapters.library import bounded_module, explained, library, quiet
 from verifiable_relu.verifiers.adapters.worker import Worker
 from verifiable_relu.verifiers.base import (
     SILENT,
@@ -178,10 +178,8 @@ def work(task: _Task | None) -> list[Outcome] | InputError | None:
         lower = model.lower(box, rows, lambda: elapsed() > task.seconds)
         doubt = _doubt(model.network.to(model.dtype), box, rows).double()
         margins = rows.margins(lower - doubt - rows.bound).tolist()
-    except NotImplementedError as error:
-        return [fault(UnsupportedError(f"auto_LiRPA: {error}"), name)] * count
     except Exception as error:
-        return [fault(error, name)] * count
+        return [fault(explained(error), name)] * count
     return [_outcome(name, margin, elapsed() / count) for margin in margins]
 
 

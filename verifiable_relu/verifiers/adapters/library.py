@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import logging
 import sys
+import traceback
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, redirect_stdout
@@ -23,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from verifiable_relu.errors import InputError, OutOfTime
+from verifiable_relu.errors import InputError, OutOfTime, UnsupportedError
 
 _RECURSION = 20_000
 """Nested calls allowed to the library."""
@@ -122,3 +123,15 @@ def _repaired() -> Iterator[None]:
         )
         stack.enter_context(patch.object(torch._C.Node, "__getitem__", attribute, create=True))
         yield
+
+
+def explained(error: Exception) -> Exception:
+    """What an exception of the library's work stands for: that it breaks down on a network is no fault of ours."""
+    if isinstance(error, InputError | OutOfTime | MemoryError) or "allocate memory" in str(error):
+        return error
+    if isinstance(error, NotImplementedError):
+        return UnsupportedError(f"auto_LiRPA: {error}")
+    frames = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    if any(name.partition(".")[0] == "auto_LiRPA" for name in frames):
+        return UnsupportedError(f"auto_LiRPA breaks down on this network: {type(error).__name__}: {error}")
+    return error
