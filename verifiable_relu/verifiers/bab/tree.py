@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 _WORKING = 1 << 27
 """Bytes of coefficients of the nodes that are bounded at once."""
 
+_PATIENCE = 0.05
+"""The part of the time that is left which the linear program of a node may take."""
+
 _TOGETHER = 32
 """Nodes that are finished at once, so that the clock is looked at often enough."""
 
@@ -39,7 +42,7 @@ class Search:
         steps: of the ascent for each node.
         adaptive: how many neurons have adaptive lines while they are open, those first that matter most at the root.
         batch: most nodes that are split at once.
-        stalled: a node is finished where no neuron is to blame for more than this part of what the bound lacks.
+        stalled: a node is finished where all neurons together are to blame for no more than this part of its bound.
         exact: its linear program is solved where finishing leaves no more than this part.
         finishing: steps of the ascent with adaptive lines for every neuron.
         candidates: how many nodes of a batch are asked for a counterexample.
@@ -48,8 +51,8 @@ class Search:
     steps: int = 2
     adaptive: int = 32
     batch: int = 512
-    stalled: float = 0.02
-    exact: float = 1e-3
+    stalled: float = 0.5
+    exact: float = 0.05
     finishing: int = 30
     candidates: int = 4
 
@@ -194,7 +197,7 @@ class Tree:
             if self._reached(self._ascent.minimisers(batch[worst])):
                 self.state = State.REACHED
                 return
-            stalled = _most(blame) <= self._search.stalled * bound.abs()
+            stalled = _total(blame) <= self._search.stalled * bound.abs()
             stalled |= (batch.split != 0).all(1)
             is_open = torch.ones(len(batch), dtype=torch.bool)
             for part in stalled.nonzero().squeeze(1).split(_TOGETHER):
@@ -211,22 +214,24 @@ class Tree:
         mine = batch[part]
         found = self._everywhere.run(mine, self._search.finishing)
         is_open = ~self._prove(mine, found)
-        settled = (_most(found.blame) <= self._search.exact * found.bound.abs()) | (mine.split != 0).all(1)
+        settled = (_total(found.blame) <= self._search.exact * found.bound.abs()) | (mine.split != 0).all(1)
         for number in (is_open & settled).nonzero().squeeze(1).tolist():
-            seconds = self._left()
-            if seconds <= 0 or self.state is not State.OPEN:
+            if self._left() <= 0 or self.state is not State.OPEN:
                 break
-            is_open[number] = not self._solved(mine.split[number], seconds)
+            is_open[number] = not self._solved(mine.split[number])
         mine.multipliers *= (mine.split != 0) | self._ascent.adaptive
         batch.multipliers[part], batch.mu[part] = mine.multipliers, mine.mu
         # Where no line costs anything, the widest triangle is split.
-        none = (_most(found.blame) <= 0)[:, None]
+        none = (_total(found.blame) <= 0)[:, None]
         widest = torch.where(mine.split == 0, self._gap, -1.0)
         blame[part] = torch.where(none, widest, found.blame).to(blame)
         return is_open
 
-    def _solved(self, split: Tensor, seconds: float) -> bool:
+    def _solved(self, split: Tensor) -> bool:
         """Whether the linear program of one node proves it; it may also refute the tree, or be the end of the road."""
+        last = bool((split != 0).all())
+        # A node that can be split further is not worth all the time.
+        seconds = self._left() * (1 if last else _PATIENCE)
         if self._program is None:
             # Its solver is imported only where a node gets this far.
             from verifiable_relu.verifiers.bab.leaf import Program
@@ -244,7 +249,7 @@ class Tree:
             points.append(self._program.deepest(split, seconds))
         if any(point is not None and self._reached(point) for point in points):
             self.state = State.REACHED
-        elif bool((split != 0).all()) and seconds > 0:
+        elif last and self._left() > 0:
             self.state = State.STUCK
         return False
 
@@ -288,6 +293,9 @@ class Tree:
             self.state = State.FULL
 
 
-def _most(blame: Tensor) -> Tensor:
-    """The largest of each node; of nodes without neurons, −1."""
-    return torch.cat([blame, blame.new_full((len(blame), 1), -1)], 1).amax(1)
+def _total(blame: Tensor) -> Tensor:
+    """How much the bound of each node is below the network's value where the relaxation is least, at most.
+
+    At the best multipliers, that is: a point with a negative value is then a counterexample.
+    """
+    return blame.clamp(min=0).sum(1)
