@@ -124,7 +124,7 @@ class Bab:
         candidates = Candidates(bounds.queries[number], self.name)
         margins = bounds.margins(number)
         open_ = [i for i, margin in enumerate(margins) if not margin > 0]
-        if any(not candidates.query.property.unsafe[i] for i in open_):
+        if any(bounds.rows_of(number, i) == 0 for i in open_):
             return candidates.anywhere() or Outcome.unknown(Reason.UNCONFIRMED, self.name, "any point should do")
         with torch.no_grad():
             args = (candidates.query, bounds.relaxation, number, open_, self.slopes, lambda: left() <= 0)
@@ -161,9 +161,15 @@ class _Bounds:
         best = torch.full((len(rows.owner),), -torch.inf, dtype=torch.float64)
         best = best.scatter_reduce(0, rows.polytope, slack, "amax")
         self._margins = [best[rows.owner == number].tolist() for number in range(len(queries))]
+        counts = torch.bincount(rows.polytope, minlength=len(rows.owner))
+        self._counts = [counts[rows.owner == number].tolist() for number in range(len(queries))]
         unstable = [~((b.lower >= 0) | (b.upper <= 0)).flatten(1) for b in self.relaxation.pre.values()]
         self.unstable = torch.cat([torch.zeros(len(queries), 0, dtype=torch.bool), *unstable], 1).sum(1)
         self.trust = Trust.ROUNDED if covers(net, torch.float64, "cpu") else Trust.FLOAT
+
+    def rows_of(self, number: int, polytope: int) -> int:
+        """How many rows a polytope of one query has, as ``RowBatch`` counts polytopes."""
+        return int(self._counts[number][polytope])
 
     def margins(self, number: int) -> list[float]:
         """Proven lower bounds of the largest row of each polytope of one query."""
