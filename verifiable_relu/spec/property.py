@@ -91,7 +91,9 @@ class Box:
         if bad.size:
             raise InputError(f"X_{bad[0]} has no finite bound on one side, or NaN")
         # Outward rounding hides an inversion smaller than a float64 step.
-        for i in np.flatnonzero(self.lower >= np.nextafter(self.upper, -np.inf)):
+        with np.errstate(over="ignore"):
+            below = np.nextafter(self.upper, -np.inf)
+        for i in np.flatnonzero(self.lower >= below):
             lower, upper = self.bounds(int(i))
             if lower > upper or (lower == upper and (i in self.open_lower or i in self.open_upper)):
                 raise InputError(
