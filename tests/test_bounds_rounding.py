@@ -608,3 +608,12 @@ def test_windows_may_see_padding_alone() -> None:
     side = torch.ones(1, 1, 4, 1).double()
     pre = relaxed(net, Bounds(-side, side)).pre[net.activations[-1]]
     assert float(pre.lower.min()) > -1e-12 and float(pre.upper.max()) < 1e-12
+
+
+@pytest.mark.parametrize(("slope", "kept"), [(0.25, True), (0.1, False)])
+def test_a_slope_that_float32_rounds_is_not_kept(slope: float, kept: bool) -> None:
+    build = Builder((3,))
+    x = build.activation(0, LeakyRelu, "act", slope=torch.tensor(slope, dtype=torch.float64))
+    network = build.network(x, name="leaky")
+    assert rounding.keeps_activations(network, network.to(torch.float32)) is kept
+    assert rounding.keeps_activations(network, network.to(torch.float64))

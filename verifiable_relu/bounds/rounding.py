@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 import os
 import platform
+from dataclasses import fields
 from functools import cache
 from typing import Any
 
@@ -40,6 +41,24 @@ def covers(network: Network, dtype: torch.dtype, device: torch.device | str) -> 
         return False
     plain = dtype == torch.float64 and kind == "cpu"
     return plain or not any(isinstance(node, Conv2d) for node in network.nodes)
+
+
+def keeps_activations(network: Network, converted: Network) -> bool:
+    """Whether slopes and λ of activations are the same numbers in a network of another dtype.
+
+    What narrowing changes in an affine map is counted in its ``weight_error``; nothing counts it for an activation.
+
+    Args:
+        network: as it was.
+        converted: the same network in another dtype.
+    """
+    pairs = ((network.nodes[i], converted.nodes[i]) for i in network.activations)
+    return all(
+        torch.equal(getattr(before, f.name).cpu().double(), getattr(after, f.name).cpu().double())
+        for before, after in pairs
+        for f in fields(before)
+        if isinstance(getattr(before, f.name), Tensor)
+    )
 
 
 def unit_roundoff(dtype: torch.dtype) -> float:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from verifiable_relu.bounds import Ascent, Bounds, Relaxation, ascend, input_box, neurons, relaxed, unstable
 from verifiable_relu.bounds.linear import MEMORY
-from verifiable_relu.bounds.rounding import covers
+from verifiable_relu.bounds.rounding import covers, keeps_activations
 from verifiable_relu.network.graph import Network
 from verifiable_relu.spec.property import Query, RowBatch
 from verifiable_relu.verifiers.base import (
@@ -95,8 +95,8 @@ class _Bounding:
                 ).tolist()
                 share = elapsed() / len(part)
                 late = elapsed() > allowance
-                # Bounds are those of the coefficients as they were given to them.
-                same = torch.equal(given.matrix.cpu().double(), rows.matrix)
+                # Bounds are those of coefficients, slopes and λ as they were given to them.
+                same = torch.equal(given.matrix.cpu().double(), rows.matrix) and keeps_activations(network, net)
                 trust = Trust.ROUNDED if same and covers(net, dtype, self.device) else Trust.FLOAT
         except Exception as error:
             return [fault(error, self.name)] * len(part)
