@@ -276,6 +276,21 @@ def test_nothing_that_a_search_says_is_believed(monkeypatch: pytest.MonkeyPatch)
     assert any(margin <= 0 for _, margin in cases)
 
 
+@pytest.mark.parametrize("seconds", [0.05, 0.3, 5.0])
+@pytest.mark.parametrize("broken", [float("nan"), float("inf")])
+def test_arithmetic_that_breaks_down_proves_nothing(
+    monkeypatch: pytest.MonkeyPatch, broken: float, seconds: float
+) -> None:
+    queries = [random_query(seed)[0] for seed in range(6)]
+    monkeypatch.setattr(
+        Proofs, "lower", lambda self, split, *rest: split.new_full((len(split),), broken, dtype=torch.float64)
+    )
+    for outcome in decide(*queries, seconds=seconds):
+        by_bounds = outcome.detail == "decided by bounds alone"
+        assert outcome.verdict is not Verdict.UNSAT or by_bounds, outcome
+        assert outcome.margin is None or outcome.margin < torch.inf
+
+
 def test_too_little_memory_is_said() -> None:
     (outcome,) = decide(hard(), method=Bab(memory=1 << 12))
     assert (outcome.verdict, outcome.reason) == (Verdict.UNKNOWN, Reason.MEMORY)

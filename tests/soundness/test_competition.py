@@ -10,10 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from verifiable_relu.files import on_disk
 from verifiable_relu.network import Network, read_onnx
 from verifiable_relu.spec.instances import read_instances
 from verifiable_relu.spec.property import Query
-from verifiable_relu.spec.read import on_disk, read_vnnlib
+from verifiable_relu.spec.read import read_vnnlib
 from verifiable_relu.trust.replay import replay
 from verifiable_relu.verifiers.base import Budget, Verdict
 from verifiable_relu.verifiers.registry import make

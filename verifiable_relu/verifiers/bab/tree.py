@@ -148,9 +148,7 @@ class Tree:
         matter = weight.topk(min(self._size, search.adaptive)).indices
         self._ascent = Ascent(strip, none.index_fill(0, matter, True), torch.float32)
         root = Batch.root(self._size, len(scale))
-        self._at_root = float(
-            self._margins(root, self._ascent.run(root, search.finishing))[0].nan_to_num(nan=-torch.inf)
-        )
+        self._at_root = float(self._margins(root, self._ascent.run(root, search.finishing))[0])
         self._bound(root)
 
     def advance(self) -> None:
@@ -239,7 +237,7 @@ class Tree:
             self._program = Program(self._strip, self._neurons, self._rows)
         hint = self._program.solve(split, seconds)
         margins = self._proven(split.expand(len(hint.w), -1), torch.arange(self._size), hint.w, hint.mu)
-        best = float(margins.nan_to_num(nan=-torch.inf).amax()) if len(margins) else -torch.inf
+        best = float(margins.amax()) if len(margins) else -torch.inf
         if best > 0:
             self.lower = min(self.lower, best)
             return True
@@ -278,8 +276,8 @@ class Tree:
         lower = self._proofs.lower(split, columns, w, mu)
         parts = self._scale[0] + mu.double().clamp(min=0) @ self._scale[1:]
         quotient = lower / parts
-        # Rounded down.
-        return quotient - 1e-12 * quotient.abs()
+        # Rounded down. Where arithmetic broke down nothing is known, and Python's min would lose a NaN.
+        return torch.where(quotient.isfinite(), quotient - 1e-12 * quotient.abs(), -torch.inf)
 
     def _push(self, batch: Batch, blame: Tensor) -> None:
         """Keep open nodes."""
