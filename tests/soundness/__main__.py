@@ -17,6 +17,7 @@ test (`kinds.py`) in its quick form; *yes* means that the test fails, as it shou
 - **agreement**: random networks and properties near their decision boundary, all methods against each other
 - **boundary**: counterexamples planted exactly at the boundary, at scales from 1e-30 to 1e30, with slopes of any size,
   rescaled layers, and weights that are known up to an error (`boundary.py`)
+- **trees**: every leaf of branch and bound proved again in rational arithmetic, and the leaves a cover (`trees.py`)
 """
 
 
