@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from verifiable_relu.bounds import Bounds, input_box, interval_bounds, linear_lower_bounds, preactivation_bounds
-from verifiable_relu.errors import UnsupportedError
+from verifiable_relu.errors import OutOfTime, UnsupportedError
 from verifiable_relu.network.graph import (
     PIECEWISE_LINEAR,
     Activation,
@@ -53,6 +53,7 @@ from verifiable_relu.verifiers.base import (
     Trust,
     Verdict,
     by_network,
+    deadline,
     fault,
 )
 
@@ -460,7 +461,7 @@ def solve_each(
                 with budget.charging(part) as elapsed:
                     folding = Folding(network, exact=exact)
                     problems = (
-                        _bounded(folding, chosen, lambda: elapsed() > allowance)  # noqa: B023
+                        _bounded(folding, chosen, deadline(elapsed, allowance))
                         if bounds
                         else _unbounded(folding, chosen)
                     )
@@ -496,10 +497,6 @@ def _solved(
         seconds[name] = elapsed()
     margin = known["margin"] if outcome.margin is None else outcome.margin
     return replace(outcome, margin=margin, seconds=seconds, unstable=problem.unstable)
-
-
-class OutOfTime(Exception):
-    """The budget ran out before a solver was called."""
 
 
 def supervised(work: Callable[[], T], interrupt: Callable[[], None], seconds: float) -> T | None:

@@ -16,11 +16,12 @@ import torch
 from verifiable_relu.bounds import Ascent, input_box, neurons, relaxed
 from verifiable_relu.bounds.linear import MEMORY
 from verifiable_relu.bounds.rounding import covers
+from verifiable_relu.errors import OutOfTime
 from verifiable_relu.network.graph import Network
 from verifiable_relu.spec.property import Query, RowBatch
 from verifiable_relu.verifiers.bab.folding import require_piecewise_linear
 from verifiable_relu.verifiers.bab.forest import Candidates, Forest
-from verifiable_relu.verifiers.bab.root import OutOfTime, Root, tree_bytes
+from verifiable_relu.verifiers.bab.root import Root, tree_bytes
 from verifiable_relu.verifiers.bab.strip import Slopes
 from verifiable_relu.verifiers.bab.tree import Search
 from verifiable_relu.verifiers.base import (
@@ -33,6 +34,7 @@ from verifiable_relu.verifiers.base import (
     Verdict,
     batch_size,
     by_network,
+    deadline,
     fault,
 )
 
@@ -83,7 +85,7 @@ class Bab:
                 try:
                     with budget.charging(part) as elapsed:
                         chosen = [queries[i] for i in part]
-                        bounds = _Bounds(self, network, chosen, lambda: elapsed() > allowance)  # noqa: B023
+                        bounds = _Bounds(self, network, chosen, deadline(elapsed, allowance))
                         share = elapsed() / len(part)
                 except Exception as error:
                     for index in part:
