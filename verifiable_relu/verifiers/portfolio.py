@@ -35,6 +35,9 @@ _FEW_NEURONS = 40
 _SHARE = 0.75
 """How much of the time branch and bound over phases may take before the MILP has what is left."""
 
+_MOSTLY = 0.8
+"""How much of the time splitting few inputs may take where many neurons are unstable: phases are far more then."""
+
 _EXACT_NEURONS = 10
 """Up to so many unstable neurons exact arithmetic (SMT) has a chance."""
 
@@ -70,10 +73,12 @@ class Auto:
         run.stage(lambda: AlphaCrown(self.device, self.memory, intermediate=_INTERMEDIATE), late, share=0.5)
         # Where either may do, neither gets more than half of the time at first.
         run.stage(lambda: bab, [i for i in few if i in narrow], share=0.5)
-        run.stage(lambda: InputSplit(device=self.device, memory=self.memory), narrow, share=0.5)
+        split = InputSplit(device=self.device, memory=self.memory)
+        run.stage(lambda: split, [i for i in narrow if i in few], share=0.5)
+        run.stage(lambda: split, [i for i in narrow if i not in few], share=_MOSTLY)
         run.stage(lambda: bab, foldable, share=_SHARE)
         run.stage(_milp, linear)
-        run.stage(lambda: InputSplit(device=self.device, memory=self.memory), narrow)
+        run.stage(lambda: split, narrow)
         # What is left with time to spare lies within the others' tolerances of the boundary.
         run.stage(_smt, [i for i in linear if run.unstable(i) <= _EXACT_NEURONS])
         return run.close()
