@@ -17,7 +17,7 @@ from tests.soundness.judge import Report
 from tests.soundness.trees import TIGHT, covers, trees
 from verifiable_relu.bounds import input_box, relaxed
 from verifiable_relu.errors import UnsupportedError
-from verifiable_relu.network.graph import Gelu, Input, Linear, Network, Relu
+from verifiable_relu.network.graph import Gelu, Input, Linear, Network, Node, Relu
 from verifiable_relu.spec.property import Box, Property, Query, RowBatch
 from verifiable_relu.verifiers.bab import Bab
 from verifiable_relu.verifiers.bab.ascent import Ascent, Batch, Bounded
@@ -170,6 +170,17 @@ def test_smooth_networks_are_refused() -> None:
     assert outcome.reason is Reason.UNSUPPORTED and "'g'" in outcome.detail
     with pytest.raises(UnsupportedError):
         folded(chain(nodes), UNIT)
+
+
+def test_a_network_whose_values_overflow_is_refused() -> None:
+    """The second layer's pre-activations are beyond float64: nothing is known of them, and that is no fault."""
+    nodes: list[Node] = [Input(name="x", inputs=(), shape=(1,))]
+    for layer in range(2):
+        weight, bias = torch.full((1, 1), 1e200, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
+        nodes.append(Linear(name=f"fc{layer}", inputs=(2 * layer,), shape=(1,), weight=weight, bias=bias))
+        nodes.append(Relu(name=f"act{layer}", inputs=(2 * layer + 1,), shape=(1,)))
+    (outcome,) = decide(Query(chain(nodes), Property(UNIT, ((row({0: 1}, -1),),))))
+    assert outcome.reason is Reason.UNSUPPORTED and "not finite" in outcome.detail
 
 
 def hard(seed: int = 0, gap: float = 1e-3) -> Query:

@@ -16,7 +16,7 @@ import torch
 from tests.solver_cases import ball, barely_unstable, chain, least, mlp, random_query, residual, row, union_in_order
 from verifiable_relu.bounds import Bounds
 from verifiable_relu.network.graph import Gelu, Input, Linear, Network, Relu
-from verifiable_relu.spec.property import Box, Property, Query
+from verifiable_relu.spec.property import Box, Property, Query, Row
 from verifiable_relu.trust.exact import evaluate_exact
 from verifiable_relu.verifiers import milp as module
 from verifiable_relu.verifiers.base import Budget, Outcome, Reason, Trust, Verdict
@@ -296,3 +296,11 @@ def test_a_network_beyond_all_scales_is_refused() -> None:
     box = Box(np.array([-1e20]), np.array([1e20]))
     (outcome,) = decide(Query(chain(nodes), Property(box, ((row({0: -1}, -1),),))))
     assert (outcome.verdict, outcome.reason) == (Verdict.UNKNOWN, Reason.UNSUPPORTED)
+
+
+@pytest.mark.parametrize("coefficient, bound", [(Fraction(1), Fraction(10**400)), (Fraction(10**400), Fraction(0))])
+def test_a_polytope_whose_rows_are_all_beyond_float64_is_refused(coefficient: Fraction, bound: Fraction) -> None:
+    """No row of it is left in float64, so that the solver would be asked nothing."""
+    unsafe = ((Row(((0, coefficient),), bound),),)
+    (outcome,) = decide(Query(chain(hinge()), Property(ball(np.zeros(1), 1.0), unsafe)))
+    assert outcome.reason is Reason.UNSUPPORTED and "beyond float64" in outcome.detail

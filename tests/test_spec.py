@@ -466,6 +466,19 @@ def test_numbers_without_an_end_are_written_exactly(version: str, name: str, tmp
 
 
 @pytest.mark.parametrize("version", ["1.0", "2.0"])
+@pytest.mark.parametrize("large", [Fraction(10**306), Fraction(10**303 + 1, 3), 10**301 + Fraction(1, 2)])
+def test_numbers_too_large_for_a_decimal_are_written_exactly(large: Fraction, version: str) -> None:
+    rows = (
+        Row(((0, large), (1, Fraction(-1, 7))), Fraction(1)),
+        Row(((0, Fraction(1)), (1, Fraction(2))), large),
+        Row(((1, Fraction(-1)),), large),
+    )
+    prop = Property(Box.exact([Fraction(0)], [Fraction(1)]), (rows,))
+    (read,) = parse(vnnlib_text(prop, version), Path("p")).properties
+    assert read.digest == prop.digest
+
+
+@pytest.mark.parametrize("version", ["1.0", "2.0"])
 @pytest.mark.parametrize("unsafe", [(), ((),)])
 def test_empty_and_full_unsafe_sets_are_written(version: str, unsafe: tuple[()]) -> None:
     prop = Property(Box.exact([Fraction(0)], [Fraction(1)]), unsafe)

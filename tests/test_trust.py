@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
@@ -323,6 +324,15 @@ def test_values_beyond_float32_are_not_confirmed() -> None:
     far = Property(Box(np.array([1e300]), np.array([1e300])), ((Row(((0, Fraction(1)),), Fraction(0)),),))
     judged = confirm(Query(small([[-1.0]], [0.0]), far), [Fraction(1e300)])
     assert not judged.confirmed and "replay does not" in judged.detail
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_an_exact_margin_beyond_float64_is_judged_by_its_sign(sign: int) -> None:
+    box = Box(np.array([1e300]), np.array([1e300]))
+    query = Query(small([[sign * 1e30]], [0.0]), Property(box, ((Row(((0, Fraction(1)),), Fraction(0)),),)))
+    judged = confirm(query, [Fraction(1e300)])
+    assert judged.exact and not judged.confirmed
+    assert judged.margin == sign * sys.float_info.max
 
 
 NETWORK = [[1.0, 1.0, -1.0], [0.0, 1.0, 0.0]], [0.0, 0.0]

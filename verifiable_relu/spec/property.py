@@ -57,7 +57,7 @@ def nearest(value: Fraction | float) -> float:
     try:
         return float(value)
     except OverflowError:
-        return math.copysign(sys.float_info.max, value)
+        return sys.float_info.max if value > 0 else -sys.float_info.max
 
 
 @dataclass(frozen=True, eq=False)

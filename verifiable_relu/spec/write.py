@@ -113,7 +113,7 @@ def _bound(operator: str, name: str, value: Fraction) -> str:
     number = decimal(value)
     if number is not None:
         return f"({operator} {name} {number})"
-    return f"({operator} (* {value.denominator}.0 {name}) {value.numerator}.0)"
+    return f"({operator} (* {_integer(value.denominator)} {name}) {_integer(value.numerator)})"
 
 
 def _row(row: Row, names: Sequence[str]) -> str:
@@ -127,9 +127,14 @@ def _row(row: Row, names: Sequence[str]) -> str:
             return _bound(operator if c > 0 else operator.replace("<", ">"), names[i], row.bound * c)
         case ((i, c), (j, d)) if not row.bound and c == -d and abs(c) == 1:
             return f"({operator} {names[i]} {names[j]})" if c > 0 else f"({operator} {names[j]} {names[i]})"
-    terms = [names[i] if c == 1 else f"(* {decimal(c)} {names[i]})" for i, c in row.coefficients]
+
+    def text(value: Fraction) -> str:
+        # What has no decimal is an integer by now, too large for one.
+        return decimal(value) or _integer(value.numerator)
+
+    terms = [names[i] if c == 1 else f"(* {text(c)} {names[i]})" for i, c in row.coefficients]
     left = f"(+ {' '.join(terms)})" if len(terms) > 1 else terms[0] if terms else "0.0"
-    return f"({operator} {left} {decimal(row.bound)})"
+    return f"({operator} {left} {text(row.bound)})"
 
 
 def decimal(value: Fraction) -> str | None:

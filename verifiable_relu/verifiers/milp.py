@@ -322,6 +322,8 @@ class _Model:
         # Parts that stand for what float64 does not hold of a coefficient are in half-spaces of their own.
         if len(batch.owner) > 1:
             raise UnsupportedError("coefficients of the property have more digits than float64")
+        if not len(batch.bound):
+            raise UnsupportedError("the numbers of the property are beyond float64")
         last = len(network.nodes) - 1
         forms = problem.folding.pull_back(
             last, problem.folding.number(batch.matrix.numpy()), problem.phases, problem.sizes

@@ -109,8 +109,7 @@ class Folded:
             neuron depends on neurons of earlier blocks alone.
 
     Raises:
-        UnsupportedError: as ``require_piecewise_linear``.
-        ArithmeticError: if a bound is not finite.
+        UnsupportedError: as ``require_piecewise_linear``, or if a bound is not finite.
     """
 
     def __init__(self, relaxation: Relaxation, sample: int, box: Box) -> None:
@@ -151,7 +150,7 @@ class Folded:
         self.places = torch.cat(places)
         self.curvature = torch.where(self.slope > 1, -1.0, torch.ones_like(self.slope))
         if not bool((self.lower.isfinite() & self.upper.isfinite()).all()):
-            raise ArithmeticError("the bounds of a pre-activation are not finite")
+            raise UnsupportedError("the bounds of a pre-activation are not finite")
 
     @property
     def inputs(self) -> int:
