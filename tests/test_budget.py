@@ -141,6 +141,7 @@ def test_a_box_whose_bounding_was_cut_short_is_not_taken_for_proved(monkeypatch:
     [
         (OutOfTime(), Reason.TIMEOUT),
         (MemoryError(), Reason.MEMORY),
+        (RecursionError("maximum recursion depth exceeded"), Reason.UNSUPPORTED),
         (torch.OutOfMemoryError("CUDA out of memory"), Reason.MEMORY),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"), Reason.MEMORY),
         (RuntimeError("shapes differ"), Reason.ERROR),

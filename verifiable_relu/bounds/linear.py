@@ -38,6 +38,7 @@ from verifiable_relu.network.graph import (
     Input,
     Linear,
     Network,
+    Node,
     Permute,
     Relu,
     Reshape,
@@ -1046,20 +1047,21 @@ def entry(network: Network) -> int:
     return index
 
 
-def _box_shaped(network: Network, index: int) -> bool:
+def _box_shaped(network: Network, node: Node) -> bool:
     """Whether the node's exact image of a box is a box, so that intervals can't be improved upon."""
-    node = network.nodes[index]
-    return isinstance(node, Input) or (
-        isinstance(node, Scale | Reshape | Permute | Activation) and _box_shaped(network, node.inputs[0])
-    )
+    while isinstance(node, Scale | Reshape | Permute | Activation):
+        node = network.nodes[node.inputs[0]]
+    return isinstance(node, Input)
 
 
 def interval_is_exact(network: Network, index: int) -> bool:
     """Whether interval arithmetic bounds every neuron of the node exactly (one affine map on a box)."""
     node = network.nodes[index]
-    if isinstance(node, Reshape | Permute | Scale):
-        return interval_is_exact(network, node.inputs[0])
-    return _box_shaped(network, index) or (isinstance(node, Affine) and _box_shaped(network, node.inputs[0]))
+    while isinstance(node, Reshape | Permute | Scale):
+        node = network.nodes[node.inputs[0]]
+    if isinstance(node, Affine):
+        node = network.nodes[node.inputs[0]]
+    return _box_shaped(network, node)
 
 
 def relaxed(
