@@ -264,7 +264,9 @@ def fault(error: BaseException, method: str) -> Outcome:
         case MemoryError() | torch.OutOfMemoryError():
             return Outcome.unknown(Reason.MEMORY, method, "out of memory")
         case RecursionError():
-            return Outcome.unknown(Reason.UNSUPPORTED, method, "more nodes after one another than the method can follow")
+            return Outcome.unknown(
+                Reason.UNSUPPORTED, method, "more nodes after one another than the method can follow"
+            )
         # torch has no class for it on a CPU.
         case RuntimeError() if "allocate memory" in str(error):
             return Outcome.unknown(Reason.MEMORY, method, "out of memory")
