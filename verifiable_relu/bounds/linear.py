@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import torch
 from torch import Tensor
@@ -38,7 +38,6 @@ from verifiable_relu.network.graph import (
     Input,
     Linear,
     Network,
-    Node,
     Permute,
     Relu,
     Reshape,
@@ -1047,21 +1046,22 @@ def entry(network: Network) -> int:
     return index
 
 
-def _box_shaped(network: Network, node: Node) -> bool:
-    """Whether the node's exact image of a box is a box, so that intervals can't be improved upon."""
-    while isinstance(node, Scale | Reshape | Permute | Activation):
-        node = network.nodes[node.inputs[0]]
-    return isinstance(node, Input)
+@lru_cache(maxsize=1)
+def _exact_by_intervals(network: Network) -> tuple[bool, ...]:
+    """For every node, whether intervals bound it exactly: an image of the box that is a box, or one affine map of it."""
+    shaped: list[bool] = []
+    exact: list[bool] = []
+    for node in network.nodes:
+        moves = isinstance(node, Scale | Reshape | Permute)
+        before = bool(node.inputs) and shaped[node.inputs[0]]
+        shaped.append(isinstance(node, Input) or (before and (moves or isinstance(node, Activation))))
+        exact.append(exact[node.inputs[0]] if moves else shaped[-1] or (before and isinstance(node, Affine)))
+    return tuple(exact)
 
 
 def interval_is_exact(network: Network, index: int) -> bool:
     """Whether interval arithmetic bounds every neuron of the node exactly (one affine map on a box)."""
-    node = network.nodes[index]
-    while isinstance(node, Reshape | Permute | Scale):
-        node = network.nodes[node.inputs[0]]
-    if isinstance(node, Affine):
-        node = network.nodes[node.inputs[0]]
-    return _box_shaped(network, node)
+    return _exact_by_intervals(network)[index]
 
 
 def relaxed(
