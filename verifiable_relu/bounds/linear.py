@@ -1048,7 +1048,7 @@ def entry(network: Network) -> int:
 
 @lru_cache(maxsize=1)
 def _exact_by_intervals(network: Network) -> tuple[bool, ...]:
-    """For every node, whether intervals bound it exactly: an image of the box that is a box, or one affine map of it."""
+    """For every node, whether intervals bound it exactly: its image of the box is a box, or one affine map of such."""
     shaped: list[bool] = []
     exact: list[bool] = []
     for node in network.nodes:
