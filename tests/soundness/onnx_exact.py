@@ -347,11 +347,11 @@ class Evaluator:
 
     def op_Squeeze(self, attributes: dict, x: Value, axes: Value | None = None) -> Any:
         given = attributes.get("axes") if axes is None else axes.array.tolist()
-        return _array(np.squeeze(x.array, axis=None if given is None else tuple(given)))
+        return _array(np.squeeze(x.array, axis=None if given is None else tuple(np.atleast_1d(given))))
 
     def op_Unsqueeze(self, attributes: dict, x: Value, axes: Value | None = None) -> Any:
         given = attributes["axes"] if axes is None else axes.array.tolist()
-        return np.expand_dims(x.array, tuple(given))
+        return np.expand_dims(x.array, tuple(np.atleast_1d(given)))
 
     def op_Transpose(self, attributes: dict, x: Value) -> Any:
         return x.array.transpose(attributes.get("perm"))

@@ -727,6 +727,9 @@ class Hardened(Activation):
 
 PIECEWISE_LINEAR = (Relu, LeakyRelu)
 
+_FAR = 64
+"""From so many nodes back on, whatever a neuron depends on is counted as whole nodes (``Network.receptive``)."""
+
 
 @dataclass(frozen=True, eq=False)
 class Network:
@@ -810,16 +813,23 @@ class Network:
 
         Windows that meet are taken for one within the other: where they only overlap, there are more.
         """
-        return tuple(self._receptive(index) for index in range(len(self.nodes)))
+        earlier = (0, *itertools.accumulate(node.size for node in self.nodes))
+        return tuple(self._receptive(index, earlier) for index in range(len(self.nodes)))
 
-    def _receptive(self, index: int) -> int:
-        """The same of one node: within an image by the windows that convolutions see, else by whole nodes."""
+    def _receptive(self, index: int, earlier: tuple[int, ...]) -> int:
+        """The same of one node: within an image by the windows that convolutions see, else by whole nodes.
+
+        ``earlier``: how many values all nodes before each have. From a node on that is seen as a whole, and from
+        ``_FAR`` nodes back on, all of them count, so that networks of any depth are walked in linear time.
+        """
         windows: dict[int, Shape] = {index: (1,) * len(self.nodes[index].shape[1:])}
         count = 0
         for current in range(index, -1, -1):
             if current not in windows:
                 continue
-            node, window = self.nodes[current], windows[current]
+            node, window = self.nodes[current], windows.pop(current)
+            if not windows and current < index and (window == node.shape[1:] or index - current >= _FAR):
+                return count + earlier[current + 1]
             if current < index:
                 count += min(node.size, math.prod((node.shape[0], *window)) if node.shape else 1)
             for source in node.inputs:
@@ -830,7 +840,10 @@ class Network:
                 elif isinstance(node, Activation | Scale | Add):
                     before = window
                 known = windows.get(source, before)
-                windows[source] = tuple(max(pair) for pair in zip(known, before, strict=True))
+                windows[source] = tuple(
+                    min(max(pair), whole)
+                    for *pair, whole in zip(known, before, self.nodes[source].shape[1:], strict=True)
+                )
         return count
 
     @cached_property
