@@ -53,7 +53,7 @@ from verifiable_relu.bounds.linear import Relaxation
 from verifiable_relu.data import load
 from verifiable_relu.errors import InputError
 from verifiable_relu.network import Network, graph, read_onnx
-from verifiable_relu.network.graph import Conv2d, Gelu, Relu
+from verifiable_relu.network.nodes import Conv2d, Gelu, Relu
 from verifiable_relu.verifiers.adapters import auto_lirpa
 from verifiable_relu.verifiers.adapters import library as adapter
 

@@ -26,7 +26,8 @@ from rich.progress import track
 from sklearn.datasets import load_digits
 from torch import nn
 
-from verifiable_relu.network.graph import Input, Linear, Network, Node, Relu
+from verifiable_relu.network.graph import Network
+from verifiable_relu.network.nodes import Input, Linear, Node, Relu
 from verifiable_relu.spec.property import Box, Property, Query, Row
 from verifiable_relu.verifiers.base import Budget, Verdict, Verifier
 from verifiable_relu.verifiers.milp import Milp

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from verifiable_relu.bounds import Bounds
 from verifiable_relu.network.build import Builder
-from verifiable_relu.network.graph import Activation, Gelu, Hardened, Network, Relu
+from verifiable_relu.network.graph import Network
+from verifiable_relu.network.nodes import Activation, Gelu, Hardened, Relu
 
 
 class Random:

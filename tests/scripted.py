@@ -10,7 +10,8 @@ import numpy as np
 import torch
 
 from verifiable_relu.campaign import Case
-from verifiable_relu.network.graph import Input, Linear, Network, Relu
+from verifiable_relu.network.graph import Network
+from verifiable_relu.network.nodes import Input, Linear, Relu
 from verifiable_relu.spec import Box, Property, Query, Row
 from verifiable_relu.verifiers.base import SILENT, Budget, Outcome, Progress, Reason, Trust, Verdict
 

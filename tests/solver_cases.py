@@ -11,14 +11,14 @@ import numpy as np
 import torch
 from scipy.optimize import linprog
 
-from verifiable_relu.network.graph import (
+from verifiable_relu.network.graph import Network
+from verifiable_relu.network.nodes import (
     Activation,
     Add,
     Conv2d,
     Input,
     LeakyRelu,
     Linear,
-    Network,
     Node,
     Permute,
     Relu,

@@ -19,7 +19,7 @@ from verifiable_relu.bounds.activations import image, relax, row
 from verifiable_relu.bounds.rounding import backward_activation, unit_roundoff
 from verifiable_relu.errors import UnsupportedError
 from verifiable_relu.network.build import Builder
-from verifiable_relu.network.graph import Activation, Gelu, Hardened, LeakyRelu, Relu, Sigmoid, Tanh
+from verifiable_relu.network.nodes import Activation, Gelu, Hardened, LeakyRelu, Relu, Sigmoid, Tanh
 
 LAMBDAS = (1.0, 5.0, 20.0, 160.0, 1e4)
 DTYPES = (torch.float64, torch.float32)

@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 from verifiable_relu.campaign.inputs import believe
 from verifiable_relu.errors import InputError
 from verifiable_relu.network import read_onnx, simplify
-from verifiable_relu.network.graph import Linear, Node, Relu, Scale
+from verifiable_relu.network.nodes import Linear, Node, Relu, Scale
 from verifiable_relu.network.onnx.call import CONVERTERS, Call, Value
 from verifiable_relu.spec.property import Box, Property
 

@@ -17,14 +17,14 @@ import pytest
 import torch
 
 from verifiable_relu.errors import InputError
-from verifiable_relu.network.graph import (
+from verifiable_relu.network.graph import Network
+from verifiable_relu.network.nodes import (
     Add,
     Conv2d,
     Gelu,
     Input,
     LeakyRelu,
     Linear,
-    Network,
     Permute,
     Relu,
     Reshape,

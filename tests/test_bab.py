@@ -17,7 +17,8 @@ from tests.soundness.judge import Report
 from tests.soundness.trees import TIGHT, covers, trees
 from verifiable_relu.bounds import input_box, relaxed
 from verifiable_relu.errors import UnsupportedError
-from verifiable_relu.network.graph import Gelu, Input, Linear, Network, Node, Relu
+from verifiable_relu.network.graph import Network
+from verifiable_relu.network.nodes import Gelu, Input, Linear, Node, Relu
 from verifiable_relu.spec.property import Box, Property, Query, RowBatch
 from verifiable_relu.verifiers.bab import Bab
 from verifiable_relu.verifiers.bab.ascent import Ascent, Batch, Bounded

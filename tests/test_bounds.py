@@ -29,16 +29,8 @@ from verifiable_relu.bounds.linear import Relaxation, groups, relaxed
 from verifiable_relu.bounds.rounding import covers
 from verifiable_relu.bounds.window import Grid, Window, windows
 from verifiable_relu.network.build import Builder
-from verifiable_relu.network.graph import (
-    Activation,
-    Gelu,
-    LeakyRelu,
-    Linear,
-    Network,
-    Relu,
-    Sigmoid,
-    Tanh,
-)
+from verifiable_relu.network.graph import Network
+from verifiable_relu.network.nodes import Activation, Gelu, LeakyRelu, Linear, Relu, Sigmoid, Tanh
 
 Act = Callable[[Builder, int], int]
 

@@ -13,7 +13,8 @@ from verifiable_relu.bounds import Bounds, interval_bounds, linear_lower_bounds,
 from verifiable_relu.bounds.linear import Relaxation
 from verifiable_relu.errors import InputError
 from verifiable_relu.network.build import Builder
-from verifiable_relu.network.graph import Activation, Network, Relu, Sigmoid, Tanh
+from verifiable_relu.network.graph import Network
+from verifiable_relu.network.nodes import Activation, Relu, Sigmoid, Tanh
 from verifiable_relu.verifiers.adapters.auto_lirpa import _Graph
 from verifiable_relu.verifiers.adapters.library import bounded_module, library, quiet
 

@@ -14,20 +14,10 @@ from torch import Tensor
 from verifiable_relu.bounds import Bounds, Lines, Relaxation, relaxed
 from verifiable_relu.bounds import linear as crown
 from verifiable_relu.bounds import window as patches
-from verifiable_relu.network import graph
+from verifiable_relu.network import nodes as node_kinds
 from verifiable_relu.network.build import Builder
-from verifiable_relu.network.graph import (
-    Activation,
-    Add,
-    Conv2d,
-    LeakyRelu,
-    Linear,
-    Network,
-    Permute,
-    Relu,
-    Scale,
-    Tanh,
-)
+from verifiable_relu.network.graph import Network
+from verifiable_relu.network.nodes import Activation, Add, Conv2d, LeakyRelu, Linear, Permute, Relu, Scale, Tanh
 
 # ---------------------------------------------------------------- networks
 
@@ -223,7 +213,7 @@ def boxes(net: Network, batch: int) -> Bounds:
 # ---------------------------------------------------------------- the same by hand
 
 
-def _matrix(node: graph.Node, before: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+def _matrix(node: node_kinds.Node, before: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
     """W and b of y = W·x + b on flattened numbers."""
     size = math.prod(before)
     match node:

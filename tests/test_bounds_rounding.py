@@ -19,9 +19,10 @@ from verifiable_relu.bounds import Bounds, Relaxation, interval_bounds, relaxed,
 from verifiable_relu.bounds import linear as crown
 from verifiable_relu.bounds.activations import TABLE
 from verifiable_relu.bounds.reference import Reference
-from verifiable_relu.network import graph
+from verifiable_relu.network import nodes as node_kinds
 from verifiable_relu.network.build import Builder
-from verifiable_relu.network.graph import Affine, LeakyRelu, Linear, Network, Node, Relu, Scale, Sigmoid
+from verifiable_relu.network.graph import Network
+from verifiable_relu.network.nodes import Affine, LeakyRelu, Linear, Node, Relu, Scale, Sigmoid
 from verifiable_relu.trust.exact import evaluate_exact
 
 SEEDS = range(30)
@@ -169,8 +170,8 @@ def test_without_the_slack_many_are(dtype: torch.dtype, share: float, monkeypatc
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_sparse_weights_and_two_passes_lose_nothing(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(graph, "_SMALL", 1)
-    monkeypatch.setattr(graph, "_SPARSE", 0.6)
+    monkeypatch.setattr(node_kinds, "_SMALL", 1)
+    monkeypatch.setattr(node_kinds, "_SPARSE", 0.6)
     monkeypatch.setattr(crown, "_WORTH", 1)
     for net, box in cases(dtype)[:8]:
         nodes: list[Node] = []

@@ -21,7 +21,8 @@ from verifiable_relu.bounds import window as patches
 from verifiable_relu.bounds.window import Window, windows
 from verifiable_relu.network import from_torch, graph
 from verifiable_relu.network.build import Builder
-from verifiable_relu.network.graph import Conv2d, LeakyRelu, Linear, Network, Relu
+from verifiable_relu.network.graph import Network
+from verifiable_relu.network.nodes import Conv2d, LeakyRelu, Linear, Relu
 from verifiable_relu.spec import Box, Property, Query, Row
 from verifiable_relu.trust.exact import evaluate_exact
 from verifiable_relu.verifiers.base import Budget, Trust, Verdict

@@ -18,7 +18,8 @@ from verifiable_relu.bounds import Ascent, Bounds, Relaxation, relaxed
 from verifiable_relu.bounds import linear as crown
 from verifiable_relu.bounds.activations import unstable
 from verifiable_relu.bounds.alpha import neurons
-from verifiable_relu.network.graph import Activation, Network
+from verifiable_relu.network.graph import Network
+from verifiable_relu.network.nodes import Activation
 from verifiable_relu.trust.exact import evaluate_exact
 
 ALWAYS, NEVER = 0, 1 << 60

@@ -16,7 +16,8 @@ import torch
 from verifiable_relu.attack import Pgd
 from verifiable_relu.bounds.linear import Relaxation, relaxed
 from verifiable_relu.errors import OutOfTime
-from verifiable_relu.network.graph import Input, Linear, Network, Node, Relu
+from verifiable_relu.network.graph import Network
+from verifiable_relu.network.nodes import Input, Linear, Node, Relu
 from verifiable_relu.spec.property import Box, Property, Query, Row
 from verifiable_relu.verifiers import input_split
 from verifiable_relu.verifiers.attack import _size as batch

@@ -26,7 +26,8 @@ from tests.vnnlib_cases import cases
 from verifiable_relu.campaign import Store, inputs
 from verifiable_relu.certify import main
 from verifiable_relu.network import read_onnx, write_onnx
-from verifiable_relu.network.graph import Input, Linear, Network, Relu
+from verifiable_relu.network.graph import Network
+from verifiable_relu.network.nodes import Input, Linear, Relu
 from verifiable_relu.spec import Box, Property, Query, Row, SpecFile, Variable, read_vnnlib, write_vnnlib
 from verifiable_relu.verifiers.base import Budget, Outcome, Reason, Verdict
 from verifiable_relu.verifiers.incomplete import Ibp

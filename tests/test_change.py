@@ -17,7 +17,8 @@ from verifiable_relu.bounds.activations import image
 from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.network import hardened, read_onnx
 from verifiable_relu.network.build import Builder
-from verifiable_relu.network.graph import Gelu, Hardened, LeakyRelu, Network, Relu
+from verifiable_relu.network.graph import Network
+from verifiable_relu.network.nodes import Gelu, Hardened, LeakyRelu, Relu
 
 SPECS = Path(__file__).parents[1] / "specs"
 DEEPEST = 0.16997120747990369

@@ -31,7 +31,8 @@ from verifiable_relu.certify import main
 from verifiable_relu.errors import InputError
 from verifiable_relu.network import hardened, write_onnx
 from verifiable_relu.network.build import Builder
-from verifiable_relu.network.graph import Gelu, Hardened, Input, Linear, Network, Relu
+from verifiable_relu.network.graph import Network
+from verifiable_relu.network.nodes import Gelu, Hardened, Input, Linear, Relu
 from verifiable_relu.spec import Query, linf_properties
 from verifiable_relu.trust.replay import confirm
 from verifiable_relu.verifiers.base import Budget, Reason, Trust, Verdict

@@ -15,17 +15,8 @@ from hypothesis import strategies as st
 from tests.soundness.exact import exact_values
 from verifiable_relu.bounds import Bounds, Relaxation
 from verifiable_relu.bounds.activations import relax
-from verifiable_relu.network.graph import (
-    Activation,
-    Gelu,
-    Hardened,
-    Input,
-    LeakyRelu,
-    Network,
-    Relu,
-    Sigmoid,
-    Tanh,
-)
+from verifiable_relu.network.graph import Network
+from verifiable_relu.network.nodes import Activation, Gelu, Hardened, Input, LeakyRelu, Relu, Sigmoid, Tanh
 
 Made = tuple[type[Activation], float | None]
 

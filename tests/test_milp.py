@@ -15,7 +15,8 @@ import torch
 
 from tests.solver_cases import ball, barely_unstable, chain, least, mlp, random_query, residual, row, union_in_order
 from verifiable_relu.bounds import Bounds
-from verifiable_relu.network.graph import Gelu, Input, Linear, Network, Relu
+from verifiable_relu.network.graph import Network
+from verifiable_relu.network.nodes import Gelu, Input, Linear, Relu
 from verifiable_relu.spec.property import Box, Property, Query, Row
 from verifiable_relu.trust.exact import evaluate_exact
 from verifiable_relu.verifiers import milp as module

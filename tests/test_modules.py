@@ -21,8 +21,8 @@ from verifiable_relu import verify
 from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.network import Network, from_torch, read_onnx, write_onnx
 from verifiable_relu.network.agreement import parting
-from verifiable_relu.network.graph import Gelu, Linear, Relu, Scale
 from verifiable_relu.network.module import operators
+from verifiable_relu.network.nodes import Gelu, Linear, Relu, Scale
 from verifiable_relu.nn import LambdaGELU, LambdaSwish, Normalize, cnn7, mlp, resnet
 from verifiable_relu.verifiers.base import Verdict
 

@@ -16,9 +16,9 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 
 from verifiable_relu.errors import InputError, UnsupportedError
-from verifiable_relu.network import Network, graph, read_onnx, write_onnx
+from verifiable_relu.network import Network, nodes, read_onnx, write_onnx
 from verifiable_relu.network.build import Builder
-from verifiable_relu.network.graph import Affine, Conv2d, Gelu, Input, Linear, Relu, Scale, folded
+from verifiable_relu.network.nodes import Affine, Conv2d, Gelu, Input, Linear, Relu, Scale, folded
 
 RNG = np.random.default_rng(0)
 
@@ -568,8 +568,8 @@ def test_many_samples_whose_outputs_see_no_image() -> None:
 @pytest.mark.parametrize("seed", range(40))
 def test_a_convolution_of_many_samples_is_that_of_each(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of many samples it is computed in another way; whole numbers leave no room for rounding."""
-    monkeypatch.setattr(graph, "_COLUMNS", 0)
-    monkeypatch.setattr(graph, "_CELL", 1)
+    monkeypatch.setattr(nodes, "_COLUMNS", 0)
+    monkeypatch.setattr(nodes, "_CELL", 1)
     rng = np.random.default_rng(seed)
     kernel, stride = rng.integers(1, 5, 2).tolist(), tuple(rng.integers(1, 5, 2).tolist())
     channels, out, height, width = (int(n) for n in rng.integers(1, (4, 5, 6, 6)))
@@ -678,8 +678,8 @@ def test_windows_in_large_images_are_counted_exactly() -> None:
 @pytest.mark.parametrize("line", (1, 8, 96))
 def test_numbers_are_summed_in_lines_of_one_length(short: bool, line: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """As short as may be, but for the least."""
-    monkeypatch.setattr(graph, "_LINE", 3 if short else line)
-    monkeypatch.setattr(graph, "_SHORT", line if short else 3)
+    monkeypatch.setattr(nodes, "_LINE", 3 if short else line)
+    monkeypatch.setattr(nodes, "_SHORT", line if short else 3)
     folded.cache_clear()
     try:
         for size in (1, 2, 7, 95, 96, 97, 100, 192, 194, 509, 784, 3072):

@@ -11,7 +11,7 @@ import torch
 import z3
 
 from tests.solver_cases import ball, barely_unstable, chain, mlp, random_query, residual, row, union_in_order
-from verifiable_relu.network.graph import Input, Linear, Relu, Sigmoid
+from verifiable_relu.network.nodes import Input, Linear, Relu, Sigmoid
 from verifiable_relu.spec.property import Box, Property, Query
 from verifiable_relu.trust.exact import evaluate_exact
 from verifiable_relu.verifiers import smt as module

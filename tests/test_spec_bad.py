@@ -12,7 +12,8 @@ import pytest
 
 from verifiable_relu.errors import LONGEST, InputError, UnsupportedError
 from verifiable_relu.files import read_bytes
-from verifiable_relu.network.graph import Input, Network
+from verifiable_relu.network.graph import Network
+from verifiable_relu.network.nodes import Input
 from verifiable_relu.spec import SpecFile, Variable, limits, queries, read_instances, read_vnnlib
 from verifiable_relu.spec.read import parse
 

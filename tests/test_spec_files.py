@@ -15,7 +15,7 @@ import torch
 
 from verifiable_relu.errors import LONGEST, InputError
 from verifiable_relu.network import Network, read_onnx, write_onnx
-from verifiable_relu.network.graph import Input, Linear
+from verifiable_relu.network.nodes import Input, Linear
 from verifiable_relu.spec import (
     Instance,
     SpecFile,

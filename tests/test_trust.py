@@ -16,14 +16,14 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 
 from verifiable_relu.errors import UnsupportedError
-from verifiable_relu.network.graph import (
+from verifiable_relu.network.graph import Network
+from verifiable_relu.network.nodes import (
     Add,
     Conv2d,
     Gelu,
     Input,
     LeakyRelu,
     Linear,
-    Network,
     Node,
     Permute,
     Relu,

@@ -17,7 +17,8 @@ from fractions import Fraction
 import numpy as np
 import torch
 
-from verifiable_relu.network.graph import (
+from verifiable_relu.network.graph import Network
+from verifiable_relu.network.nodes import (
     Activation,
     Add,
     Affine,
@@ -25,7 +26,6 @@ from verifiable_relu.network.graph import (
     Hardened,
     LeakyRelu,
     Linear,
-    Network,
     Relu,
     Sigmoid,
     Tanh,

@@ -10,14 +10,14 @@ import mpmath
 import numpy as np
 from torch import Tensor
 
-from verifiable_relu.network.graph import (
+from verifiable_relu.network.graph import Network
+from verifiable_relu.network.nodes import (
     Add,
     Conv2d,
     Gelu,
     Input,
     LeakyRelu,
     Linear,
-    Network,
     Node,
     Permute,
     Relu,

@@ -233,12 +233,12 @@ FAULTS: tuple[Fault, ...] = (
         "corners",
         (
             Change(
-                "network.graph:Conv2d.adjoint",
+                "network.nodes:Conv2d.adjoint",
                 "full[:, :, top : top + height, left : left + width]",
                 "full[:, :, bottom : bottom + height, right : right + width]",
             ),
             Change(
-                "network.graph:Conv2d.adjoint", "(height, width), (top, left))", "(height, width), (bottom, right))"
+                "network.nodes:Conv2d.adjoint", "(height, width), (top, left))", "(height, width), (bottom, right))"
             ),
         ),
     ),

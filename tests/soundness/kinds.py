@@ -13,7 +13,8 @@ import numpy as np
 import torch
 
 from verifiable_relu.bounds import input_box, interval_bounds, linear_lower_bounds, preactivation_bounds
-from verifiable_relu.network.graph import Linear, Network
+from verifiable_relu.network.graph import Network
+from verifiable_relu.network.nodes import Linear
 from verifiable_relu.spec.property import Box, Polytope, Property, Query, Row
 
 from . import nets

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from verifiable_relu.network.graph import (
+from verifiable_relu.network.graph import Network
+from verifiable_relu.network.nodes import (
     Activation,
     Add,
     Conv2d,
@@ -18,7 +19,6 @@ from verifiable_relu.network.graph import (
     Input,
     LeakyRelu,
     Linear,
-    Network,
     Node,
     Permute,
     Relu,

@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from verifiable_relu.network.graph import Activation, Input, LeakyRelu, Network
+from verifiable_relu.network.graph import Network
+from verifiable_relu.network.nodes import Activation, Input, LeakyRelu
 from verifiable_relu.spec.property import Box, Polytope, Property, Query, Row
 from verifiable_relu.verifiers.bab import Bab
 from verifiable_relu.verifiers.bab.folding import Folded

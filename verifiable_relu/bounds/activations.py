@@ -28,7 +28,7 @@ from torch import Tensor
 from verifiable_relu.bounds import envelope
 from verifiable_relu.bounds.types import Bounds, Lines
 from verifiable_relu.errors import UnsupportedError
-from verifiable_relu.network.graph import (
+from verifiable_relu.network.nodes import (
     PIECEWISE_LINEAR,
     Activation,
     Gelu,

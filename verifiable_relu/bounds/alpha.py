@@ -16,7 +16,8 @@ from torch import Tensor
 from verifiable_relu.bounds.interval import rough
 from verifiable_relu.bounds.linear import MEMORY, Relaxation, Search, preactivation_bounds
 from verifiable_relu.bounds.types import Bounds, Lines
-from verifiable_relu.network.graph import Activation, Network, Relu
+from verifiable_relu.network.graph import Network
+from verifiable_relu.network.nodes import Activation, Relu
 
 _WORKING = 1 << 28
 """Most bytes that the search holds at once: larger chunks gain nothing."""

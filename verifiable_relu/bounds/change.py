@@ -33,7 +33,8 @@ from verifiable_relu.bounds.linear import (
 from verifiable_relu.bounds.types import Bounds, Lines
 from verifiable_relu.errors import UnsupportedError
 from verifiable_relu.network.family import hardened
-from verifiable_relu.network.graph import Activation, Conv2d, Hardened, Linear, Network, Node, Scale
+from verifiable_relu.network.graph import Network
+from verifiable_relu.network.nodes import Activation, Conv2d, Hardened, Linear, Node, Scale
 
 
 def substitution_change(

@@ -16,19 +16,8 @@ from verifiable_relu.bounds import rounding
 from verifiable_relu.bounds.activations import image
 from verifiable_relu.bounds.types import Bounds
 from verifiable_relu.errors import InputError, UnsupportedError
-from verifiable_relu.network.graph import (
-    Activation,
-    Add,
-    Affine,
-    Conv2d,
-    Linear,
-    Network,
-    Node,
-    Permute,
-    Reshape,
-    Scale,
-    kept,
-)
+from verifiable_relu.network.graph import Network
+from verifiable_relu.network.nodes import Activation, Add, Affine, Conv2d, Linear, Node, Permute, Reshape, Scale, kept
 from verifiable_relu.spec.property import Property
 
 _MANY = 4

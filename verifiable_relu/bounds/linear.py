@@ -30,14 +30,14 @@ from verifiable_relu.bounds.reference import Reference, border
 from verifiable_relu.bounds.types import Bounds, Lines
 from verifiable_relu.bounds.window import Grid, Window, kernels, windows
 from verifiable_relu.errors import UnsupportedError
-from verifiable_relu.network.graph import (
+from verifiable_relu.network.graph import Network
+from verifiable_relu.network.nodes import (
     Activation,
     Add,
     Affine,
     Conv2d,
     Input,
     Linear,
-    Network,
     Permute,
     Relu,
     Reshape,

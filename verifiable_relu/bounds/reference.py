@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from verifiable_relu.bounds import rounding
-from verifiable_relu.network.graph import Activation, Add, Affine, Conv2d, Linear, Network, Permute, Reshape
+from verifiable_relu.network.graph import Network
+from verifiable_relu.network.nodes import Activation, Add, Affine, Conv2d, Linear, Permute, Reshape
 
 if TYPE_CHECKING:
     from verifiable_relu.bounds.linear import Relaxation

@@ -26,7 +26,8 @@ from torch import Tensor
 
 from verifiable_relu.bounds.activations import row
 from verifiable_relu.bounds.types import Bounds, Lines
-from verifiable_relu.network.graph import Activation, Affine, Conv2d, Network, Node, kept
+from verifiable_relu.network.graph import Network
+from verifiable_relu.network.nodes import Activation, Affine, Conv2d, Node, kept
 
 
 def covers(network: Network, dtype: torch.dtype, device: torch.device | str) -> bool:

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from verifiable_relu.network.graph import Conv2d, Shape, framed, kept, weight_like
+from verifiable_relu.network.nodes import Conv2d, Shape, framed, kept, weight_like
 
 _EMPTIER = 8
 """How many times the kernel's area a window may have, for a matrix to be worth its zeros."""

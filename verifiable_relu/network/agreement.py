@@ -30,7 +30,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from verifiable_relu.network.graph import (
+from verifiable_relu.network.nodes import (
     Add,
     Affine,
     Conv2d,

@@ -9,19 +9,8 @@ import torch
 from torch import Tensor
 
 from verifiable_relu.errors import InputError
-from verifiable_relu.network.graph import (
-    Activation,
-    Add,
-    Conv2d,
-    Input,
-    Linear,
-    Network,
-    Node,
-    Permute,
-    Reshape,
-    Scale,
-    Shape,
-)
+from verifiable_relu.network.graph import Network
+from verifiable_relu.network.nodes import Activation, Add, Conv2d, Input, Linear, Node, Permute, Reshape, Scale, Shape
 from verifiable_relu.network.simplify import live
 
 

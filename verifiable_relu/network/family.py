@@ -8,7 +8,8 @@ from dataclasses import replace
 import torch
 
 from verifiable_relu.errors import InputError
-from verifiable_relu.network.graph import Gelu, Hardened, Network, Relu
+from verifiable_relu.network.graph import Network
+from verifiable_relu.network.nodes import Gelu, Hardened, Relu
 
 
 def hardened(network: Network, lam: float | Sequence[float] | None = None) -> Network:

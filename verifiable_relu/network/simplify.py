@@ -14,7 +14,7 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
-from verifiable_relu.network.graph import Gelu, Linear, Node, Scale
+from verifiable_relu.network.nodes import Gelu, Linear, Node, Scale
 
 Graph = tuple[list[Node], int]
 """Nodes in topological order, the input first, and the index of the output."""

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from verifiable_relu.bounds import Bounds, interval_bounds, unstable
 from verifiable_relu.network import from_torch
-from verifiable_relu.network.graph import Activation
+from verifiable_relu.network.nodes import Activation
 from verifiable_relu.nn import HardnessGate, substitute_relu
 
 ACTIVATIONS = (HardnessGate, nn.GELU, nn.ReLU, nn.PReLU)

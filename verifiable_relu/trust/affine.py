@@ -9,7 +9,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from verifiable_relu.errors import UnsupportedError
-from verifiable_relu.network.graph import Affine, Conv2d, Linear
+from verifiable_relu.network.nodes import Affine, Conv2d, Linear
 
 
 def weight(node: Affine) -> np.ndarray:

@@ -20,14 +20,14 @@ import numpy as np
 from torch import Tensor
 
 from verifiable_relu.errors import UnsupportedError
-from verifiable_relu.network.graph import (
+from verifiable_relu.network.graph import Network
+from verifiable_relu.network.nodes import (
     Add,
     Affine,
     Conv2d,
     Gelu,
     LeakyRelu,
     Linear,
-    Network,
     Permute,
     Relu,
     Reshape,

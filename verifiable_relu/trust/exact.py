@@ -17,7 +17,8 @@ import numpy as np
 from torch import Tensor
 
 from verifiable_relu.errors import UnsupportedError
-from verifiable_relu.network.graph import Add, Conv2d, LeakyRelu, Linear, Network, Permute, Relu, Reshape, Scale
+from verifiable_relu.network.graph import Network
+from verifiable_relu.network.nodes import Add, Conv2d, LeakyRelu, Linear, Permute, Relu, Reshape, Scale
 from verifiable_relu.trust.affine import bias, product, weight
 
 

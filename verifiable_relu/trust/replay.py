@@ -13,7 +13,8 @@ from functools import lru_cache
 import numpy as np
 
 from verifiable_relu.errors import UnsupportedError
-from verifiable_relu.network.graph import Affine, Conv2d, Network
+from verifiable_relu.network.graph import Network
+from verifiable_relu.network.nodes import Affine, Conv2d
 from verifiable_relu.runtime import kept_session
 from verifiable_relu.spec.property import Property, Query, nearest
 from verifiable_relu.trust.enclose import enclose, margin_range

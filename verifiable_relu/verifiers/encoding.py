@@ -28,7 +28,8 @@ from torch import Tensor
 
 from verifiable_relu.bounds import Bounds, input_box, interval_bounds, linear_lower_bounds, preactivation_bounds
 from verifiable_relu.errors import OutOfTime, UnsupportedError
-from verifiable_relu.network.graph import (
+from verifiable_relu.network.graph import Network
+from verifiable_relu.network.nodes import (
     PIECEWISE_LINEAR,
     Activation,
     Add,
@@ -37,7 +38,6 @@ from verifiable_relu.network.graph import (
     Input,
     LeakyRelu,
     Linear,
-    Network,
     Permute,
     Reshape,
     Scale,

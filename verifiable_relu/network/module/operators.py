@@ -15,8 +15,9 @@ from torch import Tensor
 
 from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.network.build import Builder
-from verifiable_relu.network.graph import Activation, Gelu, LeakyRelu, Network, Relu, Shape, Sigmoid, Tanh
+from verifiable_relu.network.graph import Network
 from verifiable_relu.network.module.program import GATE, Program, Ref, Step
+from verifiable_relu.network.nodes import Activation, Gelu, LeakyRelu, Relu, Shape, Sigmoid, Tanh
 from verifiable_relu.network.simplify import needed
 from verifiable_relu.nn import HardnessGate, LambdaGELU
 

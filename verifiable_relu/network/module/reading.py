@@ -13,9 +13,10 @@ from torch.nn.parameter import is_lazy
 
 from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.network.agreement import parting
-from verifiable_relu.network.graph import Network, Shape
+from verifiable_relu.network.graph import Network
 from verifiable_relu.network.module.capture import capture
 from verifiable_relu.network.module.operators import OPERATORS, Translator
+from verifiable_relu.network.nodes import Shape
 
 
 def from_torch(module: nn.Module, input_shape: Shape, name: str = "network", compared: bool = True) -> Network:

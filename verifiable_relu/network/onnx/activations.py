@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from verifiable_relu.network.graph import Gelu, LeakyRelu, Relu, Sigmoid, Tanh
+from verifiable_relu.network.nodes import Gelu, LeakyRelu, Relu, Sigmoid, Tanh
 from verifiable_relu.network.onnx.call import Call, Value, converts
 from verifiable_relu.network.onnx.gelu import Erf
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from verifiable_relu.errors import UnsupportedError
 from verifiable_relu.network.build import Builder
-from verifiable_relu.network.graph import Shape
+from verifiable_relu.network.nodes import Shape
 
 _FLOATS = (np.float16, np.float32, np.float64)
 

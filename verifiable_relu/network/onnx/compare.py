@@ -13,7 +13,8 @@ from torch import Tensor
 from verifiable_relu import runtime
 from verifiable_relu.errors import InputError
 from verifiable_relu.network.agreement import Parting, parting, sample_points
-from verifiable_relu.network.graph import Network, Node
+from verifiable_relu.network.graph import Network
+from verifiable_relu.network.nodes import Node
 
 _COMPLAINT = "the network that was read does not compute what the file does"
 

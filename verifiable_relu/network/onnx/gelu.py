@@ -15,7 +15,7 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
-from verifiable_relu.network.graph import Gelu, Node, Scale
+from verifiable_relu.network.nodes import Gelu, Node, Scale
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

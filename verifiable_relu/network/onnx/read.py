@@ -18,7 +18,8 @@ import onnx
 from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.files import read_bytes
 from verifiable_relu.network.build import Builder, as_network
-from verifiable_relu.network.graph import Network, Shape
+from verifiable_relu.network.graph import Network
+from verifiable_relu.network.nodes import Shape
 from verifiable_relu.network.onnx import activations, affine, shapes
 from verifiable_relu.network.onnx.call import CONVERTERS, Call, Value
 from verifiable_relu.network.onnx.compare import compare

@@ -14,13 +14,13 @@ from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor
 
 from verifiable_relu.errors import InputError, UnsupportedError
-from verifiable_relu.network.graph import (
+from verifiable_relu.network.graph import Network
+from verifiable_relu.network.nodes import (
     Add,
     Conv2d,
     Gelu,
     LeakyRelu,
     Linear,
-    Network,
     Node,
     Permute,
     Relu,

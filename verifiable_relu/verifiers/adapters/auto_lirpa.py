@@ -21,14 +21,14 @@ from torch import Tensor, nn
 from verifiable_relu.bounds import Bounds, input_box
 from verifiable_relu.bounds.linear import MEMORY
 from verifiable_relu.errors import InputError, UnsupportedError
-from verifiable_relu.network.graph import (
+from verifiable_relu.network.graph import Network
+from verifiable_relu.network.nodes import (
     Add,
     Affine,
     Conv2d,
     Hardened,
     LeakyRelu,
     Linear,
-    Network,
     Node,
     Permute,
     Reshape,

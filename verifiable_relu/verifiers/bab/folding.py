@@ -17,18 +17,8 @@ from torch import Tensor
 from verifiable_relu.bounds import Relaxation
 from verifiable_relu.bounds.rounding import gamma, unit_roundoff
 from verifiable_relu.errors import UnsupportedError
-from verifiable_relu.network.graph import (
-    Activation,
-    Add,
-    Affine,
-    Input,
-    LeakyRelu,
-    Network,
-    Node,
-    Permute,
-    Relu,
-    Reshape,
-)
+from verifiable_relu.network.graph import Network
+from verifiable_relu.network.nodes import Activation, Add, Affine, Input, LeakyRelu, Node, Permute, Relu, Reshape
 from verifiable_relu.spec.property import Box
 
 _WORKING = 1 << 27
