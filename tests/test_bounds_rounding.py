@@ -96,7 +96,7 @@ def network(numbers: Numbers, images: bool) -> Network:
 def stored(net: Network, dtype: torch.dtype) -> Network:
     """In another dtype, the narrowed weights being the ones that are meant."""
     nodes = tuple(replace(n, weight_error=0.0) if isinstance(n, Affine) else n for n in net.to(dtype).nodes)
-    return replace(net, nodes=nodes, _converted={})
+    return replace(net, nodes=nodes)
 
 
 def boxes(numbers: Numbers, net: Network, dtype: torch.dtype, batch: int = 2) -> Bounds:
@@ -179,7 +179,7 @@ def test_sparse_weights_and_two_passes_lose_nothing(dtype: torch.dtype, monkeypa
             if isinstance(node, Linear):
                 node = replace(node, weight=torch.where(torch.arange(node.weight.shape[1]) % 2 == 0, node.weight, 0))
             nodes.append(node)
-        assert not count(replace(net, nodes=tuple(nodes), _converted={}), box)[0]
+        assert not count(replace(net, nodes=tuple(nodes)), box)[0]
 
 
 def _shifted(node: Node, rng: random.Random, error: float) -> Node:
@@ -214,9 +214,9 @@ def _off(factor: float) -> int:
         box = Bounds(point, point)
         for choice in range(8):
             rng = random.Random(choice)
-            other = replace(net, nodes=tuple(_shifted(n, rng, error) for n in net.nodes), _converted={})
+            other = replace(net, nodes=tuple(_shifted(n, rng, error) for n in net.nodes))
             y = exact(other, point)
-            relaxation = Relaxation(replace(net, nodes=admitted, _converted={}), box)
+            relaxation = Relaxation(replace(net, nodes=admitted), box)
             rows = torch.cat([torch.eye(2), -torch.eye(2)]).double()
             relaxation.advance(2)
             found = relaxation.lower(2, rows, torch.tensor([0]))[0]

@@ -52,7 +52,7 @@ def members(net: Network) -> list[Network]:
     if not isinstance(node, Hardened):
         return [net]
     smooth = Gelu(name="f", inputs=(0,), shape=(1,), lam=node.lam)
-    return [net.limit, replace(net, nodes=(net.nodes[0], smooth), _converted={})]
+    return [net.limit, replace(net, nodes=(net.nodes[0], smooth))]
 
 
 def points(low: float, high: float, net: Network) -> list[Fraction]:

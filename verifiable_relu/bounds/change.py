@@ -106,7 +106,7 @@ class _Change(Relaxation):
         stop: Callable[[], bool] | None,
     ) -> None:
         nodes = tuple(_without_bias(node) for node in family.nodes)
-        super().__init__(replace(family, nodes=nodes, onnx=None, _converted={}), Bounds(zero, zero))
+        super().__init__(replace(family, nodes=nodes, onnx=None), Bounds(zero, zero))
         self._memory, self._stop = memory, stop
         self._free: dict[int, Tensor] = {}
         self._slopes: dict[int, Bounds] = {}

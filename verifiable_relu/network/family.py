@@ -44,4 +44,4 @@ def hardened(network: Network, lam: float | Sequence[float] | None = None) -> Ne
     for index, value in zip(places, values, strict=True):
         node = nodes[index]
         nodes[index] = Hardened(name=node.name, inputs=node.inputs, shape=node.shape, lam=value)
-    return replace(network, nodes=tuple(nodes), onnx=None, _converted={})
+    return replace(network, nodes=tuple(nodes), onnx=None)

@@ -6,8 +6,10 @@ import hashlib
 import itertools
 import math
 from collections import Counter
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,19 +18,15 @@ from verifiable_relu.errors import InputError
 from verifiable_relu.network.nodes import (
     PIECEWISE_LINEAR,
     Activation,
-    Add,
     Affine,
-    Conv2d,
     Hardened,
     Input,
     Node,
     Relu,
-    Scale,
     Shape,
 )
 
-_FAR = 64
-"""From so many nodes back on, whatever a neuron depends on is counted as whole nodes (``Network.receptive``)."""
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +47,7 @@ class Network:
     onnx: bytes | None = None
     name: str = "network"
     batched: bool = True
-    _converted: dict[tuple[torch.dtype, torch.device], Network] = field(default_factory=dict, repr=False)
+    _kept: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if not self.nodes or not isinstance(self.nodes[0], Input):
@@ -108,45 +106,6 @@ class Network:
         return all(isinstance(self.nodes[i], PIECEWISE_LINEAR) for i in self.activations)
 
     @cached_property
-    def receptive(self) -> tuple[int, ...]:
-        """On how many values of all earlier nodes together a neuron of each node depends, about, in node order.
-
-        Windows that meet are taken for one within the other: where they only overlap, there are more.
-        """
-        earlier = (0, *itertools.accumulate(node.size for node in self.nodes))
-        return tuple(self._receptive(index, earlier) for index in range(len(self.nodes)))
-
-    def _receptive(self, index: int, earlier: tuple[int, ...]) -> int:
-        """The same of one node: within an image by the windows that convolutions see, else by whole nodes.
-
-        ``earlier``: how many values all nodes before each have. From a node on that is seen as a whole, and from
-        ``_FAR`` nodes back on, all of them count, so that networks of any depth are walked in linear time.
-        """
-        windows: dict[int, Shape] = {index: (1,) * len(self.nodes[index].shape[1:])}
-        count = 0
-        for current in range(index, -1, -1):
-            if current not in windows:
-                continue
-            node, window = self.nodes[current], windows.pop(current)
-            if not windows and current < index and (window == node.shape[1:] or index - current >= _FAR):
-                return count + earlier[current + 1]
-            if current < index:
-                count += min(node.size, math.prod((node.shape[0], *window)) if node.shape else 1)
-            for source in node.inputs:
-                before = self.nodes[source].shape[1:]
-                if isinstance(node, Conv2d):
-                    sizes = zip(window, node.weight.shape[2:], node.stride, node.dilation, strict=True)
-                    before = tuple((n - 1) * s + d * (k - 1) + 1 for n, k, s, d in sizes)
-                elif isinstance(node, Activation | Scale | Add):
-                    before = window
-                known = windows.get(source, before)
-                windows[source] = tuple(
-                    min(max(pair), whole)
-                    for *pair, whole in zip(known, before, self.nodes[source].shape[1:], strict=True)
-                )
-        return count
-
-    @cached_property
     def limit(self) -> Network:
         """The network in which every ``Hardened`` activation is ReLU; the network itself if it has none."""
         if not any(isinstance(node, Hardened) for node in self.nodes):
@@ -155,7 +114,7 @@ class Network:
             Relu(name=node.name, inputs=node.inputs, shape=node.shape) if isinstance(node, Hardened) else node
             for node in self.nodes
         )
-        return replace(self, nodes=nodes, onnx=None, _converted={})
+        return replace(self, nodes=nodes, onnx=None)
 
     @cached_property
     def weight_error(self) -> float:
@@ -186,11 +145,20 @@ class Network:
         key = (dtype, torch.device(device))
         if self._holds_only(*key):
             return self
-        if key not in self._converted:
+        return self.keep(key, lambda: replace(self, nodes=tuple(_converted(node, *key) for node in self.nodes)))
+
+    def keep(self, key: Hashable, make: Callable[[], Made]) -> Made:
+        """What ``make`` returns, made once for a key and kept as long as the network is.
+
+        The network never changes, so that what follows from its nodes stays true: another dtype or device is another
+        network.
+        """
+        if key not in self._kept:
+            # A tensor made in inference mode could not take part in a gradient later.
             with torch.inference_mode(False):
-                nodes = tuple(_converted(node, dtype, key[1]) for node in self.nodes)
-            self._converted[key] = replace(self, nodes=nodes, _converted={})
-        return self._converted[key]
+                self._kept[key] = make()
+        found: Made = self._kept[key]
+        return found
 
     def values(self, x: Tensor) -> list[Tensor]:
         """Every node's value for inputs x shaped (batch, *input_shape), in node order."""
