@@ -9,8 +9,17 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from verifiable_relu.bounds import Ascent, Bounds, Relaxation, ascend, input_box, neurons, relaxed, unstable
-from verifiable_relu.bounds.linear import MEMORY
+from verifiable_relu.bounds import (
+    MEMORY,
+    Ascent,
+    Bounds,
+    Relaxation,
+    ascend,
+    crown_relaxation,
+    input_box,
+    neurons,
+    unstable,
+)
 from verifiable_relu.bounds.rounding import covers, keeps_activations
 from verifiable_relu.network.graph import Network
 from verifiable_relu.spec.property import Query, RowBatch
@@ -52,7 +61,7 @@ class _Bounding:
     mode: ClassVar[type[torch.inference_mode | torch.no_grad]] = torch.inference_mode
 
     @property
-    def single(self) -> bool:
+    def float32(self) -> bool:
         """Whether coefficients alone are in float32 (``Relaxation``)."""
         return self.dtype == "float32" and torch.device(self.device).type == "cpu"
 
@@ -80,7 +89,7 @@ class _Bounding:
         try:
             with budget.charging(part) as elapsed, self.mode():
                 stop = deadline(elapsed, allowance)
-                dtype: torch.dtype = torch.float64 if self.single else getattr(torch, self.dtype)
+                dtype: torch.dtype = torch.float64 if self.float32 else getattr(torch, self.dtype)
                 net = network.to(dtype, self.device)
                 box = input_box([queries[i].property for i in part], network, dtype, self.device)
                 stop()
@@ -119,7 +128,7 @@ class Ibp(_Bounding):
     name = "ibp"
 
     def relaxation(self, network: Network, box: Bounds, stop: Callable[[], bool]) -> Relaxation:
-        relaxation = Relaxation(network, box, single=self.single)
+        relaxation = Relaxation(network, box, float32=self.float32)
         for index in range(network.last_activation + 1):
             stop()
             relaxation.advance(index)
@@ -136,7 +145,7 @@ class Crown(_Bounding):
     name = "crown"
 
     def relaxation(self, network: Network, box: Bounds, stop: Callable[[], bool]) -> Relaxation:
-        return relaxed(network, box, memory=self.memory // 2, stop=stop, single=self.single)
+        return crown_relaxation(network, box, memory=self.memory // 2, stop=stop, float32=self.float32)
 
     def rows(self, relaxation: Relaxation, rows: RowBatch, stop: Callable[[], bool]) -> Tensor:
         values = relaxation.outputs(rows.matrix, rows.sample, memory=self.memory // 2, stop=stop)
@@ -174,7 +183,7 @@ class AlphaCrown(Crown):
         if self.intermediate is None:
             return super().relaxation(network, box, stop)
         search = neurons(self.intermediate, memory=self.memory // 2, stop=stop)
-        return relaxed(network, box, memory=self.memory // 2, stop=stop, search=search, single=self.single)
+        return crown_relaxation(network, box, memory=self.memory // 2, stop=stop, search=search, float32=self.float32)
 
     def rows(self, relaxation: Relaxation, rows: RowBatch, stop: Callable[[], bool]) -> Tensor:
         values = super().rows(relaxation, rows, stop)
@@ -209,6 +218,6 @@ class AlphaCrown(Crown):
                 settled=settled,
                 memory=self.memory // 2,
                 stop=stop,
-            ),
+            ).lower,
         )
         return values

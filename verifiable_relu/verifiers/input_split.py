@@ -16,8 +16,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from verifiable_relu.bounds import Bounds, input_box
-from verifiable_relu.bounds.linear import MEMORY, chunk_size, groups, relaxed
+from verifiable_relu.bounds import MEMORY, TUNING, Bounds, crown_relaxation, input_box
+from verifiable_relu.bounds.chunks import chunk_size, groups
 from verifiable_relu.bounds.rounding import covers
 from verifiable_relu.errors import OutOfTime
 from verifiable_relu.network.graph import Network
@@ -139,11 +139,13 @@ class _Search:
         box = Bounds(lower.reshape(shape), upper.reshape(shape))
         start, allowance = time.perf_counter(), self.budget.subset(owner.unique().tolist()).total()
         stop = deadline(lambda: time.perf_counter() - start, allowance)
-        relaxation = relaxed(self.network, box, memory=self.options.memory // 2, stop=stop, most=self.options.most)
+        relaxation = crown_relaxation(
+            self.network, box, memory=self.options.memory // 2, stop=stop, max_unstable=self.options.most
+        )
         last = len(self.network.nodes) - 1
         matrix = rows.matrix.reshape(-1, *self.network.output_shape)
         values, coefficients = matrix.new_empty(len(matrix)), matrix.new_empty(len(matrix), self.network.input_size)
-        size = chunk_size(self.network, matrix, self.options.memory // 2)
+        size = chunk_size(self.network, matrix, self.options.memory // 2, TUNING)
         for part, mine in groups(len(matrix), rows.sample, size, len(owner)):
             stop()
             values[part], reached = relaxation.lower(last, matrix[part], mine, coefficients=True)

@@ -13,8 +13,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from verifiable_relu.bounds import Ascent
-from verifiable_relu.bounds.linear import MEMORY
+from verifiable_relu.bounds import MEMORY, Ascent
 from verifiable_relu.spec.property import Query
 from verifiable_relu.trust.replay import confirm
 from verifiable_relu.verifiers.attack import Attack

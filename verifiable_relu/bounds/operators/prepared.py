@@ -28,6 +28,10 @@ class Operators:
             self._made[index] = _KINDS.get(type(node), Operator)(node, self.tuning)
         return self._made[index]
 
+    def find(self, index: int) -> Operator[Affine] | None:
+        """The operator of node ``index``; None if that is no affine map."""
+        return self[index] if isinstance(self._nodes[index], Affine) else None
+
 
 def prepared(network: Network, tuning: Tuning = TUNING) -> Operators:
     """The operators of a network, which the network keeps: another dtype or device is another network."""

@@ -18,8 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from verifiable_relu.bounds import Bounds, input_box
-from verifiable_relu.bounds.linear import MEMORY
+from verifiable_relu.bounds import MEMORY, Bounds, input_box
 from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import (

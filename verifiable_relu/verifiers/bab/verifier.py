@@ -13,8 +13,7 @@ from typing import ClassVar
 
 import torch
 
-from verifiable_relu.bounds import Ascent, input_box, neurons, relaxed
-from verifiable_relu.bounds.linear import MEMORY
+from verifiable_relu.bounds import MEMORY, Ascent, crown_relaxation, input_box, neurons
 from verifiable_relu.bounds.rounding import covers
 from verifiable_relu.errors import OutOfTime
 from verifiable_relu.network.graph import Network
@@ -154,7 +153,7 @@ class _Bounds:
         with torch.no_grad():
             box = input_box(properties, network)
             search = neurons(method.intermediate, memory=method.memory // 2, stop=stop)
-            self.relaxation = relaxed(net, box, memory=method.memory // 2, stop=stop, search=search)
+            self.relaxation = crown_relaxation(net, box, memory=method.memory // 2, stop=stop, search=search)
             rows = RowBatch.of(properties, network.output_size)
             values = self.relaxation.outputs(rows.matrix, rows.sample, memory=method.memory // 2, stop=stop)
             values = torch.maximum(values, self.relaxation.outputs(rows.matrix, rows.sample, intervals=True))
