@@ -45,11 +45,11 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
+from verifiable_relu.bounds.linear import Relaxation
 
 from verifiable_relu.bounds import Bounds, alpha_lower_bounds, linear_lower_bounds, preactivation_bounds, relaxed
 from verifiable_relu.bounds.activations import unstable
 from verifiable_relu.bounds.alpha import Ascent
-from verifiable_relu.bounds.linear import Relaxation
 from verifiable_relu.data import load
 from verifiable_relu.errors import InputError
 from verifiable_relu.network import Network, graph, read_onnx

@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from verifiable_relu.bounds.linear import Relaxation, groups, relaxed
 
 from verifiable_relu.bounds import (
     Ascent,
@@ -25,7 +26,6 @@ from verifiable_relu.bounds import (
 )
 from verifiable_relu.bounds.alpha import _Search
 from verifiable_relu.bounds.interval import intersect, largest
-from verifiable_relu.bounds.linear import Relaxation, groups, relaxed
 from verifiable_relu.bounds.rounding import covers
 from verifiable_relu.bounds.window import Grid, Window, windows
 from verifiable_relu.network.build import Builder

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from verifiable_relu.bounds.reference import Reference
 
 from verifiable_relu.bounds import Bounds, Relaxation, interval_bounds, relaxed, rounding
 from verifiable_relu.bounds import linear as crown
 from verifiable_relu.bounds.activations import TABLE
-from verifiable_relu.bounds.reference import Reference
 from verifiable_relu.network import nodes as node_kinds
 from verifiable_relu.network.build import Builder
 from verifiable_relu.network.graph import Network

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from verifiable_relu.bounds.linear import Relaxation, relaxed
 
 from verifiable_relu.attack import Pgd
-from verifiable_relu.bounds.linear import Relaxation, relaxed
 from verifiable_relu.errors import OutOfTime
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Input, Linear, Node, Relu

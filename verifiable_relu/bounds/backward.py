@@ -302,7 +302,7 @@ def by_intervals(bounds: NodeBounds, rows: Tensor, chunk: Chunk) -> Tensor:
     """(R,) interval bounds of rows of the output from below, merged into the last linear map if there is one.
 
     Args:
-        bounds: advanced to the output.
+        bounds: the nodes' bounds.
         rows: (R, *output_shape), group after group.
         chunk: which rows they are.
     """
@@ -318,9 +318,9 @@ def by_intervals(bounds: NodeBounds, rows: Tensor, chunk: Chunk) -> Tensor:
     middle = middle if linear is None else linear.forward(middle)
     if chunk.rounded:
         radius = rounding.concretise(radius, radius.shape[1], radius.dtype)
-    found = sums.dot(a, of_samples(middle, chunk.sample)) - sums.dot(before, of_samples(radius, chunk.sample))
+    total, reach = sums.dot(a, of_samples(middle, chunk.sample)), sums.dot(before, of_samples(radius, chunk.sample))
     if not chunk.rounded:
-        return found.flatten()
+        return (total - reach).flatten()
     error, lost = rounding.interval_rows(linear, bounds.largest(source), radius.shape[1])
-    found = found - sums.dot(a.abs(), of_samples(error, chunk.sample))
-    return rounding.total(found, of_samples(lost, chunk.sample)[:, None]).flatten()
+    total = total - sums.dot(a.abs(), of_samples(error, chunk.sample))
+    return rounding.total(total - reach, of_samples(lost, chunk.sample)[:, None]).flatten()

@@ -42,6 +42,7 @@ class NodeBounds:
         box: the inputs, (batch, *input_shape).
         rules: what activations are taken for.
         tuning: of sums in float32.
+        known: bounds of activations' inputs, by the activation's index, which are intersected with.
 
     Attributes:
         network: as given.
@@ -52,7 +53,9 @@ class NodeBounds:
         pre: the bounds of activations' inputs so far, by the activation's index.
     """
 
-    def __init__(self, network: Network, box: Bounds, rules: Rules, tuning: Tuning) -> None:
+    def __init__(
+        self, network: Network, box: Bounds, rules: Rules, tuning: Tuning, known: Mapping[int, Bounds] | None = None
+    ) -> None:
         self.network = network
         self.operators: Operators = prepared(network, tuning)
         self.rules = rules
@@ -60,6 +63,7 @@ class NodeBounds:
         self.samples = len(box.lower)
         self.values: list[Bounds] = [box]
         self.pre: dict[int, Bounds] = {}
+        self._known = known or {}
         # Sums in float32 have no derivative in float64.
         plain = tuning.float32 and rounding.float32_is_plain(box.lower)
         self.float32 = plain and not (box.lower.requires_grad or box.upper.requires_grad)
@@ -70,22 +74,21 @@ class NodeBounds:
         self._radii: dict[int, Tensor] = {}
         self._possibly_active: dict[int, Tensor] = {}
 
-    def advance(self, index: int, known: Mapping[int, Bounds] | None = None, tighten: Tighten | None = None) -> None:
+    def advance(self, index: int, tighten: Tighten | None = None) -> None:
         """Extend the bounds through node ``index``.
 
         Args:
             index: the node.
-            known: bounds of activations' inputs, by the activation's index, which are intersected with.
             tighten: asked for better bounds of each activation's input.
         """
-        rows = tighten is not None or bool(known)
+        rows = tighten is not None or bool(self._known)
         for current in range(len(self.values), index + 1):
             node = self.network.nodes[current]
             if isinstance(node, Activation):
                 source = node.inputs[0]
                 box = before = self.values[source]
-                if known is not None and current in known:
-                    box = intersect(box, known[current])
+                if current in self._known:
+                    box = intersect(box, self._known[current])
                 if tighten is not None:
                     box = tighten(current, box)
                 if box is not before:

@@ -56,9 +56,9 @@ class Relaxation:
         rules: Rules | None = None,
     ) -> None:
         self.network, self.tuning = network, tuning
-        self.nodes = NodeBounds(network, box, rules or Rules(), tuning)
+        self.nodes = NodeBounds(network, box, rules or Rules(), tuning, known)
         self.lines = LineTable(self.nodes)
-        self._known, self._everywhere, self._work = known, float32, 0
+        self._everywhere, self._work = float32, 0
 
     @property
     def samples(self) -> int:
@@ -87,12 +87,11 @@ class Relaxation:
 
     def advance(self, index: int, tighten: Tighten | None = None) -> None:
         """Extend the nodes' bounds through node ``index`` (``NodeBounds.advance``)."""
-        self.nodes.advance(index, self._known, tighten)
+        self.nodes.advance(index, tighten)
 
     def bounds(self, index: int) -> Bounds:
         """Those of node ``index``, (batch, *shape)."""
-        self.advance(index)
-        return self.nodes.values[index]
+        return self.nodes.of(index)
 
     def lower(
         self,
@@ -153,7 +152,6 @@ class Relaxation:
         Returns:
             (R,).
         """
-        self.advance(len(self.network.nodes) - 1)
         return by_intervals(self.nodes, rows, self._chunk(rows, sample, rounded))
 
     def neurons(self, index: int, neuron: Tensor, sign: Tensor, sample: Tensor | None = None) -> Tensor:
