@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from verifiable_relu.bounds.linear import Relaxation
 
-from verifiable_relu.bounds import Bounds, interval_bounds, linear_lower_bounds, preactivation_bounds
+from verifiable_relu.bounds import Bounds, Relaxation, interval_bounds, linear_lower_bounds, preactivation_bounds
 from verifiable_relu.errors import InputError
 from verifiable_relu.network.build import Builder
 from verifiable_relu.network.graph import Network

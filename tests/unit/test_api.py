@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from verifiable_relu.bounds.linear import MEMORY
 
 import verifiable_relu
 from verifiable_relu import verify
+from verifiable_relu.bounds import MEMORY
 from verifiable_relu.campaign import Result
 from verifiable_relu.campaign.inputs import verifier
 from verifiable_relu.errors import InputError, UnsupportedError

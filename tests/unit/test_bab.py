@@ -15,7 +15,7 @@ from tests.soundness.judge import Report
 from tests.soundness.trees import TIGHT, covers, trees
 from tests.support.exact import exact_outputs, exact_values
 from tests.support.solver_cases import ball, barely_unstable, chain, mlp, random_query, residual, row, union_in_order
-from verifiable_relu.bounds import input_box, relaxed
+from verifiable_relu.bounds import crown_relaxation, input_box
 from verifiable_relu.errors import UnsupportedError
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Gelu, Input, Linear, Node, Relu
@@ -57,7 +57,7 @@ def test_enumeration_agrees(leaky: bool) -> None:
 
 def folded(network: Network, box: Box) -> Folded:
     prop = Property(box, ())
-    bounds = relaxed(network.to(torch.float64), input_box([prop], network))
+    bounds = crown_relaxation(network.to(torch.float64), input_box([prop], network))
     return Folded(bounds, 0, box)
 
 
@@ -202,7 +202,7 @@ def test_without_time_nothing_is_decided() -> None:
 
 def root(query: Query) -> Root:
     prop = query.property
-    bounds = relaxed(query.network.to(torch.float64), input_box([prop], query.network))
+    bounds = crown_relaxation(query.network.to(torch.float64), input_box([prop], query.network))
     return Root(query, bounds, 0, list(range(len(prop.unsafe))), Slopes(), lambda: False)
 
 

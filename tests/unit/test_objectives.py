@@ -165,7 +165,7 @@ def test_sabr_with_the_whole_box_is_ibp() -> None:
 def test_intervals_through_prelu(slope: float) -> None:
     model = nn.Sequential(nn.PReLU(1, slope))
     lb, ub = torch.tensor([[-2.0, -1.0, 0.5]]), torch.tensor([[-1.0, 2.0, 1.0]])
-    found = losses.bounded(model, Bounds(lb, ub)).values[-1]
+    found = losses.bounded(model, Bounds(lb, ub)).nodes.values[-1]
     values = model(lb + (ub - lb) * torch.linspace(0, 1, 301)[:, None])
     torch.testing.assert_close(found.lower[0], values.amin(0))
     torch.testing.assert_close(found.upper[0], values.amax(0))

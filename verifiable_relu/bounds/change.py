@@ -56,21 +56,21 @@ def substitution_change(
         UnsupportedError: for other activations beside them.
     """
     family = hardened(network)
+    nodes = tuple(_without_bias(node) for node in family.nodes)
     rules = Differences(family, preactivation_bounds(family, box, memory=memory, stop=stop))
     zero = torch.zeros_like(box.lower)
-    nodes = tuple(_without_bias(node) for node in family.nodes)
     relaxation = Relaxation(replace(family, nodes=nodes, onnx=None), Bounds(zero, zero), rules=rules)
 
     def tighten(index: int, difference: Bounds) -> Bounds:
         source = family.nodes[index].inputs[0]
         if interval_is_exact(relaxation.network, source):
             return difference
-        return _bounded(relaxation, source, difference, rules.free[index], memory, stop)
+        return bounded(relaxation, source, difference, rules.free[index], memory, stop)
 
     last = len(nodes) - 1
     relaxation.advance(last, tighten)
     outputs = relaxation.bounds(last)
-    return _bounded(relaxation, last, outputs, torch.ones_like(outputs.lower, dtype=torch.bool), memory, stop)
+    return bounded(relaxation, last, outputs, torch.ones_like(outputs.lower, dtype=torch.bool), memory, stop)
 
 
 def _without_bias(node: Node) -> Node:
@@ -137,7 +137,7 @@ class Differences(Rules):
         return Bounds(torch.minimum(*ends), torch.maximum(*ends))
 
 
-def _bounded(
+def bounded(
     relaxation: Relaxation,
     index: int,
     interval: Bounds,

@@ -37,7 +37,7 @@ class Windowed:
     ) -> None:
         self._bounds, self._slack, self._shifted, self._last = bounds, slack, shifted, last
         self._tuning = tuning
-        self._tables: dict[tuple[Grid, Hashable], Tensor] = {}
+        self.tables: dict[tuple[Grid, Hashable], Tensor] = {}
 
     def step(self, index: int, rows: Rows, chunk: Chunk) -> Stepped | None:
         """One step within windows; None where rows are dense, or the node does not act on windows."""
@@ -86,9 +86,9 @@ class Windowed:
 
     def _table(self, a: Window, grid: Grid, key: Hashable, images: Callable[[], Tensor]) -> Tensor:
         """What ``Window.of`` returns of one image."""
-        if (grid, key) not in self._tables:
-            self._tables[grid, key] = grid.table(images())
-        return self._tables[grid, key].index_select(0, a.point)
+        if (grid, key) not in self.tables:
+            self.tables[grid, key] = grid.table(images())
+        return self.tables[grid, key].index_select(0, a.point)
 
     def _added(self, found: Tensor, chunk: Chunk) -> Tensor:
         """Values of rows, (rows,), as (groups, each)."""

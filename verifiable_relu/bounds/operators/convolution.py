@@ -50,10 +50,10 @@ class ConvolutionOperator(Operator[Conv2d]):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        return self._summed(x, self.node.bias) if self._by_blocks(x) else self.node.forward(x)
+        return self._summed(x, self.node.bias) if self.by_blocks(x) else self.node.forward(x)
 
     def linear(self, x: Tensor) -> Tensor:
-        return self._summed(x, None) if self._by_blocks(x) else self.node.linear(x)
+        return self._summed(x, None) if self.by_blocks(x) else self.node.linear(x)
 
     def absolute(self, x: Tensor) -> Tensor:
         return self.node.convolved(x, self.once("absolute", self.node.weight.abs))
@@ -152,7 +152,7 @@ class ConvolutionOperator(Operator[Conv2d]):
         _, height, width = input_shape
         return framed(seen, [-left, left + width - seen.shape[3], -top, top + height - seen.shape[2]])
 
-    def _by_blocks(self, x: Tensor) -> bool:
+    def by_blocks(self, x: Tensor) -> bool:
         """Whether ``_summed`` is faster than torch's convolution in float64 on a CPU."""
         tuning = self.tuning
         if x.dtype != torch.float64 or x.device.type != "cpu" or x.requires_grad or len(x) < tuning.block_samples:
