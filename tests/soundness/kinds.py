@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
+from functools import cache
 
 import numpy as np
 import torch
 
 from tests.support import nets
-from tests.support.exact import DIGITS, exact_outputs, exact_values
+from tests.support.exact import DIGITS, exact_outputs, exact_values, rational
 from verifiable_relu.bounds import input_box, interval_bounds, linear_lower_bounds, preactivation_bounds
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Linear
@@ -233,23 +235,27 @@ def corner_networks(rng: np.random.Generator, smooth: bool) -> list[Network]:
     ]
 
 
-def _corner_boxes(rng: np.random.Generator, size: int) -> list[Box]:
+Ends = Sequence[tuple[Fraction, Fraction]]
+"""The lower and upper bound of each input of a box."""
+
+
+def _corner_boxes(rng: np.random.Generator, size: int) -> list[Ends]:
     """Boxes of very different widths, one of decimals, one a single point; all but three inputs of each are fixed."""
-    boxes = []
+    boxes: list[Ends] = []
     for magnitude in (1.0, 2.0**-20, 0.0):
         center = rng.uniform(-2, 2, size=size) * 2.0 ** rng.integers(-8, 1, size=size)
         radius = np.where(rng.permutation(size) < 3, magnitude * rng.random(size), 0)
-        boxes.append(Box(center - radius, center + radius))
+        boxes.append(
+            [(Fraction(low), Fraction(high)) for low, high in zip(center - radius, center + radius, strict=True)]
+        )
     middle = [Fraction(int(k), 10) for k in rng.integers(-20, 21, size=size)]
     reach = [Fraction(int(k), 1000) for k in np.where(rng.permutation(size) < 3, rng.integers(1, 100, size=size), 0)]
-    ends = [(m - r, m + r) for m, r in zip(middle, reach, strict=True)]
-    boxes.append(Box.exact([low for low, _ in ends], [high for _, high in ends]))
+    boxes.append([(m - r, m + r) for m, r in zip(middle, reach, strict=True)])
     return boxes
 
 
-def _corners_of(rng: np.random.Generator, box: Box) -> list[list[Fraction]]:
+def _corners_of(rng: np.random.Generator, ends: Ends) -> list[list[Fraction]]:
     """All corners of a box and a few points inside it, exactly."""
-    ends = [box.bounds(i) for i in range(box.size)]
     free = [i for i, (low, high) in enumerate(ends) if low < high]
     sides = [list(side) for side in itertools.product((Fraction(0), Fraction(1)), repeat=len(free))]
     sides += [[Fraction(float(t)) for t in rng.random(len(free))] for _ in range(4 if free else 0)]
@@ -262,75 +268,108 @@ def _corners_of(rng: np.random.Generator, box: Box) -> list[list[Fraction]]:
     return points
 
 
-def _hold(report: Report, where: str, low: torch.Tensor, high: torch.Tensor, value: np.ndarray, doubt: float) -> None:
-    lows, highs = (t.double().numpy().reshape(-1) for t in (low, high))
-    for i, v in enumerate(value.reshape(-1)):
-        slack = Fraction(doubt) * (1 + abs(v)) if doubt else 0
-        if not (lows[i] <= v + slack and highs[i] >= v - slack):
-            report.note(where, f"neuron {i}: [{lows[i]!r}, {highs[i]!r}] without {float(v)!r}")
+class _Known:
+    """Exact values of one node at one point, against which bounds are held.
+
+    Most bounds are told by their float64 numbers alone: a bound that lies beyond the float64 number next to the
+    nearest one of the exact value is on the right side of the exact value, too. Only the others are compared exactly.
+    """
+
+    def __init__(self, exact: np.ndarray, doubt: float) -> None:
+        self.exact, self.doubt = exact.reshape(-1), doubt
+        nearest = self.exact.astype(float)
+        self.below, self.above = np.nextafter(nearest, -np.inf), np.nextafter(nearest, np.inf)
+
+    def hold(self, report: Report, where: str, lower: np.ndarray, upper: np.ndarray | float = np.inf) -> None:
+        """Note each neuron whose exact value is outside its bounds, by more than its own evaluation may be off."""
+        upper = np.broadcast_to(upper, lower.shape)
+        for i in np.flatnonzero(~((lower < self.below) & (upper > self.above))):
+            low, value, high = float(lower[i]), self.exact[i], float(upper[i])
+            slack = Fraction(self.doubt) * (1 + abs(value)) if self.doubt else 0
+            if not low <= value + slack or not high >= value - slack:
+                report.note(where, f"neuron {i}: [{low!r}, {high!r}] without {float(value)!r}")
+
+
+def _flat(bounds: torch.Tensor) -> np.ndarray:
+    """Bounds of a batch of boxes as float64 numbers, a row for each box."""
+    return bounds.double().flatten(1).numpy()
+
+
+@dataclass(frozen=True)
+class _Question:
+    """The boxes of one network, the rows asked about its outputs, and what exact arithmetic knows of both.
+
+    Attributes:
+        boxes: of the network's inputs.
+        matrix: (rows, outputs), the linear forms of the outputs.
+        values: the exact values for each box, point and node.
+        forms: those of the linear forms for each box and point.
+    """
+
+    boxes: list[Ends]
+    matrix: torch.Tensor
+    values: list[list[list[_Known]]]
+    forms: list[list[_Known]]
+
+
+def _question(rng: np.random.Generator, network: Network) -> _Question:
+    boxes = _corner_boxes(rng, network.input_size)
+    outputs = network.output_size
+    rows = [[float(10 * row.get(i, 0)) for i in range(outputs)] for row in _rows(rng, outputs, 4)]
+    matrix = torch.cat([torch.eye(outputs), -torch.eye(outputs), torch.tensor(rows)]).double()
+    exact_matrix = rational(matrix, matrix.shape)
+    doubt = 0.0 if network.piecewise_linear else 10.0 ** (5 - DIGITS)
+    found = _Question(boxes, matrix, [], [])
+    for box in boxes:
+        values = [exact_values(network, point) for point in _corners_of(rng, box)]
+        found.values.append([[_Known(value, doubt) for value in at] for at in values])
+        found.forms.append([_Known(exact_matrix @ at[-1].reshape(-1), doubt) for at in values])
+    return found
+
+
+@cache
+def _questions(seed: int, smooth: bool) -> list[_Question]:
+    """What is asked of the networks of a seed.
+
+    Exact values take longest and are the same for each fault, so they are kept. Networks and boxes are made anew for
+    each fault: they carry what the library has computed for them.
+    """
+    rng = np.random.default_rng(seed)
+    return [_question(rng, network) for network in corner_networks(rng, smooth)]
 
 
 def corners(*, seed: int = 0, smooth: bool = False, report: Report | None = None) -> Report:
     """No bound of any node, pre-activation or linear form of the outputs may exclude its exact value at a corner."""
-    rng, report = np.random.default_rng(seed), report or Report()
-    for network in corner_networks(rng, smooth):
-        boxes = _corner_boxes(rng, network.input_size)
+    report = report or Report()
+    networks = corner_networks(np.random.default_rng(seed), smooth)
+    for network, asked in zip(networks, _questions(seed, smooth), strict=True):
+        boxes = [Box.exact(*zip(*ends, strict=True)) for ends in asked.boxes]
         properties = [Property(box, ()) for box in boxes]
-        outputs = network.output_size
-        rows = _rows(rng, outputs, 4)
-        matrix = torch.eye(outputs).double()
-        matrix = torch.cat(
-            [
-                matrix,
-                -matrix,
-                torch.tensor(
-                    [[float(10 * row.get(i, 0)) for i in range(outputs)] for row in rows], dtype=torch.float64
-                ),
-            ]
-        )
-        exact_matrix = np.vectorize(lambda v: Fraction(float(v)), otypes=[object])(matrix.numpy())
-        known = [[exact_values(network, point) for point in _corners_of(rng, box)] for box in boxes]
-        doubt = 0.0 if network.piecewise_linear else 10.0 ** (5 - DIGITS)
         for dtype in (torch.float64, torch.float32):
             net, box = network.to(dtype), input_box(properties, network, dtype)
             with torch.no_grad():
-                interval = interval_bounds(net, box)
                 pre = preactivation_bounds(net, box)
-                sample = torch.arange(len(boxes)).repeat_interleave(len(matrix))
-                every = matrix.repeat(len(boxes), 1)
+                sample = torch.arange(len(boxes)).repeat_interleave(len(asked.matrix))
+                every = asked.matrix.repeat(len(boxes), 1)
                 linear = {
-                    name: linear_lower_bounds(net, box, pre, every, sample, intervals=intervals).reshape(len(boxes), -1)
+                    name: linear_lower_bounds(net, box, pre, every, sample, intervals=intervals)
                     for name, intervals in (("crown", False), ("ibp", True))
                 }
-            for b, sampled in enumerate(known):
-                for values in sampled:
-                    place = f"{network.name}, box {b}, {dtype}".replace("torch.", "")
-                    for index, bound in enumerate(interval):
-                        _hold(
-                            report,
-                            f"{place}: interval of node {index}",
-                            bound.lower[b],
-                            bound.upper[b],
-                            values[index],
-                            doubt,
-                        )
-                    for index, bound in pre.items():
-                        _hold(
-                            report,
-                            f"{place}: pre-activation of node {index}",
-                            bound.lower[b],
-                            bound.upper[b],
-                            values[network.nodes[index].inputs[0]],
-                            doubt,
-                        )
-                    y = exact_matrix @ values[-1].reshape(-1)
-                    for name, lows in linear.items():
-                        _hold(
-                            report,
-                            f"{place}: {name} of the outputs",
-                            lows[b],
-                            torch.full_like(lows[b], torch.inf),
-                            y,
-                            doubt,
-                        )
+                found = [
+                    (f"interval of node {index}", index, _flat(bound.lower), _flat(bound.upper))
+                    for index, bound in enumerate(interval_bounds(net, box))
+                ]
+            found += [
+                (f"pre-activation of node {index}", network.nodes[index].inputs[0], _flat(b.lower), _flat(b.upper))
+                for index, b in pre.items()
+            ]
+            for number, (values, forms) in enumerate(zip(asked.values, asked.forms, strict=True)):
+                place = f"{network.name}, box {number}, {dtype}".replace("torch.", "")
+                for what, index, low, high in found:
+                    for at in values:
+                        at[index].hold(report, f"{place}: {what}", low[number], high[number])
+                for name, lows in linear.items():
+                    for form in forms:
+                        low = _flat(lows.reshape(len(boxes), -1))[number]
+                        form.hold(report, f"{place}: {name} of the outputs", low)
     return report
