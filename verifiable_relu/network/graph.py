@@ -19,10 +19,8 @@ from verifiable_relu.network.nodes import (
     Add,
     Affine,
     Conv2d,
-    Hardened,
     Input,
     Node,
-    Relu,
     Scale,
     Shape,
 )
@@ -56,11 +54,11 @@ class Network:
             raise InputError("a network starts with its input node")
         for index, node in enumerate(self.nodes):
             if any(source >= index for source in node.inputs):
-                raise InputError("inputs come after the node", place=f"node '{node.name}' ({node.op})")
+                raise InputError("inputs come after the node", place=node.place)
             for f in fields(node):
                 value = getattr(node, f.name)
                 if isinstance(value, Tensor) and not _finite(value):
-                    raise InputError(f"{f.name} holds NaN or infinity", place=f"node '{node.name}' ({node.op})")
+                    raise InputError(f"{f.name} holds NaN or infinity", place=node.place)
 
     @property
     def input_shape(self) -> Shape:
@@ -149,12 +147,9 @@ class Network:
     @cached_property
     def limit(self) -> Network:
         """The network in which every ``Hardened`` activation is ReLU; the network itself if it has none."""
-        if not any(isinstance(node, Hardened) for node in self.nodes):
+        nodes = tuple(node.limit for node in self.nodes)
+        if all(limit is node for limit, node in zip(nodes, self.nodes, strict=True)):
             return self
-        nodes = tuple(
-            Relu(name=node.name, inputs=node.inputs, shape=node.shape) if isinstance(node, Hardened) else node
-            for node in self.nodes
-        )
         return replace(self, nodes=nodes, onnx=None, _converted={})
 
     @cached_property
