@@ -12,21 +12,7 @@ from torch import Tensor
 from verifiable_relu.errors import InputError
 from verifiable_relu.network.dispatch import Refusal, Table
 from verifiable_relu.network.graph import Network
-from verifiable_relu.network.nodes import (
-    Add,
-    Affine,
-    Gelu,
-    Hardened,
-    LeakyRelu,
-    Node,
-    Permute,
-    Relu,
-    Reshape,
-    Sigmoid,
-    Tanh,
-)
-
-_OTHER = Refusal("is neither ReLU nor λ-GELU")
+from verifiable_relu.network.nodes import Activation, Gelu, Hardened, LeakyRelu, Node, Relu, Sigmoid, Tanh
 
 HARDNESS: Table[Callable[[Any], Tensor | None]] = Table(
     "a family of harder networks",
@@ -34,12 +20,13 @@ HARDNESS: Table[Callable[[Any], Tensor | None]] = Table(
         Relu: lambda node: None,
         Gelu: lambda node: node.lam,
         Hardened: lambda node: node.lam,
-        **dict.fromkeys((LeakyRelu, Sigmoid, Tanh, Affine, Add, Reshape, Permute), _OTHER),
+        **dict.fromkeys((LeakyRelu, Sigmoid, Tanh), Refusal("is neither ReLU nor λ-GELU")),
     },
+    group=Activation,
 )
-"""The λ of each kind of node that a family has ``Hardened`` in place of; None where the node does not tell its λ.
+"""The λ of each kind of activation that a family has ``Hardened`` in place of; None where the node does not tell it.
 
-Nodes of kinds that are refused are the same in all members of a family.
+Activations of kinds that are refused are the same in all members of a family.
 """
 
 

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from verifiable_relu.errors import InputError
 from verifiable_relu.network.nodes import (
-    PIECEWISE_LINEAR,
     Activation,
     Add,
     Affine,
@@ -24,6 +23,7 @@ from verifiable_relu.network.nodes import (
     Scale,
     Shape,
 )
+from verifiable_relu.network.piecewise import SLOPES
 
 _FAR = 64
 """From so many nodes back on, whatever a neuron depends on is counted as whole nodes (``Network.receptive``)."""
@@ -103,7 +103,16 @@ class Network:
     @cached_property
     def piecewise_linear(self) -> bool:
         """Whether every activation is piecewise linear, so that MILP and SMT are complete and evaluation exact."""
-        return all(isinstance(self.nodes[i], PIECEWISE_LINEAR) for i in self.activations)
+        return all(self.nodes[i] in SLOPES for i in self.activations)
+
+    def require_piecewise_linear(self) -> None:
+        """Refuse a network that is not piecewise linear.
+
+        Raises:
+            UnsupportedError: naming the first activation that is not.
+        """
+        for index in self.activations:
+            SLOPES[self.nodes[index]]
 
     @cached_property
     def receptive(self) -> tuple[int, ...]:

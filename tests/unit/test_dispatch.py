@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import pkgutil
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+import pytest
+
+import verifiable_relu
+from verifiable_relu.errors import UnsupportedError
+from verifiable_relu.network import nodes
+from verifiable_relu.network.dispatch import Refusal, Table
+from verifiable_relu.network.nodes import Activation, Add, Affine, Input, Node, Relu, Sigmoid
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Doubled(Relu):
+    """A kind derived from a concrete one, which computes something else."""
+
+    op = "Doubled"
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class NewNode(Node):
+    """A kind that no consumer has heard of."""
+
+    op = "NewNode"
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class NewActivation(Activation):
+    """An activation that no consumer has heard of."""
+
+    op = "NewActivation"
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class NewAffine(Affine):
+    """A way of storing an affine map that no consumer has heard of."""
+
+    op = "NewAffine"
+    weight_error: float = 0.0
+
+
+def tables() -> dict[str, Table[Any]]:
+    """Every table of the package, by "module:attribute"."""
+    found: dict[str, Table[Any]] = {}
+    for module in pkgutil.walk_packages(verifiable_relu.__path__, "verifiable_relu."):
+        if not module.name.endswith("__main__"):
+            for name, value in vars(import_module(module.name)).items():
+                if isinstance(value, Table) and not any(value is other for other in found.values()):
+                    found[f"{module.name}:{name}"] = value
+    return found
+
+
+def forgetful(kind: type[Node]) -> list[str]:
+    """The consumers that are asked about a kind of node and neither take nor refuse it."""
+    return [name for name, table in tables().items() if issubclass(kind, table.group) and table.find(kind) is None]
+
+
+# The input is no operator: where the walks over a network begin, or end.
+KINDS = [
+    kind
+    for kind in vars(nodes).values()
+    if isinstance(kind, type) and issubclass(kind, Node) and "op" in vars(kind) and kind is not Input
+]
+
+
+def made(kind: type[Node]) -> Node:
+    return kind(name="here", inputs=(0,), shape=(2,))
+
+
+TABLE: Table[str] = Table(
+    "the test",
+    {Node: "any", Activation: "activation", Relu: "relu", Sigmoid: Refusal("sigmoids are not taken")},
+)
+
+
+def test_a_kind_with_a_row_of_its_own_gets_this_row() -> None:
+    assert TABLE[made(Relu)] == "relu"
+
+
+def test_a_kind_without_a_row_gets_that_of_the_narrowest_group() -> None:
+    assert TABLE[made(Add)] == "any"
+    assert Table("the test", {Node: "any", Activation: "activation"})[made(Relu)] == "activation"
+
+
+def test_the_row_of_a_concrete_kind_does_not_serve_a_kind_derived_from_it() -> None:
+    assert TABLE[made(Doubled)] == "activation"
+    assert made(Doubled) not in Table("the test", {Relu: "relu"})
+
+
+def test_a_refused_kind_is_an_error_that_names_the_node_and_says_why() -> None:
+    assert made(Sigmoid) not in TABLE
+    with pytest.raises(UnsupportedError) as caught:
+        TABLE[made(Sigmoid)]
+    assert str(caught.value) == "node 'here' (Sigmoid): sigmoids are not taken"
+
+
+def test_an_unknown_kind_is_an_error_that_names_the_node_and_the_consumer() -> None:
+    with pytest.raises(UnsupportedError) as caught:
+        Table("the test", {Relu: "relu"})[made(Add)]
+    assert str(caught.value) == "node 'here' (Add): the test does not know this kind of node"
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.op)
+def test_every_consumer_takes_or_refuses_every_kind(kind: type[Node]) -> None:
+    forgotten = forgetful(kind)
+    assert not forgotten, f"{kind.__name__} has neither a row nor a refusal in {', '.join(forgotten)}"
+
+
+@pytest.mark.parametrize("kind", [NewNode, NewActivation, NewAffine], ids=lambda kind: kind.op)
+def test_consumers_that_a_new_kind_is_forgotten_in_are_named(kind: type[Node]) -> None:
+    exact, enclosed = "verifiable_relu.trust.exact:VALUES", "verifiable_relu.trust.enclose:ENCLOSURES"
+    assert {exact, enclosed, "verifiable_relu.network.onnx.write:WRITERS"} <= set(forgetful(kind))
