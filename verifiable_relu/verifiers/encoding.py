@@ -28,7 +28,7 @@ from torch import Tensor
 
 from verifiable_relu.bounds import Bounds, input_box, interval_bounds, linear_lower_bounds, preactivation_bounds
 from verifiable_relu.errors import OutOfTime, UnsupportedError
-from verifiable_relu.network.dyadic import Dyadic
+from verifiable_relu.dyadic import Dyadic
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import (
     PIECEWISE_LINEAR,

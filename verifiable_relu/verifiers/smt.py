@@ -20,7 +20,7 @@ import numpy as np
 import z3
 
 from verifiable_relu.errors import OutOfTime
-from verifiable_relu.network.dyadic import Dyadic
+from verifiable_relu.dyadic import Dyadic
 from verifiable_relu.spec.property import Polytope, Query, Row, nearest
 from verifiable_relu.trust.exact import evaluable, evaluate_exact
 from verifiable_relu.verifiers.attack import claim
