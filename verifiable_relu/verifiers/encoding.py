@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from verifiable_relu.bounds import Bounds, input_box, interval_bounds, linear_lower_bounds, preactivation_bounds
+from verifiable_relu.dyadic import Dyadic
 from verifiable_relu.errors import OutOfTime, UnsupportedError
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import (
@@ -44,7 +45,6 @@ from verifiable_relu.network.nodes import (
     Shape,
 )
 from verifiable_relu.spec.property import Polytope, Query, RowBatch
-from verifiable_relu.trust.exact import Dyadic
 from verifiable_relu.verifiers.base import (
     Budget,
     Outcome,

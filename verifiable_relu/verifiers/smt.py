@@ -19,9 +19,10 @@ from typing import ClassVar
 import numpy as np
 import z3
 
+from verifiable_relu.dyadic import Dyadic
 from verifiable_relu.errors import OutOfTime
 from verifiable_relu.spec.property import Polytope, Query, Row, nearest
-from verifiable_relu.trust.exact import Dyadic, evaluable, evaluate_exact
+from verifiable_relu.trust.exact import evaluable, evaluate_exact
 from verifiable_relu.verifiers.attack import claim
 from verifiable_relu.verifiers.base import SILENT, Budget, Outcome, Progress, Reason, Trust, Verdict, Witness
 from verifiable_relu.verifiers.encoding import Forms, Problem, solve_each, supervised
