@@ -408,7 +408,7 @@ FAULTS: tuple[Fault, ...] = (
         "agreement",
         (
             Change(
-                "verifiers.encoding:_bounded",
+                "verifiers.solving:bounded",
                 "Phases(b.lower[sample].flatten().numpy(), b.upper[sample].flatten()",
                 "Phases(b.lower[0].flatten().numpy(), b.upper[0].flatten()",
             ),

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from verifiable_relu.dyadic import Dyadic
 from verifiable_relu.errors import UnsupportedError
 from verifiable_relu.network.dispatch import Refusal, Table
-from verifiable_relu.dyadic import Dyadic
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import (
     Activation,
