@@ -16,9 +16,10 @@ loosened by it has every solution that the network has.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,21 +28,22 @@ from torch import Tensor
 from verifiable_relu.bounds import Bounds
 from verifiable_relu.dyadic import Dyadic
 from verifiable_relu.errors import UnsupportedError
+from verifiable_relu.network.dispatch import Table
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import (
-    PIECEWISE_LINEAR,
     Activation,
     Add,
     Affine,
     Conv2d,
     Input,
-    LeakyRelu,
     Linear,
+    Node,
     Permute,
     Reshape,
     Scale,
     Shape,
 )
+from verifiable_relu.network.piecewise import SLOPES
 
 _COEFFICIENTS = 1 << 22
 """Most float coefficients of one node pulled back at once."""
@@ -57,20 +59,6 @@ _LEAST = 2.0**-1074
 
 _GENEROUS = 1.01
 """By this factor sums of errors and sizes are larger than computed, for the rounding of their own."""
-
-
-def require_piecewise_linear(network: Network) -> None:
-    """Refuse what has no exact mixed-integer form.
-
-    Raises:
-        UnsupportedError: naming the first activation that is not piecewise linear.
-    """
-    for index in network.activations:
-        node = network.nodes[index]
-        if not isinstance(node, PIECEWISE_LINEAR):
-            raise UnsupportedError(
-                "only piecewise-linear activations can be encoded", place=f"node '{node.name}' ({node.op})"
-            )
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,10 +122,11 @@ class Folding:
     """
 
     def __init__(self, network: Network, *, exact: bool) -> None:
-        require_piecewise_linear(network)
+        network.require_piecewise_linear()
         self.network = network
         self.exact = exact
         self._read: dict[tuple[int, str], Dyadic] = {}
+        self._slopes: dict[int, Dyadic] = {}
 
     @cached_property
     def _chunk(self) -> int:
@@ -160,16 +149,14 @@ class Folding:
 
     def slopes(self, index: int) -> Dyadic:
         """An activation's slopes below zero, (size,)."""
-        node = self.network.nodes[index]
-        if isinstance(node, LeakyRelu):
-            slope = self.parameter(index, "slope")
-            return Dyadic(np.broadcast_to(slope.numbers, node.shape).reshape(-1), slope.exponent)
-        return self.number(np.zeros(node.size))
+        if index not in self._slopes:
+            node = self.network.nodes[index]
+            slope = self.number(SLOPES[node](node).detach().cpu().numpy())
+            self._slopes[index] = Dyadic(np.broadcast_to(slope.numbers, node.shape).reshape(-1), slope.exponent)
+        return self._slopes[index]
 
-    def relative(self, index: int) -> float:
+    def relative(self, node: Affine) -> float:
         """The relative error of one product in pulling rows back through an affine node."""
-        node = self.network.nodes[index]
-        assert isinstance(node, Affine)
         if self.exact:
             return 2 * node.weight_error
         # A product takes part in a sum along the node, and its offset in one along all nodes.
@@ -196,73 +183,13 @@ class Folding:
         Raises:
             UnsupportedError: if errors are unbounded, since the sizes are.
         """
-        count = len(rows.numbers)
-        pending = {target: rows}
-        forms = Forms({}, self.number(np.zeros(count)), self.number(np.full(count, self.underflow(sizes))))
-        constant, error = forms.constant, forms.error
-
-        def charge(a: Dyadic, size: np.ndarray, relative: float) -> None:
-            nonlocal error
-            if not np.isfinite(size).all():
-                raise UnsupportedError("the bounds of the network's values are not finite")
-            share = self.number(np.where(size > 0, np.maximum(_GENEROUS * relative * size, _LEAST), 0.0))
-            error = error + Dyadic(np.abs(a.numbers) @ share.numbers, a.exponent + share.exponent)
-
-        def give(index: int, a: Dyadic) -> None:
-            if index in pending:
-                a = pending[index] + a
-                if not self.exact:
-                    charge(a, sizes.value[index], _UNIT)
-            pending[index] = a
-
+        walk = _Walk(self, rows, phases, sizes)
+        walk.give(target, rows)
         for index in range(target, -1, -1):
-            if index not in pending:
-                continue
-            a, node = pending.pop(index), self.network.nodes[index]
-            if isinstance(node, Affine) and (relative := self.relative(index)):
-                charge(a, sizes.summed[index], relative)
-            shaped = Dyadic(a.numbers.reshape(count, *node.shape), a.exponent)
-            match node:
-                case Input():
-                    forms.terms[index] = a
-                case Activation():
-                    phase = phases[index]
-                    forms.terms[index] = Dyadic(np.where(phase.unstable, a.numbers, 0), a.exponent)
-                    active = Dyadic(np.where(phase.active, a.numbers, 0), a.exponent)
-                    inactive = Dyadic(np.where(phase.inactive, a.numbers, 0), a.exponent)
-                    folded = active + inactive * self.slopes(index)
-                    if not self.exact:
-                        charge(folded, sizes.value[node.inputs[0]], _UNIT)
-                    give(node.inputs[0], folded)
-                case Add():
-                    for source in node.inputs:
-                        give(source, a)
-                case Reshape():
-                    give(node.inputs[0], a)
-                case Permute():
-                    inverse = np.argsort(node.axes)
-                    moved = shaped.numbers.transpose(0, *(axis + 1 for axis in inverse))
-                    give(node.inputs[0], Dyadic(moved.reshape(count, -1), a.exponent))
-                case Scale():
-                    scale = self.parameter(index, "scale")
-                    offset = self.parameter(index, "shift") - scale * self.parameter(index, "center")
-                    constant = constant + _dot(shaped, offset)
-                    scaled = shaped * scale
-                    give(node.inputs[0], Dyadic(scaled.numbers.reshape(count, -1), scaled.exponent))
-                case Linear() | Conv2d():
-                    weight, bias = self.parameter(index, "weight"), self.parameter(index, "bias")
-                    if isinstance(node, Conv2d):
-                        bias = Dyadic(bias.numbers[:, None, None], bias.exponent)
-                        pulled = _convolve_back(
-                            node, weight.numbers, shaped.numbers, self.network.nodes[node.inputs[0]].shape
-                        )
-                    else:
-                        pulled = shaped.numbers @ weight.numbers
-                    constant = constant + _dot(shaped, bias)
-                    give(node.inputs[0], Dyadic(pulled.reshape(count, -1), weight.exponent + a.exponent))
-                case _:
-                    raise UnsupportedError("has no affine form", place=f"node '{node.name}' ({node.op})")
-        return Forms(forms.terms, constant, error)
+            if index in walk.pending:
+                node = self.network.nodes[index]
+                STEPS[node](walk, index, node, walk.pending.pop(index))
+        return Forms(walk.terms, walk.constant, walk.error)
 
     def neurons(self, phases: Mapping[int, Phases], sizes: Sizes) -> Iterator[tuple[int, np.ndarray, Forms]]:
         """The pre-activations of all unstable neurons, in chunks: activation, neurons (R,), their forms."""
@@ -277,11 +204,117 @@ class Folding:
                 yield index, part, self.pull_back(node.inputs[0], Dyadic(unit, 0), phases, sizes)
 
 
-def _dot(rows: Dyadic, offset: Dyadic) -> Dyadic:
-    """rows (R, *shape) times an offset broadcastable to the shape, (R,)."""
-    count, *shape = rows.numbers.shape
-    flat = np.broadcast_to(offset.numbers, shape).reshape(-1)
-    return Dyadic(rows.numbers.reshape(count, -1) @ flat, rows.exponent + offset.exponent)
+class _Walk:
+    """Rows on their way back to the input, and what has been collected of them.
+
+    Attributes:
+        pending: by node, the rows (R, node size) that multiply its value and are still to be pulled back.
+        terms, constant, error: of the forms, as far as they are known.
+    """
+
+    def __init__(self, folding: Folding, rows: Dyadic, phases: Mapping[int, Phases], sizes: Sizes) -> None:
+        self.folding = folding
+        self.phases = phases
+        self.sizes = sizes
+        self.pending: dict[int, Dyadic] = {}
+        self.terms: dict[int, Dyadic] = {}
+        count = len(rows.numbers)
+        self.constant = folding.number(np.zeros(count))
+        self.error = folding.number(np.full(count, folding.underflow(sizes)))
+
+    def charge(self, a: Dyadic, size: np.ndarray, relative: float) -> None:
+        """Add the error of rows that are off by so much, relative to bounds ``size`` of what they multiply.
+
+        Raises:
+            UnsupportedError: if these bounds are not finite.
+        """
+        if not np.isfinite(size).all():
+            raise UnsupportedError("the bounds of the network's values are not finite")
+        share = self.folding.number(np.where(size > 0, np.maximum(_GENEROUS * relative * size, _LEAST), 0.0))
+        self.error = self.error + Dyadic(np.abs(a.numbers) @ share.numbers, a.exponent + share.exponent)
+
+    def give(self, index: int, a: Dyadic) -> None:
+        """Add rows (R, …) that multiply the value of a node."""
+        a = Dyadic(a.numbers.reshape(len(a.numbers), self.folding.network.nodes[index].size), a.exponent)
+        if index in self.pending:
+            a = self.pending[index] + a
+            if not self.folding.exact:
+                self.charge(a, self.sizes.value[index], _UNIT)
+        self.pending[index] = a
+
+
+def _shaped(node: Node, a: Dyadic) -> Dyadic:
+    """Rows (R, node size) as (R, *node shape)."""
+    return Dyadic(a.numbers.reshape(len(a.numbers), *node.shape), a.exponent)
+
+
+def _input(walk: _Walk, index: int, node: Input, a: Dyadic) -> None:
+    walk.terms[index] = a
+
+
+def _activation(walk: _Walk, index: int, node: Activation, a: Dyadic) -> None:
+    phase = walk.phases[index]
+    walk.terms[index] = Dyadic(np.where(phase.unstable, a.numbers, 0), a.exponent)
+    active = Dyadic(np.where(phase.active, a.numbers, 0), a.exponent)
+    inactive = Dyadic(np.where(phase.inactive, a.numbers, 0), a.exponent)
+    folded = active + inactive * walk.folding.slopes(index)
+    if not walk.folding.exact:
+        walk.charge(folded, walk.sizes.value[node.inputs[0]], _UNIT)
+    walk.give(node.inputs[0], folded)
+
+
+def _unchanged(walk: _Walk, index: int, node: Add | Reshape, a: Dyadic) -> None:
+    for source in node.inputs:
+        walk.give(source, a)
+
+
+def _permute(walk: _Walk, index: int, node: Permute, a: Dyadic) -> None:
+    moved = _shaped(node, a).numbers.transpose(0, *(axis + 1 for axis in np.argsort(node.axes)))
+    walk.give(node.inputs[0], Dyadic(moved, a.exponent))
+
+
+def _scale(walk: _Walk, index: int, node: Scale, a: Dyadic) -> None:
+    center, scale, shift = (walk.folding.parameter(index, name) for name in ("center", "scale", "shift"))
+    _affine(walk, index, node, a, shift - scale * center, _shaped(node, a) * scale)
+
+
+def _linear(walk: _Walk, index: int, node: Linear, a: Dyadic) -> None:
+    weight, bias = (walk.folding.parameter(index, name) for name in ("weight", "bias"))
+    pulled = _shaped(node, a).numbers @ weight.numbers
+    _affine(walk, index, node, a, bias, Dyadic(pulled, weight.exponent + a.exponent))
+
+
+def _conv2d(walk: _Walk, index: int, node: Conv2d, a: Dyadic) -> None:
+    weight, bias = (walk.folding.parameter(index, name) for name in ("weight", "bias"))
+    before = walk.folding.network.nodes[node.inputs[0]].shape
+    pulled = _convolve_back(node, weight.numbers, _shaped(node, a).numbers, before)
+    offset = Dyadic(bias.numbers[:, None, None], bias.exponent)
+    _affine(walk, index, node, a, offset, Dyadic(pulled, weight.exponent + a.exponent))
+
+
+def _affine(walk: _Walk, index: int, node: Affine, a: Dyadic, offset: Dyadic, pulled: Dyadic) -> None:
+    """Pull rows back through y = W·x + b, ``offset`` being b and ``pulled`` the rows times W."""
+    if relative := walk.folding.relative(node):
+        walk.charge(a, walk.sizes.summed[index], relative)
+    flat = np.broadcast_to(offset.numbers, node.shape).reshape(-1)
+    walk.constant = walk.constant + Dyadic(a.numbers @ flat, a.exponent + offset.exponent)
+    walk.give(node.inputs[0], pulled)
+
+
+STEPS: Table[Callable[[_Walk, int, Any, Dyadic], None]] = Table(
+    "the encoding for solvers",
+    {
+        Input: _input,
+        Activation: _activation,
+        Add: _unchanged,
+        Reshape: _unchanged,
+        Permute: _permute,
+        Scale: _scale,
+        Linear: _linear,
+        Conv2d: _conv2d,
+    },
+)
+"""How rows (R, node size) that multiply the value of a node, given by its index too, go on to the node's inputs."""
 
 
 def _convolve_back(node: Conv2d, weight: np.ndarray, rows: np.ndarray, input_shape: Shape) -> np.ndarray:
