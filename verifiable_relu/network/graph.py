@@ -91,6 +91,11 @@ class Network:
         return tuple(i for i, node in enumerate(self.nodes) if isinstance(node, Activation))
 
     @cached_property
+    def affine(self) -> tuple[Affine, ...]:
+        """The affine nodes, in order."""
+        return tuple(node for node in self.nodes if isinstance(node, Affine))
+
+    @cached_property
     def widest(self) -> tuple[int, ...]:
         """How many neurons the largest node has, of each node and all after it, in node order."""
         return tuple(itertools.accumulate((node.size for node in reversed(self.nodes)), max))[::-1]
@@ -164,7 +169,7 @@ class Network:
     @cached_property
     def weight_error(self) -> float:
         """The largest relative error of any stored weight against the operator that it stands for."""
-        return max((node.weight_error for node in self.nodes if isinstance(node, Affine)), default=0.0)
+        return max((node.weight_error for node in self.affine), default=0.0)
 
     @cached_property
     def digest(self) -> str:

@@ -133,7 +133,7 @@ class Folding:
         """How many rows to pull back at once."""
         nodes = self.network.nodes
         if self.exact:
-            return _PRODUCTS // max(1, sum(node.size * node.terms for node in nodes if isinstance(node, Affine)))
+            return _PRODUCTS // max(1, sum(node.size * node.terms for node in self.network.affine))
         return _COEFFICIENTS // max(node.size for node in nodes)
 
     def number(self, array: np.ndarray) -> Dyadic:
@@ -168,7 +168,7 @@ class Folding:
         if self.exact:
             return 0.0
         nodes = self.network.nodes
-        products = sum(node.terms * nodes[node.inputs[0]].size for node in nodes if isinstance(node, Affine))
+        products = sum(node.terms * nodes[node.inputs[0]].size for node in self.network.affine)
         return 4 * _LEAST * products * (1 + max(float(v.max(initial=0.0)) for v in sizes.value.values()))
 
     def pull_back(self, target: int, rows: Dyadic, phases: Mapping[int, Phases], sizes: Sizes) -> Forms:
