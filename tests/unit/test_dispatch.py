@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import ast
 import pkgutil
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -44,14 +46,16 @@ class NewAffine(Affine):
 
 
 def tables() -> dict[str, Table[Any]]:
-    """Every table of the package, by "module:attribute"."""
-    found: dict[str, Table[Any]] = {}
-    for module in pkgutil.walk_packages(verifiable_relu.__path__, "verifiable_relu."):
-        if not module.name.endswith("__main__"):
-            for name, value in vars(import_module(module.name)).items():
-                if isinstance(value, Table) and not any(value is other for other in found.values()):
-                    found[f"{module.name}:{name}"] = value
-    return found
+    """Every table of the package, by "module:attribute", of the module that declares it rather than of an importer."""
+    found: dict[int, tuple[str, Table[Any]]] = {}
+    for info in pkgutil.walk_packages(verifiable_relu.__path__, "verifiable_relu."):
+        if info.name.endswith("__main__"):
+            continue
+        module = import_module(info.name)
+        for name, value in vars(module).items():
+            if isinstance(value, Table) and (id(value) not in found or name in vars(module).get("__annotations__", {})):
+                found[id(value)] = f"{info.name}:{name}", value
+    return dict(found.values())
 
 
 def forgetful(kind: type[Node]) -> list[str]:
@@ -65,6 +69,21 @@ KINDS = [
     for kind in vars(nodes).values()
     if isinstance(kind, type) and issubclass(kind, Node) and "op" in vars(kind) and kind is not Input
 ]
+
+
+def kinds_asked_for(source: str) -> set[str]:
+    """The kinds of node that a module's text asks for with isinstance or match."""
+    asked: list[ast.AST] = []
+    imported: set[str] = set()
+    for part in ast.walk(ast.parse(source)):
+        if isinstance(part, ast.ImportFrom) and part.module == nodes.__name__:
+            imported |= {name.asname or name.name for name in part.names}
+        if isinstance(part, ast.Call) and isinstance(part.func, ast.Name) and part.func.id == "isinstance":
+            asked.append(part.args[1])
+        elif isinstance(part, ast.MatchClass):
+            asked.append(part.cls)
+    names = {name.id for part in asked for name in ast.walk(part) if isinstance(name, ast.Name)}
+    return names & imported & {kind.__name__ for kind in KINDS}
 
 
 def made(kind: type[Node]) -> Node:
@@ -114,3 +133,23 @@ def test_every_consumer_takes_or_refuses_every_kind(kind: type[Node]) -> None:
 def test_consumers_that_a_new_kind_is_forgotten_in_are_named(kind: type[Node]) -> None:
     exact, enclosed = "verifiable_relu.trust.exact:VALUES", "verifiable_relu.trust.enclose:ENCLOSURES"
     assert {exact, enclosed, "verifiable_relu.network.onnx.write:WRITERS"} <= set(forgetful(kind))
+
+
+def test_isinstance_and_match_on_a_kind_are_seen() -> None:
+    text = """
+from verifiable_relu.network.nodes import Add, Affine, Relu, Scale
+match node:
+    case Relu() | Add(): pass
+    case Linear(): pass
+isinstance(node, Scale | Affine)
+isinstance(module, nn.Conv2d)
+"""
+    assert kinds_asked_for(text) == {"Relu", "Add", "Scale"}
+
+
+def test_no_consumer_outside_network_and_bounds_asks_a_node_for_its_kind() -> None:
+    """They look it up in their tables, which the tests above know; groups of kinds (``Affine``) may be asked for."""
+    root = Path(verifiable_relu.__file__).parent
+    sources = [path for path in root.rglob("*.py") if path.relative_to(root).parts[0] not in ("network", "bounds")]
+    asked = {str(path.relative_to(root)): kinds_asked_for(path.read_text("utf-8")) for path in sources}
+    assert {name: kinds for name, kinds in asked.items() if kinds} == {}
