@@ -203,7 +203,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "a bias dropped in the encoding",
         "points",
-        (Change("verifiers.encoding:Folding.pull_back", "constant = constant + _dot(shaped, bias)", "pass"),),
+        (Change("verifiers.encoding:_affine", "+ Dyadic(a.numbers @ flat, a.exponent + offset.exponent)", ""),),
     ),
     Fault(
         "chord for tangent",
@@ -408,7 +408,7 @@ FAULTS: tuple[Fault, ...] = (
         "agreement",
         (
             Change(
-                "verifiers.encoding:_bounded",
+                "verifiers.solving:bounded",
                 "Phases(b.lower[sample].flatten().numpy(), b.upper[sample].flatten()",
                 "Phases(b.lower[0].flatten().numpy(), b.upper[0].flatten()",
             ),
@@ -532,8 +532,8 @@ FAULTS: tuple[Fault, ...] = (
         "trees",
         (
             Change(
-                "verifiers.bab.folding:Folded._pull_back",
-                "constant = constant + a @ node.offset()",
+                "verifiers.bab.folding:_affine",
+                "walk.constant = walk.constant + a @ node.offset()",
                 "0 * a @ node.offset()",
             ),
         ),
@@ -546,7 +546,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "one of two nodes' rows alone where both come from a third, where rows are folded",
         "trees",
-        (Change("verifiers.bab.folding:Folded._pull_back", "pending[source] + given", "given"),),
+        (Change("verifiers.bab.folding:_Walk.give", "self.pending[index] + a", "a"),),
     ),
     Fault(
         "a tree proved from a bound that was searched for in float32",

@@ -31,8 +31,9 @@ from verifiable_relu.spec.property import Box, Property, Query, Row
 from verifiable_relu.trust.exact import evaluate_exact
 from verifiable_relu.verifiers import milp as module
 from verifiable_relu.verifiers.base import Budget, Outcome, Reason, Trust, Verdict
-from verifiable_relu.verifiers.encoding import Folding, Phases, Sizes, _bounded
+from verifiable_relu.verifiers.encoding import Folding, Phases, Sizes
 from verifiable_relu.verifiers.milp import Milp
+from verifiable_relu.verifiers.solving import bounded
 
 
 def decide(*queries: Query, seconds: float = 20.0) -> list[Outcome]:
@@ -280,7 +281,7 @@ def test_a_rescaled_network_makes_the_same_program(exponents: tuple[int, int]) -
     programs = []
     for net in (network, rescaled(network, exponents)):
         query = Query(net, prop)
-        (problem,) = _bounded(Folding(net, exact=False), [query], lambda: False)
+        (problem,) = bounded(Folding(net, exact=False), [query], lambda: False)
         lp = module._Model(problem, lambda: 60.0).program(prop.unsafe[0], 1e-6, None)
         programs.append((lp.a_matrix_.value_, lp.row_lower_, lp.row_upper_, lp.col_lower_, lp.col_upper_))
     assert len(programs[0][0]) > 50

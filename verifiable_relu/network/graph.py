@@ -16,15 +16,13 @@ from torch import Tensor
 
 from verifiable_relu.errors import InputError
 from verifiable_relu.network.nodes import (
-    PIECEWISE_LINEAR,
     Activation,
     Affine,
-    Hardened,
     Input,
     Node,
-    Relu,
     Shape,
 )
+from verifiable_relu.network.piecewise import SLOPES
 
 Made = TypeVar("Made")
 
@@ -54,11 +52,11 @@ class Network:
             raise InputError("a network starts with its input node")
         for index, node in enumerate(self.nodes):
             if any(source >= index for source in node.inputs):
-                raise InputError("inputs come after the node", place=f"node '{node.name}' ({node.op})")
+                raise InputError("inputs come after the node", place=node.place)
             for f in fields(node):
                 value = getattr(node, f.name)
                 if isinstance(value, Tensor) and not _finite(value):
-                    raise InputError(f"{f.name} holds NaN or infinity", place=f"node '{node.name}' ({node.op})")
+                    raise InputError(f"{f.name} holds NaN or infinity", place=node.place)
 
     @property
     def input_shape(self) -> Shape:
@@ -91,6 +89,11 @@ class Network:
         return tuple(i for i, node in enumerate(self.nodes) if isinstance(node, Activation))
 
     @cached_property
+    def affine(self) -> tuple[Affine, ...]:
+        """The affine nodes, in order."""
+        return tuple(node for node in self.nodes if isinstance(node, Affine))
+
+    @cached_property
     def widest(self) -> tuple[int, ...]:
         """How many neurons the largest node has, of each node and all after it, in node order."""
         return tuple(itertools.accumulate((node.size for node in reversed(self.nodes)), max))[::-1]
@@ -103,23 +106,29 @@ class Network:
     @cached_property
     def piecewise_linear(self) -> bool:
         """Whether every activation is piecewise linear, so that MILP and SMT are complete and evaluation exact."""
-        return all(isinstance(self.nodes[i], PIECEWISE_LINEAR) for i in self.activations)
+        return all(self.nodes[i] in SLOPES for i in self.activations)
+
+    def require_piecewise_linear(self) -> None:
+        """Refuse a network that is not piecewise linear.
+
+        Raises:
+            UnsupportedError: naming the first activation that is not.
+        """
+        for index in self.activations:
+            SLOPES[self.nodes[index]]
 
     @cached_property
     def limit(self) -> Network:
         """The network in which every ``Hardened`` activation is ReLU; the network itself if it has none."""
-        if not any(isinstance(node, Hardened) for node in self.nodes):
+        nodes = tuple(node.limit for node in self.nodes)
+        if all(limit is node for limit, node in zip(nodes, self.nodes, strict=True)):
             return self
-        nodes = tuple(
-            Relu(name=node.name, inputs=node.inputs, shape=node.shape) if isinstance(node, Hardened) else node
-            for node in self.nodes
-        )
         return replace(self, nodes=nodes, onnx=None)
 
     @cached_property
     def weight_error(self) -> float:
         """The largest relative error of any stored weight against the operator that it stands for."""
-        return max((node.weight_error for node in self.nodes if isinstance(node, Affine)), default=0.0)
+        return max((node.weight_error for node in self.affine), default=0.0)
 
     @cached_property
     def digest(self) -> str:

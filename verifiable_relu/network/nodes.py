@@ -47,6 +47,11 @@ class Node:
         """What to call the node in an error message."""
         return f"node '{self.name}' ({self.op})"
 
+    @property
+    def limit(self) -> Node:
+        """The operator that ``forward`` runs: the node itself, unless the node stands for a set of operators."""
+        return self
+
     def map_tensors(self, convert: Callable[[Tensor], Tensor]) -> Node:
         """The same node with ``convert`` applied to each of its tensors."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
@@ -332,6 +337,10 @@ class Hardened(Activation):
 
     def forward(self, *xs: Tensor) -> Tensor:
         return F.relu(xs[0])
+
+    @property
+    def limit(self) -> Node:
+        return Relu(name=self.name, inputs=self.inputs, shape=self.shape)
 
 
 PIECEWISE_LINEAR = (Relu, LeakyRelu)

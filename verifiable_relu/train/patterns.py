@@ -7,7 +7,6 @@ from torch import Tensor, nn
 
 from verifiable_relu.bounds import Bounds, interval_bounds, unstable
 from verifiable_relu.network import from_torch
-from verifiable_relu.network.nodes import Activation
 from verifiable_relu.nn import HardnessGate, substitute_relu
 
 ACTIVATIONS = (HardnessGate, nn.GELU, nn.ReLU, nn.PReLU)
@@ -81,7 +80,7 @@ def unstable_neurons(model: nn.Module, images: Tensor, eps: float) -> float:
     total = 0
     for x in images.split(100):
         values = interval_bounds(network, Bounds((x - eps).clamp_min(0), (x + eps).clamp_max(1)))
-        for node in network.nodes:
-            if isinstance(node, Activation):
-                total += int(unstable(node, values[node.inputs[0]]).sum())
+        for index in network.activations:
+            node = network.nodes[index]
+            total += int(unstable(node, values[node.inputs[0]]).sum())
     return total / len(images)

@@ -27,7 +27,8 @@ from verifiable_relu.errors import OutOfTime, UnsupportedError
 from verifiable_relu.spec.property import Polytope, Property, Query, RowBatch
 from verifiable_relu.verifiers.attack import claim
 from verifiable_relu.verifiers.base import SILENT, Budget, Outcome, Progress, Reason, Trust, Verdict
-from verifiable_relu.verifiers.encoding import Forms, Problem, solve_each, supervised
+from verifiable_relu.verifiers.encoding import Forms
+from verifiable_relu.verifiers.solving import Problem, solve_each, supervised
 
 _SMALL = 1e-12
 """Coefficients below are left out (HiGHS ignores them at the latest here), and their rows loosened instead."""

@@ -18,7 +18,6 @@ from verifiable_relu.bounds.rounding import covers
 from verifiable_relu.errors import OutOfTime
 from verifiable_relu.network.graph import Network
 from verifiable_relu.spec.property import Query, RowBatch
-from verifiable_relu.verifiers.bab.folding import require_piecewise_linear
 from verifiable_relu.verifiers.bab.forest import Candidates, Forest
 from verifiable_relu.verifiers.bab.root import Root, tree_bytes
 from verifiable_relu.verifiers.bab.strip import Slopes
@@ -147,7 +146,7 @@ class _Bounds:
     """Bounds of a batch of boxes of one network, and of the property's rows there."""
 
     def __init__(self, method: Bab, network: Network, queries: Sequence[Query], stop: Callable[[], bool]) -> None:
-        require_piecewise_linear(network)
+        network.require_piecewise_linear()
         self.queries = queries
         net, properties = network.to(torch.float64), [query.property for query in queries]
         with torch.no_grad():

@@ -1,0 +1,229 @@
+"""What the verifiers that call a solver have in common: bounds in batches, then one problem after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from threading import Event, Thread
+from typing import TypeVar
+
+import numpy as np
+import torch
+
+from verifiable_relu.bounds import Bounds, input_box, interval_bounds, linear_lower_bounds, preactivation_bounds
+from verifiable_relu.errors import OutOfTime
+from verifiable_relu.spec.property import Polytope, Query, RowBatch
+from verifiable_relu.verifiers.base import (
+    Budget,
+    Outcome,
+    Progress,
+    Reason,
+    Trust,
+    Verdict,
+    by_network,
+    deadline,
+    fault,
+)
+from verifiable_relu.verifiers.encoding import Folding, Phases, Sizes
+
+T = TypeVar("T")
+
+_BATCH = 64
+"""Most queries bounded at once."""
+
+_GRACE = 0.6
+"""Seconds that a solver told to stop is waited for."""
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """One query, ready for a solver.
+
+    Attributes:
+        phases: by activation node.
+        sizes: of all values, empty where nothing is rounded.
+        open: the polytopes that bounds do not exclude, the likeliest to be reached first.
+        margin: a proven lower bound of the margin, −inf without bounds.
+    """
+
+    query: Query
+    folding: Folding
+    phases: dict[int, Phases]
+    sizes: Sizes
+    open: tuple[Polytope, ...]
+    margin: float
+
+    @property
+    def unstable(self) -> int:
+        """Number of unstable neurons."""
+        return sum(int(phase.unstable.sum()) for phase in self.phases.values())
+
+
+def _sizes(folding: Folding, box: Bounds, known: Mapping[int, Bounds] | None = None) -> list[Sizes]:
+    """The sizes of all values over a batch of boxes, by intervals; empty where nothing is rounded."""
+    if folding.exact and not folding.network.weight_error:
+        return [Sizes()] * len(box.lower)
+    network = folding.network.to(torch.float64)
+    bounds = interval_bounds(network, box, known)
+    return [Sizes.of(network, bounds, sample) for sample in range(len(box.lower))]
+
+
+def bounded(folding: Folding, queries: Sequence[Query], stop: Callable[[], bool]) -> list[Problem]:
+    """Problems over CROWN bounds, computed in one batch."""
+    network, properties = folding.network.to(torch.float64), [q.property for q in queries]
+    with torch.no_grad():
+        box = input_box(properties, network)
+        pre = preactivation_bounds(network, box, stop=stop)
+        rows = RowBatch.of(properties, network.output_size)
+        values = linear_lower_bounds(network, box, pre, rows.matrix, rows.sample, stop=stop)
+        sizes = _sizes(folding, box, pre)
+        slack = rows.unscaled(torch.nextafter(values - rows.bound, values.new_full((), -torch.inf)))
+        slack = torch.where(slack.isnan(), -torch.inf, slack)
+        excluded = slack.new_full((len(rows.owner),), -torch.inf).scatter_reduce(0, rows.polytope, slack, "amax")
+        count = sum(len(prop.unsafe) for prop in properties)
+        reached = slack.new_full((count,), torch.inf).scatter_reduce(0, rows.origin, excluded, "amin").numpy()
+    problems, at = [], 0
+    for sample, query in enumerate(queries):
+        margins = reached[at : at + len(query.property.unsafe)]
+        at += len(margins)
+        order = [int(i) for i in np.argsort(margins, kind="stable") if not margins[i] > 0]
+        problems.append(
+            Problem(
+                query,
+                folding,
+                {
+                    i: Phases(b.lower[sample].flatten().numpy(), b.upper[sample].flatten().numpy())
+                    for i, b in pre.items()
+                },
+                sizes[sample],
+                tuple(query.property.unsafe[i] for i in order),
+                float(min(margins, default=np.inf)),
+            )
+        )
+    return problems
+
+
+def unbounded(folding: Folding, queries: Sequence[Query]) -> list[Problem]:
+    """Problems in which every neuron is unstable; where weights are exact, nothing rests on floating point."""
+    network = folding.network
+    free = {i: np.full(network.nodes[i].size, np.inf) for i in network.activations}
+    phases = {i: Phases(-width, width) for i, width in free.items()}
+    with torch.no_grad():
+        sizes = _sizes(folding, input_box([q.property for q in queries], network))
+    return [Problem(q, folding, phases, sizes[i], q.property.unsafe, -np.inf) for i, q in enumerate(queries)]
+
+
+Solve = Callable[[Problem, Callable[[], float]], Outcome]
+"""Decide one problem; the second argument tells how many seconds are left."""
+
+
+def solve_each(
+    name: str, queries: Sequence[Query], budget: Budget, progress: Progress, solve: Solve, *, exact: bool, bounds: bool
+) -> list[Outcome]:
+    """A verifier's ``verify``: bounds in batches, then one solver call after the other.
+
+    Args:
+        name: the method.
+        solve: asked for every query that bounds don't decide.
+        exact: the arithmetic in which the networks are folded.
+        bounds: whether to compute bounds; without, every neuron is unstable.
+    """
+    outcomes: dict[int, Outcome] = {}
+
+    def close(index: int, outcome: Outcome) -> None:
+        outcomes[index] = outcome
+        progress.finish(index, outcome)
+        progress.stage(name, len(outcomes), len(queries))
+
+    for network, members in by_network(queries):
+        for start in range(0, len(members), _BATCH):
+            part = members[start : start + _BATCH]
+            chosen = [queries[i] for i in part]
+            allowance = budget.subset(part).total()
+            try:
+                with budget.charging(part) as elapsed:
+                    folding = Folding(network, exact=exact)
+                    problems = (
+                        bounded(folding, chosen, deadline(elapsed, allowance)) if bounds else unbounded(folding, chosen)
+                    )
+                    share = elapsed() / len(part)
+            except Exception as error:
+                for index in part:
+                    close(index, fault(error, name))
+                continue
+            for index, problem in zip(part, problems, strict=True):
+                close(index, _solved(name, problem, solve, budget, index, {"bounds": share}))
+    return [outcomes[i] for i in range(len(queries))]
+
+
+def _solved(
+    name: str, problem: Problem, solve: Solve, budget: Budget, index: int, seconds: dict[str, float]
+) -> Outcome:
+    known = {"margin": problem.margin if problem.margin > -np.inf else None, "unstable": problem.unstable}
+    if not problem.open:
+        detail = "decided by bounds alone"
+        return Outcome(
+            Verdict.UNSAT, Reason.PROVED, name, Trust.ROUNDED, problem.margin, None, detail, seconds, problem.unstable
+        )
+    allowance = budget.remaining(index)
+    if allowance <= 0:
+        return Outcome.unknown(Reason.TIMEOUT, name, "no time was left", seconds=seconds, **known)
+    with budget.charging([index]) as elapsed:
+        try:
+            outcome = solve(problem, lambda: allowance - elapsed())
+        except OutOfTime:
+            outcome = Outcome.unknown(Reason.TIMEOUT, name, "the budget ran out while the problem was written")
+        except Exception as error:
+            outcome = fault(error, name)
+        seconds[name] = elapsed()
+    margin = known["margin"] if outcome.margin is None else outcome.margin
+    return replace(outcome, margin=margin, seconds=seconds, unstable=problem.unstable)
+
+
+def supervised(work: Callable[[], T], interrupt: Callable[[], None], seconds: float) -> T | None:
+    """Run a solver call in a thread of its own, so that neither its clock nor its signals have to be trusted.
+
+    A call that does not stop when told is left behind; the interpreter would wait for it before it exits, so the
+    command does not leave that to it (``certify.leave``).
+
+    Args:
+        work: the call.
+        interrupt: asks it to stop; called again and again until it does.
+        seconds: when to ask.
+
+    Returns:
+        What ``work`` returned, or None if it has not stopped within a grace period after being asked.
+
+    Raises:
+        KeyboardInterrupt: on Ctrl-C, after the call has been asked to stop.
+    """
+    results: list[T] = []
+    errors: list[BaseException] = []
+    done = Event()
+
+    def run() -> None:
+        try:
+            results.append(work())
+        except BaseException as error:
+            errors.append(error)
+        finally:
+            done.set()
+
+    def stop() -> None:
+        for _ in range(int(_GRACE / 0.02)):
+            interrupt()
+            if done.wait(0.02):
+                return
+
+    Thread(target=run).start()
+    try:
+        if not done.wait(None if seconds == np.inf else max(0.0, seconds)):
+            stop()
+            # Being stopped is an error to some solvers.
+            return results[0] if results else None
+    except BaseException:
+        stop()
+        raise
+    if errors:
+        raise errors[0]
+    return results[0]
