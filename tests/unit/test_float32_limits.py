@@ -1,11 +1,46 @@
+"""Where coefficients are taken in float32 and where not, what that costs, and the ends of float32's range."""
+
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any
 
-def _lower(net: Network, box: Bounds, rows: Tensor) -> Tensor:
-    return relaxed(net, box).lower(len(net.nodes) - 1, rows, torch.tensor([0]))[0]
+import pytest
+import torch
+from torch import Tensor
+
+from tests.support.float32_cases import (
+    GEOMETRIES,
+    WAYS,
+    Draw,
+    convolution,
+    exact,
+    excluded,
+    last_in_float32,
+    rounded,
+)
+from verifiable_relu.bounds import TUNING, Bounds, Tuning, crown_relaxation, rounding
+from verifiable_relu.network import from_torch
+from verifiable_relu.network.build import Builder
+from verifiable_relu.network.graph import Network
+from verifiable_relu.network.nodes import LeakyRelu, Relu
+from verifiable_relu.spec import Box, Property, Query, Row
+from verifiable_relu.verifiers.base import Budget, Trust, Verdict
+from verifiable_relu.verifiers.incomplete import AlphaCrown, Crown, CrownIbp, Ibp
 
 
-def test_the_cost_goes_with_the_radius_not_with_the_magnitude(monkeypatch: pytest.MonkeyPatch) -> None:
+FLOAT64 = replace(TUNING, float32_depth=0)
+"""Coefficients of first convolutions are in float64."""
+
+
+def _lower(net: Network, box: Bounds, rows: Tensor, tuning: Tuning = TUNING) -> Tensor:
+    return crown_relaxation(net, box, tuning=tuning).lower(len(net.nodes) - 1, rows, torch.tensor([0]))[0]
+
+
+def test_float32_widens_bounds_by_a_part_of_the_radius_whatever_the_magnitude() -> None:
     draw, build = Draw(0), Builder((3, 6, 6))
     x = build.activation(build.conv2d(0, draw.weight(8, 3, 3, 3), draw(8), "conv1"), Relu, "act")
     x = build.conv2d(x, draw.weight(4, 8, 2, 2), draw(4), "conv2", stride=(2, 2))
@@ -15,11 +50,8 @@ def test_the_cost_goes_with_the_radius_not_with_the_magnitude(monkeypatch: pytes
         center = magnitude + draw.integers(1, 3, 6, 6) / 8
         box = Bounds(center - radius, center + radius)
         found = _lower(net, box, rows)
-        with monkeypatch.context() as patch:
-            patch.setattr(reference, "_SINGLE", 0)
-            assert last_in_float32(net, box) == -1
-            plain = _lower(net, box, rows)
-        assert last_in_float32(net, box) > 0
+        assert last_in_float32(net, box, tuning=FLOAT64) == -1 and last_in_float32(net, box) > 0
+        plain = _lower(net, box, rows, FLOAT64)
         width = -(plain[:3] + plain[3:]).repeat(2)
         assert bool((width > 0).all() and (found < plain).all() and (plain - found < 1e-3 * width).all())
 
@@ -38,25 +70,21 @@ def _layers(images: bool) -> Network:
 
 @pytest.mark.parametrize("images", (True, False), ids=("convolutions", "dense"))
 @pytest.mark.parametrize("eps", (0.1, 0.3))
-def test_every_node_in_float32_costs_a_small_part_of_the_width(images: bool, eps: float) -> None:
+def test_every_node_in_float32_widens_bounds_by_a_small_part_of_their_width(images: bool, eps: float) -> None:
     """Of neurons' bounds and of the outputs', against float64 throughout."""
     with torch.no_grad():
         net = _layers(images).to(torch.float64)
         center = torch.rand(3, *net.input_shape, generator=Draw(0).generator, dtype=torch.float64)
         box = Bounds(center - eps, center + eps)
         rows, sample = torch.cat([torch.eye(10), -torch.eye(10)]).double().repeat(3, 1), torch.arange(3)
-        single = relaxed(net, box, single=True)
-        assert single.border == len(net.nodes) - 1
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(reference, "_SINGLE", 0)
-            plain = relaxed(net, box)
-            assert plain.border == -1
+        every, plain = crown_relaxation(net, box, float32=True), crown_relaxation(net, box, tuning=FLOAT64)
+        assert every.backward.float32.last_node == len(net.nodes) - 1 and plain.backward.float32.last_node == -1
         for index, right in plain.pre.items():
-            found, width = single.pre[index], right.upper - right.lower
+            found, width = every.pre[index], right.upper - right.lower
             assert bool((right.lower - found.lower <= 1e-3 * width).all())
             assert bool((found.upper - right.upper <= 1e-3 * width).all())
         last = len(net.nodes) - 1
-        least, most = (of.lower(last, rows, sample)[0].reshape(3, 2, 10) for of in (single, plain))
+        least, most = (of.lower(last, rows, sample)[0].reshape(3, 2, 10) for of in (every, plain))
         assert bool((most - least <= -1e-3 * most.sum(1, keepdim=True)).all()) and not torch.equal(least, most)
 
 
@@ -72,29 +100,28 @@ def test_verifiers_prove_with_float32_on_a_cpu(make: type[Crown | Ibp]) -> None:
     proven, other = make(dtype="float32").verify(queries, Budget.each(60, 2))
     assert (proven.verdict, proven.trust) == (Verdict.UNSAT, Trust.ROUNDED)
     assert other.verdict is Verdict.UNKNOWN and other.margin is not None and other.margin < 0
-    exact = make(dtype="float64").verify(queries[:1], Budget.each(60, 1))[0]
-    assert proven.margin is not None and exact.margin is not None
-    assert proven.margin != exact.margin or make is Ibp
-    assert abs(proven.margin - exact.margin) <= 1e-5 * exact.margin
+    precise = make(dtype="float64").verify(queries[:1], Budget.each(60, 1))[0]
+    assert proven.margin is not None and precise.margin is not None
+    assert proven.margin != precise.margin or make is Ibp
+    assert abs(proven.margin - precise.margin) <= 1e-5 * precise.margin
 
 
-def test_a_slope_that_float32_takes_for_zero() -> None:
+def test_a_slope_that_float32_takes_for_zero_excludes_nothing() -> None:
     """What is lost of it goes with the width of its input, and with coefficients however large."""
     for reach in (1.0, 1e9, 1e20):
         build, one = Builder((1,)), torch.ones(1, 1).double()
         x = build.activation(build.linear(0, one, None, "in"), LeakyRelu, "act", slope=6e-46 * one[0])
         net = build.network(build.linear(x, rounded(1e20 * one), None, "out"), name="slope")
         box = Bounds(-3 * reach * one, -reach * one)
-        found = relaxed(net, box, single=True).lower(3, one, torch.tensor([0]))[0]
+        found = crown_relaxation(net, box, float32=True).lower(3, one, torch.tensor([0]))[0]
         assert last_in_float32(net, box, True) == 3 and bool(found.isfinite())
         assert not excluded(found, exact(net, 3, box.lower))
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS.keys())
 @pytest.mark.parametrize("large", (1e25, 1e30))
-def test_coefficients_that_overflow_prove_nothing(way: str, large: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Products of three weights, fine in float64: the coefficients, or sums of them, are none in float32."""
-    _force(monkeypatch, way)
+def test_coefficients_that_overflow_prove_nothing(way: Tuning, large: float) -> None:
+    """Products of three weights, finite in float64: the coefficients, or sums of them, are not in float32."""
     for middle, signs in itertools.product((-1.0, 0.0, 1.0), itertools.product((1, -1), repeat=2)):
         build = Builder((2, 2, 2))
         weight = torch.tensor([[1.0, -0.75], [0.5, 1.5]]).double() * large
@@ -103,14 +130,14 @@ def test_coefficients_that_overflow_prove_nothing(way: str, large: float, monkey
         net = build.network(build.linear(build.reshape(x, (2,), "flat"), weight, None, "out"), name="large")
         box = Bounds(torch.full((1, 2, 2, 2), middle - 0.5).double(), torch.full((1, 2, 2, 2), middle + 0.5).double())
         rows = torch.cat([torch.eye(2), -torch.eye(2)]).double()
-        found = _lower(net, box, rows)
-        assert last_in_float32(net, box) > 0 and not bool(found.isposinf().any())
+        found = _lower(net, box, rows, way)
+        assert last_in_float32(net, box, tuning=way) > 0 and not bool(found.isposinf().any())
         for corner in (box.lower, box.upper):
             y = exact(net, len(net.nodes) - 1, corner)
             assert not excluded(found, [*y, *(-v for v in y)])
 
 
-def test_coefficients_and_products_that_underflow(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_coefficients_and_products_that_underflow_exclude_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two factors of float32 whose product is none; a coefficient below float32's range: inputs at the end of it."""
 
     def wrong() -> list[int]:
@@ -155,7 +182,7 @@ def test_inputs_beyond_float32_prove_nothing() -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_other_convolutions_stay_in_float64(
+def test_coefficients_stay_in_float64_from_a_convolution_on_whose_sums_float32_does_not_hold(
     why: str, weight: Callable[[Tensor], Tensor], options: dict[str, Any]
 ) -> None:
     draw = Draw(0)
@@ -168,14 +195,14 @@ def test_other_convolutions_stay_in_float64(
     assert last_in_float32(net, box) == plain
 
 
-def test_other_bounds_do_too() -> None:
+def test_networks_in_float32_take_no_coefficients_out_of_float64() -> None:
     net, _ = convolution(Draw(0), GEOMETRIES[0])
     one = torch.ones(1, *net.input_shape)
     assert last_in_float32(net, Bounds(one.double(), one.double())) == 1
     assert last_in_float32(net.to(torch.float32), Bounds(one, one)) == -1
 
 
-def test_so_do_all_where_float32_is_told_to_be_less(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_coefficients_stay_in_float64_where_torch_is_told_to_compute_float32_with_fewer_digits(monkeypatch: pytest.MonkeyPatch) -> None:
     net, _ = convolution(Draw(0), GEOMETRIES[0])
     one = torch.ones(1, *net.input_shape).double()
     box = Bounds(one, one)
