@@ -368,7 +368,9 @@ def test_bounds_of_neurons_of_every_node_are_those_by_hand(
 @graphs
 @zones
 @pytest.mark.parametrize("batch", (1, 4))
-def test_bounds_of_rows_of_the_output_are_those_by_hand(make: Callable[[bool], Network], zone: Zone, batch: int) -> None:
+def test_bounds_of_rows_of_the_output_are_those_by_hand(
+    make: Callable[[bool], Network], zone: Zone, batch: int
+) -> None:
     """In groups and one by one, with and without the coefficients of the input, which are the same."""
     net, relaxation, float32 = _relaxed(make, zone, batch)
     hand, last = ByHand(relaxation), len(net.nodes) - 1
@@ -397,7 +399,9 @@ def test_bounds_of_rows_of_the_output_are_those_by_hand(make: Callable[[bool], N
 @graphs
 @zones
 @pytest.mark.parametrize("batch", (1, 4))
-def test_interval_bounds_of_rows_of_the_output_are_those_by_hand(make: Callable[[bool], Network], zone: Zone, batch: int) -> None:
+def test_interval_bounds_of_rows_of_the_output_are_those_by_hand(
+    make: Callable[[bool], Network], zone: Zone, batch: int
+) -> None:
     """In groups and one by one, and without what rounding adds."""
     net, relaxation, _ = _relaxed(make, zone, batch)
     hand, rows, samples = ByHand(relaxation), _opposed(net), torch.arange(batch)

@@ -19,6 +19,7 @@ from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Add, Conv2d, Linear, Relu
 
 MANY = 1 << 62
+"""More work than there is."""
 
 
 def _opposed(draw: Draw, weight: Tensor, first: bool) -> Tensor:

@@ -1,4 +1,28 @@
+"""Sums in float32 for intervals of several boxes: radii and centres are rounded outward, or stay in float64."""
+
 from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.support.float32_cases import Draw, exact, excluded, rounded
+from tests.support.summation import in_order
+from verifiable_relu.bounds import TUNING, Bounds, Tuning, interval_bounds, rounding
+from verifiable_relu.bounds.operators import ConvolutionOperator, DenseOperator, Operator, prepared, sums
+from verifiable_relu.network.build import Builder
+from verifiable_relu.network.graph import Network
+from verifiable_relu.network.nodes import Affine, Conv2d, Linear
+
+EVERY = replace(TUNING, interval_products=1)
+"""Sums of dense layers of any size may be in float32."""
 
 
 def test_radii_of_a_batch_are_rounded_outward(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -31,22 +55,40 @@ def _linear(weight: Tensor) -> Network:
     return build.network(build.linear(0, weight, None, "linear"), name="linear")
 
 
+def _float32_terms(net: Network, box: Bounds, tuning: Tuning) -> int:
+    """In how many float32 additions a product of an affine map's |W|·radius takes part; 0 where sums are in float64."""
+    found, full = [], rounding.interval_affine
+
+    def recorded(operator: Operator[Affine], largest: Tensor, terms: int = 0) -> tuple[float, Tensor]:
+        found.append(terms)
+        return full(operator, largest, terms)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rounding, "interval_affine", recorded)
+        interval_bounds(net, box, tuning=tuning)
+    (terms,) = found
+    return terms
+
+
 def _line_by_line(a: Tensor, b: Tensor) -> Tensor:
     """``torch.bmm``, with products summed one after the other."""
     return in_order(a[:, :, None] * b.mT[:, None])
 
 
-def _positive(size: int, short: bool = False) -> Tensor:
-    """Weights in float32: of every line all but the first are lost beside it; the others are any, or all the same."""
+def _positive(size: int, least: int) -> Tensor:
+    """Weights in float32: of every line all but the first are lost beside it; the others are any, or all the same.
+
+    ``least``: the fewest numbers in a line.
+    """
     small = torch.full((size,), 0.99 * rounding.unit_roundoff(torch.float32), dtype=torch.float64)
-    small[:: graph.folded(size, short)[1]] = 1
+    small[:: sums.lines(size, least)[1]] = 1
     draw = Draw(size)
     return torch.stack([small, draw.weight(size).abs(), torch.full((size,), 1 / 3).double()]).float().double()
 
 
 def _outside(net: Network, reach: Tensor) -> int:
     """How many ends of intervals about zero, attained where no weight is negative, are excluded."""
-    bounds, found = interval_bounds(net, Bounds(-reach, reach))[-1], 0
+    bounds, found = interval_bounds(net, Bounds(-reach, reach), tuning=EVERY)[-1], 0
     for lower, upper, end in zip(bounds.lower, bounds.upper, reach, strict=True):
         y = [-v for v in exact(net, 1, end)]
         found += excluded(-upper, y) + sum(a > v for a, v in zip(lower.tolist(), y, strict=True) if not math.isnan(a))
@@ -55,20 +97,20 @@ def _outside(net: Network, reach: Tensor) -> int:
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("in_turn", (False, True))
-def test_radii_of_a_linear_map_are_too(size: int, in_turn: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_radii_of_a_batch_through_a_dense_layer_are_rounded_outward(
+    size: int, in_turn: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Those that float32 rounds down as far as can be, and any; summed as they are, or one after the other."""
-    monkeypatch.setattr(interval, "_LARGE", 1)
     if in_turn:
         monkeypatch.setattr(torch, "bmm", _line_by_line)
-    net = _linear(_positive(size))
-    node = net.nodes[1]
-    assert isinstance(node, Linear)
+    net = _linear(_positive(size, EVERY.sum_length))
+    operator = prepared(net, EVERY)[1]
     reach = torch.rand(5, size, generator=Draw(1).generator, dtype=torch.float64)
     reach[0], reach[1] = 1, 1 + 0.99 * rounding.unit_roundoff(torch.float32)
     reach[2] *= 2.0 ** torch.arange(size).remainder(40)
-    terms = interval._single_terms(node, reach)
-    assert 0 < terms == node.single_terms[1] <= interval._SINGLE
-    found = node.absolute(reach, single=True)
+    terms = _float32_terms(net, Bounds(-reach, reach), EVERY)
+    assert 0 < terms == operator.terms32[1] <= EVERY.interval_terms
+    found = operator.absolute32(reach)
     allowed = rounding.gamma(terms + 1, torch.float32)
     for got, end in zip(found.tolist(), reach, strict=True):
         for value, right in zip(got, exact(net, 1, end), strict=True):
@@ -86,10 +128,9 @@ def test_radii_of_a_linear_map_are_too(size: int, in_turn: bool, monkeypatch: py
 
 
 @pytest.mark.parametrize("flushing", (False, True))
-def test_radii_at_the_ends_of_float32(flushing: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_radii_at_the_ends_of_float32_exclude_nothing(flushing: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Some that float32 takes for zero, or whose products it does; some that are infinite there, or whose sums are."""
-    monkeypatch.setattr(interval, "_LARGE", 1)
-    tiny = rounding._tiny(torch.float32)
+    tiny = torch.finfo(torch.float32).tiny
     small = [(1e-42, 1.0), (1e-30, 1e-20), (1e-46, 1e38), (0.9 * tiny, 3e38), (1.1 * tiny, 0.5), (1e-300, 1e30)]
     large = [(1e39, 1.0), (1e39, 0.0), (3e38, 2.0), (3e38, 1.0), (1e20, 1e20), (1e300, 1e10)]
 
@@ -98,8 +139,7 @@ def test_radii_at_the_ends_of_float32(flushing: bool, monkeypatch: pytest.Monkey
         for radius, weight in cases:
             net = _linear(torch.full((1, 7), weight, dtype=torch.float64).float().double())
             reach = torch.full((4, 7), radius, dtype=torch.float64)
-            node = net.nodes[1]
-            assert isinstance(node, Linear) and interval._single_terms(node, reach) == 7
+            assert _float32_terms(net, Bounds(-reach, reach), EVERY) == 7
             found.append(_outside(net, reach))
         return found
 
@@ -114,14 +154,12 @@ def test_radii_at_the_ends_of_float32(flushing: bool, monkeypatch: pytest.Monkey
         torch.set_flush_denormal(False)
 
 
-def test_radii_of_others_stay_in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(interval, "_LARGE", 7 * 3 * 3)
+def test_radii_stay_in_float64_where_float32_does_not_hold_or_saves_little() -> None:
+    products = replace(TUNING, interval_products=7 * 3 * 3)
     radius, weight = torch.ones(4, 7).double(), rounded(torch.rand(3, 7).double())
 
-    def terms(weight: Tensor, radius: Tensor = radius) -> int:
-        node = _linear(weight).nodes[1]
-        assert isinstance(node, Linear)
-        return interval._single_terms(node, radius)
+    def terms(weight: Tensor, radius: Tensor = radius, tuning: Tuning = products) -> int:
+        return _float32_terms(_linear(weight), Bounds(-radius, radius), tuning)
 
     assert terms(weight) == 7
     assert not terms(weight, radius[:3]), "few samples"
@@ -141,13 +179,14 @@ def test_radii_of_others_stay_in_float64(monkeypatch: pytest.MonkeyPatch) -> Non
         assert not terms(weight)
     finally:
         library.matmul.fp32_precision = before
-    monkeypatch.setattr(graph, "_SMALL", 1)
-    assert not terms(torch.eye(70).double(), torch.ones(4, 70).double()), "sparse"
+    eye, ones = torch.eye(70).double(), torch.ones(4, 70).double()
+    assert terms(eye, ones)
+    assert not terms(eye, ones, replace(products, sparse_weights=1)), "sparse"
 
 
 def _ends_outside(net: Network, box: Bounds) -> tuple[int, int]:
     """How many ends, lower and upper, of the intervals of an affine map are excluded, each where it is attained."""
-    bounds, (node,) = interval_bounds(net, box)[-1].flat(), net.nodes[1:]
+    bounds, (node,) = interval_bounds(net, box, tuning=EVERY)[-1].flat(), net.nodes[1:]
     assert isinstance(node, Linear | Conv2d)
     weight, box = node.weight.flatten(1), box.flat()
     ends = _whole(torch.cat([weight.clamp(min=0), weight.clamp(max=0)], 1), node.bias, False)
@@ -170,34 +209,32 @@ def _around(net: Network, center: Tensor, radius: Tensor) -> Bounds:
     return Bounds(*(t.reshape(-1, *net.input_shape) for t in (center - radius, center + radius)))
 
 
-def _in_single(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
-    """Of what centres products are taken in float32."""
+def _in_float32(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
+    """The centres whose products are taken in float32, from now on."""
     found: list[Tensor] = []
 
     def spied(full: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        def linear(self: Linear | Conv2d, x: Tensor, single: bool = False) -> Tensor:
-            found.extend([x] * single)
-            return full(self, x, single)
+        def linear32(self: Operator[Affine], x: Tensor) -> Tensor:
+            found.append(x)
+            return full(self, x)
 
-        return linear
+        return linear32
 
-    for kind in (Linear, Conv2d):
-        monkeypatch.setattr(kind, "linear", spied(kind.linear))
+    for kind in (DenseOperator, ConvolutionOperator):
+        monkeypatch.setattr(kind, "linear32", spied(kind.linear32))
     return found
 
 
 def _center_case(size: int, convolution: bool) -> tuple[Network, Bounds]:
     """Centres as far from zero as their share allows, whose sums in float32 lose what can be lost; weights of both
     signs, of either, or any."""
-    positive, draw = _positive(size, short=True), Draw(size)
+    positive, draw = _positive(size, EVERY.weight_sum_length), Draw(size)
     if convolution:
         # Direct convolutions sum in lines of their own.
         positive[0], positive[0, 0] = positive[0, -1], 1
     weight = torch.cat([positive, -positive, draw.weight(2, size)])
     net = _whole(weight, draw(len(weight)) / 3, convolution)
-    node = net.nodes[1]
-    assert isinstance(node, Linear | Conv2d)
-    far = interval._SHARE / rounding.share_single(node.single_terms[0])
+    far = EVERY.interval_widening / rounding.share_single(prepared(net, EVERY)[1].terms32[0])
     # A power of two: radii, too, lose what can be lost.
     far = 2.0 ** math.floor(math.log2(far))
     center = torch.rand(5, size, generator=draw.generator, dtype=torch.float64)
@@ -213,10 +250,9 @@ def _center_case(size: int, convolution: bool) -> tuple[Network, Bounds]:
 )
 def test_centers_of_a_batch_are_rounded_outward(how: str, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Summed as they are, one after the other, or in a convolution; biases count."""
-    monkeypatch.setattr(interval, "_LARGE", 1)
     if how == "in turn":
         monkeypatch.setattr(torch, "bmm", _line_by_line)
-    seen = _in_single(monkeypatch)
+    seen = _in_float32(monkeypatch)
     net, box = _center_case(size, how == "convolution")
     assert _ends_outside(net, box) == (0, 0) and len(seen) == 1
     monkeypatch.setattr(rounding, "interval_single", lambda size, radius, terms: radius.clone())
@@ -224,7 +260,6 @@ def test_centers_of_a_batch_are_rounded_outward(how: str, size: int, monkeypatch
     assert len(seen) == 2 and below and above, "without the centres' part some end lies inside"
     if how == "in turn" and size > 5:
         monkeypatch.undo()
-        monkeypatch.setattr(interval, "_LARGE", 1)
         monkeypatch.setattr(torch, "bmm", _line_by_line)
         full = rounding.gamma
         # Lines lose what they can, their sums do not.
@@ -235,14 +270,14 @@ def test_centers_of_a_batch_are_rounded_outward(how: str, size: int, monkeypatch
 
 
 @pytest.mark.parametrize("size", (1, 2, 97, 5000))
-def test_sums_tell_how_large_inputs_may_be(size: int) -> None:
-    """However they were rounded: the largest last, lost but for a half beside it what came before."""
+def test_sums_in_float32_of_a_ball_tell_how_large_its_members_may_be(size: int) -> None:
+    """However they were rounded: with the largest last, beside which half of what came before is lost."""
     up = 1 + 0.99 * rounding.unit_roundoff(torch.float32)
     center = torch.full((3, size), up * 2.0**-24, dtype=torch.float64)
     center[:, -1] = -up
     radius = center.abs() * torch.tensor([[0.0], [1.0], [1e-6]])
-    sums = (in_order(t.abs().float()) for t in (center, radius))
-    found = rounding.reach_single(*sums, size)
+    totals = (in_order(t.abs().float()) for t in (center, radius))
+    found = rounding.reach_single(*totals, size)
     assert found.dtype == torch.float64
     assert bool((found >= (center.abs() + radius).amax(1)).all())
     assert bool((found <= 1.01 * (center.abs() + radius).sum(1)).all())
@@ -250,13 +285,24 @@ def test_sums_tell_how_large_inputs_may_be(size: int) -> None:
 
 @pytest.mark.parametrize("flushing", (False, True))
 @pytest.mark.parametrize("convolution", (False, True))
-def test_centers_at_the_ends_of_float32(convolution: bool, flushing: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_centers_at_the_ends_of_float32_exclude_nothing(
+    convolution: bool, flushing: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Some that float32 takes for zero, or whose products it does; some that it does not hold, or whose sums."""
-    monkeypatch.setattr(interval, "_LARGE", 1)
-    tiny, huge = rounding._tiny(torch.float32), interval._HUGE
+    # Sums of up to 1e37 are far enough from float32's end.
+    tiny, huge = torch.finfo(torch.float32).tiny, 1e37
     small = [(1e-42, 1.0), (1e-30, 1e-20), (1e-46, 1e38), (0.9 * tiny, 3e38), (16 * tiny, 0.05), (1e-300, 1e30)]
-    large = [(4e38, 1e-10), (4e38, 0.0), (3e38, 2.0), (3e38, 1.0), (1e20, 1e20), (1e300, 1e10), (4e38, 1e-37)]
-    seen = _in_single(monkeypatch)
+    large = [
+        (4e38, 1e-10),
+        (4e38, 0.0),
+        (3e38, 2.0),
+        (3e38, 1.0),
+        (1e20, 1e20),
+        (1e300, 1e10),
+        (4e38, 1e-37),
+        (4e37, 2.0),
+    ]
+    seen = _in_float32(monkeypatch)
 
     def wrong(cases: list[tuple[float, float]]) -> list[int]:
         found = []
@@ -273,8 +319,11 @@ def test_centers_at_the_ends_of_float32(convolution: bool, flushing: bool, monke
         assert not any(wrong(large)) and not seen
         allowed = [(huge / 8, 1e-10), (1.0, huge / 60)]
         assert not any(wrong(small + allowed)) and len(seen) == 2 * len(small + allowed)
-        monkeypatch.setattr(interval, "_bearable", lambda *given: True)
         with monkeypatch.context() as patched:
+            # Sums of any finite size are allowed where they are said to widen nothing.
+            share = rounding.share_single
+            patched.setattr(rounding, "share_single", lambda terms: 0.0)
+            patched.setattr(rounding, "interval_single", lambda size, radius, terms: radius + share(terms) * size)
             # Which would be infinite.
             patched.setattr(rounding, "reach_single", lambda size, *given: torch.ones_like(size).double())
             assert any(wrong(large)), "sums that overflow must show"
@@ -286,13 +335,14 @@ def test_centers_at_the_ends_of_float32(convolution: bool, flushing: bool, monke
 
 
 @pytest.mark.parametrize("convolution", (False, True))
-def test_centers_of_others_stay_in_float64(convolution: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where one sample alone would lose too much, or might overflow; and points."""
-    monkeypatch.setattr(interval, "_LARGE", 1)
-    seen = _in_single(monkeypatch)
+def test_centers_stay_in_float64_where_one_sample_would_lose_too_much(
+    convolution: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or might overflow, or is a point."""
+    seen = _in_float32(monkeypatch)
     net = _whole(torch.full((2, 6), 3.0).double(), torch.tensor([1.0, -1.0]).double(), convolution)
     ones = torch.ones(4, 6).double()
-    share = rounding.share_single(6) / interval._SHARE
+    share = rounding.share_single(6) / EVERY.interval_widening
 
     def single(center: Tensor, radius: Tensor, net: Network = net) -> bool:
         seen.clear()
@@ -324,17 +374,19 @@ def test_centers_of_others_stay_in_float64(convolution: bool, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("convolution", (False, True))
-def test_a_batch_costs_no_more_than_a_small_share(convolution: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_in_float32_widens_intervals_by_a_small_share(
+    convolution: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Against each of its samples, alone in float64."""
-    monkeypatch.setattr(interval, "_LARGE", 1)
-    draw, seen = Draw(4), _in_single(monkeypatch)
+    draw, seen = Draw(4), _in_float32(monkeypatch)
     net = _whole(torch.randn(9, 96, generator=draw.generator).double(), torch.ones(9).double(), convolution)
     radius = torch.rand(5, 96, generator=draw.generator, dtype=torch.float64)
     box = _around(net, 10 * (radius - 0.5), radius)
-    found = interval_bounds(net, box)[-1].flat()
+    found = interval_bounds(net, box, tuning=EVERY)[-1].flat()
     assert len(seen) == 1
     for i in range(5):
-        alone = interval_bounds(net, Bounds(box.lower[i : i + 1], box.upper[i : i + 1]))[-1].flat()
+        one = Bounds(box.lower[i : i + 1], box.upper[i : i + 1])
+        alone = interval_bounds(net, one, tuning=EVERY)[-1].flat()
         width = alone.upper[0] - alone.lower[0]
         for more in (alone.lower[0] - found.lower[i], found.upper[i] - alone.upper[0]):
             assert bool((more <= 1e-4 * width).all() and (more > 0).any())

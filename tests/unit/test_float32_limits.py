@@ -31,7 +31,6 @@ from verifiable_relu.spec import Box, Property, Query, Row
 from verifiable_relu.verifiers.base import Budget, Trust, Verdict
 from verifiable_relu.verifiers.incomplete import AlphaCrown, Crown, CrownIbp, Ibp
 
-
 FLOAT64 = replace(TUNING, float32_depth=0)
 """Coefficients of first convolutions are in float64."""
 
@@ -182,7 +181,7 @@ def test_inputs_beyond_float32_prove_nothing() -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_coefficients_stay_in_float64_from_a_convolution_on_whose_sums_float32_does_not_hold(
+def test_coefficients_stay_in_float64_from_a_convolution_that_float32_does_not_fit(
     why: str, weight: Callable[[Tensor], Tensor], options: dict[str, Any]
 ) -> None:
     draw = Draw(0)
@@ -202,7 +201,7 @@ def test_networks_in_float32_take_no_coefficients_out_of_float64() -> None:
     assert last_in_float32(net.to(torch.float32), Bounds(one, one)) == -1
 
 
-def test_coefficients_stay_in_float64_where_torch_is_told_to_compute_float32_with_fewer_digits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_coefficients_stay_in_float64_where_float32_has_fewer_digits(monkeypatch: pytest.MonkeyPatch) -> None:
     net, _ = convolution(Draw(0), GEOMETRIES[0])
     one = torch.ones(1, *net.input_shape).double()
     box = Bounds(one, one)
