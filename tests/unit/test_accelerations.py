@@ -17,8 +17,8 @@ from verifiable_relu.network.nodes import Relu
 
 
 def _narrowed(network: Network) -> Network:
-    """The network with weights that are float32 numbers."""
-    return network.to(torch.float32).to(torch.float64)
+    """A network like it, whose weights are float32 numbers."""
+    return replace(network, nodes=tuple(node.map_tensors(lambda t: t.float().double()) for node in network.nodes))
 
 
 def _sparse() -> Network:
