@@ -8,7 +8,8 @@ from .faults import FAULTS, KINDS, Fault
 from .judge import Report
 
 
-@pytest.mark.parametrize("kind", KINDS)
+# ``test_kinds`` asks all methods about the same points and planted counterexamples, and these among them.
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("points", "planted")])
 def test_no_false_alarm(kind: str) -> None:
     report = Report()
     KINDS[kind](report)

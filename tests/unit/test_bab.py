@@ -101,9 +101,8 @@ def test_forms_are_the_network_but_for_their_errors(seed: int, leaky: bool | Non
                 assert abs(value - target) <= Fraction(float(forms.error[k])) < 1e-10
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_leaves_are_proved_again_in_rational_arithmetic(seed: int) -> None:
-    report = trees(seed=seed + 2, report=Report())
+def test_leaves_are_proved_again_in_rational_arithmetic() -> None:
+    report = trees(seed=2, report=Report())
     assert report.problems == []
     assert report.decided["leaves", Verdict.UNSAT] > 100
     assert report.decided["bab", Verdict.UNSAT] > 20 < report.decided["bab", Verdict.SAT] + 10
