@@ -177,7 +177,9 @@ def margins(verifier: Verifier, asked: list[Query]) -> np.ndarray:
 
 @pytest.mark.parametrize("make_network", PIECEWISE_LINEAR)
 @pytest.mark.parametrize(("own", "bound"), [(Ibp(), "ibp"), (Crown(), "crown")])
-def test_agrees_with_own_bounds(make_network: Maker, own: Verifier, bound: auto_lirpa.Bound) -> None:
+def test_auto_lirpas_bounds_agree_with_the_projects_own(
+    make_network: Maker, own: Verifier, bound: auto_lirpa.Bound
+) -> None:
     asked = queries(make_network())
     theirs, ours = margins(AutoLirpa(bound), asked), margins(own, asked)
     # Ours intersect CROWN with intervals, and pull rows through whatever the last layer is.
@@ -205,7 +207,7 @@ def test_optimised_slopes_are_tighter_and_below_every_sample(make_network: Maker
     assert (alpha <= [lowest(query) for query in asked]).all()
 
 
-def test_smooth_activations() -> None:
+def test_bounds_of_smooth_networks_are_below_every_sample() -> None:
     asked = queries(smooth(), eps=0.2)
     assert (margins(AutoLirpa("crown"), asked) <= [lowest(query) for query in asked]).all()
 
@@ -267,7 +269,7 @@ def test_the_library_leaves_no_trace_and_is_not_even_imported_by_who_asks() -> N
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
 
 
-def test_networks_without_activations() -> None:
+def test_bounds_of_affine_networks_are_those_of_crown() -> None:
     asked = queries(Build(3).linear(2).done())
     np.testing.assert_allclose(margins(AutoLirpa(), asked), margins(Crown(), asked), rtol=1e-6)
 
@@ -336,7 +338,7 @@ def test_a_fault_of_the_librarys_process_costs_its_batch_alone(monkeypatch: pyte
     assert "status -9" in outcomes[0].detail
 
 
-def test_unknown_bound() -> None:
+def test_an_unknown_kind_of_bound_is_refused() -> None:
     with pytest.raises(InputError, match="no bound 'zonotope'"):
         AutoLirpa("zonotope")  # type: ignore[arg-type]
 

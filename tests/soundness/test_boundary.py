@@ -70,7 +70,7 @@ def _ask(query: Query, method: str) -> Verdict:
     return outcome.verdict
 
 
-def test_coefficients_with_more_digits_than_float64(data: Path) -> None:
+def test_coefficients_with_more_digits_than_float64_are_not_rounded(data: Path) -> None:
     query = _query(data, "long_coefficient")
     said = {method: _ask(query, method) for method in OWN}
     assert Verdict.SAT not in said.values(), "no output is so large"

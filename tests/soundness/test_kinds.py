@@ -61,7 +61,7 @@ def test_encodings_refuse_smooth_networks(method: str) -> None:
 
 
 @pytest.mark.parametrize("decimal", [False, True], ids=["dyadic", "decimal"])
-def test_one_point_boxes(decimal: bool) -> None:
+def test_methods_decide_boxes_of_one_point_as_exact_arithmetic_does(decimal: bool) -> None:
     report = points(OWN, decimal=decimal)
     assert report.problems == []
     for method in ("bab", "milp", "smt", "auto", "split"):
@@ -90,7 +90,7 @@ def test_no_bound_excludes_an_exact_value_at_a_corner(smooth: bool) -> None:
 
 @lirpa
 @pytest.mark.parametrize("method", LIRPA)
-def test_auto_lirpa(method: str) -> None:
+def test_auto_lirpa_denies_no_counterexample(method: str) -> None:
     asked = {method: 5.0}
     report = agreement(asked, offsets=(1e-3, -0.4))
     agreement(asked, offsets=(1e-3, -0.4), smooth=True, report=report)

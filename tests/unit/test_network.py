@@ -297,7 +297,7 @@ GELU_CONSTANTS = {
 
 
 @pytest.mark.parametrize("form", ["torch", "half first", "divided"])
-def test_erf_in_its_gelu_pattern(form: str) -> None:
+def test_a_written_out_gelu_is_read_as_gelu(form: str) -> None:
     data = model(gelu_nodes(form), (1, 5), GELU_CONSTANTS)
     network = read_onnx(data)
     assert [type(n) for n in network.nodes[1:]] == [Gelu]
@@ -449,7 +449,7 @@ def test_bad_files_are_refused_in_one_line(name: str, tmp_path: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_missing_and_damaged_files(tmp_path: Path) -> None:
+def test_missing_and_damaged_files_are_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"none\.onnx: no such file"):
         read_onnx(tmp_path / "none.onnx")
     (tmp_path / "cut.onnx.gz").write_bytes(gzip.compress(b"hello")[:-6])

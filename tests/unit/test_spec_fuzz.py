@@ -6,7 +6,6 @@ VERIFIABLE_RELU_CASES asks for another number of cases (20000, say) of each kind
 from __future__ import annotations
 
 import random
-import time
 from fractions import Fraction
 from pathlib import Path
 
@@ -18,8 +17,6 @@ from verifiable_relu.spec import SpecFile, read_vnnlib, vnnlib_text
 from verifiable_relu.spec.read import parse
 
 POINTS = 8
-SLOWEST = 20.0
-"""Seconds that no small file may take; a hang takes more on any machine."""
 
 
 def inside(spec: SpecFile, x: list[Fraction], y: list[Fraction]) -> bool:
@@ -63,14 +60,12 @@ def test_a_damaged_file_is_read_or_refused_in_one_line(version: str, tmp_path: P
         rng = random.Random(seed)
         data = damaged(rng, Writer(rng, version).text())
         path.write_bytes(data)
-        start = time.monotonic()
         try:
             read_vnnlib(path)
         except InputError as error:
             refused += 1
             line = str(error)
             assert line.startswith(f"{path}: ") and len(line) <= LONGEST and line.isprintable(), (seed, line)
-        assert time.monotonic() - start < SLOWEST, seed
     assert refused > cases(300) // 4
 
 
