@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from verifiable_relu.network import read_onnx
 from verifiable_relu.spec import Query, read_vnnlib
+from verifiable_relu.verifiers.adapters.auto_lirpa import AutoLirpa, Bound
 from verifiable_relu.verifiers.base import Budget, Reason
-from verifiable_relu.verifiers.registry import make
 
-from .judge import LIRPA
 from .limited import Answer, answers
 
 METHODS = ("auto", "attack", "ibp", "crown-ibp", "crown", "alpha-crown", "split", "bab", "milp", "smt")
@@ -94,15 +94,15 @@ def test_no_method_gives_a_wrong_verdict_or_meets_an_internal_error(folder: Path
 
 
 @pytest.mark.skipif(find_spec("auto_LiRPA") is None, reason="needs the package auto_LiRPA")
-@pytest.mark.parametrize("method", LIRPA)
-def test_auto_lirpa_gives_no_wrong_verdict(method: str, folder: Path) -> None:
+@pytest.mark.parametrize("bound", get_args(Bound))
+def test_auto_lirpa_gives_no_wrong_verdict(bound: Bound, folder: Path) -> None:
     names, queries = [], []
     for name in RIGHT:
         network = read_onnx(folder / f"{name}.onnx")
         for prop in read_vnnlib(folder / f"{name}.vnnlib").properties:
             names.append(name)
             queries.append(Query(network, prop))
-    outcomes = make(method).verify(queries, Budget.each(float(SECONDS), len(queries)))
+    outcomes = AutoLirpa(bound, iterations=5).verify(queries, Budget.each(float(SECONDS), len(queries)))
     said = {name: str(one.verdict) for name, one in zip(names, outcomes, strict=True)}
     assert {name: right for name, right in said.items() if right not in (RIGHT[name], *OPEN)} == {}
     assert [one.detail for one in outcomes if one.reason is Reason.ERROR] == []
