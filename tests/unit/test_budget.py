@@ -20,7 +20,7 @@ from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Input, Linear, Node, Relu
 from verifiable_relu.spec.property import Box, Property, Query, Row
 from verifiable_relu.verifiers import input_split
-from verifiable_relu.verifiers.attack import _size as batch
+from verifiable_relu.verifiers.attack import batch_size
 from verifiable_relu.verifiers.base import Budget, Reason, Verdict, deadline, fault
 from verifiable_relu.verifiers.registry import make
 
@@ -167,7 +167,7 @@ def test_an_attack_on_a_wide_network_takes_fewer_properties_at_once() -> None:
     def wide(size: int) -> Network:
         return Network((Input(name="x", inputs=(), shape=(size,)), Relu(name="r", inputs=(0,), shape=(size,))))
 
-    sizes = [batch(wide(size), Pgd()) for size in (10, 1000, 100_000, 10_000_000)]
+    sizes = [batch_size(wide(size), Pgd()) for size in (10, 1000, 100_000, 10_000_000)]
     assert sizes[0] == sizes[1] == 128 and 1 < sizes[2] < 128 and sizes[3] == 1
     # Values, gradients and what is kept for these, of all starts.
     assert sizes[2] * 200_000 * Pgd().starts * 4 * 3 <= 1 << 30
