@@ -76,7 +76,9 @@ def check(pytest_arguments: Sequence[str]) -> int:
     # Two test processes with several threads each would only fight for the cores.
     variables = environment(OMP_NUM_THREADS="1")
     summary, failures = [], 0
-    for command in (*CHECKS, ("pytest", "-n", "2", *pytest_arguments)):
+    # Each process takes half of the tests in turn, and what the other has left when it is done with them.
+    tests = ("pytest", "-n", "2", "--dist", "worksteal", *pytest_arguments)
+    for command in (*CHECKS, tests):
         line = " ".join(command)
         print(f"dev.py: {line}", flush=True)
         start = time.monotonic()

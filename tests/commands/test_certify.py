@@ -105,7 +105,7 @@ def test_a_counterexample_in_the_form_of_the_competition(folder: Path) -> None:
         assert word in done.stderr
 
 
-def test_unsat_is_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unsat_answer_is_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--spec", str(folder / "safe.vnnlib"), "--method", "crown"]) == 0
     shown = capsys.readouterr()
     assert shown.out == "unsat\n"
@@ -125,13 +125,15 @@ def test_unknown_and_timed_out_are_verdicts_too(folder: Path, capsys: pytest.Cap
     assert capsys.readouterr().out == "timed-out\n"
 
 
-def test_boxes_join(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_answers_for_the_boxes_of_a_property_join(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--spec", str(folder / "boxes.vnnlib"), "--method", "attack"]) == 0
     shown = capsys.readouterr()
     assert shown.out.startswith("sat\n((X_0 ") and "2 boxes" in shown.err
 
 
-def test_the_assignment_of_vnnlib_2(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_counterexample_of_vnnlib_2_names_its_variables_by_index(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     arguments = ["--spec", str(folder / "two.vnnlib"), "--method", "attack", "--network", f"N={folder / 'net.onnx'}"]
     assert main(arguments) == 0
     names = [line.split(" ")[0] for line in capsys.readouterr().out.splitlines()]
@@ -208,7 +210,7 @@ def test_a_witness_that_only_a_fraction_can_be_is_printed_as_one(
     assert f"(X_1 0.{'6' * 19}7)" in capsys.readouterr().out
 
 
-def test_a_single_answer_is_kept_too(
+def test_a_single_answer_is_recorded_too(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     arguments = ["--spec", str(folder / "violated.vnnlib"), "--method", "attack", "--out", str(folder / "out")]
@@ -234,7 +236,7 @@ def test_an_equal_limit_of_memory_is_the_same_run_and_another_is_not(
     assert f"memory={64 << 20}," in last
 
 
-def test_whoever_reads_may_stop_reading() -> None:
+def test_a_reader_that_stops_reading_is_no_fault() -> None:
     code = "import sys; from verifiable_relu.certify import _print; _print(['sat', 'x' * 1000000], sys.stdout)"
     with subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment()
@@ -497,7 +499,7 @@ def rows(text: str) -> list[list[str]]:
     return list(csv.reader(io.StringIO(text)))
 
 
-def test_a_table_is_a_campaign(folder: Path) -> None:
+def test_every_row_of_a_table_is_answered_and_recorded(folder: Path) -> None:
     spoil(folder)
     (folder / "instances.csv").write_text(
         "net.onnx,safe.vnnlib,30\nnet.onnx,none.vnnlib,30\nsin.onnx,safe.vnnlib,30\n"
@@ -526,7 +528,7 @@ def test_a_table_is_a_campaign(folder: Path) -> None:
     ]
 
 
-def test_a_folder_is_a_campaign_and_a_time_limit_overrides_the_tables(
+def test_every_file_of_a_folder_is_answered_and_a_time_limit_overrides_the_tables(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     below = folder / "below"

@@ -34,7 +34,7 @@ def archives(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_wheel_works_outside_the_clone(archives: Path, tmp_path: Path) -> None:
+def test_the_wheel_works_outside_the_clone(archives: Path, tmp_path: Path) -> None:
     (wheel,) = archives.glob("*.whl")
     site = tmp_path / "site"
     run("-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", site, wheel)

@@ -16,18 +16,16 @@ import numpy as np
 import pytest
 import torch
 
+from tests.soundness.boundary import cases
+from tests.support.layers import Layers
 from verifiable_relu.errors import InputError
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import (
     Add,
-    Conv2d,
     Gelu,
-    Input,
     LeakyRelu,
-    Linear,
     Permute,
     Relu,
-    Reshape,
     Scale,
     Sigmoid,
 )
@@ -38,110 +36,69 @@ from verifiable_relu.verifiers.base import Budget, Outcome, Reason, Trust, Verdi
 from verifiable_relu.verifiers.incomplete import Crown, Ibp
 from verifiable_relu.verifiers.registry import make
 
+ROOT = Path(__file__).parents[2]
+
 try:
     auto_lirpa.version("auto_LiRPA")
 except PackageNotFoundError:
     pytest.skip("auto_LiRPA is not installed", allow_module_level=True)
 
 
-class Build:
-    """Nodes one after the other, with random float32 parameters."""
-
-    def __init__(self, *shape: int, seed: int = 0) -> None:
-        self.nodes = [Input(name="x", inputs=(), shape=shape)]
-        self.generator = torch.Generator().manual_seed(seed)
-
-    def random(self, *shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=self.generator)
-
-    def add(self, kind: type, shape: tuple[int, ...] | None = None, inputs: tuple[int, ...] = (), **fields) -> Build:
-        inputs = inputs or (len(self.nodes) - 1,)
-        shape = shape or self.nodes[inputs[0]].shape
-        self.nodes.append(kind(name=f"n{len(self.nodes)}", inputs=inputs, shape=shape, **fields))
-        return self
-
-    def linear(self, out: int, inputs: tuple[int, ...] = ()) -> Build:
-        *lead, size = self.nodes[inputs[0] if inputs else -1].shape
-        weight, bias = self.random(out, size) / size**0.5, self.random(out)
-        return self.add(Linear, (*lead, out), inputs, weight=weight, bias=bias)
-
-    def conv(self, out: int, size: int, padding: tuple[int, int, int, int], stride=(1, 1), dilation=(1, 1), groups=1):
-        channels, height, width = self.nodes[-1].shape
-        weight = self.random(out, channels // groups, size, size) / (channels // groups * size * size) ** 0.5
-        top, left, bottom, right = padding
-        reach = [d * (size - 1) for d in dilation]
-        shape = (
-            out,
-            (height + top + bottom - reach[0] - 1) // stride[0] + 1,
-            (width + left + right - reach[1] - 1) // stride[1] + 1,
-        )
-        return self.add(
-            Conv2d,
-            shape,
-            weight=weight,
-            bias=self.random(out),
-            stride=stride,
-            padding=padding,
-            dilation=dilation,
-            groups=groups,
-        )
-
-    def flatten(self) -> Build:
-        return self.add(Reshape, (self.nodes[-1].size,))
-
-    def done(self) -> Network:
-        return Network(tuple(self.nodes))
-
-
 def mlp() -> Network:
-    return Build(5).linear(12).add(Relu).linear(10).add(Relu).linear(4).done()
+    return Layers(5).linear(12).add(Relu).linear(10).add(Relu).linear(4).network()
 
 
 def cnn() -> Network:
-    build = Build(2, 6, 6).conv(4, 3, (1, 1, 1, 1)).add(Relu).conv(5, 3, (1, 1, 1, 1), stride=(2, 2)).add(Relu)
-    return build.flatten().linear(8).add(Relu).linear(3).done()
+    build = (
+        Layers(2, 6, 6).conv(4, (3, 3), (1, 1, 1, 1)).add(Relu).conv(5, (3, 3), (1, 1, 1, 1), stride=(2, 2)).add(Relu)
+    )
+    return build.flatten().linear(8).add(Relu).linear(3).network()
 
 
 def uneven_cnn() -> Network:
-    build = Build(2, 5, 7).conv(4, 3, (0, 1, 2, 0), stride=(2, 1)).add(Relu).conv(4, 2, (1, 0, 0, 0)).add(Relu)
-    return build.flatten().linear(3).done()
+    build = (
+        Layers(2, 5, 7).conv(4, (3, 3), (0, 1, 2, 0), stride=(2, 1)).add(Relu).conv(4, (2, 2), (1, 0, 0, 0)).add(Relu)
+    )
+    return build.flatten().linear(3).network()
 
 
 def grouped_cnn() -> Network:
-    return Build(4, 6, 6).conv(4, 3, (2, 2, 2, 2), dilation=(2, 2), groups=2).add(Relu).flatten().linear(3).done()
+    return (
+        Layers(4, 6, 6).conv(4, (3, 3), (2, 2, 2, 2), dilation=(2, 2), groups=2).add(Relu).flatten().linear(3).network()
+    )
 
 
 def residual() -> Network:
-    build = Build(6).linear(8).add(Relu).linear(8).add(Relu).linear(8)
-    return build.add(Add, inputs=(2, 5)).add(Relu).linear(3).done()
+    build = Layers(6).linear(8).add(Relu).linear(8).add(Relu).linear(8)
+    return build.add(Add, inputs=(2, 5)).add(Relu).linear(3).network()
 
 
 def scaled() -> Network:
-    build = Build(3, 4, 4)
-    build.add(Scale, center=build.random(3, 1, 1), scale=build.random(3, 1, 1), shift=torch.zeros(()))
-    build.conv(4, 3, (1, 1, 1, 1)).add(Relu).flatten()
-    build.add(Scale, center=torch.zeros(()), scale=build.random(64), shift=build.random(64))
-    return build.linear(6).add(Relu).linear(3).done()
+    build = Layers(3, 4, 4)
+    build.add(Scale, center=build.numbers(3, 1, 1), scale=build.numbers(3, 1, 1), shift=torch.zeros(()))
+    build.conv(4, (3, 3), (1, 1, 1, 1)).add(Relu).flatten()
+    build.add(Scale, center=torch.zeros(()), scale=build.numbers(64), shift=build.numbers(64))
+    return build.linear(6).add(Relu).linear(3).network()
 
 
 def leaky() -> Network:
-    build = Build(4).linear(9)
+    build = Layers(4).linear(9)
     build.add(LeakyRelu, slope=torch.tensor(0.125)).linear(7)
-    return build.add(LeakyRelu, slope=torch.rand(7, generator=build.generator)).linear(3).done()
+    return build.add(LeakyRelu, slope=build.numbers(7).abs()).linear(3).network()
 
 
 def permuted() -> Network:
-    build = Build(5, 5, 2).add(Permute, (2, 5, 5), axes=(2, 0, 1)).conv(3, 2, (0, 0, 0, 0))
+    build = Layers(5, 5, 2).add(Permute, (2, 5, 5), axes=(2, 0, 1)).conv(3, (2, 2), (0, 0, 0, 0))
     build.add(Permute, (4, 4, 3), axes=(1, 2, 0)).add(Relu).flatten()
-    return build.linear(6).add(Relu).linear(3).done()
+    return build.linear(6).add(Relu).linear(3).network()
 
 
 def image_out() -> Network:
-    return Build(1, 4, 4).conv(2, 3, (1, 1, 1, 1)).add(Relu).conv(1, 3, (0, 0, 0, 0)).done()
+    return Layers(1, 4, 4).conv(2, (3, 3), (1, 1, 1, 1)).add(Relu).conv(1, (3, 3), (0, 0, 0, 0)).network()
 
 
 def smooth() -> Network:
-    return Build(4).linear(8).add(Sigmoid).linear(3).done()
+    return Layers(4).linear(8).add(Sigmoid).linear(3).network()
 
 
 PIECEWISE_LINEAR = (mlp, cnn, uneven_cnn, grouped_cnn, residual, scaled, leaky, permuted, image_out)
@@ -177,7 +134,9 @@ def margins(verifier: Verifier, asked: list[Query]) -> np.ndarray:
 
 @pytest.mark.parametrize("make_network", PIECEWISE_LINEAR)
 @pytest.mark.parametrize(("own", "bound"), [(Ibp(), "ibp"), (Crown(), "crown")])
-def test_agrees_with_own_bounds(make_network: Maker, own: Verifier, bound: auto_lirpa.Bound) -> None:
+def test_auto_lirpas_bounds_agree_with_the_projects_own(
+    make_network: Maker, own: Verifier, bound: auto_lirpa.Bound
+) -> None:
     asked = queries(make_network())
     theirs, ours = margins(AutoLirpa(bound), asked), margins(own, asked)
     # Ours intersect CROWN with intervals, and pull rows through whatever the last layer is.
@@ -205,7 +164,7 @@ def test_optimised_slopes_are_tighter_and_below_every_sample(make_network: Maker
     assert (alpha <= [lowest(query) for query in asked]).all()
 
 
-def test_smooth_activations() -> None:
+def test_bounds_of_smooth_networks_are_below_every_sample() -> None:
     asked = queries(smooth(), eps=0.2)
     assert (margins(AutoLirpa("crown"), asked) <= [lowest(query) for query in asked]).all()
 
@@ -239,8 +198,7 @@ def test_a_proof_says_what_it_rests_on() -> None:
 
 TRACES = """
 import logging, sys, warnings, torch
-sys.path.insert(0, {folder!r})
-from test_auto_lirpa import AutoLirpa, margins, mlp, queries
+from tests.peers.test_auto_lirpa import AutoLirpa, margins, mlp, queries
 from verifiable_relu.verifiers.adapters.auto_lirpa import _Task as Task, work
 
 def state():
@@ -262,13 +220,12 @@ assert state() == before, (before, state())
 
 def test_the_library_leaves_no_trace_and_is_not_even_imported_by_who_asks() -> None:
     # In a process of its own, since the library's import changes most, and happens once.
-    command = [sys.executable, "-c", TRACES.format(folder=str(Path(__file__).parent))]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", TRACES], cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
 
 
-def test_networks_without_activations() -> None:
-    asked = queries(Build(3).linear(2).done())
+def test_bounds_of_affine_networks_are_those_of_crown() -> None:
+    asked = queries(Layers(3).linear(2).network())
     np.testing.assert_allclose(margins(AutoLirpa(), asked), margins(Crown(), asked), rtol=1e-6)
 
 
@@ -280,10 +237,10 @@ def outcome_of(network: Network, budget: float = 60.0) -> Outcome:
 def test_unsupported_operators_are_named() -> None:
     version = auto_lirpa.version("auto_LiRPA")
     if version == "0.3":
-        outcome = outcome_of(Build(3).linear(4).add(Gelu, lam=torch.tensor(2.0)).linear(2).done())
+        outcome = outcome_of(Layers(3).linear(4).add(Gelu, lam=torch.tensor(2.0)).linear(2).network())
         assert (outcome.verdict, outcome.reason) == (Verdict.UNKNOWN, Reason.UNSUPPORTED)
         assert "Gelu" in outcome.detail
-    matrix = outcome_of(Build(2, 3).linear(4).add(Relu).flatten().linear(2).done())
+    matrix = outcome_of(Layers(2, 3).linear(4).add(Relu).flatten().linear(2).network())
     assert matrix.reason is Reason.UNSUPPORTED
     assert "node 'n1' (Linear)" in matrix.detail
 
@@ -336,16 +293,13 @@ def test_a_fault_of_the_librarys_process_costs_its_batch_alone(monkeypatch: pyte
     assert "status -9" in outcomes[0].detail
 
 
-def test_unknown_bound() -> None:
+def test_an_unknown_kind_of_bound_is_refused() -> None:
     with pytest.raises(InputError, match="no bound 'zonotope'"):
         AutoLirpa("zonotope")  # type: ignore[arg-type]
 
 
 def test_what_the_library_breaks_down_on_is_unsupported() -> None:
     """Values that overflow within the library, whose exceptions then say nothing of a fault of ours."""
-    # Not above: this file is imported by itself, too.
-    from tests.soundness.boundary import cases
-
     case = list(cases(5, 24, ("Sigmoid", "Tanh", "Gelu", "LeakyRelu", "Relu")))[23]
     (outcome,) = make("auto_lirpa-crown").verify([case.query], Budget.each(5, 1))
     assert (outcome.verdict, outcome.reason) == (Verdict.UNKNOWN, Reason.UNSUPPORTED)

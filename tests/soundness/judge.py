@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
+from itertools import groupby
 
 from tests.support.exact import DIGITS, exact_outputs, margin, violated
 from verifiable_relu.network.graph import Network
@@ -149,14 +150,39 @@ def _judge_witness(case: Case, method: str, outcome: Outcome, where: str, report
     return Verdict.SAT if reached and (not case.doubt or at_witness < -case.doubt * scale(*y)) else None
 
 
-def ask(cases: Sequence[Case], methods: Mapping[str, float], report: Report) -> Report:
-    """Put all cases to each method as one batch; judge every answer, and the methods against each other.
+PORTION = 16
+"""The least number of cases that are put to a method as one batch."""
+
+
+def portions(cases: Iterable[Case]) -> Iterator[list[Case]]:
+    """Batches of at least ``PORTION`` cases of two networks or more, but for the last one; no network is in two."""
+    batch: list[Case] = []
+    for _, group in groupby(cases, lambda case: id(case.query.network)):
+        several = bool(batch)
+        batch += group
+        if several and len(batch) >= PORTION:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
+
+
+def ask(cases: Iterable[Case], methods: Mapping[str, float], report: Report) -> Report:
+    """Put cases to each method, in batches; judge every answer, and the methods against each other.
+
+    A report that stops at the first problem does so after the first batch that has one: a fault is soon caught.
 
     Args:
-        cases: of any networks.
+        cases: of any networks, those of one network in turn.
         methods: names, each with the seconds it has for each case.
         report: where problems and decisions are noted; returned.
     """
+    for batch in portions(cases):
+        _ask(batch, methods, report)
+    return report
+
+
+def _ask(cases: Sequence[Case], methods: Mapping[str, float], report: Report) -> None:
     said: list[dict[Verdict, list[str]]] = [{} for _ in cases]
     for method, seconds in methods.items():
         outcomes = make(method).verify([case.query for case in cases], Budget.each(seconds, len(cases)))
@@ -169,4 +195,3 @@ def ask(cases: Sequence[Case], methods: Mapping[str, float], report: Report) -> 
     for case, known in zip(cases, said, strict=True):
         if len(known) > 1:
             report.note(case.name, f"methods contradict each other: {known}")
-    return report

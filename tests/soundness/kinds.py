@@ -98,18 +98,19 @@ def agreement(
     seed: int = 0,
     smooth: bool = False,
     offsets: Sequence[float] = (0.2, 1e-3, 1e-9, -1e-9, -1e-2, -0.4),
+    boxes: int = 2,
     report: Report | None = None,
 ) -> Report:
     """All methods on random networks near the decision boundary, against each other and against samples."""
     rng = np.random.default_rng(seed)
     networks = (nets.smooth if smooth else nets.pieces)(rng, nets.gaussian(rng))
-    return ask(boundary_cases(rng, networks, offsets), methods, report or Report())
+    return ask(boundary_cases(rng, networks, offsets, boxes=boxes), methods, report or Report())
 
 
 # ---------------------------------------------------------------- boxes of one point
 
 
-STEPS = (Fraction(0), Fraction(1, 2**20), Fraction(1, 2**45), Fraction(1, 10**12))
+STEPS = (Fraction(0), Fraction(1, 2**45), Fraction(1, 10**12))
 """The margins asked for, with both signs, strict and not."""
 
 
@@ -165,7 +166,7 @@ def boundary(
     report: Report | None = None,
 ) -> Report:
     """Counterexamples at the boundary of the unsafe set, at all scales, which no method may deny."""
-    return ask(list(cases(seed, count, kinds)), methods, report or Report())
+    return ask(cases(seed, count, kinds), methods, report or Report())
 
 
 # ---------------------------------------------------------------- planted witnesses

@@ -1,13 +1,15 @@
 """The command ``certify``, run with limits on processor time, wall-clock time and memory.
 
-``answers`` starts one process, which imports what the command needs and then runs each command line in a child of its
-own: as isolated as a process each, without two seconds of imports each. ``python -m tests.soundness.limited`` is that
-process: a list of lists of arguments comes in on stdin, as JSON, and a line of JSON goes out for each.
+``answers`` starts one process for all tests, which imports what the command needs and then runs each command line in a
+child of its own: as isolated as a process each, without two seconds of imports each. ``python -m
+tests.soundness.limited`` is that process: for each line of JSON on stdin, a command line and its limit of wall-clock
+time, a line of JSON goes out.
 """
 
 from __future__ import annotations
 
-import contextlib
+import atexit
+import importlib
 import json
 import os
 import resource
@@ -18,6 +20,7 @@ import tempfile
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -52,17 +55,30 @@ class Answer:
         return self.stdout.partition("\n")[0]
 
 
-def answers(commands: Sequence[Sequence[str]], *, wall_seconds: float = WALL_SECONDS) -> list[Answer]:
-    """Run ``certify`` with each list of arguments."""
-    done = subprocess.run(
+@cache
+def _server() -> subprocess.Popen[str]:
+    """The process that runs all commands; it ends with its stdin, hence with this process."""
+    server = subprocess.Popen(
         [sys.executable, "-m", "tests.soundness.limited"],
-        input=json.dumps({"commands": [list(c) for c in commands], "wall_seconds": wall_seconds}),
-        capture_output=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
         text=True,
         cwd=ROOT,
-        check=True,
     )
-    return [Answer(tuple(c), **json.loads(line)) for c, line in zip(commands, done.stdout.splitlines(), strict=True)]
+    atexit.register(server.wait)
+    assert server.stdin is not None
+    atexit.register(server.stdin.close)
+    return server
+
+
+def answers(commands: Sequence[Sequence[str]], *, wall_seconds: float = WALL_SECONDS) -> list[Answer]:
+    """Run ``certify`` with each list of arguments."""
+    server, found = _server(), []
+    assert server.stdin is not None and server.stdout is not None
+    for command in commands:
+        print(json.dumps([list(command), wall_seconds]), file=server.stdin, flush=True)
+        found.append(Answer(tuple(command), **json.loads(server.stdout.readline())))
+    return found
 
 
 def _child(arguments: list[str], wall_seconds: float) -> None:
@@ -106,12 +122,11 @@ def _run(arguments: list[str], wall_seconds: float) -> dict[str, object]:
 
 def main() -> None:
     """Run the commands on stdin."""
-    asked = json.load(sys.stdin)
-    for name in ("torch", "onnx", "verifiable_relu.certify", "verifiable_relu.api", "onnxruntime", "auto_LiRPA"):
-        with contextlib.suppress(ImportError), warnings.catch_warnings(action="ignore"):
-            __import__(name)
-    for arguments in asked["commands"]:
-        print(json.dumps(_run(arguments, asked["wall_seconds"])), flush=True)
+    for name in ("torch", "onnx", "verifiable_relu.certify", "verifiable_relu.api", "onnxruntime"):
+        with warnings.catch_warnings(action="ignore"):
+            importlib.import_module(name)
+    for line in sys.stdin:
+        print(json.dumps(_run(*json.loads(line))), flush=True)
 
 
 if __name__ == "__main__":

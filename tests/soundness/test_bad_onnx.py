@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import shutil
+import struct
 import subprocess
 import sys
 import zlib
@@ -54,11 +55,15 @@ def bomb(path: Path, size: int, *, members: int = 1) -> Path:
     if members > 1:
         path.write_bytes(gzip.compress(bytes(size // members), 6) * members)
         return path
-    packer, block = zlib.compressobj(1, zlib.DEFLATED, 31), bytes(2**24)
-    with path.open("wb") as file:
-        for _ in range(size // len(block)):
-            file.write(packer.compress(block))
-        file.write(packer.flush())
+    # Each block is packed without a look at the one before, so that all are the same and one is packed in fact.
+    block = bytes(2**24)
+    packer = zlib.compressobj(6, zlib.DEFLATED, -15)
+    packed = packer.compress(block) + packer.flush(zlib.Z_FULL_FLUSH)
+    check, count = 0, size // len(block)
+    for _ in range(count):
+        check = zlib.crc32(block, check)
+    head, tail = gzip.compress(b"")[:10], struct.pack("<II", check, size % 2**32)
+    path.write_bytes(head + packed * count + packer.flush() + tail)
     return path
 
 
@@ -103,14 +108,13 @@ def test_every_file_ends_in_a_verdict_or_in_one_line(folder: Path) -> None:
     assert not (bad := faults(found)), f"{len(bad.splitlines())} of {len(found)}:\n{bad}"
 
 
-def test_a_chain_of_20_000_nodes_ends_in_a_verdict_or_in_one_line(tmp_path: Path) -> None:
+def test_a_chain_of_8000_nodes_ends_in_a_verdict_or_in_one_line(tmp_path: Path) -> None:
+    """Many more nodes than Python has frames, and too many for anything whose time is quadratic in their number."""
     (tmp_path / "p.vnnlib").write_text(PROPERTY.format(bound="5.0"))
-    (tmp_path / "chain.onnx").write_bytes(chain(20_000))
-    with gzip.open(tmp_path / "chain.onnx.gz", "wb") as file:
-        file.write(chain(20_000))
-    found = answers([asked(tmp_path / name, tmp_path / "p.vnnlib") for name in ("chain.onnx", "chain.onnx.gz")])
-    assert not (bad := faults(found)), bad
-    assert all(one.verdict in ("unsat", "unknown", "timed-out", "") for one in found)
+    (tmp_path / "chain.onnx").write_bytes(chain(8000))
+    (found,) = answers([asked(tmp_path / "chain.onnx", tmp_path / "p.vnnlib")])
+    assert fault(found) is None, found
+    assert found.verdict in ("unsat", "unknown", "timed-out", "")
 
 
 @pytest.mark.parametrize("members", [1, 64])

@@ -33,9 +33,9 @@ def decided(report: Report, method: str) -> set[Verdict]:
     return {verdict for name, verdict in report.decided if name == method} - {Verdict.UNKNOWN}
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_methods_agree_near_the_decision_boundary(seed: int) -> None:
-    report = agreement(OWN, seed=seed)
+def test_methods_agree_near_the_decision_boundary() -> None:
+    # The networks of seed 0 are asked about where faults are seeded (``test_faults``).
+    report = agreement(OWN, seed=1, boxes=1)
     assert report.problems == []
     for method in ("bab", "milp", "smt", "auto", "split"):
         assert decided(report, method) == {Verdict.SAT, Verdict.UNSAT}, method
@@ -47,6 +47,7 @@ def test_methods_agree_on_smooth_networks() -> None:
     report = agreement(
         {"attack": 1.0, "ibp": 1.0, "crown-ibp": 1.0, "crown": 1.0, "alpha-crown": 1.0, "split": 0.3, "auto": 1.0},
         smooth=True,
+        boxes=1,
     )
     assert report.problems == []
     assert decided(report, "split") == decided(report, "auto") == {Verdict.SAT, Verdict.UNSAT}
@@ -60,7 +61,7 @@ def test_encodings_refuse_smooth_networks(method: str) -> None:
 
 
 @pytest.mark.parametrize("decimal", [False, True], ids=["dyadic", "decimal"])
-def test_one_point_boxes(decimal: bool) -> None:
+def test_methods_decide_boxes_of_one_point_as_exact_arithmetic_does(decimal: bool) -> None:
     report = points(OWN, decimal=decimal)
     assert report.problems == []
     for method in ("bab", "milp", "smt", "auto", "split"):
@@ -83,14 +84,13 @@ def test_no_budget_is_so_small_that_a_planted_witness_is_denied(seconds: float) 
 
 
 @pytest.mark.parametrize("smooth", [False, True], ids=["piecewise linear", "smooth"])
-@pytest.mark.parametrize("seed", range(2))
-def test_no_bound_excludes_an_exact_value_at_a_corner(seed: int, smooth: bool) -> None:
-    assert corners(seed=seed, smooth=smooth).problems == []
+def test_no_bound_excludes_an_exact_value_at_a_corner(smooth: bool) -> None:
+    assert corners(seed=1, smooth=smooth).problems == []
 
 
 @lirpa
 @pytest.mark.parametrize("method", LIRPA)
-def test_auto_lirpa(method: str) -> None:
+def test_auto_lirpa_denies_no_counterexample(method: str) -> None:
     asked = {method: 5.0}
     report = agreement(asked, offsets=(1e-3, -0.4))
     agreement(asked, offsets=(1e-3, -0.4), smooth=True, report=report)

@@ -20,7 +20,7 @@ from verifiable_relu.trust.exact import evaluable, evaluate_exact
 
 from .modules import Drawn, draw
 
-CASES = int(os.environ.get("VERIFIABLE_RELU_CASES", "300"))
+CASES = int(os.environ.get("VERIFIABLE_RELU_CASES", "200"))
 """How many modules are drawn."""
 
 

@@ -8,7 +8,7 @@ from collections import Counter
 from . import onnx_standard
 from .onnx_agreement import Source, cases, judge
 
-COUNT = int(os.environ.get("VERIFIABLE_RELU_CASES", "500"))
+COUNT = int(os.environ.get("VERIFIABLE_RELU_CASES", "300"))
 SHOWN = 8
 
 

@@ -212,7 +212,7 @@ INVALID: dict[str, onnx.ModelProto] = {
 }  # fmt: skip
 
 
-def test_the_file_that_most_of_them_change_is_read() -> None:
+def test_the_file_that_other_tests_damage_is_read_as_it_is() -> None:
     network = read_onnx(changed(lambda m: None).SerializeToString())
     found = network(torch.tensor([[-3.0, 1.0]], dtype=torch.float64))
     assert found.reshape(-1).tolist() == [0.0, 3.0]

@@ -59,7 +59,7 @@ def check(results: list[Result], sat: Verdict = Verdict.SAT) -> None:
 
 
 @pytest.mark.parametrize("method", ["auto", "crown"])
-def test_a_torch_module(method: str) -> None:
+def test_balls_about_images_are_verified_for_a_torch_module(method: str) -> None:
     check(verify(MODEL, IMAGES, LABELS, 0.125, method), Verdict.SAT if method == "auto" else Verdict.UNKNOWN)
 
 
@@ -92,7 +92,7 @@ def test_a_misclassified_image_is_its_own_counterexample() -> None:
     assert (result.counterexample == DARK).all()
 
 
-def test_no_image_is_no_result() -> None:
+def test_no_images_have_no_results() -> None:
     assert verify(MODEL, np.zeros((0, 1, 2, 2)), [], 0.1) == []
 
 

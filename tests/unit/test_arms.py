@@ -137,7 +137,7 @@ def test_a_ramp_that_learns_goes_on_from_what_was_learned(
 
 
 @pytest.mark.parametrize(("switch", "first"), [(0.0, 0), (0.1, 1), (0.5, 2), (0.75, 3), (0.99, 3)])
-def test_the_switch_point(switch: float, first: int) -> None:
+def test_lambda_grows_from_the_epoch_of_the_switch_on(switch: float, first: int) -> None:
     options = replace(BASE, switch=switch, arm="lambda-gelu-frozen", schedule="linear")
     assert options.first_annealed == first
     lam = [epoch["lam"][0] for epoch in train(options, blobs()).history]
@@ -184,8 +184,15 @@ def test_extra_fine_tuning_begins_where_direct_swap_ends() -> None:
         replace(BASE, finetune_extra=1)
 
 
-@pytest.mark.parametrize("options", [FINETUNED, EXTRA, replace(BASE, ramp="learning"), replace(BASE, optimizer="sgd")])
-@pytest.mark.parametrize("at", [2, 4 * PER_EPOCH - 1])
+@pytest.mark.parametrize(
+    ("options", "at"),
+    [
+        (FINETUNED, 2),
+        (EXTRA, 4 * PER_EPOCH - 1),
+        (replace(BASE, ramp="learning"), 4 * PER_EPOCH - 1),
+        (replace(BASE, optimizer="sgd"), 2),
+    ],
+)
 def test_resumed_arms_are_the_uninterrupted_ones(options: Options, at: int, tmp_path: Path) -> None:
     saved = tmp_path / "net.checkpoint"
     whole = train(options, blobs())

@@ -20,12 +20,12 @@ from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Input, Linear, Node, Relu
 from verifiable_relu.spec.property import Box, Property, Query, Row
 from verifiable_relu.verifiers import input_split
-from verifiable_relu.verifiers.attack import _size as batch
+from verifiable_relu.verifiers.attack import batch_size
 from verifiable_relu.verifiers.base import Budget, Reason, Verdict, deadline, fault
 from verifiable_relu.verifiers.registry import make
 
 
-def test_queries_of_one_purse_pay_together() -> None:
+def test_queries_with_a_common_time_limit_spend_it_together() -> None:
     budget = Budget([10.0, 3.0], [0, 0, 1])
     budget.charge([0, 2], 2.0)
     assert [budget.remaining(i) for i in range(3)] == [9.0, 9.0, 2.0]
@@ -34,7 +34,7 @@ def test_queries_of_one_purse_pay_together() -> None:
     assert budget.remaining(2) == 0.0
 
 
-def test_a_part_draws_on_the_whole() -> None:
+def test_what_a_part_of_a_budget_spends_is_spent_of_the_whole() -> None:
     budget = Budget([10.0, 4.0], [0, 1, 1])
     part = budget.subset([2, 0])
     part.charge([0, 1], 2.0)
@@ -44,7 +44,7 @@ def test_a_part_draws_on_the_whole() -> None:
     assert part.remaining(0) == 0.0
 
 
-def test_a_share_ends_before_the_whole() -> None:
+def test_a_share_of_a_budget_ends_before_the_budget() -> None:
     budget = Budget.each(8.0, 2)
     part = budget.subset([1], share=0.25)
     inner = part.subset([0])
@@ -57,7 +57,7 @@ def test_a_share_ends_before_the_whole() -> None:
     assert budget.remaining(1) == 5.0
 
 
-def test_no_limit_stays_none() -> None:
+def test_a_share_of_unlimited_time_is_unlimited() -> None:
     budget = Budget([math.inf])
     part = budget.subset([0], share=0.5)
     part.charge([0], 1e9)
@@ -148,7 +148,7 @@ def test_a_box_whose_bounding_was_cut_short_is_not_taken_for_proved(monkeypatch:
         (RuntimeError("shapes differ"), Reason.ERROR),
     ],
 )
-def test_a_fault_has_the_reason_that_it_is(error: Exception, reason: Reason) -> None:
+def test_an_exception_is_recorded_with_the_reason_that_it_means(error: Exception, reason: Reason) -> None:
     assert fault(error, "m").reason is reason
 
 
@@ -167,7 +167,7 @@ def test_an_attack_on_a_wide_network_takes_fewer_properties_at_once() -> None:
     def wide(size: int) -> Network:
         return Network((Input(name="x", inputs=(), shape=(size,)), Relu(name="r", inputs=(0,), shape=(size,))))
 
-    sizes = [batch(wide(size), Pgd()) for size in (10, 1000, 100_000, 10_000_000)]
+    sizes = [batch_size(wide(size), Pgd()) for size in (10, 1000, 100_000, 10_000_000)]
     assert sizes[0] == sizes[1] == 128 and 1 < sizes[2] < 128 and sizes[3] == 1
     # Values, gradients and what is kept for these, of all starts.
     assert sizes[2] * 200_000 * Pgd().starts * 4 * 3 <= 1 << 30

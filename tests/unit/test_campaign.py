@@ -44,7 +44,7 @@ def table(folder: Path) -> list[dict[str, str]]:
 
 
 @pytest.mark.parametrize("report", [True, False])
-def test_all_cases_are_one_batch_with_a_purse_each(report: bool) -> None:
+def test_all_cases_are_one_batch_with_a_time_limit_each(report: bool) -> None:
     verifier = Scripted(report=report)
     results = run([case(0.5, name="a"), case(2, 3, name="b", timeout=7), case(2, 0.5, 3, name="c")], verifier)
     assert [(r.vnnlib, r.verdict) for r in results] == [("a", SAT), ("b", UNSAT), ("c", SAT)]
@@ -54,7 +54,7 @@ def test_all_cases_are_one_batch_with_a_purse_each(report: bool) -> None:
     assert [fresh.remaining(i) for i in range(6)] == [10, 7, 7, 10, 10, 10] and len(budget) == 6
 
 
-def test_queries_of_a_case_share_its_purse() -> None:
+def test_queries_of_a_case_share_its_time_limit() -> None:
     seen: list[list[float]] = []
 
     @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def test_a_decided_case_leaves_nothing_to_spend_on_its_other_boxes() -> None:
     assert [verifier.budgets[0].remaining(i) for i in range(3)] == [0, 0, 0]
 
 
-def test_the_record_says_everything() -> None:
+def test_a_record_has_the_answer_its_reason_and_its_counterexample() -> None:
     (refuted, proved) = run([case(0.5), case(2, 3)], Scripted())
     assert refuted.witness == (Fraction(1),) and refuted.outputs == (1.0,) and refuted.margin == -0.5
     assert refuted.trust is Trust.EXACT and refuted.reason is Reason.REFUTED and refuted.method == "look"
@@ -102,7 +102,9 @@ def out(verdict: Verdict, reason: Reason, method: str = "m", **more: object) -> 
         ([(UNKNOWN, reason) for reason in Reason if reason not in (Reason.PROVED, Reason.REFUTED)], UNKNOWN, None),
     ],
 )
-def test_answers_join(outcomes: list[tuple[Verdict, Reason]], verdict: Verdict, reason: Reason | None) -> None:
+def test_the_answers_for_the_boxes_of_a_case_join(
+    outcomes: list[tuple[Verdict, Reason]], verdict: Verdict, reason: Reason | None
+) -> None:
     joined = join([out(*o) for o in outcomes])
     assert joined.verdict is verdict and reason in (joined.reason, None)
 
@@ -259,7 +261,7 @@ def test_an_interrupt_keeps_what_was_answered(tmp_path: Path) -> None:
     assert [len(queries) for queries in verifier.asked] == [2]
 
 
-def test_the_version_is_the_packages() -> None:
+def test_records_have_the_version_of_the_package() -> None:
     import tomllib
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

@@ -31,7 +31,7 @@ def mnist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_mnist(mnist: Path) -> None:
+def test_mnist_is_read_from_its_files(mnist: Path) -> None:
     data = load("mnist", "test")
     assert data.images.shape == (2, 1, 28, 28) and data.images.dtype == np.float32
     assert data.images[0, 0, 9, 3] == np.float32(255) / np.float32(255) and data.images[0, 0, 0, 1] == np.float32(
@@ -54,7 +54,7 @@ def test_mnist(mnist: Path) -> None:
         ("t10k-labels-idx1-ubyte.gz", gzip.compress(b"\0" * 99, mtime=0)[:-9], "damaged gzip file"),
     ],
 )
-def test_damaged_mnist(mnist: Path, file: str, content: bytes | None, words: str) -> None:
+def test_damaged_files_of_mnist_are_refused(mnist: Path, file: str, content: bytes | None, words: str) -> None:
     (mnist / file).unlink()
     if content is not None:
         (mnist / file).write_bytes(content)
@@ -77,14 +77,14 @@ def cifar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_cifar(cifar: Path) -> None:
+def test_cifar_is_read_from_its_files(cifar: Path) -> None:
     data = load("cifar10", "train")
     assert data.images.shape == (4, 3, 32, 32) and data.labels.tolist() == [1, 1, 3, 3]
     assert data.images[1, 1, 1, 0] == 1 and data.images[0].max() == np.float32(10 / 255)
     assert data.note == "2 of 5 training batches, 4 images"
 
 
-def test_compressed_cifar(cifar: Path) -> None:
+def test_a_gzipped_file_of_cifar_is_read(cifar: Path) -> None:
     path = cifar / "data_batch_3.bin"
     path.with_suffix(".bin.gz").write_bytes(gzip.compress(path.read_bytes(), mtime=0))
     path.unlink()
@@ -95,7 +95,7 @@ def test_compressed_cifar(cifar: Path) -> None:
     ("content", "words"),
     [(b"", "0 bytes"), (b"\1" * 3072, "3073-byte"), (b"\12" + bytes(3072), "record 0.*label 10")],
 )
-def test_damaged_cifar(cifar: Path, content: bytes, words: str) -> None:
+def test_damaged_files_of_cifar_are_refused(cifar: Path, content: bytes, words: str) -> None:
     (cifar / "data_batch_3.bin").write_bytes(content)
     with pytest.raises(InputError, match=words):
         load("cifar10", "train")
@@ -131,7 +131,7 @@ def adult(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_adult(adult: Path) -> None:
+def test_adult_is_read_from_its_files(adult: Path) -> None:
     train, test = load("adult", "train"), load("adult", "test")
     # age | 2 workclasses, "?" first | fnlwgt | 1 | education-num | 1 | 2 | 1 | 1 | 2 | gain | loss | hours | 1
     assert train.images[:, :, 0, 0].tolist() == [
@@ -153,13 +153,13 @@ def test_adult(adult: Path) -> None:
         (ROWS, "", "no rows"),
     ],
 )
-def test_damaged_adult(adult: Path, old: str, new: str, words: str) -> None:
+def test_damaged_files_of_adult_are_refused(adult: Path, old: str, new: str, words: str) -> None:
     (adult / "adult.data").write_text(ROWS.replace(old, new))
     with pytest.raises(InputError, match=words):
         load("adult", "train")
 
 
-def test_official_adult() -> None:
+def test_the_official_files_of_adult_are_read() -> None:
     if ROOT is None or not (Path(ROOT) / "adult").is_dir():
         pytest.skip("VERIFIABLE_RELU_DATA names no folder with adult")
     train, test = load("adult", "train"), load("adult", "test")
@@ -174,7 +174,7 @@ def test_official_adult() -> None:
     np.testing.assert_allclose(scaled[:, numbers].std(0), 1, atol=1e-4)
 
 
-def test_unknown_names(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_unknown_data_sets_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no data set 'imagenet'; there are mnist"):
         load("imagenet", "test")
     with pytest.raises(InputError, match="no split 'val'"):
@@ -185,7 +185,7 @@ def test_unknown_names(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         load("mnist", "test")
 
 
-def test_digits() -> None:
+def test_digits_are_those_of_scikit_learn() -> None:
     pytest.importorskip("sklearn", reason="needs scikit-learn")
     train, test = load("digits", "train"), load("digits", "test")
     assert len(train) == 1347 and len(test) == 450 and train.images.max() == 1 and train.classes == 10
@@ -194,7 +194,7 @@ def test_digits() -> None:
 
 
 @pytest.mark.parametrize("name", ["mnist", "fashion_mnist", "cifar10"])
-def test_official_files(name: str) -> None:
+def test_the_official_files_are_read(name: str) -> None:
     if ROOT is None or not (Path(ROOT) / name).is_dir():
         pytest.skip(f"VERIFIABLE_RELU_DATA names no folder with {name}")
     data = load(name, "test")

@@ -354,7 +354,7 @@ BESIDE: dict[str, Callable[[], nn.Module]] = {
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 @pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
 @pytest.mark.parametrize("name", BESIDE)
-def test_what_a_user_gets_is_what_is_read(name: str, training: bool) -> None:
+def test_what_calling_a_module_gives_is_what_is_read(name: str, training: bool) -> None:
     torch.manual_seed(1)
     made = BESIDE[name]().train(training)
     assert_agrees(made, from_torch(made, (4,)))
@@ -491,7 +491,7 @@ def test_what_no_network_follows_is_refused_in_one_line(name: str) -> None:
         (nn.Conv2d(2, 2, 2, device="meta"), "without numbers"),
     ],
 )
-def test_modules_that_are_refused(made: nn.Module, message: str) -> None:
+def test_unsupported_modules_are_refused_in_one_line(made: nn.Module, message: str) -> None:
     with pytest.raises(InputError, match=message) as caught:
         from_torch(made, (2, 4, 4))
     assert "\n" not in str(caught.value)

@@ -36,7 +36,7 @@ each_gate = pytest.mark.parametrize("make", GATES.values(), ids=GATES)
 
 @pytest.mark.parametrize("lam", [1.01, 1.5, 7.0, EXACT_FROM - 0.5, EXACT_FROM + 0.5, 200.0])
 @each_gate
-def test_gradients_of_x_and_s(lam: float, make: Callable[[float], HardnessGate]) -> None:
+def test_gradients_of_x_and_s_are_right(lam: float, make: Callable[[float], HardnessGate]) -> None:
     layer = make(lam).double()
     layer.set_lam(lam)
     x = (torch.linspace(-9, 9, 37, dtype=torch.float64) / lam).requires_grad_(True)
@@ -104,7 +104,7 @@ def test_the_cheap_gradient_of_lambda_is_the_exact_one(
 
 @each_gate
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_nothing_overflows(make: Callable[[float], HardnessGate], dtype: torch.dtype) -> None:
+def test_neither_values_nor_gradients_overflow(make: Callable[[float], HardnessGate], dtype: torch.dtype) -> None:
     layer = make(1e4).to(dtype)
     x = torch.tensor([-1e4, -7.7, -1.0, 0.0, 1.0, 7.7, 1e4], dtype=dtype, requires_grad=True)
     y = layer(x)
@@ -116,7 +116,7 @@ def test_nothing_overflows(make: Callable[[float], HardnessGate], dtype: torch.d
 
 
 @pytest.mark.parametrize("lam", [1.0, 4.0, 160.0, 1e4])
-def test_distance_to_relu(lam: float) -> None:
+def test_the_distance_to_relu_is_as_derived(lam: float) -> None:
     layer = LambdaGELU(lam).double()
     layer.set_lam(lam)
     x = torch.linspace(-5 / lam, 5 / lam, 100_001, dtype=torch.float64)
@@ -127,7 +127,7 @@ def test_distance_to_relu(lam: float) -> None:
 
 
 @pytest.mark.parametrize("value", [1e-6, 0.01, 0.5, 159.0, 1e6])
-def test_softplus_inverse(value: float) -> None:
+def test_the_inverse_of_softplus_undoes_it(value: float) -> None:
     assert math.log1p(math.exp(min(softplus_inverse(value), 700))) == pytest.approx(min(value, 700), rel=1e-9)
 
 
@@ -142,12 +142,12 @@ def test_lambda_is_at_least_one(s: float) -> None:
     ("arguments", "words"),
     [({"init": 0.5}, "at least 1"), ({"temperature": 0.0}, "positive"), ({"approximate": "erf"}, "erf")],
 )
-def test_bad_arguments(arguments: dict[str, object], words: str) -> None:
+def test_bad_arguments_are_refused(arguments: dict[str, object], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         LambdaGELU(**arguments)
 
 
-def test_frozen_lambda_stays() -> None:
+def test_a_frozen_lambda_is_not_trained() -> None:
     layer = LambdaGELU(2.0)
     layer.freeze()
     x = torch.ones(3, requires_grad=True)
@@ -157,7 +157,7 @@ def test_frozen_lambda_stays() -> None:
     assert layer.lam.item() == pytest.approx(5)
 
 
-def test_normalize_acts_per_channel() -> None:
+def test_each_channel_is_normalised_by_its_own_numbers() -> None:
     x = torch.rand(2, 3, 4, 4)
     y = Normalize((0.1, 0.2, 0.3), (1.0, 2.0, 4.0))(x)
     torch.testing.assert_close(y[:, 2], (x[:, 2] - 0.3) / 4)

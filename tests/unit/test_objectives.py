@@ -162,7 +162,7 @@ def test_sabr_with_the_whole_box_is_ibp() -> None:
 
 
 @pytest.mark.parametrize("slope", [0.25, -0.5])
-def test_intervals_through_prelu(slope: float) -> None:
+def test_intervals_through_prelu_are_exact(slope: float) -> None:
     model = nn.Sequential(nn.PReLU(1, slope))
     lb, ub = torch.tensor([[-2.0, -1.0, 0.5]]), torch.tensor([[-1.0, 2.0, 1.0]])
     found = losses.bounded(model, Bounds(lb, ub)).nodes.values[-1]
@@ -283,7 +283,7 @@ def test_the_terms_grow_over_the_first_half_of_the_ramp() -> None:
 
 
 @pytest.mark.parametrize("arm", ["lambda-gelu", "relu"])
-def test_growth_in_a_training(arm: Arm, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_terms_grow_in_a_training(arm: Arm, monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = images(40)
     data = Dataset("x", x.numpy(), y.numpy(), (0.5, 0.5), (0.3, 0.3), np.ones(40, bool))
     seen: list[tuple[float, float]] = []

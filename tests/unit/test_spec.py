@@ -87,7 +87,7 @@ def test_margin_above_zero_is_outside_the_unsafe_set() -> None:
     assert prop.margin([Fraction(1), Fraction(3)]) == -2 and prop.violated([Fraction(1), Fraction(3)])
 
 
-def test_boxes_and_polytopes_of_mixed_disjuncts() -> None:
+def test_disjuncts_of_inputs_and_outputs_become_boxes_with_polytopes() -> None:
     spec = parse(
         declared(1, 1)
         + "(assert (or (and (>= X_0 -1) (<= X_0 1) (>= Y_0 100)) (and (>= X_0 3) (<= X_0 4) (<= Y_0 0))"
@@ -111,7 +111,7 @@ def test_boxes_and_polytopes_of_mixed_disjuncts() -> None:
         "(<= (/ X_0 3) 1/2)",
     ],
 )
-def test_ways_to_say_the_same_bound(condition: str) -> None:
+def test_conditions_of_one_meaning_have_one_reading(condition: str) -> None:
     condition = condition.replace("1/2", "(/ 1 2)")
     prop = one(declared(1, 1) + f"(assert (and {condition}))(assert (>= X_0 -1.5))(assert (<= Y_0 1))")
     assert prop.box.bounds(0)[1] == Fraction(3, 2)
@@ -145,20 +145,20 @@ def test_2_0_is_read_as_1_0_is() -> None:
 
 
 @pytest.mark.parametrize("kind", ["Real", "real", "float64"])
-def test_2_0_scalars_and_reals(kind: str) -> None:
+def test_scalars_and_reals_of_2_0_are_read(kind: str) -> None:
     text = declared_2("[]", "[]", kind) + "(assert (<= (* 2.0 X) 1.0))(assert (>= X 0.0))(assert (>= Y 1.0))"
     (prop,) = parse(text, Path("p")).properties
     assert prop.box.bounds(0) == (0, Fraction(1, 2))
 
 
-def test_row_major_order_of_2_0() -> None:
+def test_elements_of_2_0_are_in_row_major_order() -> None:
     text = declared_2("[2,3]") + "".join(f"(assert (== X[{i},{j}] {3 * i + j}.0))" for i in range(2) for j in range(3))
     (prop,) = parse(text, Path("p")).properties
     assert prop.box.lower.tolist() == [0, 1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_files_of_the_competition(family: str) -> None:
+def test_files_of_the_competition_are_read(family: str) -> None:
     files = sorted((data("vnncomp") / family / "vnnlib").rglob("*.vnnlib*"))
     assert len(files) == FAMILIES[family]
     for file in files[:: max(len(files) // 4, 1)]:
@@ -169,7 +169,7 @@ def test_files_of_the_competition(family: str) -> None:
 @pytest.mark.parametrize(
     "name", ["cartpole", "drones", "dubinsrejoin", "lunarlander"]
 )  # fmt: skip
-def test_examples_of_2_0(name: str) -> None:
+def test_the_examples_of_2_0_are_read(name: str) -> None:
     spec = read_vnnlib(data("vnnlib2") / f"{name}.vnnlib")
     assert spec.version == "2.0" and spec.properties[0].unsafe
 
@@ -188,7 +188,7 @@ def test_examples_of_2_0(name: str) -> None:
         ("test_linearise", "line 40: a constraint that relates inputs to each other"),
     ],
 )
-def test_examples_of_2_0_that_are_refused(name: str, message: str) -> None:
+def test_unsupported_examples_of_2_0_are_refused(name: str, message: str) -> None:
     path = data("vnnlib2") / f"{name}.vnnlib"
     with pytest.raises(InputError) as caught:
         read_vnnlib(path)
@@ -298,7 +298,7 @@ def test_a_box_that_only_rounding_keeps_from_being_empty_is_refused() -> None:
     assert Box.exact([tenth], [tenth]).contains([tenth])
 
 
-def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+def test_files_that_cannot_be_read_are_refused_by_name(tmp_path: Path) -> None:
     def refused(name: str, content: bytes | None) -> str:
         path = tmp_path / name
         if content is not None:
@@ -413,7 +413,7 @@ def test_z3_agrees_on_what_is_unsafe(formula: str, tries: list[list[Fraction]]) 
 
 @settings(max_examples=100, deadline=None)
 @given(formulas)
-def test_from_1_0_to_2_0_and_back(formula: str) -> None:
+def test_a_property_survives_writing_in_2_0_and_in_1_0(formula: str) -> None:
     text = declared(INPUTS, OUTPUTS) + AROUND + f"(assert {formula})"
     try:
         first = parse(text, Path("p"))
@@ -498,7 +498,7 @@ def test_shapes_and_network_survive(tmp_path: Path) -> None:
     assert flat.inputs == Variable("X", (3,)) and flat.network == "nets/a b.onnx"
 
 
-def test_writing_what_is_not_there(tmp_path: Path) -> None:
+def test_an_unknown_version_and_a_missing_folder_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"no VNN-LIB '3\.0'"):
         write_vnnlib(sample(), tmp_path / "p", "3.0")
     with pytest.raises(InputError, match="cannot be written"):

@@ -64,7 +64,7 @@ def touch(*files: Path) -> None:
 # ---- finding the network ---------------------------------------------------------------------------------------
 
 
-def test_whoever_is_more_explicit_names_the_network(tmp_path: Path) -> None:
+def test_the_more_explicit_name_of_a_network_counts(tmp_path: Path) -> None:
     folder = tmp_path / "vnnlib"
     names = ("net", "comment", "named", "listed", "p", "other")
     files = {name: folder / f"{name}.onnx" for name in names}
@@ -124,7 +124,9 @@ def test_no_network_says_what_was_tried(tmp_path: Path) -> None:
         (TEXT, {"networks": {"g": "p.onnx"}}, "no network 'g' is declared; VNN-LIB 1.0 names no network"),
     ],
 )
-def test_a_network_that_is_named_wrongly(text: str, options: dict[str, object], message: str, tmp_path: Path) -> None:
+def test_a_network_that_is_named_wrongly_is_refused(
+    text: str, options: dict[str, object], message: str, tmp_path: Path
+) -> None:
     touch(tmp_path / "p.onnx")
     with pytest.raises(InputError, match=r"p\.vnnlib: ") as caught:
         find_network(property_file(tmp_path, text), **options)  # type: ignore[arg-type]
@@ -166,7 +168,7 @@ def test_shapes_that_disagree_are_refused_with_both_numbers(tmp_path: Path) -> N
 # ---- instances.csv ---------------------------------------------------------------------------------------------
 
 
-def test_instances_there_and_back(tmp_path: Path) -> None:
+def test_instances_survive_writing_and_reading(tmp_path: Path) -> None:
     rows = [
         Instance(tmp_path / "nets" / "a, b.onnx", tmp_path / "p.vnnlib", 60.0),
         Instance(tmp_path.parent / "c.onnx", tmp_path / "q.vnnlib", 0.5),
@@ -202,7 +204,7 @@ def test_bad_rows_are_refused_by_line(row: str, message: str, tmp_path: Path) ->
     assert str(caught.value).startswith(f"{path}: line 3: {message}")
 
 
-def test_instances_of_the_competition() -> None:
+def test_instances_of_the_competition_are_read() -> None:
     folder = os.environ.get("VERIFIABLE_RELU_DATA")
     if not folder or not (Path(folder) / "vnncomp").is_dir():
         pytest.skip("needs vnncomp in the folder that VERIFIABLE_RELU_DATA names")
@@ -272,7 +274,7 @@ def test_a_batch_is_its_images_one_by_one() -> None:
         ({"clip": (1, 0)}, "the valid range 1.0 to 0.0 is empty"),
     ],
 )
-def test_bad_balls(change: dict[str, object], message: str) -> None:
+def test_bad_balls_are_refused(change: dict[str, object], message: str) -> None:
     arguments: dict[str, object] = {"image": np.array([0.5, 0.5]), "label": 1, "eps": EPS, "classes": 3}
     with pytest.raises(InputError) as caught:
         linf_property(**(arguments | change))  # type: ignore[arg-type]
@@ -377,7 +379,7 @@ def test_the_command_refuses_in_one_line(
         ["--eps", "1/255"],
     ],
 )
-def test_bad_options(arguments: list[str], problem: Path) -> None:
+def test_bad_options_are_refused(arguments: list[str], problem: Path) -> None:
     with pytest.raises(SystemExit) as caught:
         run(problem, *arguments)
     assert caught.value.code == 2
@@ -440,7 +442,7 @@ def test_an_array_that_claims_to_be_huge_takes_no_memory(problem: Path) -> None:
             read_images(problem / "images.npz")
 
 
-def test_images_that_do_not_fit_the_network(problem: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_images_that_do_not_fit_the_network_are_refused(problem: Path, capsys: pytest.CaptureFixture[str]) -> None:
     np.savez(problem / "images.npz", images=np.zeros((2, 3), np.float32), labels=np.array([0, 1]))
     assert run(problem, "--images", "0", "--eps", "1/255") == 2
     assert "images of shape (3,) have 3 pixels, the network 2 inputs" in capsys.readouterr().err

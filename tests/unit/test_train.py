@@ -70,13 +70,13 @@ def test_annealing_progress_is_the_papers_at_the_end_of_each_epoch() -> None:
 
 
 @pytest.mark.parametrize(("name", "middle"), [("linear", 81.0), ("log", math.sqrt(320)), ("inverse", 320 / 81)])
-def test_hardness(name: schedule.Schedule, middle: float) -> None:
+def test_hardness_follows_its_schedule(name: schedule.Schedule, middle: float) -> None:
     assert schedule.hardness(name, 2, 160, 0) == pytest.approx(2)
     assert schedule.hardness(name, 2, 160, 0.5) == pytest.approx(middle)
     assert schedule.hardness(name, 2, 160, 1) == pytest.approx(160)
 
 
-def test_learning_rate_is_one_cycle() -> None:
+def test_the_learning_rate_is_one_cycle() -> None:
     rates = [schedule.learning_rate(0.1, 0.25, step, 100) for step in range(100)]
     assert rates[0] == pytest.approx(0.004) and max(rates) <= 0.1 and rates[25] == pytest.approx(0.1, rel=1e-3)
     assert all(a < b for a, b in pairwise(rates[:25])) and all(a > b for a, b in pairwise(rates[26:]))
@@ -115,7 +115,7 @@ def test_s_is_not_decayed_and_has_the_matched_rate() -> None:
     ("rule", "lam", "expected"),
     [("raw", 2.0, 9e-3), ("matched", 2.0, 9e-4), ("natural", 1 + math.log(2), 18e-4), ("natural", 1.01, 9e-4 / 0.05)],
 )
-def test_rates_of_s(rule: str, lam: float, expected: float) -> None:
+def test_the_rate_of_s_follows_its_rule(rule: str, lam: float, expected: float) -> None:
     assert rate_of_s(LambdaGELU(lam), 1e-3, replace(MLP, lam_rate=rule)) == pytest.approx(expected, rel=1e-4)
 
 
@@ -262,7 +262,7 @@ def test_bad_options_are_named(change: dict[str, object], words: str) -> None:
         replace(MLP, **change)
 
 
-def test_numbers_and_sizes() -> None:
+def test_numbers_and_sizes_of_the_command_line_are_read() -> None:
     assert number("2/255") == 2 / 255 and number("0.03") == 0.03 and sizes("16,32") == (16, 32) and sizes("") == ()
     for text in ("1/0", "two", "1e999999999", "9" * 5000, "nan", "٥"):
         with pytest.raises(ValueError, match="neither a number nor a fraction"):

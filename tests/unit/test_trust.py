@@ -15,11 +15,12 @@ import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
 
+from tests.support.exact import exact_outputs
+from tests.support.layers import Layers, of_many_sizes
 from verifiable_relu.errors import UnsupportedError
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import (
     Add,
-    Conv2d,
     Gelu,
     Input,
     LeakyRelu,
@@ -27,7 +28,6 @@ from verifiable_relu.network.nodes import (
     Node,
     Permute,
     Relu,
-    Reshape,
     Scale,
     Sigmoid,
     Tanh,
@@ -38,115 +38,19 @@ from verifiable_relu.trust.enclose import enclose, margin_range
 from verifiable_relu.trust.replay import _EXACT_PRODUCTS
 
 
-def fractions(tensor: torch.Tensor, shape: Sequence[int]) -> np.ndarray:
-    """The exact values of a tensor, broadcast to a shape, as an object array of fractions."""
-    values = np.broadcast_to(tensor.numpy().astype(np.float64), tuple(shape))
-    return np.vectorize(lambda v: Fraction(float(v)), otypes=[object])(values)
-
-
-def by_definition(network: Network, x: Sequence[Fraction]) -> list[Fraction]:
-    """Exact outputs from each operator's definition, term by term in fractions."""
-    values = [np.array(list(x), dtype=object).reshape(network.input_shape)]
-    for node in network.nodes[1:]:
-        at = values[node.inputs[0]]
-        out = np.full(node.shape, Fraction(0), dtype=object)
-        match node:
-            case Linear():
-                weight, bias = fractions(node.weight, node.weight.shape), fractions(node.bias, node.bias.shape)
-                for index in np.ndindex(*node.shape):
-                    out[index] = bias[index[-1]] + sum(
-                        weight[index[-1], j] * at[(*index[:-1], j)] for j in range(weight.shape[1])
-                    )
-            case Conv2d():
-                weight, bias = fractions(node.weight, node.weight.shape), fractions(node.bias, node.bias.shape)
-                per_group = weight.shape[1]
-                for o, r, c in np.ndindex(*node.shape):
-                    first = (o // (weight.shape[0] // node.groups)) * per_group
-                    total = bias[o]
-                    for i, kr, kc in np.ndindex(*weight.shape[1:]):
-                        row = r * node.stride[0] + kr * node.dilation[0] - node.padding[0]
-                        column = c * node.stride[1] + kc * node.dilation[1] - node.padding[1]
-                        if 0 <= row < at.shape[1] and 0 <= column < at.shape[2]:
-                            total += weight[o, i, kr, kc] * at[first + i, row, column]
-                    out[o, r, c] = total
-            case Scale():
-                center, scale, shift = (fractions(t, node.shape) for t in (node.center, node.scale, node.shift))
-                out = scale * (at - center) + shift
-            case Add():
-                out = at + values[node.inputs[1]]
-            case Relu():
-                out = np.where(at > 0, at, 0 * at)
-            case LeakyRelu():
-                out = np.where(at > 0, at, fractions(node.slope, node.shape) * at)
-            case Reshape():
-                out = at.reshape(node.shape)
-            case Permute():
-                out = at.transpose(node.axes)
-        values.append(out)
-    return list(values[-1].flatten())
-
-
-class Builder:
-    """Appends nodes to a network, wiring each to the last."""
-
-    def __init__(self, shape: tuple[int, ...], seed: int, dtype: torch.dtype = torch.float32) -> None:
-        self.nodes: list[Node] = [Input(name="x", inputs=(), shape=shape)]
-        self.random = torch.Generator().manual_seed(seed)
-        self.dtype = dtype
-
-    def numbers(self, *shape: int) -> torch.Tensor:
-        # Magnitudes over many orders, and exact zeros: exponents differ within one tensor.
-        values = torch.randn(shape, generator=self.random) * 10 ** (torch.rand(shape, generator=self.random) * 6 - 4)
-        return values.where(torch.rand(shape, generator=self.random) > 0.1, 0.0).to(self.dtype)
-
-    def add(self, kind: type[Node], shape: tuple[int, ...] | None = None, **options: object) -> Builder:
-        last = len(self.nodes) - 1
-        inputs = options.pop("inputs", (last,))
-        shape = self.nodes[last].shape if shape is None else shape
-        self.nodes.append(kind(name=f"n{last}", inputs=inputs, shape=shape, **options))  # type: ignore[arg-type]
-        return self
-
-    def linear(self, outputs: int) -> Builder:
-        *lead, inputs = self.nodes[-1].shape
-        return self.add(Linear, (*lead, outputs), weight=self.numbers(outputs, inputs), bias=self.numbers(outputs))
-
-    def conv(
-        self,
-        outputs: int,
-        kernel: tuple[int, int],
-        stride: tuple[int, int] = (1, 1),
-        padding: tuple[int, int, int, int] = (0, 0, 0, 0),
-        dilation: tuple[int, int] = (1, 1),
-        groups: int = 1,
-    ) -> Builder:
-        channels, height, width = self.nodes[-1].shape
-        rows = (height + padding[0] + padding[2] - dilation[0] * (kernel[0] - 1) - 1) // stride[0] + 1
-        columns = (width + padding[1] + padding[3] - dilation[1] * (kernel[1] - 1) - 1) // stride[1] + 1
-        return self.add(
-            Conv2d,
-            (outputs, rows, columns),
-            weight=self.numbers(outputs, channels // groups, *kernel),
-            bias=self.numbers(outputs),
-            stride=stride,
-            padding=padding,
-            dilation=dilation,
-            groups=groups,
-        )
-
-    def network(self) -> Network:
-        return Network(tuple(self.nodes))
+def layers(*shape: int, seed: int, dtype: torch.dtype = torch.float32) -> Layers:
+    return Layers(*shape, seed=seed, draw=of_many_sizes, dtype=dtype)
 
 
 def everything(seed: int, dtype: torch.dtype = torch.float32) -> Network:
     """A small network with every exactly evaluable operator."""
-    b = Builder((2, 5, 6), seed, dtype)
+    b = layers(2, 5, 6, seed=seed, dtype=dtype)
     b.add(Scale, center=b.numbers(2, 1, 1), scale=b.numbers(2, 1, 1), shift=b.numbers(1))
     b.conv(4, (3, 2), stride=(2, 1), padding=(1, 0, 2, 1), dilation=(1, 2), groups=2).add(Relu)
     b.conv(3, (2, 2)).add(LeakyRelu, slope=b.numbers(3, 1, 1))
-    b.add(Permute, (b.nodes[-1].shape[1], b.nodes[-1].shape[2], 3), axes=(1, 2, 0)).linear(3)
+    b.add(Permute, (*b.shape[1:], 3), axes=(1, 2, 0)).linear(3)
     b.add(Add, inputs=(len(b.nodes) - 1, len(b.nodes) - 2))
-    b.add(Reshape, (math.prod(b.nodes[-1].shape),)).linear(6).add(Relu).linear(3)
-    return b.network()
+    return b.flatten().linear(6).add(Relu).linear(3).network()
 
 
 def points(network: Network, seed: int) -> list[list[Fraction]]:
@@ -166,7 +70,7 @@ def points(network: Network, seed: int) -> list[list[Fraction]]:
 def test_exact_evaluation_equals_the_definitions(seed: int, dtype: torch.dtype) -> None:
     network = everything(seed, dtype)
     for point in points(network, seed):
-        assert evaluate_exact(network, point) == by_definition(network, point)
+        assert evaluate_exact(network, point) == exact_outputs(network, point)
 
 
 def test_exact_evaluation_is_near_torch_in_double_precision() -> None:
@@ -185,11 +89,11 @@ def test_extreme_weights_stay_exact() -> None:
     )
     network = Network(nodes)
     point = [Fraction(1, 3), Fraction(1, 10**40), Fraction(-7), Fraction(10**50)]
-    assert evaluate_exact(network, point) == by_definition(network, point)
+    assert evaluate_exact(network, point) == exact_outputs(network, point)
 
 
 def test_networks_without_an_exact_value_are_refused() -> None:
-    smooth = Builder((2,), 0).linear(2).add(Sigmoid).network()
+    smooth = layers(2, seed=0).linear(2).add(Sigmoid).network()
     averaging = Network(tuple(replace(n, weight_error=1e-16) if isinstance(n, Linear) else n for n in smooth.nodes[:2]))
     for network in (smooth, averaging):
         with pytest.raises(UnsupportedError, match="rational"):
@@ -223,7 +127,7 @@ def test_enclosures_hold_smooth_networks(activation: type[Node]) -> None:
     import mpmath
 
     options = {"lam": torch.tensor(3.0)} if activation is Gelu else {}
-    b = Builder((3,), 1)
+    b = layers(3, seed=1)
     network = b.linear(5).add(activation, **options).linear(2).network()
     point = points(network, 1)[2]
     values: list[list[mpmath.mpf]] = []
@@ -251,7 +155,7 @@ def test_enclosures_hold_smooth_networks(activation: type[Node]) -> None:
 
 
 def test_stored_weight_errors_widen_the_enclosure() -> None:
-    network = Builder((3,), 2).linear(3).network()
+    network = layers(3, seed=2).linear(3).network()
     uncertain = Network((network.nodes[0], replace(network.nodes[1], weight_error=1e-6)))  # type: ignore[call-arg]
     point = [Fraction(1), Fraction(-1), Fraction(2)]
     weight = network.nodes[1].weight.double()  # type: ignore[attr-defined]
@@ -261,7 +165,7 @@ def test_stored_weight_errors_widen_the_enclosure() -> None:
 
 
 def test_the_margin_range_follows_the_errors() -> None:
-    network = Builder((3,), 3).linear(2).network()
+    network = layers(3, seed=3).linear(2).network()
     point = [Fraction(1), Fraction(1, 3), Fraction(2)]
     prop = union(((0, 1),), ((1, -1), (0, 1)))
     low, high = margin_range(prop, enclose(network, point))
@@ -425,7 +329,7 @@ def test_a_large_network_is_judged_by_its_enclosure_unless_that_is_inconclusive(
 
 
 def test_many_sign_patterns_agree_with_the_definition() -> None:
-    network = Builder((2,), 5).linear(4).add(Relu).linear(2).network()
+    network = layers(2, seed=5).linear(4).add(Relu).linear(2).network()
     for signs in itertools.product((-1, 0, 1), repeat=2):
         point = [Fraction(s, 7) for s in signs]
-        assert evaluate_exact(network, point) == by_definition(network, point)
+        assert evaluate_exact(network, point) == exact_outputs(network, point)

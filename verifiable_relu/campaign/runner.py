@@ -22,7 +22,7 @@ from verifiable_relu.spec.property import Query
 from verifiable_relu.trust.replay import Confirmation, confirm
 from verifiable_relu.verifiers.base import Budget, Outcome, Reason, Trust, Verdict, Verifier, fault
 
-_TABLE_EVERY = 1.0
+TABLE_EVERY = 1.0
 """Seconds between two writings of the table; the records are written at once."""
 
 
@@ -149,7 +149,7 @@ class _Campaign:
         self.outcomes: dict[int, dict[int, Outcome]] = {}
         self.replayed: dict[int, np.ndarray | None] = {}
         self.failure: Exception | None = None
-        self.tabulated = -_TABLE_EVERY
+        self.tabulated = -TABLE_EVERY
 
     def settle(self) -> None:
         """Take what is known already, and line up the queries of the rest."""
@@ -249,7 +249,7 @@ class _Campaign:
         try:
             if self.store is not None:
                 self.store.append(result)
-            if time.perf_counter() - self.tabulated > _TABLE_EVERY:
+            if time.perf_counter() - self.tabulated > TABLE_EVERY:
                 self.tabulate()
             self.observer.result(result)
         except Exception as error:

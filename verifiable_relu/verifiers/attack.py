@@ -35,7 +35,7 @@ _COPIES = 3
 """How many numbers are held for each neuron and start: its value, its gradient, and what is kept for that."""
 
 
-def _size(network: Network, pgd: Pgd) -> int:
+def batch_size(network: Network, pgd: Pgd) -> int:
     """How many queries of a network are attacked at once."""
     neurons = sum(node.size for node in network.nodes)
     return max(1, min(_BATCH, _MEMORY // (neurons * 4 * _COPIES * pgd.starts)))
@@ -77,7 +77,7 @@ class Attack:
             self.name,
             queries,
             progress,
-            lambda network: _size(network, self.pgd),
+            lambda network: batch_size(network, self.pgd),
             lambda network, part: self._batch(network, queries, part, budget),
         )
 
