@@ -303,7 +303,7 @@ def test_without_the_package_the_message_says_how_to_get_it(monkeypatch: pytest.
 
     auto_lirpa.library.cache_clear()
     monkeypatch.setattr(builtins, "__import__", missing)
-    monkeypatch.setattr(auto_lirpa._WORKER, "call", auto_lirpa.work)
+    monkeypatch.setattr(auto_lirpa.AUTO_LIRPA, "call", auto_lirpa.work)
     with pytest.raises(InputError, match=r"pip install --no-deps auto_LiRPA==0\.3"):
         AutoLirpa().verify(queries(mlp(), count=1), Budget.each(1, 1))
 
@@ -313,7 +313,7 @@ def test_a_model_is_made_once_for_all_batches(monkeypatch: pytest.MonkeyPatch) -
     original = auto_lirpa._Model
     monkeypatch.setattr(auto_lirpa, "_Model", lambda *arguments: made.append(arguments) or original(*arguments))
     monkeypatch.setattr(auto_lirpa, "_BATCH", 2)
-    monkeypatch.setattr(auto_lirpa._WORKER, "call", lambda task, seconds=0.0: auto_lirpa.work(task))
+    monkeypatch.setattr(auto_lirpa.AUTO_LIRPA, "call", lambda task, seconds=0.0: auto_lirpa.work(task))
     assert len(margins(AutoLirpa("crown"), queries(mlp(), count=5))) == 5 and len(made) == 1
     margins(AutoLirpa("ibp"), queries(mlp(), count=1))
     margins(AutoLirpa("crown"), queries(leaky(), count=1))
@@ -322,15 +322,15 @@ def test_a_model_is_made_once_for_all_batches(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_fault_of_the_librarys_process_costs_its_batch_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(auto_lirpa, "_BATCH", 1)
-    call, calls = auto_lirpa._WORKER.call, []
+    call, calls = auto_lirpa.AUTO_LIRPA.call, []
 
     def breaking(task: object, seconds: float = float("inf")) -> object:
         calls.append(task)
         if len(calls) == 2:
-            os.kill(auto_lirpa._WORKER.number, signal.SIGKILL)
+            os.kill(auto_lirpa.AUTO_LIRPA.pid, signal.SIGKILL)
         return call(task, seconds)
 
-    monkeypatch.setattr(auto_lirpa._WORKER, "call", breaking)
+    monkeypatch.setattr(auto_lirpa.AUTO_LIRPA, "call", breaking)
     outcomes = AutoLirpa("ibp").verify(queries(mlp(), count=2), Budget.each(60, 2))
     assert (outcomes[0].reason, outcomes[1].reason) == (Reason.ERROR, Reason.INCOMPLETE)
     assert "status -9" in outcomes[0].detail

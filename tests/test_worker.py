@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from verifiable_relu.errors import OutOfTime
-from verifiable_relu.verifiers.adapters.worker import Worker
+from verifiable_relu.verifiers.solvers.process import Worker
 
 ROOT = Path(__file__).parents[1]
 
@@ -27,10 +27,10 @@ def worker() -> Iterator[Worker]:
 
 
 def test_one_process_answers_many_calls(worker: Worker) -> None:
-    assert worker.number is None
+    assert worker.pid is None
     assert worker.call("6 * 7") == 42
-    first = worker.number
-    assert worker.call("__import__('os').getpid()", 60.0) == first == worker.number
+    first = worker.pid
+    assert worker.call("__import__('os').getpid()", 60.0) == first == worker.pid
     assert len(worker.call("bytes(10_000_000)")) == 10_000_000
 
 
@@ -45,7 +45,7 @@ def test_a_limit_ends_with_its_call(worker: Worker) -> None:
 def test_a_call_that_takes_too_long_is_ended_and_the_next_is_answered(endless: str, worker: Worker) -> None:
     with pytest.raises(OutOfTime):
         worker.call(endless, 0.3)
-    assert worker.number is None and worker.call("1") == 1
+    assert worker.pid is None and worker.call("1") == 1
 
 
 @pytest.mark.parametrize(("end", "status"), [("__import__('os')._exit(7)", 7), ("__import__('os').abort()", -6)])
@@ -61,7 +61,7 @@ def test_what_is_printed_does_not_get_among_the_answers(worker: Worker) -> None:
 
 def test_ctrl_c_ends_the_process_at_once(worker: Worker) -> None:
     worker.call("1")
-    number = worker.number
+    number = worker.pid
     assert number is not None
     threading.Timer(0.3, os.kill, [os.getpid(), signal.SIGINT]).start()
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -76,10 +76,10 @@ def test_ctrl_c_ends_the_process_at_once(worker: Worker) -> None:
 
 OWNER = """
 import os, signal
-from verifiable_relu.verifiers.adapters.worker import Worker
+from verifiable_relu.verifiers.solvers.process import Worker
 worker = Worker("builtins:eval")
 worker.call("1")
-print(worker.number, flush=True)
+print(worker.pid, flush=True)
 {end}
 """
 

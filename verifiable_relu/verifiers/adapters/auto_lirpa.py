@@ -36,8 +36,8 @@ from verifiable_relu.network.nodes import (
 )
 from verifiable_relu.spec.property import Property, Query, RowBatch
 from verifiable_relu.verifiers.adapters.library import bounded_module, explained, library, quiet
-from verifiable_relu.verifiers.adapters.worker import Worker
 from verifiable_relu.verifiers.base import (
+    PATIENCE,
     SILENT,
     Budget,
     Outcome,
@@ -48,6 +48,7 @@ from verifiable_relu.verifiers.base import (
     by_network,
     fault,
 )
+from verifiable_relu.verifiers.solvers.process import Worker
 
 Bound = Literal["ibp", "crown", "alpha-crown"]
 
@@ -57,9 +58,6 @@ _BATCH = 64
 
 _ULPS = 4
 """Units in the last place of its largest numbers by which a bound of the library has to be clear of zero."""
-
-_PATIENCE = 0.5
-"""Seconds that the library is given to stop when it is told to."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +72,8 @@ class AutoLirpa:
         learning_rate: of those steps.
         dtype: what the library computes in.
         memory: a limit in bytes on what a batch may hold, by a rough estimate.
+        process_memory: most bytes that the library's process may have resident, libraries included; None for half of
+            the machine's memory.
     """
 
     bound: Bound = "alpha-crown"
@@ -81,6 +81,7 @@ class AutoLirpa:
     learning_rate: float = 0.5
     dtype: Literal["float32", "float64"] = "float64"
     memory: int = MEMORY
+    process_memory: int | None = None
 
     complete: ClassVar[bool] = False
 
@@ -98,7 +99,7 @@ class AutoLirpa:
         Raises:
             InputError: if auto_LiRPA is not installed.
         """
-        missing = _WORKER.call(None)
+        missing = AUTO_LIRPA.call(None)
         if missing is not None:
             raise missing
         outcomes: dict[int, Outcome] = {}
@@ -117,10 +118,11 @@ class AutoLirpa:
         if allowance <= 0:
             return [Outcome.unknown(Reason.TIMEOUT, self.name, "no time was left")] * len(part)
         try:
+            AUTO_LIRPA.start()
             with budget.charging(part):
                 properties = tuple(queries[i].property for i in part)
                 task = _Task(self, network.digest, _bare(network), properties, allowance, torch.get_num_threads())
-                found: list[Outcome] = _WORKER.call(task, allowance + _PATIENCE)
+                found: list[Outcome] = AUTO_LIRPA.call(task, allowance + PATIENCE, self.process_memory)
                 return found
         except Exception as error:
             return [fault(error, self.name)] * len(part)
@@ -205,7 +207,8 @@ def _prepared(task: _Task) -> _Model:
     return _PREPARED[key]
 
 
-_WORKER = Worker(f"{__name__}:{work.__name__}")
+AUTO_LIRPA = Worker(f"{__name__}:{work.__name__}")
+"""The library's process."""
 
 
 def _doubt(network: Network, box: Bounds, rows: RowBatch) -> Tensor:
