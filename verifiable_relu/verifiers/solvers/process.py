@@ -36,7 +36,7 @@ _TICK = 0.02
 _KEPT = 1 / 4
 """A process that still holds more than this part of its memory after a call is ended, and another one started."""
 
-_CONTROL_GROUPS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+CONTROL_GROUPS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 """Where Linux tells a container how many bytes it may have (versions 2 and 1 of control groups)."""
 
 _Kind = Literal["ready", "question", "done", "memory", "failed"]
@@ -47,7 +47,7 @@ _Kind = Literal["ready", "question", "done", "memory", "failed"]
 def default_memory() -> int:
     """Bytes that a process may have resident unless its caller says otherwise: half of the machine's memory."""
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")] if hasattr(os, "sysconf") else []
-    for path in _CONTROL_GROUPS:
+    for path in CONTROL_GROUPS:
         with suppress(OSError, ValueError):
             limits.append(int(path.read_text()))
     return min(limits, default=sys.maxsize) // 2
