@@ -45,7 +45,7 @@ class Model:
     """
 
     def __init__(self, problem: Problem, left: Callable[[], float]) -> None:
-        self._problem = problem
+        self.problem = problem
         self._left = left
         box = problem.query.property.box
         self.inputs = box.size
@@ -105,11 +105,11 @@ class Model:
                 constant = constant + moved
                 add(term.numbers, np.arange(self.inputs), self._radius)
                 continue
-            chosen = np.flatnonzero(self._problem.phases[index].unstable)
+            chosen = np.flatnonzero(self.problem.phases[index].unstable)
             which = self._column[index][chosen]
             a = term.numbers[:, chosen]
             add(a, self.inputs + which, positive[which])
-            below = -a * self._problem.folding.slopes(index).numbers[chosen]
+            below = -a * self.problem.folding.slopes(index).numbers[chosen]
             error = error + _ROUNDING * (np.abs(below) @ np.ldexp(1.0, negative[which]))
             add(below, self.inputs + self.unstable + which, negative[which])
         if own is not None:
@@ -137,7 +137,7 @@ class Model:
         nothing = sparse.csr_array((self.unstable, self.inputs))
         zero = sparse.csr_array((self.unstable, self.unstable))
         blocks, constants, slacks = [sparse.csr_array((0, self.columns))], [np.zeros(0)], [np.zeros(0)]
-        for index, chosen, forms in self._problem.folding.neurons(self._problem.phases, self._problem.sizes):
+        for index, chosen, forms in self.problem.folding.neurons(self.problem.phases, self.problem.sizes):
             if self._left() <= 0:
                 raise OutOfTime
             rows = self._scaled(forms, self._column[index][chosen])
@@ -160,7 +160,7 @@ class Model:
 
         All rows are loosened by ``loose``, and by what rounding may change in them; None leaves them as they are.
         """
-        network, problem = self._problem.query.network, self._problem
+        network, problem = self.problem.query.network, self.problem
         batch = RowBatch.of([replace(problem.query.property, unsafe=(polytope,))], network.output_size)
         # Parts that stand for what float64 does not hold of a coefficient are in half-spaces of their own.
         if len(batch.owner) > 1:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from verifiable_relu.bounds import Bounds, input_box
 from verifiable_relu.bounds.linear import MEMORY
-from verifiable_relu.errors import InputError, UnsupportedError
+from verifiable_relu.errors import CallFailed, InputError, UnsupportedError
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import (
     Add,
@@ -125,6 +125,9 @@ class AutoLirpa:
                 found: list[Outcome] = AUTO_LIRPA.call(task, allowance + PATIENCE, self.process_memory)
                 return found
         except Exception as error:
+            if len(part) > 1 and isinstance(error, CallFailed | MemoryError):
+                # The query at fault is to be alone in it.
+                return [outcome for index in part for outcome in self._batch(network, queries, [index], budget)]
             return [fault(error, self.name)] * len(part)
 
 
