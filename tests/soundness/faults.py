@@ -413,7 +413,7 @@ FAULTS: tuple[Fault, ...] = (
         "planted",
         (
             Change("verifiers.milp:Milp._options", '"mip_abs_gap": 0.0', '"mip_abs_gap": 0.0, "time_limit": 0.0'),
-            Change("verifiers.milp:Milp._reach", f"return {_TIMEOUT}", f"return {_PROVED}"),
+            Change("verifiers.milp:Milp._reach", "solved = fault(error, self.name)", f"solved = {_PROVED}"),
             Change("verifiers.milp:Milp._read", f"return {_TIMEOUT}", f"return {_PROVED}"),
         ),
     ),
@@ -431,8 +431,8 @@ FAULTS: tuple[Fault, ...] = (
         "smt reads unsat from an unknown status",
         "planted",
         (
-            Change("verifiers.smt:Smt._reach", "answer == z3.unsat", "answer != z3.sat"),
-            Change("verifiers.smt:Smt._reach", '"ctrl_c", False', '"rlimit", 1000'),
+            Change("verifiers.smt:Smt._read", 'checked.answer == "unsat"', 'checked.answer != "sat"'),
+            Change("verifiers.smt:Smt._options", '"ctrl_c": False', '"rlimit": 1000'),
         ),
     ),
     Fault(
@@ -440,10 +440,12 @@ FAULTS: tuple[Fault, ...] = (
         "smt reads unsat from a time-out",
         "planted",
         (
-            Change("verifiers.smt:Smt._reach", "answer == z3.unsat", "answer != z3.sat"),
             Change(
-                "verifiers.smt:Smt._reach", "supervised(lambda: _start(solver, text), solver.interrupt, left())", "None"
+                "verifiers.smt:Smt._reach",
+                "fault(error, self.name)",
+                "Outcome(Verdict.UNSAT, Reason.PROVED, self.name, Trust.ROUNDED)",
             ),
+            Change("verifiers.smt:Smt._reach", "seconds + PATIENCE", "0.0"),
         ),
     ),
     Fault(
@@ -565,12 +567,18 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "columns and rows of the MILP as they come, not scaled to their ranges",
         "boundary",
-        (Change("verifiers.milp:_exponent", "np.frexp(sizes)[1]", "0 * np.frexp(sizes)[1]"),),
+        (Change("verifiers.mixed_integer:_exponent", "np.frexp(sizes)[1]", "0 * np.frexp(sizes)[1]"),),
     ),
     Fault(
         "the MILP asked without any margin",
         "boundary",
-        (Change("verifiers.milp:_Model.program", "lower, upper = lower - outward, upper + outward", "slack = 0.0"),),
+        (
+            Change(
+                "verifiers.mixed_integer:Model.program",
+                "lower, upper = lower - outward, upper + outward",
+                "slack = 0.0",
+            ),
+        ),
     ),
     Fault(
         "the error of stored weights ignored in the encoding",

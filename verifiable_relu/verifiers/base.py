@@ -16,7 +16,7 @@ from typing import Protocol
 
 import torch
 
-from verifiable_relu.errors import OutOfTime, UnsupportedError
+from verifiable_relu.errors import CallFailed, OutOfTime, UnsupportedError
 from verifiable_relu.network.graph import Network
 from verifiable_relu.spec.property import Query
 
@@ -149,7 +149,7 @@ class Budget:
         return part
 
 
-_PATIENCE = 0.5
+PATIENCE = 0.5
 """Seconds that are given to work that is told to stop, so that it can make something of what it has."""
 
 
@@ -161,7 +161,7 @@ def deadline(elapsed: Callable[[], float], allowance: float) -> Callable[[], boo
 
     def stop() -> bool:
         late = elapsed() - allowance
-        if late > _PATIENCE:
+        if late > PATIENCE:
             raise OutOfTime
         return late > 0
 
@@ -261,8 +261,12 @@ def fault(error: BaseException, method: str) -> Outcome:
             return Outcome.unknown(Reason.UNSUPPORTED, method, str(error))
         case OutOfTime():
             return Outcome.unknown(Reason.TIMEOUT, method, "the budget ran out")
-        case MemoryError() | torch.OutOfMemoryError():
+        case MemoryError():
+            return Outcome.unknown(Reason.MEMORY, method, str(error) or "out of memory")
+        case torch.OutOfMemoryError():
             return Outcome.unknown(Reason.MEMORY, method, "out of memory")
+        case CallFailed():
+            return Outcome.unknown(Reason.ERROR, method, str(error))
         case RecursionError():
             return Outcome.unknown(
                 Reason.UNSUPPORTED, method, "more nodes after one another than the method can follow"

@@ -1,17 +1,15 @@
-"""What the verifiers that call a solver have in common: bounds in batches, then one problem after the other."""
+"""What ``milp`` and ``smt`` have in common: bounds in batches, then the solver, one problem after the other."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from threading import Event, Thread
-from typing import TypeVar
 
 import numpy as np
 import torch
 
 from verifiable_relu.bounds import Bounds, input_box, interval_bounds, linear_lower_bounds, preactivation_bounds
-from verifiable_relu.errors import OutOfTime
+from verifiable_relu.errors import CallFailed, OutOfTime
 from verifiable_relu.spec.property import Polytope, Query, RowBatch
 from verifiable_relu.verifiers.base import (
     Budget,
@@ -25,14 +23,10 @@ from verifiable_relu.verifiers.base import (
     fault,
 )
 from verifiable_relu.verifiers.encoding import Folding, Phases, Sizes
-
-T = TypeVar("T")
+from verifiable_relu.verifiers.solvers.process import Worker
 
 _BATCH = 64
 """Most queries bounded at once."""
-
-_GRACE = 0.6
-"""Seconds that a solver told to stop is waited for."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,14 +112,26 @@ Solve = Callable[[Problem, Callable[[], float]], Outcome]
 
 
 def solve_each(
-    name: str, queries: Sequence[Query], budget: Budget, progress: Progress, solve: Solve, *, exact: bool, bounds: bool
+    name: str,
+    queries: Sequence[Query],
+    budget: Budget,
+    progress: Progress,
+    solve: Solve,
+    worker: Worker,
+    *,
+    exact: bool,
+    bounds: bool,
 ) -> list[Outcome]:
-    """A verifier's ``verify``: bounds in batches, then one solver call after the other.
+    """A verifier's ``verify``: bounds in batches, then the queries that they leave open, one after the other.
 
     Args:
-        name: the method.
-        solve: asked for every query that bounds don't decide.
-        exact: the arithmetic in which the networks are folded.
+        name: of the method.
+        queries: all of them.
+        budget: of the queries. Starting the solver's process is not charged to it.
+        progress: told of every outcome as it comes.
+        solve: asked for every query that bounds do not decide.
+        worker: the solver's process, which ``solve`` calls.
+        exact: whether networks are folded in exact arithmetic, instead of float64.
         bounds: whether to compute bounds; without, every neuron is unstable.
     """
     outcomes: dict[int, Outcome] = {}
@@ -152,13 +158,14 @@ def solve_each(
                     close(index, fault(error, name))
                 continue
             for index, problem in zip(part, problems, strict=True):
-                close(index, _solved(name, problem, solve, budget, index, {"bounds": share}))
+                close(index, _solved(name, problem, solve, worker, budget, index, {"bounds": share}))
     return [outcomes[i] for i in range(len(queries))]
 
 
 def _solved(
-    name: str, problem: Problem, solve: Solve, budget: Budget, index: int, seconds: dict[str, float]
+    name: str, problem: Problem, solve: Solve, worker: Worker, budget: Budget, index: int, seconds: dict[str, float]
 ) -> Outcome:
+    """The outcome of query number ``index``; ``seconds``: by stage, what has been charged to it."""
     known = {"margin": problem.margin if problem.margin > -np.inf else None, "unstable": problem.unstable}
     if not problem.open:
         detail = "decided by bounds alone"
@@ -168,6 +175,10 @@ def _solved(
     allowance = budget.remaining(index)
     if allowance <= 0:
         return Outcome.unknown(Reason.TIMEOUT, name, "no time was left", seconds=seconds, **known)
+    try:
+        worker.start()
+    except CallFailed as error:
+        return Outcome.unknown(Reason.ERROR, name, str(error), seconds=seconds, **known)
     with budget.charging([index]) as elapsed:
         try:
             outcome = solve(problem, lambda: allowance - elapsed())
@@ -178,52 +189,3 @@ def _solved(
         seconds[name] = elapsed()
     margin = known["margin"] if outcome.margin is None else outcome.margin
     return replace(outcome, margin=margin, seconds=seconds, unstable=problem.unstable)
-
-
-def supervised(work: Callable[[], T], interrupt: Callable[[], None], seconds: float) -> T | None:
-    """Run a solver call in a thread of its own, so that neither its clock nor its signals have to be trusted.
-
-    A call that does not stop when told is left behind; the interpreter would wait for it before it exits, so the
-    command does not leave that to it (``certify.leave``).
-
-    Args:
-        work: the call.
-        interrupt: asks it to stop; called again and again until it does.
-        seconds: when to ask.
-
-    Returns:
-        What ``work`` returned, or None if it has not stopped within a grace period after being asked.
-
-    Raises:
-        KeyboardInterrupt: on Ctrl-C, after the call has been asked to stop.
-    """
-    results: list[T] = []
-    errors: list[BaseException] = []
-    done = Event()
-
-    def run() -> None:
-        try:
-            results.append(work())
-        except BaseException as error:
-            errors.append(error)
-        finally:
-            done.set()
-
-    def stop() -> None:
-        for _ in range(int(_GRACE / 0.02)):
-            interrupt()
-            if done.wait(0.02):
-                return
-
-    Thread(target=run).start()
-    try:
-        if not done.wait(None if seconds == np.inf else max(0.0, seconds)):
-            stop()
-            # Being stopped is an error to some solvers.
-            return results[0] if results else None
-    except BaseException:
-        stop()
-        raise
-    if errors:
-        raise errors[0]
-    return results[0]

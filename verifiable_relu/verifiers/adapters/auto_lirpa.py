@@ -18,14 +18,14 @@ import torch
 from torch import Tensor
 
 from verifiable_relu.bounds import MEMORY, Bounds, input_box
-from verifiable_relu.errors import InputError, UnsupportedError
+from verifiable_relu.errors import CallFailed, InputError, UnsupportedError
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Node
 from verifiable_relu.spec.property import Property, Query, RowBatch
 from verifiable_relu.verifiers.adapters.library import bounded_module, explained, library, quiet
 from verifiable_relu.verifiers.adapters.operators import Graph, largest_terms, takes_patches
-from verifiable_relu.verifiers.adapters.worker import Worker
 from verifiable_relu.verifiers.base import (
+    PATIENCE,
     SILENT,
     Budget,
     Outcome,
@@ -36,6 +36,7 @@ from verifiable_relu.verifiers.base import (
     by_network,
     fault,
 )
+from verifiable_relu.verifiers.solvers.process import Worker
 
 Bound = Literal["ibp", "crown", "alpha-crown"]
 
@@ -45,9 +46,6 @@ _BATCH = 64
 
 _ULPS = 4
 """Units in the last place of its largest numbers by which a bound of the library has to be clear of zero."""
-
-_PATIENCE = 0.5
-"""Seconds that the library is given to stop when it is told to."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +60,8 @@ class AutoLirpa:
         learning_rate: of those steps.
         dtype: what the library computes in.
         memory: a limit in bytes on what a batch may hold, by a rough estimate.
+        process_memory: most bytes that the library's process may have resident, libraries included; None for half of
+            the machine's memory.
     """
 
     bound: Bound = "alpha-crown"
@@ -69,6 +69,7 @@ class AutoLirpa:
     learning_rate: float = 0.5
     dtype: Literal["float32", "float64"] = "float64"
     memory: int = MEMORY
+    process_memory: int | None = None
 
     complete: ClassVar[bool] = False
 
@@ -86,7 +87,7 @@ class AutoLirpa:
         Raises:
             InputError: if auto_LiRPA is not installed.
         """
-        missing = _WORKER.call(None)
+        missing = AUTO_LIRPA.call(None)
         if missing is not None:
             raise missing
         outcomes: dict[int, Outcome] = {}
@@ -105,12 +106,16 @@ class AutoLirpa:
         if allowance <= 0:
             return [Outcome.unknown(Reason.TIMEOUT, self.name, "no time was left")] * len(part)
         try:
+            AUTO_LIRPA.start()
             with budget.charging(part):
                 properties = tuple(queries[i].property for i in part)
                 task = _Task(self, network.digest, _bare(network), properties, allowance, torch.get_num_threads())
-                found: list[Outcome] = _WORKER.call(task, allowance + _PATIENCE)
+                found: list[Outcome] = AUTO_LIRPA.call(task, allowance + PATIENCE, self.process_memory)
                 return found
         except Exception as error:
+            if len(part) > 1 and isinstance(error, CallFailed | MemoryError):
+                # The query at fault is to be alone in it.
+                return [outcome for index in part for outcome in self._batch(network, queries, [index], budget)]
             return [fault(error, self.name)] * len(part)
 
 
@@ -193,7 +198,8 @@ def _prepared(task: _Task) -> _Model:
     return _PREPARED[key]
 
 
-_WORKER = Worker(f"{__name__}:{work.__name__}")
+AUTO_LIRPA = Worker(f"{__name__}:{work.__name__}")
+"""The library's process."""
 
 
 def _doubt(network: Network, box: Bounds, rows: RowBatch) -> Tensor:
