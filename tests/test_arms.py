@@ -6,7 +6,6 @@ from copy import deepcopy
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import get_args
 
 import numpy as np
 import onnxruntime
@@ -19,14 +18,14 @@ from verifiable_relu.errors import InputError
 from verifiable_relu.nn import HardnessGate, LambdaGELU, substitute_relu
 from verifiable_relu.nn.activation import SUPREMUM
 from verifiable_relu.train import loop, patterns, schedule
+from verifiable_relu.train.arms import ARMS
 from verifiable_relu.train.export import export, finish
 from verifiable_relu.train.loop import Progress, build, train
 from verifiable_relu.train.monitor import settled
 from verifiable_relu.train.optimizer import make_optimizer, set_rates
-from verifiable_relu.train.options import Arm, Model, Options
+from verifiable_relu.train.options import Model, Options
 from verifiable_relu.train.swap import measure
 
-ARMS = get_args(Arm)
 PER_EPOCH = 4
 
 
@@ -59,7 +58,7 @@ def types(model: nn.Sequential) -> list[str]:
 
 
 @pytest.mark.parametrize("arm", ARMS)
-def test_arms_share_weights_order_and_points(arm: Arm, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arms_share_weights_order_and_points(arm: str, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[torch.Tensor] = []
     weights = {}
     real = loop.objective
@@ -80,7 +79,7 @@ def test_arms_share_weights_order_and_points(arm: Arm, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("arm", ARMS)
-def test_every_arm_learns_and_becomes_its_network(arm: Arm, tmp_path: Path) -> None:
+def test_every_arm_learns_and_becomes_its_network(arm: str, tmp_path: Path) -> None:
     data = blobs()
     options = replace(BASE, arm=arm, epochs=8)
     trained = train(options, data)
@@ -224,7 +223,7 @@ def test_the_measured_disruption_is_exact_on_two_images() -> None:
 
 
 @pytest.mark.parametrize("arm", ["lambda-gelu", "gelu-swap"])
-def test_the_measured_disruption_is_within_the_proven_one(arm: Arm) -> None:
+def test_the_measured_disruption_is_within_the_proven_one(arm: str) -> None:
     data = blobs()
     options = replace(BASE, arm=arm, epochs=2)
     _, record = finish(train(options, data), options, data, data)
@@ -312,7 +311,7 @@ def models_of(options: Options, data: Dataset, patch: pytest.MonkeyPatch) -> lis
 
 
 @pytest.mark.parametrize("arm", ["relu", "gelu-swap"])
-def test_the_looks_are_at_the_network_of_their_moment(arm: Arm, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_looks_are_at_the_network_of_their_moment(arm: str, monkeypatch: pytest.MonkeyPatch) -> None:
     data = blobs()
     options = replace(BASE, arm=arm, epochs=2)
     points = train(options, data).monitor
@@ -379,7 +378,7 @@ SMALL = replace(BASE, model="resnet", width=0.25, epochs=2, batch=100, rate=5e-3
     ("model", "arm"),
     [*(("resnet", arm) for arm in ARMS), ("cnn7", "lambda-gelu"), ("cnn7", "gelu-swap-finetune"), ("cnn7", "prelu")],
 )
-def test_fixed_networks_train_in_every_arm(model: Model, arm: Arm, tmp_path: Path) -> None:
+def test_fixed_networks_train_in_every_arm(model: Model, arm: str, tmp_path: Path) -> None:
     data = blobs()
     options = replace(SMALL, model=model, width=0.25 if model == "resnet" else 0.03, arm=arm)
     trained = train(options, data)
