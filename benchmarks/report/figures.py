@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from verifiable_relu.errors import InputError
-from verifiable_relu.report.estimate import Estimate
+from benchmarks.report.estimate import Estimate
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

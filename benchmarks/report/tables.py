@@ -5,14 +5,14 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from verifiable_relu.report.estimate import Estimate
+from benchmarks.report.estimate import Estimate
 
 Cell = str | int | float | Estimate | None
-"""None and NaN are shown as a dash, and are empty in CSV."""
+"""A cell of a table. None and NaN are shown as a dash, and are empty in CSV."""
 
 _LATEX = {
     "\\": r"\textbackslash{}",
@@ -34,12 +34,19 @@ _LATEX = {
 class Table:
     """Columns, and rows as long as these.
 
+    Attributes:
+        columns: their titles, all different where ``forms`` has one of them.
+        rows: a cell for each column.
+        forms: by column, the format specification by which Markdown and LaTeX show its numbers, such as ``.1%``; of a
+            column without one, numbers are shown with three significant digits. CSV has six digits of every number.
+
     Raises:
         ValueError: for a row of another length.
     """
 
     columns: Sequence[str]
     rows: Sequence[Sequence[Cell]]
+    forms: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for row in self.rows:
@@ -49,7 +56,7 @@ class Table:
     def markdown(self) -> str:
         """GitHub's dialect; columns of numbers are aligned to the right."""
         rule = ["---:" if right else "---" for right in self._numeric()]
-        lines = [self.columns, rule, *(list(map(_shown, row)) for row in self.rows)]
+        lines = [self.columns, rule, *self._shown()]
         return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines)
 
     def latex(self) -> str:
@@ -57,19 +64,23 @@ class Table:
         kinds = "".join("r" if right else "l" for right in self._numeric())
         head, *body = (
             " & ".join(map(_escaped, line)) + r" \\"
-            for line in [self.columns, *(list(map(_shown, row)) for row in self.rows)]
+            for line in [self.columns, *self._shown()]
         )
         lines = [rf"\begin{{tabular}}{{{kinds}}}", r"\hline", head, r"\hline", *body, r"\hline", r"\end{tabular}"]
         return "\n".join(lines) + "\n"
 
     def csv(self) -> str:
-        """Full precision; an estimate takes two columns, the second (``_half``) for half its interval."""
+        """Six significant digits; an estimate takes two columns, the second (``_half``) for half its interval."""
         wide = [any(isinstance(row[i], Estimate) for row in self.rows) for i in range(len(self.columns))]
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(_spread(self.columns, wide, lambda name: (name, f"{name}_half")))
         writer.writerows(_spread(row, wide, _parts) for row in self.rows)
         return text.getvalue()
+
+    def _shown(self) -> list[list[str]]:
+        forms = [self.forms.get(column) for column in self.columns]
+        return [[_shown(cell, form) for cell, form in zip(row, forms, strict=True)] for row in self.rows]
 
     def _numeric(self) -> list[bool]:
         return [not any(isinstance(row[i], str) for row in self.rows) for i in range(len(self.columns))]
@@ -79,9 +90,11 @@ def _absent(cell: Cell) -> bool:
     return cell is None or (isinstance(cell, float) and math.isnan(cell))
 
 
-def _shown(cell: Cell) -> str:
+def _shown(cell: Cell, form: str | None) -> str:
     if _absent(cell):
         return "–"
+    if form is not None and isinstance(cell, int | float):
+        return format(cell, form)
     return f"{cell:.3g}" if isinstance(cell, float) else str(cell)
 
 
