@@ -1,27 +1,22 @@
-"""What the records of arms.py and ablations.py say, as the columns of tables: each takes the records of one setting."""
+"""What the records of trainings say, as the columns of tables: each column takes the records of one setting."""
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from itertools import combinations
-from pathlib import Path
 from typing import Any
 
-from scipy import stats
-
+from benchmarks.common.records import Record, of
+from benchmarks.report import Cell, Estimate, Table, estimate
 from verifiable_relu.errors import InputError
-from verifiable_relu.report import Estimate, Table, estimate
-from verifiable_relu.report.tables import Cell
 from verifiable_relu.train.options import Options
 
-Record = dict[str, Any]
 Column = Callable[[Sequence[Record]], Cell]
-"""From the records of one setting, a seed each, in the order of the seeds."""
+"""A cell, from the records of one setting: a seed each, in the order of the seeds."""
 
 EARLY = 0.1
 """The part of the training after which the OUI is asked whether it foretells the outcome."""
@@ -36,24 +31,23 @@ def stored_options(record: Record) -> Options:
     return Options(**{name: tuple(v) if isinstance(v, list) else v for name, v in record["options"].items()})
 
 
-def read_records(folder: Path) -> list[Record]:
-    """Every record in ``folder``, its options completed by today's defaults, and ``run``, its name.
+def runs(records: Iterable[Record]) -> list[Record]:
+    """The records of trainings, in the order of their names, their options completed by today's defaults.
 
     Raises:
-        InputError: if a file there is no record.
+        InputError: if a record of kind ``run`` is no record of a training.
     """
     found = []
-    for path in sorted(folder.glob("*.json")):
+    for record in of(list(records), "run"):
         try:
-            record = json.loads(path.read_text(encoding="utf-8"))
-            found.append({**record, "run": path.stem, "options": asdict(stored_options(record))})
-        except (ValueError, KeyError, TypeError) as error:
-            raise InputError(f"no record of a run ({error})", path=path) from error
-    return found
+            found.append({**record, "run": str(record["run"]), "options": asdict(stored_options(record))})
+        except (KeyError, TypeError) as error:
+            raise InputError(f"no record of a training ({error})", place=str(record.get("run"))) from error
+    return sorted(found, key=lambda record: record["run"])
 
 
 def by_setting(records: Iterable[Record], key: Callable[[Record], Any]) -> dict[Any, list[Record]]:
-    """The records by ``key``, sorted, those of a setting in the order of their seeds."""
+    """The records of each setting, which is what ``key`` says of a record; settings sorted, records by their seeds."""
     groups: dict[Any, list[Record]] = defaultdict(list)
     for record in records:
         groups[key(record)].append(record)
@@ -148,4 +142,6 @@ def correlation(profiles: Sequence[Sequence[float]]) -> float:
     """Mean over all pairs of profiles of their Spearman correlation; NaN for one profile, under 3 layers or equal λ."""
     if len(profiles) < 2 or len(profiles[0]) < 3 or any(len(set(profile)) == 1 for profile in profiles):
         return math.nan
+    from scipy import stats
+
     return statistics.fmean(float(stats.spearmanr(a, b).statistic) for a, b in combinations(profiles, 2))

@@ -6,7 +6,7 @@ import argparse
 import hashlib
 import json
 import multiprocessing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from dataclasses import asdict, replace
 from fractions import Fraction
@@ -68,6 +68,22 @@ def architecture(options: Mapping[str, Any]) -> str:
     hidden = [int(size) for size in options["hidden"]]
     equal = f"{len(hidden)}×{hidden[0]}" if hidden and len(set(hidden)) == 1 else ",".join(map(str, hidden))
     return f"MLP {equal}" if options["model"] == "mlp" else f"CNN {','.join(map(str, options['channels']))} + {equal}"
+
+
+_TOLD = {"data", "model", "width", "hidden", "channels", "arm", "finetune_extra", "epochs", "eps", "seed"}
+
+
+def setting(record: Record) -> tuple[Any, ...]:
+    """What runs that differ by their seed alone share, of the record of one of them.
+
+    Data, architecture, epochs, the other options that are not at their defaults, ε, and the place of the variant.
+    """
+    options, default = record["options"], asdict(Options(""))
+    changed = ", ".join(
+        f"{name}={value}" for name, value in options.items() if name not in _TOLD and value != default[name]
+    )
+    net, where = architecture(options), place(variant_name(options))
+    return options["data"], net, options["epochs"], changed, options["eps"], where
 
 
 def run_name(options: Options) -> str:
@@ -190,9 +206,7 @@ def keep(options: Options, record: Record, records: Records, networks: Path) -> 
     checkpoint(networks, options).unlink(missing_ok=True)
 
 
-def train_all(
-    grid: Sequence[Options], records: Records, networks: Path, workers: int, say: Callable[[str], None]
-) -> None:
+def train_all(grid: Sequence[Options], records: Records, networks: Path, workers: int) -> None:
     """Train what has no record yet, in ``workers`` processes of one thread each, with a bar on stderr.
 
     Args:
@@ -200,12 +214,11 @@ def train_all(
         records: of the study, which get a record of kind ``run`` for each run as soon as it is finished.
         networks: the folder of the trained networks and of the checkpoints; made if it does not exist.
         workers: how many processes train at once.
-        say: is told how much is left to do.
 
     Raises:
         InputError: for data, a record or a checkpoint that cannot be used.
     """
-    from benchmarks.common.progress import bars
+    from benchmarks.common.progress import bars, say
 
     networks.mkdir(parents=True, exist_ok=True)
     missing = [options for options in grid if not finished(options, records.all)]

@@ -1,73 +1,34 @@
 """What each choice in λ-GELU's training does, on Fashion-MNIST: one option at a time against the defaults.
 
-    python benchmarks/ablations.py
-    python benchmarks/ablations.py --seeds 3 --workers 1
-    python benchmarks/ablations.py --table
+    python -m benchmarks.training.ablations
+    python -m benchmarks.training.ablations --seeds 3 --workers 1
+    python -m benchmarks.training.ablations --table
 
-The arm lambda-gelu of arms.py (MLP 2×128, 6 epochs) with another switch point, schedule, rate of λ's parameter, ramp,
-temperature t and factor c, or Adam's β1 = β2. The grid is trained as that of arms.py: each finished run leaves a record
-in results/ablations/ and is never trained again; a killed one goes on. Then CROWN certifies the first 1,000 test images
-for each network (results/ablations/certified.jsonl). results/ablations.md and .csv are made of all that is there. Needs
+The arm lambda-gelu (MLP 2×128, 6 epochs) with another switch point, schedule, rate of λ's parameter, ramp, temperature
+t and factor c, or Adam's β1 = β2. Each finished run leaves a record and is never trained again; a killed one goes on.
+Then CROWN certifies the first 1,000 test images for each network. The tables are made of all records. Needs
 Fashion-MNIST (see README.md).
 """
 
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from fractions import Fraction
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-import torch
-from arms import RESULTS, RUNS, run_name, train_all
-from comparison import Counting, Lines
-from machine import command, describe, load_average
-from measures import Column, Record, difference, drift, early_oui, profile, read_records, result, stored_options, table
-from questions import bars, clean
-from rich.console import Console
-
-from verifiable_relu.data import load
-from verifiable_relu.errors import InputError
-from verifiable_relu.network import read_onnx
-from verifiable_relu.report import Table
-from verifiable_relu.spec import Query, linf_properties
+from benchmarks.common.measures import Column, difference, drift, early_oui, profile, result, stored_options, table
+from benchmarks.common.records import Record, Records, notes
+from benchmarks.common.runs import network_path, run_name, train_all
+from benchmarks.common.study import NETWORKS, Study
+from benchmarks.report import Table
+from benchmarks.report.page import Page
+from benchmarks.training.ablation_settings import BASE, EPS, STUDIES, Changes, trained
 from verifiable_relu.train.options import Options
-from verifiable_relu.verifiers.base import Budget, Verdict
-
-BASE = Options("fashion_mnist", hidden=(128, 128), epochs=6, eps=0.01)
-EPS = "0.01"
-"""What CROWN certifies; ``BASE.eps`` in the decimals of a property."""
 
 IMAGES = 1000
-SGD = {"optimizer": "sgd", "rate": 0.05}
-
-Changes = dict[str, Any]
-STUDIES: dict[str, dict[str, Changes]] = {
-    "Switch point": {f"{part:.0%}": {"switch": part} for part in (0.0, 0.1, 0.25, 0.5, 0.75)},
-    "Schedule": {name: {"schedule": name} for name in ("linear", "log", "inverse")},
-    "Rate of s under AdamW": {name: {"lam_rate": name} for name in ("raw", "matched", "natural")},
-    "Rate of s under SGD": {name: {**SGD, "lam_rate": name} for name in ("raw", "matched", "natural")},
-    "λ during the ramp": {name: {"ramp": name} for name in ("frozen", "learning")},
-    "The (t, c) grid, raw rate": {
-        f"t = {t}, c = {c}": {"lam_rate": "raw", "lam_temperature": t, "lam_factor": float(c)}
-        for t in (0.05, 0.1, 0.2, 1.0)
-        for c in (1, 9, 25)
-    },
-    "(t, c), matched rate": {
-        f"t = {t}, c = {c}": {"lam_temperature": t, "lam_factor": float(c)}
-        for t, c in ((0.1, 1), (0.1, 9), (0.1, 25), (0.05, 9), (1.0, 9))
-    },
-    "β1, β2 of AdamW": {
-        f"{one}, {two}": {"beta1": one, "beta2": two} for one, two in ((0.9, 0.999), (0.9, 0.9), (0.95, 0.95))
-    },
-}
-"""For each study its settings, by what they are called: the options that differ from ``BASE``."""
 
 ABOUT = f"""\
 Arm lambda-gelu on Fashion-MNIST, MLP 2×128, 6 epochs, batches of 128; a setting differs from the defaults (switch 25 %,
@@ -91,56 +52,30 @@ def grid_of(seeds: int, studies: Mapping[str, Mapping[str, Changes]] = STUDIES) 
     return list(dict.fromkeys(replace(BASE, **changes, seed=seed) for seed in range(seeds) for changes in settings))
 
 
-def certified(options: Options, networks: Path, images: np.ndarray, labels: np.ndarray) -> Record:
-    """How many of the images are classified rightly, and how many of these CROWN proves.
-
-    Raises:
-        InputError: for a network that cannot be read.
-    """
-    network = read_onnx(networks / f"{run_name(options)}.onnx")
-    good = clean(network, images, labels)
-    properties = linf_properties(images[good], labels[good], Fraction(EPS), network.output_size)
-    queries = [Query(network, prop) for prop in properties]
-    crown = Counting()
-    outcomes = crown.verify(queries, Budget.each(math.inf, len(queries)))
-    return {
-        **{"run": run_name(options), "network": network.digest, "eps": EPS},
-        **{"images": len(images), "clean": len(queries)},
-        "certified": sum(outcome.verdict is Verdict.UNSAT for outcome in outcomes),
-        "unstable": sum(map(sum, crown.counts)) / len(queries),
-    }
-
-
-def certify(grid: Sequence[Options], lines: Lines, networks: Path, images: int) -> None:
-    """Certify the networks of ``grid`` that have no line yet over the first exact test images.
+def certify(grid: Sequence[Options], records: Records, networks: Path, images: int) -> None:
+    """Certify the networks of ``grid`` that have no record of it over the first exact test images.
 
     Raises:
         InputError: for a network or data that cannot be used.
     """
+    from benchmarks.common.progress import bars
+    from benchmarks.common.questions import Balls, Counting, first_exact
+    from verifiable_relu.data import load
+    from verifiable_relu.network import read_onnx
+    from verifiable_relu.verifiers.base import Verdict
+
     test = load(BASE.data, "test")
-    chosen = np.flatnonzero(test.exact)[:images]
-    known = {(record["run"], record["images"]) for record in lines.records}
-    missing = [options for options in grid if (run_name(options), len(chosen)) not in known]
+    chosen = first_exact(test, images)
     with bars() as bar:
-        task = bar.add_task("CROWN", total=len(missing))
-        for options in missing:
-            lines.append(certified(options, networks, test.images[chosen], test.labels[chosen]))
-            bar.advance(task)
-
-
-def joined(records: Sequence[Record], lines: Sequence[Record]) -> list[Record]:
-    """The records with ``certified`` (a part of the images) and ``unstable`` among their results, where known."""
-    known = {line["run"]: line for line in lines}
-    return [
-        {**record, "results": {**record["results"], **_shares(known[record["run"]])}}
-        if record["run"] in known
-        else record
-        for record in records
-    ]
-
-
-def _shares(line: Record) -> Record:
-    return {"certified": line["certified"] / line["images"], "unstable": line["unstable"]}
+        for options in bar.track(grid, description="CROWN"):
+            about = {"run": run_name(options), "eps": EPS, "images": len(chosen)}
+            if records.has("certified", about):
+                continue
+            network = read_onnx(network_path(networks, options))
+            balls, crown = Balls.around(network, test, chosen, EPS), Counting()
+            certified = balls.ask(crown, bar).count(Verdict.UNSAT)
+            found = {"clean": len(balls), "certified": certified, "unstable": sum(crown.layers) / max(1, len(balls))}
+            records.append("certified", {**about, "network": network.digest, **found})
 
 
 def tables(records: Sequence[Record]) -> dict[str, Table]:
@@ -173,72 +108,41 @@ def tables(records: Sequence[Record]) -> dict[str, Table]:
     return found
 
 
-def write_tables(folder: Path, results: Path) -> str:
-    """``ablations.md`` and ``ablations.csv`` in ``results``, from the records in ``folder``; the Markdown.
-
-    Raises:
-        InputError: if a file there is no record.
-    """
-    records = joined(read_records(folder), lines_in(folder).records)
-    made = tables(records)
-    about = folder / "measured.txt"
-    head = [f"- {line}" for line in about.read_text(encoding="utf-8").splitlines()] if about.is_file() else []
-    parts = ["# Ablations\n", f"From {len(records)} records in results/ablations/.\n", *head, "", ABOUT]
+def page(records: Sequence[Record], folder: Path) -> Page:
+    """A table for each study, and everything as CSV."""
+    known = trained(records)
+    made = tables(known)
+    page = Page("ablations")
+    page.add("# Ablations", f"From {len(known)} records.")
+    page.bullets(notes(records))
+    page.add(ABOUT)
     for study, each in made.items():
-        parts += [f"## {study}\n", each.markdown()]
-    text = "\n".join(parts)
-    (results / "ablations.md").write_text(text, encoding="utf-8")
-    everything = Table(
-        ("study", *next(iter(made.values())).columns),
-        [(study, *row) for study, each in made.items() for row in each.rows],
-    )
-    (results / "ablations.csv").write_text(everything.csv(), encoding="utf-8")
-    return text
+        page.add(f"## {study}", each)
+    rows = [(study, *row) for study, each in made.items() for row in each.rows]
+    columns = next((each.columns for each in made.values()), ())
+    page.save("ablations", Table(("study", *columns), rows))
+    return page
 
 
-def lines_in(folder: Path) -> Lines:
-    """What CROWN certified for the networks of the records in ``folder``.
-
-    Raises:
-        InputError: if the file is of another kind.
-    """
-    return Lines(folder / "certified.jsonl", ("run", "network", "eps", "images"))
-
-
-def parser() -> argparse.ArgumentParser:
-    """The command line."""
-    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--seeds", type=int, default=5, help="how many, from 0 on (default 5)")
-    made.add_argument("--workers", type=int, default=os.cpu_count())
-    made.add_argument("--images", type=int, default=IMAGES, help=f"to certify (default {IMAGES})")
-    made.add_argument("--records", type=Path, default=RESULTS / "ablations")
-    made.add_argument("--networks", type=Path, default=RUNS.parent / "ablations")
-    made.add_argument("--results", type=Path, default=RESULTS)
-    made.add_argument("--table", action="store_true", help="train nothing, only make the tables")
-    return made
+def options(parser: argparse.ArgumentParser) -> None:
+    """How many seeds, images and processes."""
+    parser.add_argument("--seeds", type=int, default=5, help="how many, from 0 on (default 5)")
+    parser.add_argument("--workers", type=int, default=os.cpu_count(), help="trainings at once (default: the cores)")
+    parser.add_argument("--images", type=int, default=IMAGES, help=f"to certify (default {IMAGES})")
+    parser.add_argument("--networks", type=Path, default=NETWORKS / "ablations", help="folder of the trained networks")
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Train, certify and tabulate; 0 when done, 2 for bad input, 130 after Ctrl-C."""
-    asked = parser().parse_args(arguments)
-    console = Console(stderr=True)
+def measure(asked: argparse.Namespace, records: Records) -> None:
+    """Train, then certify."""
+    import torch
+
     torch.set_num_threads(1)
-    try:
-        if not asked.table:
-            grid = grid_of(asked.seeds)
-            train_all(grid, asked.records, asked.networks, asked.workers, console)
-            certify(grid, lines_in(asked.records), asked.networks, asked.images)
-            with (asked.records / "measured.txt").open("a", encoding="utf-8") as file:
-                file.write(f"`{command()}`. {load_average()} {describe()}.\n")
-        print(write_tables(asked.records, asked.results))
-    except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        console.print(f"interrupted; the same command goes on: {command()}", highlight=False)
-        return 130
-    return 0
+    grid = grid_of(asked.seeds)
+    train_all(grid, records, asked.networks, asked.workers)
+    certify(grid, records, asked.networks, asked.images)
 
+
+STUDY = Study("benchmarks.training.ablations", __doc__, options, measure, page)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(STUDY.main())

@@ -31,6 +31,11 @@ class Arm:
     hardness: Hardness = "none"
     swap: Swap = "end"
 
+    @property
+    def ends_in_relu(self) -> bool:
+        """Whether the network that the training leaves has ReLU for its activation."""
+        return self.activation == "ReLU" or self.swap != "never"
+
 
 ARMS = {
     "lambda-gelu": Arm("LambdaGELU", "λ-GELU; λ is learned, annealed after the switch; ReLU at the end", "learned"),
