@@ -28,7 +28,8 @@ def stored_options(record: Record) -> Options:
     Raises:
         KeyError, TypeError: if it is no record.
     """
-    return Options(**{name: tuple(v) if isinstance(v, list) else v for name, v in record["options"].items()})
+    fields: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in record["options"].items()}
+    return Options(**fields)
 
 
 def runs(records: Iterable[Record]) -> list[Record]:

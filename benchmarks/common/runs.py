@@ -24,9 +24,7 @@ from verifiable_relu.train.options import Options, number, sizes
 _EXTRA = "-extra"
 
 VARIANTS: dict[str, str] = {
-    name: arm
-    for arm, row in ARMS.items()
-    for name in ((arm, arm + _EXTRA) if row.swap == "switch" else (arm,))
+    name: arm for arm, row in ARMS.items() for name in ((arm, arm + _EXTRA) if row.swap == "switch" else (arm,))
 }
 """What is compared, by name in the order of the tables: the arm of each. A name that ends in ``-extra`` is an arm that
 does not replace its activation at the switch, but fine-tunes for as many epochs after the training as others anneal."""
@@ -119,7 +117,10 @@ def add_grid(parser: argparse.ArgumentParser, networks: Path) -> None:
     parser.add_argument("--eps", type=number, help="for attacked accuracy and unstable neurons (by data set)")
     parser.add_argument("--crop", type=int, default=0, help="(default 0)")
     parser.add_argument("--flip", action="store_true")
-    for name, kind in (("switch", float), *((name, str) for name in ("schedule", "ramp", "lam-rate", "fall", "inputs"))):
+    for name, kind in (
+        ("switch", float),
+        *((name, str) for name in ("schedule", "ramp", "lam-rate", "fall", "inputs")),
+    ):
         default = getattr(Options, name.replace("-", "_"))
         parser.add_argument(f"--{name}", type=kind, default=default, help=f"(default {default})")
     parser.add_argument("--networks", type=Path, default=networks, help="folder of the trained networks")

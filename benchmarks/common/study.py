@@ -1,4 +1,4 @@
-"""What every script is: a question, a command line, a measurement that can be interrupted, and tables of its records."""
+"""What a script is: a command line, a measurement that can be interrupted, and tables of its records."""
 
 from __future__ import annotations
 

@@ -11,8 +11,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from verifiable_relu.errors import InputError
 from benchmarks.report.estimate import Estimate
+from verifiable_relu.errors import InputError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -32,7 +32,7 @@ class Page:
         self.add("\n".join(f"- {line}" for line in lines))
 
     def save(self, name: str, table: Table, *, latex: bool = False) -> None:
-        """Write a table, with all its digits, as ``name.csv`` beside the page, and as ``name.tex`` if that is wanted."""
+        """Write a table as ``name.csv`` beside the page, and as ``name.tex`` too if LaTeX is wanted."""
         self.files[f"{name}.csv"] = table.csv()
         if latex:
             self.files[f"{name}.tex"] = table.latex()

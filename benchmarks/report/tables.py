@@ -62,10 +62,7 @@ class Table:
     def latex(self) -> str:
         """A ``tabular`` that needs no package; caption and float are the document's own."""
         kinds = "".join("r" if right else "l" for right in self._numeric())
-        head, *body = (
-            " & ".join(map(_escaped, line)) + r" \\"
-            for line in [self.columns, *self._shown()]
-        )
+        head, *body = (" & ".join(map(_escaped, line)) + r" \\" for line in [self.columns, *self._shown()])
         lines = [rf"\begin{{tabular}}{{{kinds}}}", r"\hline", head, r"\hline", *body, r"\hline", r"\end{tabular}"]
         return "\n".join(lines) + "\n"
 

@@ -37,6 +37,7 @@ STUDIES: dict[str, dict[str, Changes]] = {
 }
 """For each study its settings, by what they are called: the options that differ from ``BASE``."""
 
+
 def trained(records: Sequence[Record]) -> list[Record]:
     """The trainings, with ``certified`` (as a part of the images) and ``unstable`` among the results where known.
 

@@ -1,7 +1,7 @@
 """What becomes of accuracy when GELU is replaced by ReLU: λ-GELU hardened, its rivals, and ReLU from the start.
 
     python -m benchmarks.training.arms
-    python -m benchmarks.training.arms --data fashion_mnist --hidden 100,100,100,100,100,100 --arms lambda-gelu --seeds 5
+    python -m benchmarks.training.arms --data fashion_mnist --hidden 100,100,100 --arms lambda-gelu --seeds 5
     python -m benchmarks.training.arms --data cifar10 --model cnn --hidden 100 --epochs 10 --crop 4 --flip
     python -m benchmarks.training.arms --table
 
@@ -82,13 +82,15 @@ DIFFERENCES = """\
 Accuracy at the end, of the network that is used, minus that of the other arm, paired by seed (same initial weights and
 order of the data). A difference is read where its interval leaves out 0, not corrected for the number of comparisons.
 """
+
+
 def against_rivals(groups: Mapping[tuple[Any, ...], Sequence[Record]]) -> Table:
     """Clean accuracy at the end of λ-GELU, learned and hardened, minus that of each other arm, paired by seed."""
     rows = []
     for key, group in groups.items():
-        rivals = {other: runs for other, runs in groups.items() if other[:-1] == key[:-1] and other != key}
-        for other, runs in rivals.items() if key[-1] == 0 else ():
-            gained = difference("clean", runs)(group)
+        rivals = {other: theirs for other, theirs in groups.items() if other[:-1] == key[:-1] and other != key}
+        for other, theirs in rivals.items() if key[-1] == 0 else ():
+            gained = difference("clean", theirs)(group)
             if isinstance(gained, Estimate):
                 data, net, _, changed, _ = key[:-1]
                 said = reading(gained, "λ-GELU higher", "λ-GELU lower")

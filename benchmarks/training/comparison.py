@@ -39,7 +39,9 @@ def options(parser: argparse.ArgumentParser) -> None:
         "--solver-images", type=int, default=SOLVER_IMAGES, help=f"for MILP and SMT (default {SOLVER_IMAGES})"
     )
     parser.add_argument("--solver-seeds", type=int, default=3, help="seeds that the solvers are asked of (default 3)")
-    parser.add_argument("--solver-arms", type=lambda text: text.split(","), default=list(VARIANTS), help="(default all)")
+    parser.add_argument(
+        "--solver-arms", type=lambda text: text.split(","), default=list(VARIANTS), help="(default all)"
+    )
     parser.add_argument("--limit", type=float, default=5.0, help="seconds per question and solver (default 5)")
     parser.add_argument("--threads", type=int, default=1, help="of torch (default 1)")
 

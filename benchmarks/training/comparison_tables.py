@@ -15,7 +15,6 @@ from benchmarks.common.runs import VARIANTS, architecture, place, variant_name
 from benchmarks.report import Estimate, Table, estimate
 from benchmarks.report.figures import cactus, levels, pairs, profiles
 from benchmarks.report.page import Page
-from verifiable_relu.data.registry import DATASETS
 from verifiable_relu.train.arms import ARMS
 
 BOUNDS = ("ibp", "crown", "alpha-crown")
@@ -48,11 +47,11 @@ def share(records: Sequence[Record], eps: str, method: str) -> Estimate:
 
 def accuracy_table(records: Sequence[Record]) -> Table:
     """A row per data set, ε and arm."""
-    columns = ("data", "net", "images", "ε", "arm", "seeds", "clean", "attacked")
+    columns: tuple[str, ...] = ("data", "net", "images", "ε", "arm", "seeds", "clean", "attacked")
     columns += (*(f"certified, {method}" for method in BOUNDS), "unstable", "per layer")
     rows = []
     for (data, net, images), group in grouped(records, "data", "architecture", "images").items():
-        for eps in DATASETS[data].radii:
+        for eps in group[0]["eps"]:
             for (arm,), runs in grouped(group, "arm").items():
                 neurons = [run["eps"][eps]["unstable"] for run in runs]
                 per_layer = " + ".join(f"{np.mean(layer):.1f}" for layer in zip(*neurons, strict=True))
@@ -69,7 +68,18 @@ def accuracy_table(records: Sequence[Record]) -> Table:
 
 def solver_table(records: Sequence[Record]) -> Table:
     """A row per data set, arm and solver; an unanswered question counts with the limit."""
-    columns = ("data", "net", "ε", "arm", "seeds", "questions", "unstable", "by bounds", "solver", "limit, s")
+    columns: tuple[str, ...] = (
+        "data",
+        "net",
+        "ε",
+        "arm",
+        "seeds",
+        "questions",
+        "unstable",
+        "by bounds",
+        "solver",
+        "limit, s",
+    )
     columns += ("safe", "unsafe", "undecided", "mean s", "median s", "mean s, bounds undecided")
     rows = []
     for (data, net, eps, limit, arm), runs in grouped(records, "data", "architecture", "eps", "limit", "arm").items():
@@ -99,12 +109,20 @@ def share_gained(gained: Sequence[int], images: int) -> Estimate:
 
 def difference_table(records: Sequence[Record]) -> Table:
     """λ-GELU hardened minus each rival, paired by seed."""
-    columns = ("data", "ε", "λ-GELU hardened minus", "seeds", "Δ clean", "Δ attacked", "Δ certified, alpha-crown")
+    columns: tuple[str, ...] = (
+        "data",
+        "ε",
+        "λ-GELU hardened minus",
+        "seeds",
+        "Δ clean",
+        "Δ attacked",
+        "Δ certified, alpha-crown",
+    )
     columns += ("certified", "Δ unstable", "unstable neurons")
     rows = []
     for (data, _, images), group in grouped(records, "data", "architecture", "images").items():
         by = {(run["arm"], run["seed"]): run for run in group}
-        for eps in DATASETS[data].radii:
+        for eps in group[0]["eps"]:
             for rival in RIVALS:
                 seeds = [seed for arm, seed in by if arm == LEARNED and (rival, seed) in by]
                 if not seeds:
@@ -167,7 +185,7 @@ def figures(folder: Path, bounds: Sequence[Record], solvers: Sequence[Record], r
         profiles(folder / "profiles.png", heat)
     panels = defaultdict(dict)
     for (data, net, arm), group in grouped(bounds, "data", "architecture", "arm").items():
-        panels[f"{data}, {net}"][arm] = [(float(eps), share(group, eps, "alpha-crown")) for eps in DATASETS[data].radii]
+        panels[f"{data}, {net}"][arm] = [(float(eps), share(group, eps, "alpha-crown")) for eps in group[0]["eps"]]
     if panels:
         levels(folder / "certified.png", panels, "ε", "certified accuracy, α-CROWN")
     panels = defaultdict(dict)
@@ -223,12 +241,14 @@ def page(records: Sequence[Record], runs: Sequence[Record], folder: Path, full: 
     made.bullets(notes(records))
     made.add(cut(bounds, solvers, full), "## What the figures say", "\n".join(answer(differences)))
     made.add(
-        """A difference is *shown* where the 95 % interval of the paired difference (same seed: same initial weights and data
+        """\
+A difference is *shown* where the 95 % interval of the paired difference (same seed: same initial weights and data
 order) leaves out zero and has a width. The intervals are Student's t over the seeds, not corrected for the number of
 comparisons; few seeds show large differences only.""",
         differences,
         "## Accuracy and unstable neurons",
-        """Mean over the seeds ± half a 95 % interval (Student's t), parts of all images. *attacked*: classified rightly and not
+        """\
+Mean over the seeds ± half a 95 % interval (Student's t), parts of all images. *attacked*: classified rightly and not
 refuted by the project's attack, each refutation confirmed by exact evaluation and replay; images that α-CROWN proves
 are not attacked. *certified*: classified rightly and proven by the method with rounding accounted for. *unstable*:
 neurons per image, classified rightly, whose input can have either sign by CROWN's bounds. Every network is the one
@@ -239,7 +259,8 @@ after the swap, ReLU throughout, but `prelu`, which is never swapped.""",
         "Over the whole test set, from the records of `arms.py`. Axes do not begin at zero.",
         "![accuracy before and after the swap](swap.png)",
         "## Solvers",
-        """The same images for all arms: the first that all networks of the data set classify rightly. Wall clock, each question
+        """\
+The same images for all arms: the first that all networks of the data set classify rightly. Wall clock, each question
 alone, bounds included; an undecided question counts with the limit. *by bounds*: decided before the solver began.""",
         times,
         "![seconds by which questions were answered](solvers.png)",

@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 from benchmarks.common.measures import by_setting, early, learned, run_drift, stored_options
 from benchmarks.common.ranks import RESAMPLES, agreement, rank
@@ -15,6 +16,9 @@ from benchmarks.report import Table, estimate
 from benchmarks.report.page import Page
 from benchmarks.training.ablation_settings import BASE, EPS, STUDIES
 from verifiable_relu.train.arms import ARMS
+
+Row = list[Any]
+"""The cells under ``COLUMNS``."""
 
 Number = Callable[[Record], float | None]
 """A number of a record; None or NaN where it has none."""
@@ -34,20 +38,21 @@ COLUMNS = ("over", "points", "of", "with", "n", "ρ", "low", "high", "p", "readi
 
 def rows(
     over: str, groups: Sequence[Sequence[Record]], name: str, of: Number, outcomes: Sequence[str]
-) -> Iterator[list]:
+) -> Iterator[Row]:
     """Correlations of a number with each of ``outcomes``: over the runs, and over the settings' means."""
     for outcome in outcomes:
-        pairs = [[(of(record), OUTCOMES[outcome](record)) for record in group] for group in groups]
-        if not pairs or not all(_known(x) and _known(y) for group in pairs for x, y in group):
+        pairs = [[(_number(of, record), _number(OUTCOMES[outcome], record)) for record in group] for group in groups]
+        if not pairs or any(math.isnan(x) or math.isnan(y) for group in pairs for x, y in group):
             continue
-        means = [tuple(map(statistics.fmean, zip(*group, strict=True))) for group in pairs]
+        means = [(statistics.fmean(x for x, _ in group), statistics.fmean(y for _, y in group)) for group in pairs]
         for points, chosen in (("runs", [pair for group in pairs for pair in group]), ("means of settings", means)):
             found = rank(chosen)
             yield [over, points, name, outcome, found.n, found.rho, found.low, found.high, found.p, found.reading]
 
 
-def _known(value: float | None) -> bool:
-    return value is not None and not math.isnan(value)
+def _number(of: Number, record: Record) -> float:
+    found = of(record)
+    return math.nan if found is None else found
 
 
 def studied(records: Sequence[Record], study: str) -> list[list[Record]]:
@@ -70,13 +75,13 @@ def with_bounds(records: Sequence[Record], bounds: Sequence[Record]) -> list[Rec
     return found
 
 
-def drift_rows(ablations: Sequence[Record]) -> Iterator[list]:
+def drift_rows(ablations: Sequence[Record]) -> Iterator[Row]:
     """Hardness drift against what the swap does, and against what can be proven afterwards."""
     for study in ("The (t, c) grid, raw rate", "(t, c), matched rate"):
         yield from rows(study, studied(ablations, study), "drift Δλ", run_drift, tuple(OUTCOMES))
 
 
-def oui_rows(ablations: Sequence[Record], arms: Sequence[Record]) -> Iterator[list]:
+def oui_rows(ablations: Sequence[Record], arms: Sequence[Record]) -> Iterator[Row]:
     """The OUI after a tenth of the training against the outcome.
 
     Only over settings that differ within that tenth: what differs later has the same OUI there by construction.
@@ -122,7 +127,8 @@ def agreement_table(records: Sequence[Record]) -> Table:
 def answer(table: Table) -> Iterator[str]:
     """What the rows of a table of correlations say, a sentence for each pair of numbers and kind of points."""
     by: dict[tuple[str, str, str], list[tuple[str, float]]] = {}
-    for _, points, of, other, _, rho, _, _, _, reading in table.rows:
+    rows: Sequence[Sequence[Any]] = table.rows
+    for _, points, of, other, _, rho, _, _, _, reading in rows:
         by.setdefault((of, other, points), []).append((reading, rho))
     for (of, other, points), found in by.items():
         said = [reading for reading, _ in found]
@@ -139,7 +145,8 @@ def page(ablations: Sequence[Record], arms: Sequence[Record]) -> Page:
     made.add(
         "# What goes with what",
         f"From {len(ablations)} records of ablations.py and {len(arms)} of arms.py.",
-        f"""ρ is Spearman's rank correlation, *low* to *high* its 95 % percentile-bootstrap interval over {RESAMPLES} resamples of
+        f"""\
+ρ is Spearman's rank correlation, *low* to *high* its 95 % percentile-bootstrap interval over {RESAMPLES} resamples of
 the points, *p* how often shuffled points reach |ρ|. It is read as shown only where the interval leaves out 0 and
 p < 0.05; nothing is corrected for the number of questions. Runs of one setting or one seed are not independent, so that
 the intervals over runs are too narrow; those over the means of settings have few points. A correlation over settings
@@ -150,17 +157,20 @@ says that a choice moves both numbers, not that one moves the other. Certified a
         "\n".join(answer(drifts)),
         drifts,
         "## The OUI after a tenth of the training",
-        """How varied the activation patterns of 200 training images are, against the outcome; only settings that differ within
+        """\
+How varied the activation patterns of 200 training images are, against the outcome; only settings that differ within
 that tenth (of GELU's arms the direct swap alone).""",
         "\n".join(answer(ouis)),
         ouis,
         "## When activation patterns settle, and when weights do",
-        """The part of the training after which 90 % of the way was made: of the patterns' changes on 200 training images, and of
+        """\
+The part of the training after which 90 % of the way was made: of the patterns' changes on 200 training images, and of
 the weights' relative changes, each summed over twentieths of the training. *weights : patterns* above 1 means that
 patterns settled first.""",
         settled_table(arms),
         "## Do seeds agree on the layers' λ?",
-        """Spearman's correlation of λ per layer, where the annealing began, over all pairs of seeds. *p*: how often layers in
+        """\
+Spearman's correlation of λ per layer, where the annealing began, over all pairs of seeds. *p*: how often layers in
 random order agree as well.""",
         agreement_table(arms),
     )
