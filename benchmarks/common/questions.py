@@ -115,6 +115,13 @@ class Answers:
         return float(np.mean(known)) if known else None
 
 
+def timed(query: Query, verifier: Verifier, limit: float) -> tuple[Outcome, float, float]:
+    """What a verifier says of one query alone within ``limit`` seconds, and its seconds of clock and of processor."""
+    wall, cpu = time.perf_counter(), time.process_time()
+    (outcome,) = verifier.verify([query], Budget.each(limit, 1))
+    return outcome, time.perf_counter() - wall, time.process_time() - cpu
+
+
 def checked(query: Query, outcome: Outcome) -> Verdict:
     """The verdict; a counterexample that exact evaluation and replay do not confirm is none."""
     if outcome.verdict is Verdict.SAT and not (outcome.witness and confirm(query, outcome.witness).confirmed):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
@@ -11,7 +10,7 @@ import numpy as np
 from rich.progress import Progress
 
 from benchmarks.common.progress import Bar, bars
-from benchmarks.common.questions import Balls, checked, clean, climb, first_exact
+from benchmarks.common.questions import Balls, checked, clean, climb, first_exact, timed
 from benchmarks.common.records import Record, Records
 from benchmarks.common.runs import architecture, grid_of, network_path, run_name, variant_name
 from benchmarks.training.comparison_tables import SOLVERS
@@ -20,7 +19,7 @@ from verifiable_relu.data.registry import DATASETS
 from verifiable_relu.network import Network, read_onnx
 from verifiable_relu.spec import Query
 from verifiable_relu.train.options import Options
-from verifiable_relu.verifiers.base import Budget, Verdict
+from verifiable_relu.verifiers.base import Verdict
 from verifiable_relu.verifiers.registry import make
 
 
@@ -85,9 +84,7 @@ def solved(network: Network, data: Dataset, record: Record, bar: Progress) -> Re
 
 
 def _answer(query: Query, method: str, limit: float) -> Record:
-    wall, cpu = time.perf_counter(), time.process_time()
-    (outcome,) = make(method).verify([query], Budget.each(limit, 1))
-    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+    outcome, wall, cpu = timed(query, make(method), limit)
     return {
         "verdict": checked(query, outcome).value,
         "reason": outcome.reason.value,

@@ -1,71 +1,50 @@
-"""Families of the verification competition: verdicts against the competition's consensus, and time.
+"""Does the command line decide what the verification competition asked? Verdicts against its consensus, and time.
 
-    python benchmarks/competition.py test rl_benchmarks collins_rul_cnn
+    python -m benchmarks.verification.competition test rl_benchmarks collins_rul_cnn
 
-Each family is answered by the command line twice: as one campaign in one process, and with one process for every
-instance (as the competition runs tools). Needs the benchmarks under VERIFIABLE_RELU_DATA/vnncomp. Writes
-results/competition.csv (a row per instance and mode) and results/competition.md (a row per family and mode), anew
-after each family.
+Each family is answered twice: as one campaign in one process, and with one process for every instance (as the
+competition runs tools). Each answer is a record: a family that was interrupted goes on, in processes after the last
+instance. Needs the benchmarks under VERIFIABLE_RELU_DATA/vnncomp.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
-import os
-import resource
+import io
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from machine import command, describe, load_average
-from rich.progress import track
+from benchmarks.common.records import Record, Records, notes, of
+from benchmarks.common.study import Study, data_folder
+from benchmarks.report import Cell, Table
+from benchmarks.report.page import Page
+from verifiable_relu.files import read_text
 
-RESULTS = Path(__file__).parent / "results"
+FAMILIES = ("test", "rl_benchmarks", "collins_rul_cnn")
 MODES = ("campaign", "process")
+_LARGEST = 1 << 26
+"""Bytes of a table of the competition."""
 
-
-@dataclass(frozen=True)
-class Row:
-    """One instance in one mode.
-
-    Attributes:
-        verdict: the first word of the answer; ``error`` where the command did not end with status 0.
-        seconds: wall clock; for a campaign the time charged to the instance.
-        cpu: processor seconds of the whole process, children included; NaN for a campaign's instances.
-        truth: sat, unsat or unknown, the competition's consensus; as ``disputed (unsat)`` where its tools disagreed.
-    """
-
-    family: str
-    mode: str
-    method: str
-    onnx: str
-    vnnlib: str
-    verdict: str
-    seconds: float
-    cpu: float
-    truth: str
-
-    @property
-    def wrong(self) -> bool:
-        """Whether the verdict contradicts an undisputed consensus."""
-        return {self.verdict, self.truth} == {"sat", "unsat"}
-
-    @property
-    def outvoted(self) -> bool:
-        """Whether the verdict is not that of the majority, where the competition's tools disagreed."""
-        return (self.verdict, self.truth) in (("sat", "disputed (unsat)"), ("unsat", "disputed (sat)"))
+_FIELDS = ("family", "mode", "method", "onnx", "vnnlib", "verdict", "seconds", "cpu", "truth")
 
 
 def truth(folder: Path) -> dict[tuple[str, str], str]:
-    """The truth about each instance as far as it is known: a counterexample that was replayed outweighs all votes."""
-    with (folder / "truth.csv").open(newline="") as file:
-        return {(row["onnx"], row["vnnlib"]): _truth(row) for row in csv.DictReader(file)}
+    """What is known of each instance: a counterexample that was replayed outweighs all votes.
+
+    sat, unsat or unknown, the competition's consensus; as ``disputed (unsat)`` where its tools disagreed.
+
+    Raises:
+        InputError: if the file is missing.
+    """
+    rows = csv.DictReader(io.StringIO(read_text(folder / "truth.csv", _LARGEST)))
+    return {(row["onnx"], row["vnnlib"]): _truth(row) for row in rows}
 
 
 def _truth(row: dict[str, str]) -> str:
@@ -74,14 +53,20 @@ def _truth(row: dict[str, str]) -> str:
     return f"disputed ({row['consensus_verdict']})" if row["note"] else row["consensus_verdict"]
 
 
-def instances(folder: Path, count: int | None) -> list[tuple[str, str, str]]:
-    """The first ``count`` rows (onnx, vnnlib, timeout) of instances.csv."""
-    with (folder / "instances.csv").open(newline="") as file:
-        return [(row[0], row[1], row[2]) for row in csv.reader(file)][:count]
+def instances(folder: Path, count: int | None) -> list[tuple[str, str, float]]:
+    """The first ``count`` rows (onnx, vnnlib, time limit) of instances.csv.
+
+    Raises:
+        InputError: if the file is missing.
+    """
+    rows = csv.reader(io.StringIO(read_text(folder / "instances.csv", _LARGEST)))
+    return [(row[0], row[1], float(row[2])) for row in rows][:count]
 
 
 def certify(*arguments: str) -> tuple[str, float, float]:
     """Run the command; returns its stdout, wall and processor seconds. What it has to complain of goes to stderr."""
+    import resource
+
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     start = time.perf_counter()
     line = [sys.executable, "-m", "verifiable_relu.certify", *arguments]
@@ -93,105 +78,124 @@ def certify(*arguments: str) -> tuple[str, float, float]:
     return done.stdout, wall, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
-def campaign(family: str, folder: Path, method: str, limit: float, count: int | None) -> tuple[list[Row], float, float]:
-    """One process for all instances."""
+def campaign(asked: argparse.Namespace, records: Records, folder: Path, about: dict[str, Any]) -> None:
+    """One process for all instances: a record for each, and then one of kind ``campaign`` with the whole time.
+
+    Of the instances the seconds are those that the campaign charges to them, and the processor's are not known.
+    """
+    if records.has("campaign", {**about, "count": asked.count}):
+        return
     known = truth(folder)
     with tempfile.TemporaryDirectory() as out:
         table = Path(out) / "instances.csv"
         with table.open("w", newline="") as file:
             csv.writer(file).writerows(
-                (folder / onnx, folder / vnnlib, min(limit, float(seconds)))
-                for onnx, vnnlib, seconds in instances(folder, count)
+                (folder / onnx, folder / vnnlib, min(asked.limit, seconds))
+                for onnx, vnnlib, seconds in instances(folder, asked.count)
             )
-        _, wall, cpu = certify("--spec", str(table), "--method", method, "--out", f"{out}/run")
+        _, wall, cpu = certify("--spec", str(table), "--method", asked.method, "--out", f"{out}/run")
         with (Path(out) / "run" / "results.csv").open(newline="") as file:
-            answers = {(r["onnx"], r["vnnlib"]): r for r in csv.DictReader(file)}
-    rows = []
-    for onnx, vnnlib, _ in instances(folder, count):
+            answers = {(row["onnx"], row["vnnlib"]): row for row in csv.DictReader(file)}
+    for onnx, vnnlib, _ in instances(folder, asked.count):
         answer = answers[str(folder / onnx), str(folder / vnnlib)]
-        rows.append(
-            Row(
-                family, "campaign", method, onnx, vnnlib, answer["answer"], float(answer["seconds"]), float("nan"),
-                known[onnx, vnnlib],
-            )
-        )  # fmt: skip
-    return rows, wall, cpu
+        found = {"verdict": answer["answer"], "seconds": float(answer["seconds"]), "cpu": None}
+        title = {**about, "onnx": onnx, "vnnlib": vnnlib}
+        if not records.has("answer", title):
+            records.append("answer", {**title, **found, "truth": known[onnx, vnnlib]})
+    records.append("campaign", {**about, "count": asked.count, "seconds": round(wall, 3), "cpu": round(cpu, 3)})
 
 
-def processes(
-    family: str, folder: Path, method: str, limit: float, count: int | None
-) -> tuple[list[Row], float, float]:
-    """One process for each instance."""
+def processes(asked: argparse.Namespace, records: Records, folder: Path, about: dict[str, Any]) -> None:
+    """One process, and one record, for each instance; ``error`` where the command did not end with status 0."""
+    from rich.progress import track
+
     known = truth(folder)
-    rows = []
-    for onnx, vnnlib, seconds in track(instances(folder, count), family):
-        timeout = str(min(limit, float(seconds)))
-        arguments = ("--spec", str(folder / vnnlib), "--net", str(folder / onnx), "--timeout", timeout)
-        out, wall, cpu = certify(*arguments, "--method", method, "--quiet")
+    for onnx, vnnlib, seconds in track(instances(folder, asked.count), about["family"]):
+        title = {**about, "onnx": onnx, "vnnlib": vnnlib}
+        if records.has("answer", title):
+            continue
+        arguments = ("--spec", str(folder / vnnlib), "--net", str(folder / onnx), "--method", asked.method, "--quiet")
+        out, wall, cpu = certify(*arguments, "--timeout", str(min(asked.limit, seconds)))
         verdict = out.split("\n", 1)[0].strip() or "error"
-        times = (round(wall, 3), round(cpu, 3))
-        rows.append(Row(family, "process", method, onnx, vnnlib, verdict, *times, known[onnx, vnnlib]))
-    return rows, sum(r.seconds for r in rows), sum(r.cpu for r in rows)
+        found = {"verdict": verdict, "seconds": round(wall, 3), "cpu": round(cpu, 3)}
+        records.append("answer", {**title, **found, "truth": known[onnx, vnnlib]})
 
 
-def table(rows: list[Row], totals: dict[tuple[str, str], tuple[float, float]]) -> Iterator[str]:
-    """The Markdown table: one row per family and mode."""
-    columns = ("family", "mode", "instances", "sat", "unsat", "undecided", "wrong", "outvoted", "wall s", "CPU s")
-    yield f"| {' | '.join((*columns, 'slowest s'))} |"
-    yield "|---" * (len(columns) + 1) + "|"
-    for (family, mode), (wall, cpu) in totals.items():
-        mine = [r for r in rows if (r.family, r.mode) == (family, mode)]
-        count = Counter(r.verdict for r in mine)
+def measure(asked: argparse.Namespace, records: Records) -> None:
+    """Ask what is not answered yet, by the same method and within the same limit.
+
+    Raises:
+        InputError: if the benchmarks are missing.
+    """
+    for family in asked.families:
+        folder = data_folder() / "vnncomp" / family
+        for mode in asked.modes:
+            about = {"family": family, "mode": mode, "method": asked.method, "limit": asked.limit}
+            (campaign if mode == "campaign" else processes)(asked, records, folder, about)
+
+
+def wrong(record: Record) -> bool:
+    """Whether the verdict contradicts an undisputed consensus."""
+    return {record["verdict"], record["truth"]} == {"sat", "unsat"}
+
+
+def outvoted(record: Record) -> bool:
+    """Whether the verdict is not that of the majority, where the competition's tools disagreed."""
+    return (record["verdict"], record["truth"]) in (("sat", "disputed (unsat)"), ("unsat", "disputed (sat)"))
+
+
+def table(records: Sequence[Record]) -> Table:
+    """A row per family and mode."""
+    columns = ("family", "mode", "method", "limit, s", "instances", "sat", "unsat", "undecided", "wrong", "outvoted")
+    times = ("wall s", "CPU s", "slowest s")
+    keys = ("family", "mode", "method", "limit")
+    groups: dict[tuple[Any, ...], list[Record]] = {}
+    for record in of(records, "answer"):
+        groups.setdefault(tuple(record[name] for name in keys), []).append(record)
+    whole = {tuple(record[name] for name in keys): record for record in of(records, "campaign")}
+    rows: list[tuple[Cell, ...]] = []
+    for key, mine in groups.items():
+        count = Counter(record["verdict"] for record in mine)
         undecided = len(mine) - count["sat"] - count["unsat"]
-        against = f"{sum(r.wrong for r in mine)} | {sum(r.outvoted for r in mine)}"
-        times = f"{wall:.1f} | {cpu:.1f} | {max(r.seconds for r in mine):.1f}"
-        counts = f"{len(mine)} | {count['sat']} | {count['unsat']} | {undecided}"
-        yield f"| {family} | {mode} | {counts} | {against} | {times} |"
+        if key[1] == "campaign":
+            wall, cpu = (whole[key][name] if key in whole else None for name in ("seconds", "cpu"))
+        else:
+            wall, cpu = (sum(record[name] for record in mine) for name in ("seconds", "cpu"))
+        against = (sum(map(wrong, mine)), sum(map(outvoted, mine)))
+        taken = (wall, cpu, max(record["seconds"] for record in mine))
+        rows.append((*key, len(mine), count["sat"], count["unsat"], undecided, *against, *taken))
+    return Table((*columns, *times), rows, {"limit, s": "g", **dict.fromkeys(times, ".1f")})
 
 
-def write(options: argparse.Namespace, rows: list[Row], totals: dict[tuple[str, str], tuple[float, float]]) -> None:
-    """Both results files."""
-    RESULTS.mkdir(exist_ok=True)
-    with (RESULTS / f"{options.name}.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, [f.name for f in fields(Row)])
-        writer.writeheader()
-        writer.writerows(asdict(row) for row in rows)
-    head = (
-        f"`{command()}`: `--method {options.method}`, at most {options.limit:g} s per instance and no more than the "
-        f"competition gave. {load_average()} {describe()}."
+def page(records: Sequence[Record], folder: Path) -> Page:
+    """The table, and the answers as CSV."""
+    made = Page("competition")
+    made.add("# Families of the verification competition")
+    made.bullets(notes(records))
+    made.add(
+        table(records),
+        "*campaign*: one process for the whole family. *process*: one for each instance, start-up included. *limit*: "
+        "per instance, where the competition did not give less. *wrong*: sat where the competition's tools agree on "
+        "unsat, or unsat where they agree on sat or a counterexample of theirs was replayed. *outvoted*: unlike the "
+        "majority where they disagree. *undecided* counts time-outs and errors.",
     )
-    notes = (
-        "*campaign*: one process for the whole family. *process*: one for each instance, start-up included. *wrong*: "
-        "sat where the competition's tools agree on unsat, or unsat where they agree on sat or a counterexample of "
-        "theirs was replayed. *outvoted*: unlike the majority where they disagree. *undecided* counts time-outs and "
-        "errors."
+    answers = of(records, "answer")
+    made.save("competition", Table(_FIELDS, [[record[name] for name in _FIELDS] for record in answers]))
+    return made
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    """Which families, how, and for how long."""
+    parser.add_argument(
+        "families", nargs="*", default=list(FAMILIES), help=f"folders of the benchmarks (default {' '.join(FAMILIES)})"
     )
-    text = "\n".join(table(rows, totals))
-    (RESULTS / f"{options.name}.md").write_text(f"{head}\n\n{text}\n\n{notes}\n")
-
-
-def main() -> None:
-    """Parse, run, write."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("families", nargs="+")
-    parser.add_argument("--method", default="auto")
+    parser.add_argument("--method", default="auto", help="of certify (default auto)")
     parser.add_argument("--limit", type=float, default=60.0, help="seconds per instance at the most (default 60)")
     parser.add_argument("--count", type=int, help="only the first COUNT instances of each family")
-    parser.add_argument("--modes", nargs="+", choices=MODES, default=MODES)
-    parser.add_argument("--name", default="competition", help="of the results files")
-    options = parser.parse_args()
-    data = Path(os.environ["VERIFIABLE_RELU_DATA"]) / "vnncomp"
-    rows: list[Row] = []
-    totals: dict[tuple[str, str], tuple[float, float]] = {}
-    for family in options.families:
-        for mode in options.modes:
-            run = campaign if mode == "campaign" else processes
-            new, wall, cpu = run(family, data / family, options.method, options.limit, options.count)
-            rows += new
-            totals[family, mode] = (wall, cpu)
-        write(options, rows, totals)
-    print("\n".join(table(rows, totals)))
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=MODES, help="(default both)")
 
+
+STUDY = Study("benchmarks.verification.competition", __doc__, options, measure, page)
 
 if __name__ == "__main__":
-    main()
+    sys.exit(STUDY.main())

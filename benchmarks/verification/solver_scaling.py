@@ -1,66 +1,51 @@
-"""Complete solvers against the number of unstable neurons: L∞ balls of growing radius on a small digits network.
+"""How do complete solvers scale with the number of unstable neurons? L∞ balls of growing radius on a small network.
 
-    python benchmarks/solver_scaling.py
+    python -m benchmarks.verification.solver_scaling
 
 The network is an MLP trained here, in seconds, on scikit-learn's digits (8×8 pixels in [0, 1]). Only questions that
-bounds leave open are counted. Writes results/solver_scaling.csv (a row per method, image and radius) and
-results/solver_scaling.md (a row per method and number of unstable neurons).
+bounds leave open are counted. Each answer is a record, and is not asked for again.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
-import os
 import statistics
-import time
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields
-from fractions import Fraction
+import sys
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
-from machine import describe
-from rich.progress import track
-from sklearn.datasets import load_digits
-from torch import nn
+from benchmarks.common.records import Record, Records, notes, of
+from benchmarks.common.study import Study
+from benchmarks.report import Cell, Table
+from benchmarks.report.page import Page
 
-from verifiable_relu.network.graph import Network
-from verifiable_relu.network.nodes import Input, Linear, Node, Relu
-from verifiable_relu.spec.property import Box, Property, Query, Row
-from verifiable_relu.verifiers.base import Budget, Verdict, Verifier
-from verifiable_relu.verifiers.milp import Milp
-from verifiable_relu.verifiers.smt import Smt
+if TYPE_CHECKING:
+    from verifiable_relu.data import Dataset
+    from verifiable_relu.network import Network
 
-RESULTS = Path(__file__).parent / "results"
 SIZES = (64, 24, 24, 10)
 TRAINING = 1500
+"""Of the 1,797 digits; the others are asked about."""
+
 RADII = ("0.02", "0.03", "0.04", "0.05", "0.06", "0.08", "0.1", "0.12", "0.15")
+METHODS = ("milp", "smt")
 BINS = (0, 4, 8, 12, 16, 20, 25, 30, 35, 40, 49)
+"""Numbers of unstable neurons at which a row of the table ends and the next begins."""
 
 
-@dataclass(frozen=True)
-class Line:
-    """One method on one question.
+def train(seed: int) -> tuple[Network, Dataset]:
+    """The network, and the digits that it was not trained on."""
+    import numpy as np
+    import torch
+    from sklearn.datasets import load_digits
+    from torch import nn
 
-    Attributes:
-        seconds: wall clock, bounds included.
-        cpu: processor seconds, which other work on the machine disturbs less.
-    """
+    from verifiable_relu.data import Dataset
+    from verifiable_relu.network.graph import Network
+    from verifiable_relu.network.nodes import Input, Linear, Node, Relu
 
-    method: str
-    image: int
-    radius: str
-    unstable: int
-    verdict: str
-    reason: str
-    seconds: float
-    cpu: float
-
-
-def train(seed: int) -> tuple[Network, torch.Tensor, torch.Tensor]:
-    """The network, and the images and labels that it was not trained on and classifies correctly."""
     torch.manual_seed(seed)
     digits = load_digits()
     images = torch.from_numpy(digits.data / 16).float()
@@ -81,85 +66,102 @@ def train(seed: int) -> tuple[Network, torch.Tensor, torch.Tensor]:
             nodes.append(Linear(name=f"fc{index}", inputs=(index,), shape=(len(bias),), weight=weight, bias=bias))
         else:
             nodes.append(Relu(name=f"relu{index}", inputs=(index,), shape=nodes[-1].shape))
-    kept = TRAINING + (model(images[TRAINING:]).argmax(1) == labels[TRAINING:]).nonzero().squeeze(1)
-    return Network(tuple(nodes), name="digits"), images[kept], labels[kept]
-
-
-def question(network: Network, image: torch.Tensor, label: int, radius: str) -> Query:
-    """Does another class reach the score of ``label`` within ``radius`` (in pixels' units, clipped to [0, 1])?"""
-    pixels = [Fraction(float(v)) for v in image]
-    box = Box.exact([max(Fraction(0), v - Fraction(radius)) for v in pixels],
-                    [min(Fraction(1), v + Fraction(radius)) for v in pixels])  # fmt: skip
-    unsafe = tuple(
-        (Row(tuple(sorted([(label, Fraction(1)), (other, Fraction(-1))])), Fraction(0)),)
-        for other in range(network.output_size)
-        if other != label
+    held = Dataset(
+        "digits", images[TRAINING:].numpy(), labels[TRAINING:].numpy(), (0.0,), (1.0,), np.ones(len(images), bool)
     )
-    return Query(network, Property(box, unsafe))
+    return Network(tuple(nodes), name="digits"), held
 
 
-def measure(method: Verifier, queries: dict[tuple[int, str], Query], limit: float, allowance: float) -> Iterator[Line]:
-    """One line per question that bounds leave open, smallest radius first, for ``allowance`` seconds in all."""
-    start = time.perf_counter()
-    for (image, radius), query in track(queries.items(), method.name):
-        if time.perf_counter() - start > allowance:
-            return
-        wall, cpu = time.perf_counter(), time.process_time()
-        (outcome,) = method.verify([query], Budget.each(limit, 1))
-        wall, cpu = round(time.perf_counter() - wall, 4), round(time.process_time() - cpu, 4)
-        if outcome.detail != "decided by bounds alone":
-            yield Line(method.name, image, radius, outcome.unstable or 0, outcome.verdict, outcome.reason, wall, cpu)
+def measure(asked: argparse.Namespace, records: Records) -> None:
+    """Ask each solver, smallest radius first, for at most ``asked.allowance`` seconds in all."""
+    import numpy as np
+    import torch
+
+    from benchmarks.common.progress import bars
+    from benchmarks.common.questions import Balls, clean, timed
+    from verifiable_relu.verifiers.registry import make
+
+    torch.set_num_threads(1)
+    network, data = train(asked.seed)
+    first = np.flatnonzero(clean(network, data.images, data.labels))[: asked.images]
+    queries = [
+        (image, radius, query)
+        for radius in RADII
+        for image, query in enumerate(Balls.around(network, data, first, radius).queries)
+    ]
+    with bars() as bar:
+        for method in METHODS:
+            about = {"method": method, "seed": asked.seed, "limit": asked.limit}
+            known = [r for r in records.of("answer") if {name: r[name] for name in about} == about]
+            taken = sum(record["seconds"] for record in known)
+            answered = {(record["image"], record["radius"]) for record in known}
+            for image, radius, query in bar.track(queries, description=method):
+                if taken > asked.allowance:
+                    break
+                if (image, radius) in answered:
+                    continue
+                outcome, wall, cpu = timed(query, make(method), asked.limit)
+                taken += wall
+                if outcome.detail != "decided by bounds alone":
+                    records.append(
+                        "answer",
+                        {
+                            **about,
+                            "image": image,
+                            "radius": radius,
+                            "unstable": outcome.unstable or 0,
+                            "verdict": outcome.verdict.value,
+                            "reason": outcome.reason.value,
+                            "seconds": round(wall, 4),
+                            "cpu": round(cpu, 4),
+                        },
+                    )
 
 
-def table(lines: list[Line]) -> Iterator[str]:
-    """The Markdown table."""
+def table(answers: Sequence[Record]) -> Table:
+    """A row per method and range of numbers of unstable neurons."""
     columns = ("unstable neurons", "method", "questions", "sat", "unsat", "undecided")
-    columns += ("median s", "slowest s", "median CPU s", "most CPU s")
-    yield f"| {' | '.join(columns)} |"
-    yield "|---" * len(columns) + "|"
+    times = ("median s", "slowest s", "median CPU s", "most CPU s")
+    rows: list[tuple[Cell, ...]] = []
     for low, high in pairwise(BINS):
-        for method in dict.fromkeys(line.method for line in lines):
-            mine = [line for line in lines if line.method == method and low <= line.unstable < high]
+        for method in METHODS:
+            mine = [r for r in answers if r["method"] == method and low <= r["unstable"] < high]
             if mine:
-                sat, unsat = (sum(line.verdict == verdict for line in mine) for verdict in (Verdict.SAT, Verdict.UNSAT))
-                wall, cpu = [line.seconds for line in mine], [line.cpu for line in mine]
-                counts = f"{len(mine)} | {sat} | {unsat} | {len(mine) - sat - unsat}"
-                times = (statistics.median(wall), max(wall), statistics.median(cpu), max(cpu))
-                yield f"| {low}–{high - 1} | {method} | {counts} | {' | '.join(f'{v:.2f}' for v in times)} |"
+                verdicts = [record["verdict"] for record in mine]
+                counts = [verdicts.count(verdict) for verdict in ("sat", "unsat", "unknown")]
+                wall, cpu = ([record[name] for record in mine] for name in ("seconds", "cpu"))
+                taken = (statistics.median(wall), max(wall), statistics.median(cpu), max(cpu))
+                rows.append((f"{low}–{high - 1}", method, len(mine), *counts, *taken))
+    return Table((*columns, *times), rows, dict.fromkeys(times, ".2f"))
 
 
-def main() -> None:
-    """Parse, run, write."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--images", type=int, default=12)
+def page(records: Sequence[Record], folder: Path) -> Page:
+    """The table, and the answers as CSV."""
+    answers = of(records, "answer")
+    made = Page("solver_scaling")
+    made.add("# Complete solvers against the number of unstable neurons")
+    made.bullets(notes(records))
+    seeds, limits = ({record[name] for record in answers} for name in ("seed", "limit"))
+    made.add(
+        f"A {'-'.join(map(str, SIZES))} ReLU network on scikit-learn's digits (seed {', '.join(map(str, seeds))}), "
+        f"{len({record['image'] for record in answers})} images, radii {', '.join(RADII)}; questions that bounds "
+        f"decide are left out. At most {', '.join(f'{limit:g}' for limit in limits)} s per question, one thread.",
+        table(answers),
+    )
+    names = ("method", "image", "radius", "unstable", "verdict", "reason", "seconds", "cpu")
+    made.save("solver_scaling", Table(names, [[record[name] for name in names] for record in answers]))
+    return made
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    """How much is asked."""
+    parser.add_argument("--seed", type=int, default=0, help="of the network's weights (default 0)")
+    parser.add_argument("--images", type=int, default=12, help="that are asked about (default 12)")
     parser.add_argument("--limit", type=float, default=10.0, help="seconds per question (default 10)")
     parser.add_argument("--allowance", type=float, default=120.0, help="seconds per method (default 120)")
-    options = parser.parse_args()
-    machine = describe()
-    torch.set_num_threads(1)
-    network, images, labels = train(options.seed)
-    queries = {
-        (image, radius): question(network, images[image], int(labels[image]), radius)
-        for radius in RADII
-        for image in range(options.images)
-    }
-    lines = [line for method in (Milp(), Smt()) for line in measure(method, queries, options.limit, options.allowance)]
-    RESULTS.mkdir(exist_ok=True)
-    with (RESULTS / "solver_scaling.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, [f.name for f in fields(Line)])
-        writer.writeheader()
-        writer.writerows(asdict(line) for line in lines)
-    text = "\n".join(table(lines))
-    head = (
-        f"A {'-'.join(map(str, SIZES))} ReLU network on scikit-learn's digits (seed {options.seed}), {options.images} "
-        f"images, radii {', '.join(RADII)}; questions that bounds decide are left out. At most {options.limit:g} s per "
-        f"question, {options.allowance:g} s per method, one thread; load average "
-        f"{os.getloadavg()[0]:.1f} at the end. {machine}."
-    )
-    (RESULTS / "solver_scaling.md").write_text(f"{head}\n\n{text}\n")
-    print(text)
 
+
+STUDY = Study("benchmarks.verification.solver_scaling", __doc__, options, measure, page)
 
 if __name__ == "__main__":
-    main()
+    sys.exit(STUDY.main())
