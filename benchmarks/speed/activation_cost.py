@@ -1,152 +1,85 @@
-"""What λ-GELU and λ-Swish cost in training: whole steps and the bare activation, against nn.GELU on the same net.
+"""What does a learned hardness cost in training? Steps with λ-GELU and λ-Swish against nn.GELU on the same network.
 
-    python benchmarks/activation_cost.py
-    python benchmarks/activation_cost.py --pairs 1000 --threads 2
+    python -m benchmarks.speed.activation_cost
+    python -m benchmarks.speed.activation_cost --pairs 1000 --threads 2
 
 A step is forward, backward and the optimiser's update as the trainer makes them, on a batch of 128 random images of
 28×28. The networks take turns step by step, so that whatever else the machine does falls on all of them alike; the
 ratio is the median over the pairs of neighbouring steps, in processor time of the process (wall clock beside it).
-"learned" trains λ; "annealed" has it frozen, as it is in the ramp. Writes results/activation_cost.md.
+"learned" trains λ; "annealed" has it frozen, as it is in the ramp. Each network is measured once for a number of pairs
+and threads; with other numbers, or another folder of results, it is measured anew.
 """
 
 from __future__ import annotations
 
 import argparse
-import statistics
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-import torch
-import torch.nn.functional as F
-from machine import command, describe, load_average
-from torch import Tensor, nn
+from benchmarks.common.records import Record, Records, notes, of
+from benchmarks.common.study import Study
+from benchmarks.report import Table
+from benchmarks.report.page import Page
 
-from verifiable_relu.nn import LambdaGELU, LambdaSwish, cnn, mlp
-from verifiable_relu.train.optimizer import make_optimizer, set_rates
-from verifiable_relu.train.options import Options
-
-RESULTS = Path(__file__).parent / "results"
-LAM = 1.7
-
-
-def frozen() -> nn.Module:
-    """λ-GELU as it is while it is annealed."""
-    gate = LambdaGELU(LAM)
-    gate.freeze()
-    return gate
-
-
-ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
-    "nn.GELU": nn.GELU,
-    "λ-GELU, learned": lambda: LambdaGELU(LAM),
-    "λ-GELU, annealed": frozen,
-    "λ-GELU, tanh form": lambda: LambdaGELU(LAM, approximate="tanh"),
-    "nn.GELU, tanh form": lambda: nn.GELU("tanh"),
-    "λ-Swish, learned": lambda: LambdaSwish(LAM),
-    "nn.SiLU": nn.SiLU,
-    "nn.ReLU": nn.ReLU,
+_COLUMNS = {
+    "network": "network",
+    "activation": "activation",
+    "milliseconds": "ms",
+    "ratio": "ratio",
+    "ratio_wall": "ratio, wall clock",
+    "ratio_plain": "ratio to its plain form",
 }
-PLAIN = {
-    **dict.fromkeys(ACTIVATIONS, "nn.GELU"),
-    "λ-GELU, tanh form": "nn.GELU, tanh form",
-    "λ-Swish, learned": "nn.SiLU",
-}
-"""What each is compared with besides nn.GELU: the same function without a hardness."""
-
-NETWORKS: dict[str, Callable[[Callable[[], nn.Module]], nn.Module]] = {
-    "MLP 784-128-128-10": lambda make: mlp([784, 128, 128, 10], make),
-    "MLP 784-512-512-10": lambda make: mlp([784, 512, 512, 10], make),
-    "CNN 16,32 + 100": lambda make: cnn((1, 28, 28), (16, 32), (100,), 10, make),
-}
+"""The fields of a record, and their columns."""
 
 
-def training_step(make: Callable[[Callable[[], nn.Module]], nn.Module], activation: str) -> Callable[[], None]:
-    """One step of training on a fixed batch, as a function without arguments."""
-    torch.manual_seed(0)
-    model = make(ACTIVATIONS[activation])
-    options = Options("random")
-    optimizer = make_optimizer(model, options)
-    x, y = torch.rand(128, 1, 28, 28), torch.randint(0, 10, (128,))
+def measure(asked: argparse.Namespace, records: Records) -> None:
+    """A record per network and activation; those of a network come together."""
+    import torch
 
-    def step() -> None:
-        # A small rate: the pre-activations must not wander off during the measurement.
-        set_rates(optimizer, model, 1e-6, options)
-        loss = F.cross_entropy(model(x), y)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+    from benchmarks.common.progress import say
+    from benchmarks.speed import activation_steps
 
-    return step
-
-
-def bare(activation: str, shape: tuple[int, ...]) -> Callable[[], None]:
-    """Forward and backward through the activation alone."""
-    torch.manual_seed(0)
-    module = ACTIVATIONS[activation]()
-    x, gradient = torch.randn(shape, requires_grad=True), torch.randn(shape)
-
-    def step() -> None:
-        x.grad = None
-        y: Tensor = module(x)
-        y.backward(gradient)
-
-    return step
-
-
-def measure(steps: Sequence[Callable[[], None]], pairs: int) -> list[tuple[float, float, float, float]]:
-    """For each activation's step its median milliseconds of processor time, the median ratios to nn.GELU's in it and
-    in wall clock, and that to its plain form's in processor time."""
-    cpu: list[list[float]] = [[] for _ in steps]
-    wall: list[list[float]] = [[] for _ in steps]
-    for turn in range(-max(5, pairs // 10), pairs):
-        for place, step in enumerate(steps):
-            began = time.process_time(), time.perf_counter()
-            step()
-            if turn >= 0:
-                cpu[place].append(time.process_time() - began[0])
-                wall[place].append(time.perf_counter() - began[1])
-
-    def ratio(times: list[list[float]], place: int, base: int) -> float:
-        return statistics.median(a / b for a, b in zip(times[place], times[base], strict=True))
-
-    names = list(ACTIVATIONS)
-    return [
-        (1e3 * statistics.median(cpu[i]), ratio(cpu, i, 0), ratio(wall, i, 0), ratio(cpu, i, names.index(PLAIN[name])))
-        for i, name in enumerate(names)
-    ]
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure, print and write the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pairs", type=int, default=300)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--results", type=Path, default=RESULTS)
-    asked = parser.parse_args(arguments)
     torch.set_num_threads(asked.threads)
-    rows = []
-    cases = {
-        **{name: [training_step(make, each) for each in ACTIVATIONS] for name, make in NETWORKS.items()},
-        "bare, 128 × 128": [bare(each, (128, 128)) for each in ACTIVATIONS],
-        "bare, 128 × 16 × 14 × 14": [bare(each, (128, 16, 14, 14)) for each in ACTIVATIONS],
-    }
-    for name, steps in cases.items():
-        for activation, (milliseconds, *ratios) in zip(ACTIVATIONS, measure(steps, asked.pairs), strict=True):
-            rows.append(f"| {name} | {activation} | {milliseconds:.3f} | {' | '.join(f'{r:.3f}' for r in ratios)} |")
-            print(rows[-1], flush=True)
-    text = (
-        "# The cost of a learned hardness\n\n"
-        f"By `{command()}`; {describe()}, {asked.threads} thread(s). {load_average()}\n\n"
-        f"Median of {asked.pairs} interleaved steps in milliseconds of processor time, and the median ratio to nn.GELU "
-        "of neighbouring steps. Target: a training step with λ-GELU at most 1.15.\n\n"
-        "| network | activation | ms | ratio | ratio, wall clock | ratio to its plain form |\n"
-        "|---|---|---|---|---|---|\n"
-    )
-    (asked.results / "activation_cost.md").write_text(text + "\n".join(rows) + "\n", encoding="utf-8")
-    return 0
+    for network, steps in activation_steps.cases().items():
+        about = {"network": network, "pairs": asked.pairs, "threads": asked.threads}
+        if records.has("cost", about):
+            continue
+        say(network)
+        measured = activation_steps.measure(steps(), asked.pairs)
+        for activation, (milliseconds, *ratios) in zip(activation_steps.ACTIVATIONS, measured, strict=True):
+            figures = zip(list(_COLUMNS)[2:], (milliseconds, *ratios), strict=True)
+            found = {name: round(value, 3) for name, value in figures}
+            records.append("cost", {**about, "activation": activation, **found})
 
+
+def page(records: Sequence[Record], folder: Path) -> Page:
+    """The table."""
+    costs = of(records, "cost")
+    made = Page("activation_cost")
+    made.add("# The cost of a learned hardness")
+    made.bullets(notes(records))
+    pairs, threads = ({record[name] for record in costs} for name in ("pairs", "threads"))
+    made.add(
+        f"Median of {', '.join(map(str, sorted(pairs)))} interleaved steps in milliseconds of processor time, and the "
+        f"median ratio to nn.GELU of neighbouring steps; {', '.join(map(str, sorted(threads)))} thread(s). Target: a "
+        "training step with λ-GELU at most 1.15.",
+        Table(
+            tuple(_COLUMNS.values()),
+            [[record[name] for name in _COLUMNS] for record in costs],
+            dict.fromkeys(_COLUMNS.values(), ".3f"),
+        ),
+    )
+    return made
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    """How often, and by how many threads."""
+    parser.add_argument("--pairs", type=int, default=300, help="of neighbouring steps (default 300)")
+    parser.add_argument("--threads", type=int, default=1, help="of torch (default 1)")
+
+
+STUDY = Study("benchmarks.speed.activation_cost", __doc__, options, measure, page)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(STUDY.main())

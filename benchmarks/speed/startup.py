@@ -1,10 +1,10 @@
-"""What one answer costs before any work is done: --help, importing torch, an easy property, and the main job.
+"""What does one answer cost before any work is done? --help, importing torch, an easy property, and the main job.
 
-    python benchmarks/startup.py
-    python benchmarks/startup.py --easy specs/mnist_mlp_mnist_0_eps3_100.vnnlib.gz --runs 20
+    python -m benchmarks.speed.startup
+    python -m benchmarks.speed.startup --easy specs/mnist_mlp_mnist_0_eps3_100.vnnlib.gz --runs 20
 
 The commands are run in turn, so that what else the machine does meets all of them alike, each once beforehand so that
-files are in memory. Writes results/startup.md.
+files are in memory. What was measured before stays among the records; the table shows the latest.
 """
 
 from __future__ import annotations
@@ -14,26 +14,30 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from machine import command, describe, load_average
-from rich.progress import track
+from benchmarks.common.records import Record, Records, notes, of
+from benchmarks.common.study import ROOT, Study
+from benchmarks.report import Table
+from benchmarks.report.page import Page
 
-RESULTS = Path(__file__).parent / "results"
-ROOT = Path(__file__).parent.parent
 EASY = "specs/cifar_cnn_cifar10_25_eps1_255.vnnlib.gz"
 """CROWN verifies it."""
+
 MAIN = "specs/cifar_eps.vnnlib"
 """Bounds and attack leave it open."""
-HELP_LIMIT = 0.5
-"""Seconds that --help may take."""
-PROPERTY_LIMIT = 2.0
-"""Seconds that an easy property may take beyond importing torch."""
+
+IMPORT = 'python -c "import torch"'
+HELP = "certify --help"
+LIMITS = {HELP: 0.5, "easy": 2.0}
+"""Seconds that --help may take, and that an easy property may take beyond importing torch."""
 
 
-def measure(commands: Mapping[str, Sequence[str]], runs: int) -> dict[str, list[float]]:
+def timed(commands: Mapping[str, Sequence[str]], runs: int) -> dict[str, list[float]]:
     """Wall-clock seconds of each command, ``runs`` times; they are run in turn."""
+    from rich.progress import track
+
     seconds: dict[str, list[float]] = {name: [] for name in commands}
     for number in track(range(-1, runs), "runs"):
         for name, arguments in commands.items():
@@ -44,46 +48,53 @@ def measure(commands: Mapping[str, Sequence[str]], runs: int) -> dict[str, list[
     return seconds
 
 
-def report(seconds: Mapping[str, Sequence[float]]) -> Iterator[str]:
-    """The Markdown table, and what the limits say."""
-    yield "| command | median s | fastest s | slowest s |"
-    yield "|---|---|---|---|"
-    for name, values in seconds.items():
-        yield f"| `{name}` | {statistics.median(values):.2f} | {min(values):.2f} | {max(values):.2f} |"
-    asked, imported, answered, _ = seconds.values()
-    beyond = statistics.median(b - a for a, b in zip(imported, answered, strict=True))
-    help_time = statistics.median(asked)
-    yield ""
-    yield f"`--help`: {help_time:.2f} s, {_judged(help_time, HELP_LIMIT)}."
-    yield (
-        f"The easy property: {beyond:.2f} s more than importing torch (median of the paired differences), "
-        f"{_judged(beyond, PROPERTY_LIMIT)}."
-    )
+def measure(asked: argparse.Namespace, records: Records) -> None:
+    """A record per command, of all its runs; ``beyond`` is the median of its seconds beyond those of importing torch."""
+    certify = ("-m", "verifiable_relu.certify")
+    commands = {
+        HELP: (*certify, "--help"),
+        IMPORT: ("-c", "import torch"),
+        f"certify --spec {asked.easy}": (*certify, "--spec", asked.easy),
+        f"certify --spec {MAIN}": (*certify, "--spec", MAIN),
+    }
+    found = timed(commands, asked.runs)
+    for name, seconds in found.items():
+        beyond = statistics.median(b - a for a, b in zip(found[IMPORT], seconds, strict=True))
+        times = {"median": statistics.median(seconds), "fastest": min(seconds), "slowest": max(seconds)}
+        rounded = {key: round(value, 3) for key, value in {**times, "beyond": beyond}.items()}
+        records.append("command", {"command": name, "runs": asked.runs, **rounded})
+
+
+def page(records: Sequence[Record], folder: Path) -> Page:
+    """The latest figures of each command, and what the limits say."""
+    latest = {record["command"]: record for record in of(records, "command")}
+    columns = ("median", "fastest", "slowest")
+    rows = [(f"`{name}`", record["runs"], *(record[key] for key in columns)) for name, record in latest.items()]
+    made = Page("startup")
+    made.add("# Starting up", "Wall clock; the commands took turns.")
+    made.bullets(notes(records))
+    titles = tuple(f"{name} s" for name in columns)
+    made.add(Table(("command", "runs", *titles), rows, dict.fromkeys(titles, ".2f")))
+    if HELP in latest:
+        made.add(f"`--help`: {_judged(latest[HELP]['median'], LIMITS[HELP])}.")
+    for name, record in latest.items():
+        if name.startswith("certify --spec") and not name.endswith(MAIN):
+            said = _judged(record["beyond"], LIMITS["easy"])
+            made.add(f"The easy property beyond importing torch (median of the paired differences): {said}.")
+    return made
 
 
 def _judged(value: float, limit: float) -> str:
-    return f"{'within' if value <= limit else 'ABOVE'} the limit of {limit:g} s"
+    return f"{value:.2f} s, {'within' if value <= limit else 'ABOVE'} the limit of {limit:g} s"
 
 
-def main() -> None:
-    """Parse, run, write."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def options(parser: argparse.ArgumentParser) -> None:
+    """Which property, and how often."""
     parser.add_argument("--easy", default=EASY, help=f"the easy property, from the root of the clone ({EASY})")
     parser.add_argument("--runs", type=int, default=10, help="of each command (default 10)")
-    options = parser.parse_args()
-    certify = ("-m", "verifiable_relu.certify")
-    commands = {
-        "certify --help": (*certify, "--help"),
-        'python -c "import torch"': ("-c", "import torch"),
-        f"certify --spec {options.easy}": (*certify, "--spec", options.easy),
-        f"certify --spec {MAIN}": (*certify, "--spec", MAIN),
-    }
-    text = "\n".join(report(measure(commands, options.runs)))
-    head = f"`{command()}`: {options.runs} runs of each, wall clock. {load_average()} {describe()}."
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "startup.md").write_text(f"{head}\n\n{text}\n")
-    print(text)
 
+
+STUDY = Study("benchmarks.speed.startup", __doc__, options, measure, page)
 
 if __name__ == "__main__":
-    main()
+    sys.exit(STUDY.main())

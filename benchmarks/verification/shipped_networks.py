@@ -150,7 +150,7 @@ def page(records: Sequence[Record], folder: Path) -> Page:
     budgets = ", ".join(f"{budget:g}" for budget in dict.fromkeys(record["budget"] for record in answers))
     threads = ", ".join(str(count) for count in dict.fromkeys(record["threads"] for record in answers))
     made.add(
-        f"The first exact test images, {budgets} s per image and method, the attack's seed 0; torch's threads: {threads}.",
+        f"The first exact test images, {budgets} s per image and method, the attack's seed 0, threads: {threads}.",
         table(answers),
         "*clean*: classified rightly. *attacked*: of these, not refuted by `attack`, each refutation confirmed. "
         "*certified*: proven by the method. *undecided*: neither proven nor refuted by `auto`. *unstable*: mean number "
