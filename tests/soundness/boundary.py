@@ -17,6 +17,8 @@ from fractions import Fraction
 import numpy as np
 import torch
 
+from tests.support.exact import DIGITS, exact_outputs
+from tests.support.nets import Chain, as_fractions
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import (
     Activation,
@@ -32,9 +34,7 @@ from verifiable_relu.network.nodes import (
 )
 from verifiable_relu.spec.property import Box, Property, Query, Row
 
-from .exact import DIGITS, exact_outputs
 from .judge import Case
-from .nets import Chain, as_fractions
 
 STEP = math.ulp(1.0)
 SIZES = (1e-300, 1e-30, 1e-8, 0.01, 0.25, 1 - STEP / 2, 1.0, 1 + STEP, 1.5, 512.0, 1e8, 1e16, 1e30, 1e100, 1e300)

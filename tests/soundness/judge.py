@@ -10,12 +10,11 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
 
+from tests.support.exact import DIGITS, exact_outputs, margin, violated
 from verifiable_relu.network.graph import Network
 from verifiable_relu.spec.property import Query
 from verifiable_relu.verifiers.base import Budget, Outcome, Reason, Trust, Verdict
 from verifiable_relu.verifiers.registry import make
-
-from .exact import DIGITS, exact_outputs, margin, violated
 
 LIRPA = ("auto_lirpa-ibp", "auto_lirpa-crown", "auto_lirpa-alpha-crown")
 """The methods of a library without outward rounding, whose verdicts are labelled ``float``."""

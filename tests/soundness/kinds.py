@@ -12,14 +12,14 @@ from fractions import Fraction
 import numpy as np
 import torch
 
+from tests.support import nets
+from tests.support.exact import DIGITS, exact_outputs, exact_values
 from verifiable_relu.bounds import input_box, interval_bounds, linear_lower_bounds, preactivation_bounds
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Linear
 from verifiable_relu.spec.property import Box, Polytope, Property, Query, Row
 
-from . import nets
 from .boundary import KINDS, cases
-from .exact import DIGITS, exact_outputs, exact_values
 from .judge import Case, Report, ask
 
 # ---------------------------------------------------------------- agreement near the decision boundary

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.support.exact import violated
 from verifiable_relu.files import on_disk
 from verifiable_relu.network import Network, read_onnx
 from verifiable_relu.spec.instances import read_instances
@@ -18,8 +19,6 @@ from verifiable_relu.spec.read import read_vnnlib
 from verifiable_relu.trust.replay import replay
 from verifiable_relu.verifiers.base import Budget, Verdict
 from verifiable_relu.verifiers.registry import make
-
-from .exact import violated
 
 RL = tuple(range(296))
 PARTS: tuple[tuple[str, tuple[int, ...], float, float], ...] = (

@@ -17,6 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tests.support import nets
+from tests.support.exact import ZERO, exact_values, node_value, rational
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Activation, Input, LeakyRelu
 from verifiable_relu.spec.property import Box, Polytope, Property, Query, Row
@@ -26,8 +28,6 @@ from verifiable_relu.verifiers.bab.proof import Proofs
 from verifiable_relu.verifiers.bab.strip import Strip
 from verifiable_relu.verifiers.base import Budget, Outcome, Verdict
 
-from . import nets
-from .exact import ZERO, exact_values, node_value, rational
 from .judge import Case, Report, judge
 from .kinds import boundary_cases
 

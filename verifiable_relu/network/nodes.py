@@ -46,6 +46,11 @@ class Node:
         """Number of neurons: the product of ``shape``."""
         return math.prod(self.shape)
 
+    @property
+    def place(self) -> str:
+        """What to call the node in an error message."""
+        return f"node '{self.name}' ({self.op})"
+
     def map_tensors(self, convert: Callable[[Tensor], Tensor]) -> Node:
         """The same node with ``convert`` applied to each of its tensors."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 try:
@@ -57,7 +57,7 @@ def test_source_archive_has_the_properties_and_the_tests(archives: Path) -> None
         names = {name.split("/", 1)[1] for name in members.getnames()}
     shipped = {path.relative_to(ROOT).as_posix() for path in (ROOT / "specs").rglob("*") if path.is_file()}
     assert shipped
-    assert {*shipped, "LICENSE", "README.md", "constraints.txt", "dev.py", "tests/test_packaging.py"} <= names
+    assert {*shipped, "LICENSE", "README.md", "constraints.txt", "dev.py", "tests/commands/test_packaging.py"} <= names
 
 
 def test_every_requirement_is_pinned() -> None:

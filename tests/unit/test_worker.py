@@ -16,7 +16,7 @@ import pytest
 from verifiable_relu.errors import OutOfTime
 from verifiable_relu.verifiers.adapters.worker import Worker
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture

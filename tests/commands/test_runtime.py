@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 WATCHED = """
 import sys
@@ -55,7 +55,7 @@ def left_behind(code: str, folder: Path, *arguments: str) -> tuple[list[str], su
 @pytest.fixture
 def violated(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A property whose counterexample is replayed by onnxruntime."""
-    from tests.test_certify import VIOLATED, network, spec
+    from tests.commands.test_certify import VIOLATED, network, spec
     from verifiable_relu.network import write_onnx
 
     folder = tmp_path_factory.mktemp("instance")

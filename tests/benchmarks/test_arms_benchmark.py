@@ -23,7 +23,7 @@ BASE = Options("blobs", hidden=(5,), epochs=3, batch=20, eps=0.01)
 
 @pytest.fixture
 def arms(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(Path(__file__).parent.parent / "benchmarks"))
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
     module = importlib.import_module("arms")
     random = np.random.default_rng(0)
     images, labels = random.random((40, 1, 3, 3)).astype(np.float32), np.arange(40) % 2

@@ -337,7 +337,7 @@ def test_the_command_writes_network_and_record(tmp_path: Path, capsys: pytest.Ca
 
 # The networks that ship with the project
 
-SHIPPED = sorted((Path(__file__).parent.parent / "specs").glob("*.json"))
+SHIPPED = sorted((Path(__file__).parents[2] / "specs").glob("*.json"))
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)

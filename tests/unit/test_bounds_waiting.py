@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.test_bounds import ACTS, assert_inside, boxes, images, mlp, points
-from tests.test_bounds import rows as output_rows
+from tests.unit.test_bounds import ACTS, assert_inside, boxes, images, mlp, points
+from tests.unit.test_bounds import rows as output_rows
 from verifiable_relu.bounds import Ascent, Bounds, Relaxation, relaxed
 from verifiable_relu.bounds import linear as crown
 from verifiable_relu.bounds.activations import unstable

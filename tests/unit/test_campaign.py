@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.scripted import NETWORK, Answer, Scripted, at_least, case, truth
+from tests.support.scripted import NETWORK, Answer, Scripted, at_least, case, truth
 from verifiable_relu import __version__
 from verifiable_relu.campaign import Case, Result, Store, run
 from verifiable_relu.campaign.result import join
@@ -23,7 +23,7 @@ from verifiable_relu.spec import Query
 from verifiable_relu.verifiers.base import SILENT, Budget, Outcome, Progress, Reason, Trust, Verdict
 
 SAT, UNSAT, UNKNOWN = Verdict.SAT, Verdict.UNSAT, Verdict.UNKNOWN
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def kept(cases: Sequence[Case | Result], verifier: Scripted, folder: Path | str) -> list[Result]:

@@ -18,15 +18,15 @@ from typing import Any
 
 import pytest
 
-from tests.scripted import Scripted, case
-from tests.test_campaign import UNSAT, kept, known
+from tests.support.scripted import Scripted, case
+from tests.unit.test_campaign import UNSAT, kept, known
 from verifiable_relu import journal
 from verifiable_relu.campaign import Store
 from verifiable_relu.campaign.result import Result
 from verifiable_relu.errors import InputError
 from verifiable_relu.verifiers.base import Reason, Trust, Verdict
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
 
 
@@ -346,7 +346,7 @@ def test_what_a_kill_left_beside_the_table_goes_at_the_next_start(folder: Path) 
 
 KILLED = """
 import sys
-from tests import scripted as t
+from tests.support import scripted as t
 from verifiable_relu.campaign import Store, run, runner
 
 runner._TABLE_EVERY = 0.0

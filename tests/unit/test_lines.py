@@ -12,7 +12,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.soundness.exact import exact_values
+from tests.support.exact import exact_values
 from verifiable_relu.bounds import Bounds, Relaxation
 from verifiable_relu.bounds.activations import relax
 from verifiable_relu.network.graph import Network

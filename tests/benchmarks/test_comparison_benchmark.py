@@ -15,7 +15,7 @@ from verifiable_relu.report import Estimate
 
 @pytest.fixture
 def comparison(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(Path(__file__).parent.parent / "benchmarks"))
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
     return importlib.import_module("comparison")
 
 

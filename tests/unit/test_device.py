@@ -10,10 +10,10 @@ from fractions import Fraction
 import pytest
 import torch
 
-from tests.elsewhere import DEVICE, Elsewhere
-from tests.test_api import IMAGES, LABELS, MODEL
-from tests.test_bounds import ACTS, Act, boxes, images, mixed, mlp, moved
-from tests.test_train import CNN, MLP, blobs
+from tests.support.elsewhere import DEVICE, Elsewhere
+from tests.unit.test_api import IMAGES, LABELS, MODEL
+from tests.unit.test_bounds import ACTS, Act, boxes, images, mixed, mlp, moved
+from tests.unit.test_train import CNN, MLP, blobs
 from verifiable_relu import verify
 from verifiable_relu.bounds import Ascent, Bounds, preactivation_bounds, substitution_change
 from verifiable_relu.errors import InputError

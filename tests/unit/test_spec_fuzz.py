@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.vnnlib_cases import Writer, cases, damaged, exchanged, holds
+from tests.support.vnnlib_cases import Writer, cases, damaged, exchanged, holds
 from verifiable_relu.errors import LONGEST, InputError
 from verifiable_relu.spec import SpecFile, read_vnnlib, vnnlib_text
 from verifiable_relu.spec.read import parse

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.families import NETWORKS, boxes, climb, least, member, members, mlp, points, residual, smooth
+from tests.support.families import NETWORKS, boxes, climb, least, member, members, mlp, points, residual, smooth
 from verifiable_relu.bounds import Bounds, change, substitution_change
 from verifiable_relu.bounds.activations import image
 from verifiable_relu.errors import InputError, UnsupportedError
@@ -20,7 +20,7 @@ from verifiable_relu.network.build import Builder
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Gelu, Hardened, LeakyRelu, Relu
 
-SPECS = Path(__file__).parents[1] / "specs"
+SPECS = Path(__file__).parents[2] / "specs"
 DEEPEST = 0.16997120747990369
 """max t·Φ(−t), at t = 0.7517915…"""
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.test_bounds_rounding import in_order
+from tests.unit.test_bounds_rounding import in_order
 from verifiable_relu.bounds import Bounds, Relaxation, interval, interval_bounds, reference, relaxed, rounding
 from verifiable_relu.bounds import linear as crown
 from verifiable_relu.bounds import window as patches

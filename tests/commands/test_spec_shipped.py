@@ -17,7 +17,7 @@ from verifiable_relu.spec import Query, find_network, limits, linf_properties, q
 from verifiable_relu.spec.__main__ import DECIMALS
 from verifiable_relu.spec.instances import Instance, read_instances
 
-SPECS = Path(__file__).parent.parent / "specs"
+SPECS = Path(__file__).parents[2] / "specs"
 ROWS = read_instances(SPECS / "instances.csv")
 HEAD = re.compile(r"; L-infinity robustness: (\w+) test image (\d+), label (\d), eps (\S+)")
 

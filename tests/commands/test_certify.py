@@ -20,9 +20,9 @@ import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
 
-from tests.scripted import Scripted
-from tests.test_campaign import known
-from tests.vnnlib_cases import cases
+from tests.support.scripted import Scripted
+from tests.support.vnnlib_cases import cases
+from tests.unit.test_campaign import known
 from verifiable_relu.campaign import Store, inputs
 from verifiable_relu.certify import main
 from verifiable_relu.network import read_onnx, write_onnx
@@ -32,7 +32,7 @@ from verifiable_relu.spec import Box, Property, Query, Row, SpecFile, Variable, 
 from verifiable_relu.verifiers.base import Budget, Outcome, Reason, Verdict
 from verifiable_relu.verifiers.incomplete import Ibp
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def spec(unsafe: str, low: str = "0.0", high: str = "1.0", inputs: int = 2, outputs: int = 2, head: str = "") -> str:
@@ -393,7 +393,7 @@ def test_a_fault_of_ours_is_one_line_and_exits_with_1(
 
 TALKATIVE = """
 import ctypes, os, runpy, sys
-from tests import test_certify as t
+from tests.commands import test_certify as t
 from verifiable_relu.campaign import inputs
 
 def answer(query):
@@ -556,7 +556,7 @@ SLOW = """
 import signal, sys
 # Whoever started the tests in the background may have had it ignored.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-from tests import test_certify as t
+from tests.commands import test_certify as t
 from verifiable_relu.campaign import inputs
 inputs.make = lambda *_: t.Scripted(t.patiently)
 sys.exit(t.main())

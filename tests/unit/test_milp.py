@@ -13,7 +13,17 @@ import numpy as np
 import pytest
 import torch
 
-from tests.solver_cases import ball, barely_unstable, chain, least, mlp, random_query, residual, row, union_in_order
+from tests.support.solver_cases import (
+    ball,
+    barely_unstable,
+    chain,
+    least,
+    mlp,
+    random_query,
+    residual,
+    row,
+    union_in_order,
+)
 from verifiable_relu.bounds import Bounds
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Gelu, Input, Linear, Relu

@@ -14,7 +14,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.families import NETWORKS, Random, boxes, climb, cnn, least, member, members, mlp, points, residual, smooth
+from tests.support.families import (
+    NETWORKS,
+    Random,
+    boxes,
+    climb,
+    cnn,
+    least,
+    member,
+    members,
+    mlp,
+    points,
+    residual,
+    smooth,
+)
 from verifiable_relu import verify
 from verifiable_relu.bounds import (
     Ascent,

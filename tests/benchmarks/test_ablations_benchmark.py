@@ -18,7 +18,7 @@ from verifiable_relu.train.options import Options
 
 @pytest.fixture
 def ablations(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(Path(__file__).parent.parent / "benchmarks"))
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
     return importlib.import_module("ablations")
 
 

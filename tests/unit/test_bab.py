@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.solver_cases import ball, barely_unstable, chain, mlp, random_query, residual, row, union_in_order
-from tests.soundness.exact import exact_outputs, exact_values
 from tests.soundness.judge import Report
 from tests.soundness.trees import TIGHT, covers, trees
+from tests.support.exact import exact_outputs, exact_values
+from tests.support.solver_cases import ball, barely_unstable, chain, mlp, random_query, residual, row, union_in_order
 from verifiable_relu.bounds import input_box, relaxed
 from verifiable_relu.errors import UnsupportedError
 from verifiable_relu.network.graph import Network

@@ -10,7 +10,7 @@ import pytest
 import torch
 import z3
 
-from tests.solver_cases import ball, barely_unstable, chain, mlp, random_query, residual, row, union_in_order
+from tests.support.solver_cases import ball, barely_unstable, chain, mlp, random_query, residual, row, union_in_order
 from verifiable_relu.network.nodes import Input, Linear, Relu, Sigmoid
 from verifiable_relu.spec.property import Box, Property, Query
 from verifiable_relu.trust.exact import evaluate_exact
