@@ -41,6 +41,10 @@ def command(module: str, arguments: list[str] | None = None) -> str:
     return f"python -m {module} {shlex.join(sys.argv[1:] if arguments is None else arguments)}".strip()
 
 
-def conditions(command: str) -> str:
-    """What is noted before the first record of a run: command, load and machine, as one line."""
-    return f"`{command}`. Load average {load_average():.1f} at the start. {describe()}."
+def conditions(module: str, arguments: list[str] | None = None) -> str:
+    """What is noted before the first record of a run: command, load and machine, as one line.
+
+    Of the command's arguments those that are absolute paths are left out: they say nothing on another machine.
+    """
+    told = ["PATH" if Path(text).is_absolute() else text for text in (sys.argv[1:] if arguments is None else arguments)]
+    return f"`{command(module, told)}`. Load average {load_average():.1f} at the start. {describe()}."

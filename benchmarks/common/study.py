@@ -64,15 +64,15 @@ class Study:
     def main(self, arguments: Sequence[str] | None = None) -> int:
         """Measure and tabulate; 0 when done, 2 for bad input, 130 after Ctrl-C."""
         asked = self.parser().parse_args(arguments)
-        line = command(self.module, None if arguments is None else list(arguments))
+        given = None if arguments is None else list(arguments)
 
         def work() -> None:
             if not asked.table:
-                with Records(asked.results, lambda: conditions(line)) as records:
+                with Records(asked.results, lambda: conditions(self.module, given)) as records:
                     self.measure(asked, records)
             print(self.page(read_records(asked.results), asked.results).write(asked.results))
 
-        return guarded(work, line)
+        return guarded(work, command(self.module, given))
 
 
 def add_results(parser: argparse.ArgumentParser, default: Path) -> None:

@@ -43,14 +43,16 @@ def measure(asked: argparse.Namespace, records: Records) -> None:
     torch.set_num_threads(asked.threads)
     for network, steps in activation_steps.cases().items():
         about = {"network": network, "pairs": asked.pairs, "threads": asked.threads}
-        if records.has("cost", about):
+        missing = [a for a in activation_steps.ACTIVATIONS if not records.has("cost", {**about, "activation": a})]
+        if not missing:
             continue
         say(network)
         measured = activation_steps.measure(steps(), asked.pairs)
         for activation, (milliseconds, *ratios) in zip(activation_steps.ACTIVATIONS, measured, strict=True):
             figures = zip(list(_COLUMNS)[2:], (milliseconds, *ratios), strict=True)
             found = {name: round(value, 3) for name, value in figures}
-            records.append("cost", {**about, "activation": activation, **found})
+            if activation in missing:
+                records.append("cost", {**about, "activation": activation, **found})
 
 
 def page(records: Sequence[Record], folder: Path) -> Page:

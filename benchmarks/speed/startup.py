@@ -49,7 +49,7 @@ def timed(commands: Mapping[str, Sequence[str]], runs: int) -> dict[str, list[fl
 
 
 def measure(asked: argparse.Namespace, records: Records) -> None:
-    """A record per command, of all its runs; ``beyond`` is the median of its seconds beyond those of importing torch."""
+    """A record per command, of all its runs; ``beyond`` is the median of its seconds beyond importing torch."""
     certify = ("-m", "verifiable_relu.certify")
     commands = {
         HELP: (*certify, "--help"),
