@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.report import Estimate, Table, estimate
+from benchmarks.report.figures import cactus, levels, pairs, profiles
 from verifiable_relu.errors import InputError
-from verifiable_relu.report import Estimate, Table, estimate
-from verifiable_relu.report.figures import cactus, levels, pairs, profiles
 
 TABLE = Table(
     ("arm", "ε", "clean_%", "seconds"),
