@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -229,6 +230,7 @@ def test_ctrl_c_keeps_every_run_that_was_finished(tmp_path: Path) -> None:
         assert process.stderr is not None
         while not (tmp_path / "records.jsonl").exists() or not of(read_records(tmp_path), "run"):
             assert process.poll() is None, process.stderr.read()
+            time.sleep(0.1)
         before = len(of(read_records(tmp_path), "run"))
         # A terminal interrupts the workers too.
         os.killpg(process.pid, signal.SIGINT)

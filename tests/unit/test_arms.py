@@ -85,13 +85,13 @@ def test_every_arm_learns_and_becomes_its_network(arm: str, tmp_path: Path) -> N
     trained = train(options, data)
     results = export(trained, options, data, data, tmp_path / "net.onnx")
     assert results["clean"] > 0.9
-    assert ("clean_after_substitution" in results) == (arm not in ("relu", "prelu"))
+    assert ("clean_after_substitution" in results) == (ARMS[arm].swap != "never")
     for name in ("int8", "int8_per_tensor"):
         assert abs(results[name]["clean"] - results["clean"]) < 0.03 and results[name]["calibration_images"] == 200
         assert 0 < results[name]["mean_logit_change"] < 0.1
     assert list(results["pruned"]) == ["0.5", "0.7", "0.9"] and results["pruned"]["0.5"] > 0.6
     hard, record = finish(trained, options, data, data)
-    assert types(hard)[3] == ("PReLU" if arm == "prelu" else "ReLU")
+    assert types(hard)[3] == ("ReLU" if ARMS[arm].ends_in_relu else ARMS[arm].activation)
     lam = np.array([epoch["lam"] for epoch in record["epochs"]])
     if options.anneals:
         assert lam.shape == (8, 2) and lam[-1] == pytest.approx([160, 160], rel=1e-5)
