@@ -10,12 +10,12 @@ from typing import Any
 
 
 class Late(BaseException):
-    """The limit of one measurement is over. Not an Exception, which the library might catch."""
+    """A measurement took longer than its limit. It is no ``Exception``: a library that is measured might catch that."""
 
 
 @contextmanager
 def limited(seconds: float) -> Iterator[None]:
-    """Raise ``Late`` after so many seconds."""
+    """Raise ``Late`` where the block takes longer than ``seconds``; in the main thread only."""
 
     def ring(number: int, frame: Any) -> None:
         raise Late
@@ -30,7 +30,7 @@ def limited(seconds: float) -> Iterator[None]:
 
 
 def seconds(work: Callable[[], Any], least: float = 0.0) -> float:
-    """Wall clock of one run: the mean of as many as take ``least`` seconds together."""
+    """Wall-clock seconds of one call of ``work``: the mean of as many calls as take ``least`` seconds together."""
     start, count = time.perf_counter(), 0
     while count == 0 or time.perf_counter() - start < least:
         work()

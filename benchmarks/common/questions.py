@@ -149,11 +149,12 @@ class Counting(Crown):
 
 @dataclass(frozen=True)
 class Ladder:
-    """What ever stronger means say of the same balls, where each is asked only about what those before it left open.
+    """What CROWN, α-CROWN and the attack say of the same balls, each asked only about those that are still open.
 
     Attributes:
-        proven: by CROWN; by α-CROWN or CROWN.
-        standing: how many balls the attack did not refute; what is proven is not attacked.
+        crown: how many balls CROWN proves.
+        alpha: how many balls CROWN or α-CROWN proves.
+        standing: how many balls the attack does not refute; what is proven is not attacked.
         layers: unstable neurons of each layer by CROWN's bounds, over all balls.
         seconds: of each method.
     """

@@ -69,6 +69,7 @@ def architecture(options: Mapping[str, Any]) -> str:
 
 
 _TOLD = {"data", "model", "width", "hidden", "channels", "arm", "finetune_extra", "epochs", "eps", "seed"}
+"""The options that the other parts of a setting say."""
 
 
 def setting(record: Record) -> tuple[Any, ...]:
@@ -85,7 +86,7 @@ def setting(record: Record) -> tuple[Any, ...]:
 
 
 def run_name(options: Options) -> str:
-    """Of a run and its files, without suffix: the same for the same options, and for no others.
+    """The name of a run and of its files, without suffix: the same for the same options, and for no others.
 
     Options at their defaults are left out of the digest, so that an option that is new in a later version does not
     make a finished run another one.

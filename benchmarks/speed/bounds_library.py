@@ -29,12 +29,19 @@ _NAMES = {"ibp": "IBP", "crown": "CROWN", "alpha-crown": "alpha-CROWN"}
 """The methods as the library calls them."""
 
 PARTS = (1, 16)
-"""So many images of a batch the library may get at once, in place of all: on some networks batches take it longer."""
+"""Numbers of images that the library may get at once in place of a batch, which takes it longer on some networks."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Those of auto_LiRPA's settings on which its speed depends."""
+    """The settings of auto_LiRPA on which its speed depends.
+
+    Attributes:
+        conv: how it represents coefficients of convolutions, ``patches`` or ``matrix``.
+        sparse: whether α is stored for unstable neurons alone.
+        inference: whether it runs in torch's inference mode.
+        images: how many of a batch it gets at once.
+    """
 
     conv: str
     sparse: bool
@@ -80,10 +87,8 @@ class Theirs:
             return seconds(lambda: [self._bounds(part) for part in parts], least)
 
     def _parts(self, problem: Problem) -> list[Problem]:
-        """What it gets at once."""
-        if self.given:
-            _ = problem.pre
-        return problem.parts(self.images)
+        """The parts of a problem that the library gets one after another."""
+        return problem.parts(self.images, bounded=self.given)
 
     def _bounds(self, problem: Problem) -> Tensor:
         library, box = adapter.library(), problem.box

@@ -23,59 +23,71 @@ from verifiable_relu.network.nodes import Gelu, Relu
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """A batch of balls and the rows to bound: the objective (batch, rows, outputs), as auto_LiRPA takes it.
+    """A network, a batch of L∞ balls, and linear functions of the outputs whose least values are to be bounded.
 
-    In float32 our coefficients are, and nothing else.
+    Attributes:
+        network: its weights in the dtype that auto_LiRPA computes in. We compute in float64 throughout, but for the
+            coefficients of linear bounds, which are in float32 if that dtype is float32.
+        box: the balls as boxes, in the same dtype.
+        objective: (batch, rows, outputs), the coefficients of the functions.
+        known: bounds of every activation's input by CROWN, where they have been worked out.
     """
 
     network: Network
     box: Bounds
     objective: Tensor
+    known: dict[int, Bounds] | None = None
 
     @cached_property
     def single(self) -> bool:
-        """Whether coefficients are in float32."""
+        """Whether our coefficients are in float32."""
         return self.box.lower.dtype == torch.float32
 
     @cached_property
     def given(self) -> tuple[Network, Bounds]:
-        """The network and the balls as we take them."""
+        """Network and balls in float64, as our bounds take them."""
         return self.network.to(torch.float64), Bounds(self.box.lower.double(), self.box.upper.double())
 
     @cached_property
     def pre(self) -> dict[int, Bounds]:
-        """CROWN's bounds of every activation's input."""
+        """CROWN's bounds of every activation's input, by its index."""
+        if self.known is not None:
+            return self.known
         with torch.no_grad():
             return preactivation_bounds(*self.given, single=self.single)
 
     @cached_property
     def rows(self) -> tuple[Tensor, Tensor]:
-        """The objective as we take it: (rows, outputs), and the sample of each row."""
+        """The objective as our bounds take it: (batch · rows, outputs), and the sample that each row belongs to."""
         samples, rows, outputs = self.objective.shape
         return self.objective.double().reshape(-1, outputs), torch.arange(samples).repeat_interleave(rows)
 
     def relaxation(self, known: dict[int, Bounds] | None = None) -> Relaxation:
-        """Of what we take."""
+        """Our linear bounds of this problem, with the activations' inputs bounded as ``known`` says, if given."""
         return Relaxation(*self.given, known, self.single)
 
-    def parts(self, size: int) -> list[Problem]:
-        """The same of so many images each, with the same bounds of the activations' inputs if these are known."""
+    def parts(self, size: int, *, bounded: bool) -> list[Problem]:
+        """The same problem in parts of ``size`` samples each.
+
+        Args:
+            size: of a part; the last one may have fewer.
+            bounded: whether the parts come with the bounds of the activations' inputs that this problem has.
+        """
         found = []
         for start in range(0, len(self.objective), size):
             part = slice(start, start + size)
             box = Bounds(self.box.lower[part], self.box.upper[part])
-            found.append(replace(self, box=box, objective=self.objective[part]))
-            if "pre" in self.__dict__:
-                found[-1].__dict__["pre"] = {i: Bounds(b.lower[part], b.upper[part]) for i, b in self.pre.items()}
+            known = {i: Bounds(b.lower[part], b.upper[part]) for i, b in self.pre.items()} if bounded else None
+            found.append(replace(self, box=box, objective=self.objective[part], known=known))
         return found
 
     def both_signs(self) -> Problem:
-        """With the rows' negatives behind them, so that widths can be worked out."""
+        """The same problem with the negatives of the rows behind the rows: upper bounds too, and so widths."""
         return replace(self, objective=torch.cat([self.objective, -self.objective], 1))
 
 
 def problem_of(case: Case, network: Network, batch: int, dtype: torch.dtype) -> Problem:
-    """The first ``batch`` exact test images that are classified rightly, each in its ball."""
+    """Balls around the first ``batch`` exact test images that are classified rightly; rows: label minus other class."""
     data = load(case.data, "test")
     chosen = np.flatnonzero(data.exact)[: 4 * batch + 50]
     images, labels = torch.from_numpy(data.images[chosen]).double(), torch.from_numpy(data.labels[chosen])
@@ -96,7 +108,7 @@ def problem_of(case: Case, network: Network, batch: int, dtype: torch.dtype) -> 
 
 
 def ours(problem: Problem, method: str) -> Tensor:
-    """Our lower bounds, (batch, rows)."""
+    """Our lower bounds by one of ``bounds_cases.METHODS``, (batch, rows)."""
     network, box = problem.given
     matrix, sample = problem.rows
     single = problem.single
@@ -155,4 +167,4 @@ def with_gelu(problem: Problem, lam: float) -> Problem:
         Gelu(name=n.name, inputs=n.inputs, shape=n.shape, lam=torch.tensor(lam)) if isinstance(n, Relu) else n
         for n in problem.network.nodes
     )
-    return replace(problem, network=Network(nodes).to(torch.float64))
+    return replace(problem, network=Network(nodes).to(torch.float64), known=None)
