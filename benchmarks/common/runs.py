@@ -218,10 +218,12 @@ def train_all(grid: Sequence[Options], records: Records, networks: Path, workers
         workers: how many processes train at once.
 
     Raises:
-        InputError: for data, a record or a checkpoint that cannot be used.
+        InputError: for data, a record or a checkpoint that cannot be used, or for no worker.
     """
     from benchmarks.common.progress import bars, say
 
+    if workers < 1:
+        raise InputError(f"must be at least 1, got {workers}", place="--workers")
     networks.mkdir(parents=True, exist_ok=True)
     missing = [options for options in grid if not finished(options, records.all)]
     say(f"{len(grid)} runs, of which {len(grid) - len(missing)} are done")
