@@ -8,8 +8,14 @@ from torch import Tensor, nn
 from verifiable_relu.bounds import Bounds, interval_bounds, unstable
 from verifiable_relu.network import from_torch
 from verifiable_relu.nn import HardnessGate, substitute_relu
+from verifiable_relu.train.arms import ARMS
 
-ACTIVATIONS = (HardnessGate, nn.GELU, nn.ReLU, nn.PReLU)
+ACTIVATIONS: tuple[type[nn.Module], ...] = (
+    HardnessGate,
+    nn.ReLU,
+    *(getattr(nn, arm.activation) for arm in ARMS.values() if arm.hardness == "none"),
+)
+"""What is trained in any arm, and what takes its place."""
 
 
 @torch.no_grad()
