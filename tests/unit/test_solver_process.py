@@ -17,7 +17,7 @@ import pytest
 from tests.support import hostile
 from verifiable_relu.errors import CallFailed, OutOfTime
 from verifiable_relu.verifiers.solvers import process
-from verifiable_relu.verifiers.solvers.process import Worker, default_memory
+from verifiable_relu.verifiers.solvers.process import Worker, default_memory, processor_seconds
 
 ROOT = Path(__file__).parents[2]
 
@@ -162,6 +162,19 @@ def test_threads_wait_for_one_another(worker: Worker) -> None:
     for thread in threads:
         thread.join()
     assert sorted(found) == [n * 100_000 for n in range(8)]
+
+
+def test_processor_time_counts_what_workers_do(worker: Worker) -> None:
+    def others() -> float:
+        return processor_seconds() - time.process_time()
+
+    before = others()
+    clock = "__import__('time').process_time()"
+    spent = worker.call(f"sum(0 for _ in iter(lambda: {clock} < 0.7, False)) or {clock}")
+    running = others() - before
+    worker.stop()
+    assert spent >= 0.7 and running == pytest.approx(spent, abs=0.05)
+    assert others() - before == pytest.approx(running, abs=0.05)
 
 
 def test_ctrl_c_ends_the_process_at_once(worker: Worker) -> None:
