@@ -283,7 +283,7 @@ def test_the_terms_grow_over_the_first_half_of_the_ramp() -> None:
 
 
 @pytest.mark.parametrize("arm", ["lambda-gelu", "relu"])
-def test_the_terms_grow_in_a_training(arm: Arm, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_growth_in_a_training(arm: Arm, monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = images(40)
     data = Dataset("x", x.numpy(), y.numpy(), (0.5, 0.5), (0.3, 0.3), np.ones(40, bool))
     seen: list[tuple[float, float]] = []
