@@ -84,7 +84,7 @@ def test_a_kill_at_any_moment_loses_no_record_that_was_made(tmp_path: Path) -> N
             said |= {line.decode().strip() for line in process.stdout if line.endswith(b"\n")}
         # Those that were answered before are said again first.
         Store(tmp_path).close()
-        found = {json.loads(line)["vnnlib"] for line in (tmp_path / "records.jsonl").open()}
+        found = {json.loads(line)["vnnlib"] for line in (tmp_path / "records.jsonl").read_text().splitlines()}
         assert before | said <= found
         assert {path.name for path in tmp_path.iterdir()} <= {".lock", "records.jsonl", "results.csv"}
         before = found
