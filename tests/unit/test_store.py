@@ -5,12 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
-import random
-import signal
 import stat
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
@@ -19,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.support.scripted import Scripted, case
-from tests.unit.test_campaign import UNSAT, kept, known
+from tests.unit.test_campaign import kept, known
 from verifiable_relu import journal
 from verifiable_relu.campaign import Store
 from verifiable_relu.campaign.result import Result
@@ -45,34 +40,6 @@ def changed(line: bytes, **fields: Any) -> bytes:
     """A record with other values in some fields; the value ``...`` takes a field away."""
     record = {**json.loads(line), **fields}
     return json.dumps({k: v for k, v in record.items() if v is not ...}).encode() + b"\n"
-
-
-LOCKED = """
-import sys
-from verifiable_relu.campaign import Store
-store = Store(sys.argv[1])
-print("open", flush=True)
-sys.stdin.read()
-"""
-
-
-def test_a_folder_is_one_campaigns_until_that_is_over_or_killed(tmp_path: Path) -> None:
-    for end in ("finished", "killed"):
-        with subprocess.Popen(
-            [sys.executable, "-c", LOCKED, str(tmp_path)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=ENVIRONMENT,
-        ) as process:
-            assert process.stdin is not None and process.stdout is not None
-            assert process.stdout.readline() == b"open\n"
-            with pytest.raises(InputError, match="another campaign is running in this folder"):
-                Store(tmp_path)
-            if end == "killed":
-                process.kill()
-            process.stdin.close()
-            process.wait()
-        assert known(tmp_path) == 0
 
 
 def test_a_store_locks_out_another_of_its_own_process(tmp_path: Path) -> None:
@@ -342,49 +309,3 @@ def test_what_a_kill_left_beside_the_table_goes_at_the_next_start(folder: Path) 
         (folder / name).write_text("half a t")
     assert known(folder) == 2
     assert {path.name for path in folder.iterdir()} == {".lock", "records.jsonl", "results.csv"}
-
-
-KILLED = """
-import sys
-from tests.support import scripted as t
-from verifiable_relu.campaign import Store, run, runner
-
-runner.TABLE_EVERY = 0.0
-
-class Observer:
-    def stage(self, *_):
-        pass
-
-    def result(self, result):
-        print(result.vnnlib, flush=True)
-
-with Store(sys.argv[1]) as store:
-    print("open", flush=True)
-    run([t.case(2 + i, name=str(i)) for i in range(int(sys.argv[2]))], t.Scripted(), store, Observer())
-"""
-
-
-def test_a_kill_at_any_moment_loses_no_record_that_was_made(tmp_path: Path) -> None:
-    count, rng = 2000, random.Random(0)
-    before: set[str] = set()
-    for _ in range(3):
-        with subprocess.Popen(
-            [sys.executable, "-c", KILLED, str(tmp_path), str(count)], stdout=subprocess.PIPE, env=ENVIRONMENT
-        ) as process:
-            assert process.stdout is not None and process.stdout.readline() == b"open\n"
-            said = {process.stdout.readline().decode().strip() for _ in range(rng.randrange(300))}
-            # A moment that no line announces.
-            time.sleep(rng.uniform(0, 0.01))
-            process.send_signal(signal.SIGKILL)
-            said |= {line.decode().strip() for line in process.stdout if line.endswith(b"\n")}
-        # Those that were answered before are said again first.
-        Store(tmp_path).close()
-        found = {json.loads(line)["vnnlib"] for line in lines(tmp_path)}
-        assert before | said <= found
-        assert {path.name for path in tmp_path.iterdir()} <= {".lock", "records.jsonl", "results.csv"}
-        before = found
-    assert before
-    verifier = Scripted()
-    results = kept([case(2 + i, name=str(i)) for i in range(count)], verifier, tmp_path)
-    assert len(results) == count and all(result.verdict is UNSAT for result in results)
-    assert sum(len(queries) for queries in verifier.asked) == count - len(before)
