@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from verifiable_relu.bounds import Bounds, input_box, interval_bounds, linear_lower_bounds, preactivation_bounds
+from verifiable_relu.bounds import Bounds, input_box, interval_bounds
 from verifiable_relu.errors import OutOfTime, UnsupportedError
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import (
@@ -56,6 +56,7 @@ from verifiable_relu.verifiers.base import (
     deadline,
     fault,
 )
+from verifiable_relu.verifiers.root import NONE, Roots, relaxation
 
 T = TypeVar("T")
 
@@ -385,20 +386,22 @@ def _sizes(folding: Folding, box: Bounds, known: Mapping[int, Bounds] | None = N
     return [Sizes.of(network, bounds, sample) for sample in range(len(box.lower))]
 
 
-def _bounded(folding: Folding, queries: Sequence[Query], stop: Callable[[], bool]) -> list[Problem]:
-    """Problems over CROWN bounds, computed in one batch."""
+def _bounded(
+    folding: Folding, queries: Sequence[Query], stop: Callable[[], bool], roots: Roots = NONE
+) -> list[Problem]:
+    """Problems over CROWN bounds, or better ones that are known, in one batch."""
     network, properties = folding.network.to(torch.float64), [q.property for q in queries]
     with torch.no_grad():
         box = input_box(properties, network)
-        pre = preactivation_bounds(network, box, stop=stop)
+        found = relaxation(network, box, roots.known(queries, network, box.lower), stop=stop)
+        pre, whole = found.pre, not stop()
         rows = RowBatch.of(properties, network.output_size)
-        values = linear_lower_bounds(network, box, pre, rows.matrix, rows.sample, stop=stop)
+        values = found.outputs(rows.matrix, rows.sample, stop=stop)
+        values = torch.nextafter(values - rows.bound, values.new_full((), -torch.inf))
         sizes = _sizes(folding, box, pre)
-        slack = rows.unscaled(torch.nextafter(values - rows.bound, values.new_full((), -torch.inf)))
-        slack = torch.where(slack.isnan(), -torch.inf, slack)
-        excluded = slack.new_full((len(rows.owner),), -torch.inf).scatter_reduce(0, rows.polytope, slack, "amax")
+        lower = roots.learn(queries, network, pre, rows, values, bounded=whole)
         count = sum(len(prop.unsafe) for prop in properties)
-        reached = slack.new_full((count,), torch.inf).scatter_reduce(0, rows.origin, excluded, "amin").numpy()
+        reached = lower.new_full((count,), torch.inf).scatter_reduce(0, rows.origin, lower, "amin").numpy()
     problems, at = [], 0
     for sample, query in enumerate(queries):
         margins = reached[at : at + len(query.property.unsafe)]
@@ -435,12 +438,21 @@ Solve = Callable[[Problem, Callable[[], float]], Outcome]
 
 
 def solve_each(
-    name: str, queries: Sequence[Query], budget: Budget, progress: Progress, solve: Solve, *, exact: bool, bounds: bool
+    name: str,
+    queries: Sequence[Query],
+    budget: Budget,
+    progress: Progress,
+    roots: Roots,
+    solve: Solve,
+    *,
+    exact: bool,
+    bounds: bool,
 ) -> list[Outcome]:
     """A verifier's ``verify``: bounds in batches, then one solver call after the other.
 
     Args:
         name: the method.
+        roots: what is known of the queries, to which bounds are added.
         solve: asked for every query that bounds don't decide.
         exact: the arithmetic in which the networks are folded.
         bounds: whether to compute bounds; without, every neuron is unstable.
@@ -461,7 +473,7 @@ def solve_each(
                 with budget.charging(part) as elapsed:
                     folding = Folding(network, exact=exact)
                     problems = (
-                        _bounded(folding, chosen, deadline(elapsed, allowance))
+                        _bounded(folding, chosen, deadline(elapsed, allowance), roots)
                         if bounds
                         else _unbounded(folding, chosen)
                     )

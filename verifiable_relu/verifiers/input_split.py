@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from verifiable_relu.bounds import Bounds, input_box
-from verifiable_relu.bounds.linear import MEMORY, chunk_size, groups, relaxed
+from verifiable_relu.bounds.linear import MEMORY, chunk_size, groups
 from verifiable_relu.bounds.rounding import covers
 from verifiable_relu.errors import OutOfTime
 from verifiable_relu.network.graph import Network
@@ -36,6 +36,7 @@ from verifiable_relu.verifiers.base import (
     deadline,
     fault,
 )
+from verifiable_relu.verifiers.root import NONE, Known, Roots, relaxation
 
 
 @dataclass(frozen=True)
@@ -55,12 +56,13 @@ class InputSplit:
     memory: int = MEMORY
 
     name: ClassVar[str] = "split"
-    complete: ClassVar[bool] = True
 
-    def verify(self, queries: Sequence[Query], budget: Budget, progress: Progress = SILENT) -> list[Outcome]:
+    def verify(
+        self, queries: Sequence[Query], budget: Budget, progress: Progress = SILENT, roots: Roots = NONE
+    ) -> list[Outcome]:
         outcomes: dict[int, Outcome] = {}
         for network, members in by_network(queries):
-            search = _Search(self, network, [queries[i] for i in members], budget.subset(members))
+            search = _Search(self, network, [queries[i] for i in members], budget.subset(members), roots)
             try:
                 with torch.no_grad():
                     while search.frontier_size:
@@ -81,12 +83,15 @@ class InputSplit:
 class _Search:
     """The frontier over the queries of one network."""
 
-    def __init__(self, options: InputSplit, network: Network, queries: Sequence[Query], budget: Budget) -> None:
+    def __init__(
+        self, options: InputSplit, network: Network, queries: Sequence[Query], budget: Budget, roots: Roots
+    ) -> None:
         self.options = options
         self._charged = time.perf_counter()
         self.network = network.to(torch.float64, options.device)
         self.queries = queries
         self.budget = budget
+        self.roots = roots
         # Half for the boxes, half for the rows that are bounded.
         self.batch = batch_size(self.network, options.batch, options.memory // 2)
         box = input_box([q.property for q in queries], network, torch.float64, options.device).flat()
@@ -139,18 +144,18 @@ class _Search:
         box = Bounds(lower.reshape(shape), upper.reshape(shape))
         start, allowance = time.perf_counter(), self.budget.subset(owner.unique().tolist()).total()
         stop = deadline(lambda: time.perf_counter() - start, allowance)
-        relaxation = relaxed(self.network, box, memory=self.options.memory // 2, stop=stop, most=self.options.most)
+        memory = self.options.memory // 2
+        bounds = relaxation(self.network, box, self._known(owner), most=self.options.most, memory=memory, stop=stop)
         last = len(self.network.nodes) - 1
         matrix = rows.matrix.reshape(-1, *self.network.output_shape)
         values, coefficients = matrix.new_empty(len(matrix)), matrix.new_empty(len(matrix), self.network.input_size)
-        size = chunk_size(self.network, matrix, self.options.memory // 2)
+        size = chunk_size(self.network, matrix, memory)
         for part, mine in groups(len(matrix), rows.sample, size, len(owner)):
             stop()
-            values[part], reached = relaxation.lower(last, matrix[part], mine, coefficients=True)
+            values[part], reached = bounds.lower(last, matrix[part], mine, coefficients=True)
             assert reached is not None
-            coefficients[part] = relaxation.of_input(reached)
-        bounds = torch.nextafter(values - rows.bound, values.new_full((), -torch.inf))
-        margins = rows.margins(bounds)
+            coefficients[part] = bounds.of_input(reached)
+        margins = rows.margins(torch.nextafter(values - rows.bound, values.new_full((), -torch.inf)))
 
         open_ = (~(margins > 0)).nonzero().squeeze(1)
         self.margin.scatter_reduce_(0, owner, torch.where(margins > 0, margins, torch.inf), "amin")
@@ -160,6 +165,16 @@ class _Search:
             self._charge(owner)
             self._look_for_witness(lower[open_], upper[open_], owner[open_], direction[open_], rows, open_)
             self._halve(lower[open_], upper[open_], owner[open_], influence[open_])
+
+    def _known(self, owner: Tensor) -> Known | None:
+        """What is known of the queries that own these boxes, over the whole box of each."""
+        owners, which = owner.unique(return_inverse=True)
+        known = self.roots.known([self.queries[i] for i in owners.tolist()], self.network, self.lower)
+        if known is None:
+            return None
+        # A query's first box is the whole one.
+        whole = torch.tensor([self.boxes[i] == 1 for i in owners.tolist()], device=owner.device)
+        return Known(known.pre, known.bounded & whole, known.searched & whole).take(which)
 
     def _look_for_witness(
         self, lower: Tensor, upper: Tensor, owner: Tensor, direction: Tensor, rows: RowBatch, chosen: Tensor

@@ -28,6 +28,7 @@ from verifiable_relu.spec.property import Polytope, Property, Query, RowBatch
 from verifiable_relu.verifiers.attack import claim
 from verifiable_relu.verifiers.base import SILENT, Budget, Outcome, Progress, Reason, Trust, Verdict
 from verifiable_relu.verifiers.encoding import Forms, Problem, solve_each, supervised
+from verifiable_relu.verifiers.root import NONE, Roots
 
 _SMALL = 1e-12
 """Coefficients below are left out (HiGHS ignores them at the latest here), and their rows loosened instead."""
@@ -59,10 +60,11 @@ class Milp:
     seed: int = 0
 
     name: ClassVar[str] = "milp"
-    complete: ClassVar[bool] = True
 
-    def verify(self, queries: Sequence[Query], budget: Budget, progress: Progress = SILENT) -> list[Outcome]:
-        return solve_each(self.name, queries, budget, progress, self._solve, exact=False, bounds=True)
+    def verify(
+        self, queries: Sequence[Query], budget: Budget, progress: Progress = SILENT, roots: Roots = NONE
+    ) -> list[Outcome]:
+        return solve_each(self.name, queries, budget, progress, roots, self._solve, exact=False, bounds=True)
 
     def _solve(self, problem: Problem, left: Callable[[], float]) -> Outcome:
         # What is beyond float64 is found by looking for it.

@@ -25,6 +25,7 @@ from verifiable_relu.trust.exact import Dyadic, evaluable, evaluate_exact
 from verifiable_relu.verifiers.attack import claim
 from verifiable_relu.verifiers.base import SILENT, Budget, Outcome, Progress, Reason, Trust, Verdict, Witness
 from verifiable_relu.verifiers.encoding import Forms, Problem, solve_each, supervised
+from verifiable_relu.verifiers.root import NONE, Roots
 
 _DEPTHS = tuple(Fraction(1, 1 << bits) for bits in (4, 8, 12, 16, 20, 24, 30))
 """How far beyond the boundary a counterexample is looked for, so that rounding it to floats leaves it one."""
@@ -45,10 +46,11 @@ class Smt:
     seed: int = 0
 
     name: ClassVar[str] = "smt"
-    complete: ClassVar[bool] = True
 
-    def verify(self, queries: Sequence[Query], budget: Budget, progress: Progress = SILENT) -> list[Outcome]:
-        return solve_each(self.name, queries, budget, progress, self._solve, exact=True, bounds=self.bounds)
+    def verify(
+        self, queries: Sequence[Query], budget: Budget, progress: Progress = SILENT, roots: Roots = NONE
+    ) -> list[Outcome]:
+        return solve_each(self.name, queries, budget, progress, roots, self._solve, exact=True, bounds=self.bounds)
 
     def _solve(self, problem: Problem, left: Callable[[], float]) -> Outcome:
         """Go through the open polytopes; sat ends the search, unsat needs all of them excluded."""

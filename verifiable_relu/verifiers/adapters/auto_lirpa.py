@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -48,6 +48,7 @@ from verifiable_relu.verifiers.base import (
     by_network,
     fault,
 )
+from verifiable_relu.verifiers.root import NONE, Roots
 
 Bound = Literal["ibp", "crown", "alpha-crown"]
 
@@ -82,8 +83,6 @@ class AutoLirpa:
     dtype: Literal["float32", "float64"] = "float64"
     memory: int = MEMORY
 
-    complete: ClassVar[bool] = False
-
     def __post_init__(self) -> None:
         if self.bound not in _METHODS:
             raise InputError(f"auto_LiRPA has no bound '{self.bound}'; there are {', '.join(_METHODS)}")
@@ -92,7 +91,9 @@ class AutoLirpa:
     def name(self) -> str:
         return f"auto_lirpa-{self.bound}"
 
-    def verify(self, queries: Sequence[Query], budget: Budget, progress: Progress = SILENT) -> list[Outcome]:
+    def verify(
+        self, queries: Sequence[Query], budget: Budget, progress: Progress = SILENT, roots: Roots = NONE
+    ) -> list[Outcome]:
         """As every verifier.
 
         Raises:

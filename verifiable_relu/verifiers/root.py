@@ -1,0 +1,276 @@
+"""``Root``: what is proven of one query before anything is split, handed from one verifier to the next.
+
+A verifier that bounds the whole box of a query starts from the bounds that are known, tightens them, and hands on the
+result (``Roots``). So the stages of ``auto`` compute CROWN's bounds of a query once, and a later stage has the tighter
+bounds of every earlier one.
+
+Everything in a root is proven, with rounding accounted for: bounds from arithmetic whose rounding errors are not
+covered (``rounding.covers``) are neither handed on nor mixed with such bounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from verifiable_relu.bounds import Bounds, Relaxation, relaxed, unstable
+from verifiable_relu.bounds.interval import intersect
+from verifiable_relu.bounds.linear import MEMORY, Search, chunk_size, groups, interval_is_exact, signed
+from verifiable_relu.bounds.rounding import covers
+from verifiable_relu.network.graph import Network
+from verifiable_relu.network.nodes import Node
+from verifiable_relu.spec.property import Query, RowBatch
+
+
+@dataclass(frozen=True, eq=False)
+class Root:
+    """What is proven of one query over its whole box.
+
+    Attributes:
+        pre: bounds of every activation's input, by the activation's node index, (1, *shape) in float64 on the CPU.
+        lower: (polytopes,) lower bounds of the largest row of each polytope of the unsafe set, in the units of the
+            property and as ``RowBatch`` counts polytopes; −inf where nothing is proven.
+        bounded: whether CROWN has bounded every unstable neuron, so that it need not do so again.
+        searched: whether slopes have been searched for the bounds of every neuron that CROWN left unstable.
+    """
+
+    pre: Mapping[int, Bounds]
+    lower: Tensor
+    bounded: bool
+    searched: bool
+
+    @property
+    def bytes(self) -> int:
+        """The memory that the root takes."""
+        return self.lower.nbytes + sum(b.lower.nbytes + b.upper.nbytes for b in self.pre.values())
+
+
+@dataclass(frozen=True, eq=False)
+class Known:
+    """Bounds of a batch of boxes that are known before the batch is bounded.
+
+    Attributes:
+        pre: bounds of every activation's input, by the activation's node index, (batch, *shape); infinite for a box
+            of which nothing is known.
+        bounded: (batch,) whether CROWN has bounded every unstable neuron over the very box.
+        searched: (batch,) whether slopes have been searched for these bounds, too.
+    """
+
+    pre: Mapping[int, Bounds]
+    bounded: Tensor
+    searched: Tensor
+
+    def take(self, chosen: Tensor) -> Known:
+        """What is known of the boxes with these numbers."""
+        pre = {i: Bounds(b.lower[chosen], b.upper[chosen]) for i, b in self.pre.items()}
+        return Known(pre, self.bounded[chosen], self.searched[chosen])
+
+
+class Roots:
+    """The roots of queries, by the queries' digests: of the network that is bounded, the box and the unsafe set.
+
+    There is room for so many bytes. A root for which there is none is not kept, and whoever needs it computes it
+    again: since every stage goes through all queries in the same order, dropping the oldest root instead would leave
+    each stage with the roots that it needs last.
+
+    Args:
+        memory: bytes that all roots may take together; with 0 nothing is handed on.
+    """
+
+    def __init__(self, memory: int = 0) -> None:
+        self._free = memory
+        self._roots: dict[str, Root] = {}
+
+    def of(self, query: Query) -> Root | None:
+        """The root of a query, if there is one."""
+        return self._roots.get(query.digest)
+
+    def drop(self, query: Query) -> None:
+        """Forget a query, which is decided."""
+        root = self._roots.pop(query.digest, None)
+        if root is not None:
+            self._free += root.bytes
+
+    def known(self, queries: Sequence[Query], network: Network, like: Tensor) -> Known | None:
+        """What is known of the boxes of these queries, None if nothing is or nothing may be used.
+
+        Args:
+            queries: all of one network.
+            network: that network, as it is to be bounded.
+            like: a tensor of the dtype and on the device of the boxes.
+        """
+        roots = [self.of(query) for query in queries]
+        if not any(roots) or not _shared(network, like):
+            return None
+        pre = {}
+        for index in network.activations:
+            shape = (1, *network.nodes[network.nodes[index].inputs[0]].shape)
+            free = torch.full(shape, torch.inf, dtype=torch.float64)
+            found = [Bounds(-free, free) if root is None else root.pre[index] for root in roots]
+            ends = (torch.cat([b.lower for b in found]), torch.cat([b.upper for b in found]))
+            pre[index] = Bounds(*(end.to(like) for end in ends))
+        bounded = torch.tensor([root is not None and root.bounded for root in roots], device=like.device)
+        searched = torch.tensor([root is not None and root.searched for root in roots], device=like.device)
+        return Known(pre, bounded, searched)
+
+    def learn(
+        self,
+        queries: Sequence[Query],
+        network: Network,
+        pre: Mapping[int, Bounds],
+        rows: RowBatch,
+        values: Tensor,
+        *,
+        bounded: bool,
+        searched: bool = False,
+    ) -> Tensor:
+        """Take what a verifier has proven over the boxes of a batch of queries, and tell what is proven altogether.
+
+        Args:
+            queries: the batch.
+            network: the network that was bounded.
+            pre: bounds of every activation's input, by the activation's node index, (batch, *shape).
+            rows: the rows of the queries' properties, in the order of the queries.
+            values: (rows,) proven lower bounds of matrix·y − bound of ``rows``, in float64 on the CPU.
+            bounded: whether these are CROWN's bounds of every unstable neuron, or better ones.
+            searched: whether slopes have been searched for them, too.
+
+        Returns:
+            (polytopes,) for each polytope of ``rows`` the best lower bound known of its largest row, in the
+            property's units; −inf where nothing is known.
+        """
+        lower = rows.largest(torch.where(values.isnan(), -torch.inf, values))
+        if not pre or not _shared(network, next(iter(pre.values())).lower):
+            return lower
+        parts = [lower[:0]]
+        with torch.inference_mode(False):
+            for number, (query, mine) in enumerate(zip(queries, lower.split(rows.polytopes), strict=True)):
+                before = self.of(query)
+                best = mine.clone() if before is None else torch.maximum(mine, before.lower)
+                parts.append(best)
+                # Of a query that is decided nobody needs bounds any more.
+                if bool((best > 0).all()):
+                    self.drop(query)
+                    continue
+                own = {i: _cpu(b, number) for i, b in pre.items()}
+                root = Root(own, best, bounded, searched)
+                if before is not None:
+                    own = {i: met(network.nodes[i], b, before.pre[i]) for i, b in own.items()}
+                    root = Root(own, best, bounded or before.bounded, searched or before.searched)
+                self._keep(query, root)
+        return torch.cat(parts)
+
+    def prove(self, query: Query, lower: Mapping[int, float]) -> None:
+        """Take proven lower bounds of some polytopes' largest rows, by the polytopes' numbers in ``RowBatch``."""
+        root = self.of(query)
+        if root is None:
+            return
+        best = root.lower.clone()
+        for polytope, value in lower.items():
+            best[polytope] = max(float(best[polytope]), value)
+        self._roots[query.digest] = replace(root, lower=best)
+
+    def _keep(self, query: Query, root: Root) -> None:
+        self.drop(query)
+        if root.bytes <= self._free:
+            self._free -= root.bytes
+            self._roots[query.digest] = root
+
+
+_Method = Callable[[int, Tensor, Tensor, Tensor | None, Tensor], Tensor]
+"""Lower bounds of sign·(neurons of a node): of (node, neuron, sign, sample of each group, sample of each row)."""
+
+
+def _shared(network: Network, like: Tensor) -> bool:
+    """Whether bounds of the network in the dtype and on the device of a tensor may be part of a root."""
+    return like.dtype == torch.float64 and covers(network, like.dtype, like.device)
+
+
+def _cpu(bounds: Bounds, sample: int) -> Bounds:
+    """A copy of one sample's bounds, which keeps no other sample's in memory."""
+    return Bounds(*(end.detach()[sample : sample + 1].cpu().clone() for end in (bounds.lower, bounds.upper)))
+
+
+NONE = Roots()
+"""For verifiers that are asked by themselves: nothing is known, and nothing is kept."""
+
+
+def met(node: Node, first: Bounds, second: Bounds) -> Bounds:
+    """Both bounds of the input of an activation at once.
+
+    Raises:
+        RuntimeError: if they leave nothing of some neuron. Sound bounds over the same box, which has points, cannot do
+            that: one of them is of another query.
+    """
+    both = intersect(first, second)
+    if bool((both.lower > both.upper).any()):
+        raise RuntimeError(f"two bounds before node '{node.name}' ({node.op}) exclude each other")
+    return both
+
+
+def relaxation(
+    network: Network,
+    box: Bounds,
+    known: Known | None = None,
+    *,
+    search: Search | None = None,
+    most: int | None = None,
+    memory: int = MEMORY,
+    stop: Callable[[], bool] | None = None,
+    single: bool = False,
+) -> Relaxation:
+    """A relaxation with CROWN's bounds of every unstable neuron, starting from those that are known.
+
+    Args:
+        network: in the dtype and on the device of ``box``.
+        box: the inputs, shaped (batch, *input_shape).
+        known: bounds of pre-activations over these boxes, or over larger ones.
+        search: better bounds of neurons that CROWN leaves unstable (``bounds.neurons``).
+        most: of a box, a layer with more unstable neurons keeps the bounds that it has.
+        memory: a limit in bytes on the coefficients held at once.
+        stop: asked between chunks; once it returns True the rest keeps the bounds that it has.
+        single: coefficients in float32 (``Relaxation``).
+    """
+    if known is None:
+        return relaxed(network, box, memory=memory, stop=stop, search=search, most=most, single=single)
+    found = Relaxation(network, box, single=single)
+
+    def crown(target: int, neuron: Tensor, sign: Tensor, group: Tensor | None, _: Tensor) -> Tensor:
+        return found.neurons(target, neuron, sign, group)
+
+    def searched(target: int, neuron: Tensor, sign: Tensor, _: Tensor | None, sample: Tensor) -> Tensor:
+        assert search is not None
+        node, rows, constant = signed(network, target, neuron, sign)
+        return search(found, node, rows, sample, constant)
+
+    def improved(index: int, bounds: Bounds, wanted: Tensor, method: _Method) -> Bounds:
+        """The bounds with those of unstable neurons of the ``wanted`` samples bounded anew, from both sides."""
+        node, flat = network.nodes[index], bounds.flat()
+        chosen = unstable(node, bounds).flatten(1) & wanted[:, None]
+        if most is not None:
+            chosen &= chosen.sum(1, keepdim=True) <= most
+        sample, neuron = (part.repeat(2) for part in chosen.nonzero().unbind(1))
+        sign = flat.lower.new_ones(len(sample))
+        sign[len(sample) // 2 :] = -1
+        # Lower bounds of every neuron and of its negative.
+        sides = torch.stack([-flat.upper, flat.lower])
+        for part, group in groups(len(sample), sample, chunk_size(network, sign, memory), found.samples):
+            if stop is not None and stop():
+                break
+            at, which, side = sample[part], neuron[part], sign[part]
+            sides[(side > 0).long(), at, which] = method(node.inputs[0], which, side, group, at)
+        low, high = (side.reshape(bounds.lower.shape) for side in (sides[1], -sides[0]))
+        return intersect(bounds, Bounds(low, high))
+
+    def tighten(index: int, interval: Bounds) -> Bounds:
+        if interval_is_exact(network, network.nodes[index].inputs[0]):
+            return interval
+        bounds = met(network.nodes[index], interval, known.pre[index])
+        bounds = improved(index, bounds, ~known.bounded, crown)
+        return bounds if search is None else improved(index, bounds, ~known.searched, searched)
+
+    found.advance(network.last_activation, tighten)
+    return found
