@@ -22,6 +22,7 @@ from verifiable_relu.spec import Query
 from verifiable_relu.verifiers.base import Budget, Outcome, Progress, Reason, Trust, Verdict
 from verifiable_relu.verifiers.incomplete import AlphaCrown, Crown
 from verifiable_relu.verifiers.input_split import InputSplit
+from verifiable_relu.verifiers.root import Roots
 
 
 class Brightness(nn.Module):
@@ -117,7 +118,9 @@ def test_one_row_at_a_time_always_fits(method: str) -> None:
 def test_every_stage_of_auto_keeps_to_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: dict[str, int] = {}
 
-    def undecided(self: Crown | InputSplit, queries: list[Query], budget: Budget, progress: Progress) -> None:
+    def undecided(
+        self: Crown | InputSplit, queries: list[Query], budget: Budget, progress: Progress, roots: Roots
+    ) -> None:
         seen[self.name] = self.memory
         for i in range(len(queries)):
             progress.finish(i, Outcome.unknown(Reason.INCOMPLETE, self.name, ""))

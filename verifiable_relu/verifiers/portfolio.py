@@ -7,6 +7,7 @@ takes over, and only if none decides is the query unknown (unconfirmed).
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -207,7 +208,9 @@ class _Run:
             )
         if outcome.verdict is Verdict.SAT:
             assert outcome.witness is not None
+            start = time.perf_counter()
             checked = confirm(self.queries[index], outcome.witness)
+            outcome = replace(outcome, seconds={**outcome.seconds, "confirm": time.perf_counter() - start})
             if not checked.confirmed:
                 known = {"seconds": outcome.seconds, "unstable": outcome.unstable, "witness": outcome.witness}
                 outcome = Outcome.unknown(Reason.UNCONFIRMED, outcome.method, checked.detail, **known)

@@ -155,7 +155,7 @@ class Roots:
                 if bool((best > 0).all()):
                     self.drop(query)
                     continue
-                own = {i: _cpu(b, number) for i, b in pre.items()}
+                own = {i: _copy(b, number) for i, b in pre.items()}
                 root = Root(own, best, bounded, searched)
                 if before is not None:
                     own = {i: met(network.nodes[i], b, before.pre[i]) for i, b in own.items()}
@@ -189,9 +189,11 @@ def _shared(network: Network, like: Tensor) -> bool:
     return like.dtype == torch.float64 and covers(network, like.dtype, like.device)
 
 
-def _cpu(bounds: Bounds, sample: int) -> Bounds:
-    """A copy of one sample's bounds, which keeps no other sample's in memory."""
-    return Bounds(*(end.detach()[sample : sample + 1].cpu().clone() for end in (bounds.lower, bounds.upper)))
+def _copy(bounds: Bounds, sample: int) -> Bounds:
+    """A copy of one sample's bounds on the CPU, which keeps no other sample's in memory; NaN, of which nothing is
+    known, becomes infinite."""
+    lower, upper = (end.detach()[sample : sample + 1].cpu() for end in (bounds.lower, bounds.upper))
+    return Bounds(torch.where(lower.isnan(), -torch.inf, lower), torch.where(upper.isnan(), torch.inf, upper))
 
 
 NONE = Roots()
