@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from verifiable_relu.attack import Pgd
-from verifiable_relu.bounds.linear import Relaxation
+from verifiable_relu.bounds.linear import Relaxation, relaxed
 from verifiable_relu.errors import OutOfTime
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Input, Linear, Node, Relu
@@ -23,7 +23,6 @@ from verifiable_relu.verifiers import input_split
 from verifiable_relu.verifiers.attack import _size as batch
 from verifiable_relu.verifiers.base import Budget, Reason, Verdict, deadline, fault
 from verifiable_relu.verifiers.registry import make
-from verifiable_relu.verifiers.root import relaxation
 
 
 def test_queries_of_one_purse_pay_together() -> None:
@@ -126,9 +125,9 @@ def test_a_box_whose_bounding_was_cut_short_is_not_taken_for_proved(monkeypatch:
     def cut_short(*arguments: Any, **options: Any) -> Relaxation:
         if next(calls) == 1:
             raise OutOfTime
-        return relaxation(*arguments, **options)
+        return relaxed(*arguments, **options)
 
-    monkeypatch.setattr(input_split, "relaxation", cut_short)
+    monkeypatch.setattr(input_split, "relaxed", cut_short)
     # Two networks of which one is decided at once, and one property that needs more than one step.
     network = deep(3)
     lowest = float(network(torch.zeros(1, 3))[0, 0])

@@ -4,6 +4,9 @@ The frontier holds sub-boxes of *all* queries of a network; every step bounds a 
 those proved, tries the most promising corner and the centre of the others as counterexamples, and halves them
 along the input with the largest influence |A_i|·width_i, A being the coefficients of the linear lower bounds
 (Wang et al., Formal Security Analysis of Neural Networks using Symbolic Intervals, arXiv 1804.10829, section 4.3).
+
+What is known of a query's whole box (``root``) is left alone: the first boxes are cut into many at once, and over these
+the bounds of the whole box are hardly ever the tighter ones.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ import torch
 from torch import Tensor
 
 from verifiable_relu.bounds import Bounds, input_box
-from verifiable_relu.bounds.linear import MEMORY, chunk_size, groups
+from verifiable_relu.bounds.linear import MEMORY, chunk_size, groups, relaxed
 from verifiable_relu.bounds.rounding import covers
 from verifiable_relu.errors import OutOfTime
 from verifiable_relu.network.graph import Network
@@ -36,7 +39,7 @@ from verifiable_relu.verifiers.base import (
     deadline,
     fault,
 )
-from verifiable_relu.verifiers.root import NONE, Known, Roots, relaxation
+from verifiable_relu.verifiers.root import NONE, Roots
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,7 @@ class InputSplit:
     ) -> list[Outcome]:
         outcomes: dict[int, Outcome] = {}
         for network, members in by_network(queries):
-            search = _Search(self, network, [queries[i] for i in members], budget.subset(members), roots)
+            search = _Search(self, network, [queries[i] for i in members], budget.subset(members))
             try:
                 with torch.no_grad():
                     while search.frontier_size:
@@ -83,15 +86,12 @@ class InputSplit:
 class _Search:
     """The frontier over the queries of one network."""
 
-    def __init__(
-        self, options: InputSplit, network: Network, queries: Sequence[Query], budget: Budget, roots: Roots
-    ) -> None:
+    def __init__(self, options: InputSplit, network: Network, queries: Sequence[Query], budget: Budget) -> None:
         self.options = options
         self._charged = time.perf_counter()
         self.network = network.to(torch.float64, options.device)
         self.queries = queries
         self.budget = budget
-        self.roots = roots
         # Half for the boxes, half for the rows that are bounded.
         self.batch = batch_size(self.network, options.batch, options.memory // 2)
         box = input_box([q.property for q in queries], network, torch.float64, options.device).flat()
@@ -144,18 +144,18 @@ class _Search:
         box = Bounds(lower.reshape(shape), upper.reshape(shape))
         start, allowance = time.perf_counter(), self.budget.subset(owner.unique().tolist()).total()
         stop = deadline(lambda: time.perf_counter() - start, allowance)
-        memory = self.options.memory // 2
-        bounds = relaxation(self.network, box, self._known(owner), most=self.options.most, memory=memory, stop=stop)
+        relaxation = relaxed(self.network, box, memory=self.options.memory // 2, stop=stop, most=self.options.most)
         last = len(self.network.nodes) - 1
         matrix = rows.matrix.reshape(-1, *self.network.output_shape)
         values, coefficients = matrix.new_empty(len(matrix)), matrix.new_empty(len(matrix), self.network.input_size)
-        size = chunk_size(self.network, matrix, memory)
+        size = chunk_size(self.network, matrix, self.options.memory // 2)
         for part, mine in groups(len(matrix), rows.sample, size, len(owner)):
             stop()
-            values[part], reached = bounds.lower(last, matrix[part], mine, coefficients=True)
+            values[part], reached = relaxation.lower(last, matrix[part], mine, coefficients=True)
             assert reached is not None
-            coefficients[part] = bounds.of_input(reached)
-        margins = rows.margins(torch.nextafter(values - rows.bound, values.new_full((), -torch.inf)))
+            coefficients[part] = relaxation.of_input(reached)
+        bounds = torch.nextafter(values - rows.bound, values.new_full((), -torch.inf))
+        margins = rows.margins(bounds)
 
         open_ = (~(margins > 0)).nonzero().squeeze(1)
         self.margin.scatter_reduce_(0, owner, torch.where(margins > 0, margins, torch.inf), "amin")
@@ -165,16 +165,6 @@ class _Search:
             self._charge(owner)
             self._look_for_witness(lower[open_], upper[open_], owner[open_], direction[open_], rows, open_)
             self._halve(lower[open_], upper[open_], owner[open_], influence[open_])
-
-    def _known(self, owner: Tensor) -> Known | None:
-        """What is known of the queries that own these boxes, over the whole box of each."""
-        owners, which = owner.unique(return_inverse=True)
-        known = self.roots.known([self.queries[i] for i in owners.tolist()], self.network, self.lower)
-        if known is None:
-            return None
-        # A query's first box is the whole one.
-        whole = torch.tensor([self.boxes[i] == 1 for i in owners.tolist()], device=owner.device)
-        return Known(known.pre, known.bounded & whole, known.searched & whole).take(which)
 
     def _look_for_witness(
         self, lower: Tensor, upper: Tensor, owner: Tensor, direction: Tensor, rows: RowBatch, chosen: Tensor

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -198,19 +198,17 @@ class _Run:
         before = self.outcomes.get(index)
         if before is not None:
             margins = [m for m in (before.margin, outcome.margin) if m is not None]
+            seconds = _sum(before.seconds, outcome.seconds)
+            unstable = before.unstable if outcome.unstable is None else outcome.unstable
             if outcome.verdict is Verdict.UNKNOWN:
                 keep = before if before.reason is Reason.UNCONFIRMED else outcome
                 outcome = replace(keep, margin=max(margins, default=None))
-            outcome = replace(
-                outcome,
-                seconds={**before.seconds, **outcome.seconds},
-                unstable=before.unstable if outcome.unstable is None else outcome.unstable,
-            )
+            outcome = replace(outcome, seconds=seconds, unstable=unstable)
         if outcome.verdict is Verdict.SAT:
             assert outcome.witness is not None
             start = time.perf_counter()
             checked = confirm(self.queries[index], outcome.witness)
-            outcome = replace(outcome, seconds={**outcome.seconds, "confirm": time.perf_counter() - start})
+            outcome = replace(outcome, seconds=_sum(outcome.seconds, {"confirm": time.perf_counter() - start}))
             if not checked.confirmed:
                 known = {"seconds": outcome.seconds, "unstable": outcome.unstable, "witness": outcome.witness}
                 outcome = Outcome.unknown(Reason.UNCONFIRMED, outcome.method, checked.detail, **known)
@@ -230,6 +228,11 @@ class _Run:
                 self.outcomes[index] = outcome
                 self.progress.finish(index, outcome)
         return [self.outcomes[i] for i in range(len(self.queries))]
+
+
+def _sum(first: Mapping[str, float], second: Mapping[str, float]) -> dict[str, float]:
+    """The seconds of two outcomes together, by stage: a verifier may have had several turns."""
+    return {name: first.get(name, 0.0) + second.get(name, 0.0) for name in {**first, **second}}
 
 
 class _Relay:

@@ -55,18 +55,13 @@ class Known:
     Attributes:
         pre: bounds of every activation's input, by the activation's node index, (batch, *shape); infinite for a box
             of which nothing is known.
-        bounded: (batch,) whether CROWN has bounded every unstable neuron over the very box.
-        searched: (batch,) whether slopes have been searched for these bounds, too.
+        bounded: whether CROWN has bounded every unstable neuron of every box.
+        searched: whether slopes have been searched for these bounds, too.
     """
 
     pre: Mapping[int, Bounds]
-    bounded: Tensor
-    searched: Tensor
-
-    def take(self, chosen: Tensor) -> Known:
-        """What is known of the boxes with these numbers."""
-        pre = {i: Bounds(b.lower[chosen], b.upper[chosen]) for i, b in self.pre.items()}
-        return Known(pre, self.bounded[chosen], self.searched[chosen])
+    bounded: bool
+    searched: bool
 
 
 class Roots:
@@ -112,9 +107,8 @@ class Roots:
             found = [Bounds(-free, free) if root is None else root.pre[index] for root in roots]
             ends = (torch.cat([b.lower for b in found]), torch.cat([b.upper for b in found]))
             pre[index] = Bounds(*(end.to(like) for end in ends))
-        bounded = torch.tensor([root is not None and root.bounded for root in roots], device=like.device)
-        searched = torch.tensor([root is not None and root.searched for root in roots], device=like.device)
-        return Known(pre, bounded, searched)
+        bounded = all(root is not None and root.bounded for root in roots)
+        return Known(pre, bounded, all(root is not None and root.searched for root in roots))
 
     def learn(
         self,
@@ -216,45 +210,46 @@ def met(node: Node, first: Bounds, second: Bounds) -> Bounds:
 def relaxation(
     network: Network,
     box: Bounds,
-    known: Known | None = None,
+    known: Known | None,
     *,
     search: Search | None = None,
-    most: int | None = None,
     memory: int = MEMORY,
     stop: Callable[[], bool] | None = None,
     single: bool = False,
 ) -> Relaxation:
-    """A relaxation with CROWN's bounds of every unstable neuron, starting from those that are known.
+    """A relaxation with CROWN's bounds of every unstable neuron, or with better ones that are known.
 
     Args:
         network: in the dtype and on the device of ``box``.
-        box: the inputs, shaped (batch, *input_shape).
-        known: bounds of pre-activations over these boxes, or over larger ones.
+        box: the whole boxes of some queries, shaped (batch, *input_shape).
+        known: what is known of these queries. What CROWN, or the search, has done before is not done again.
         search: better bounds of neurons that CROWN leaves unstable (``bounds.neurons``).
-        most: of a box, a layer with more unstable neurons keeps the bounds that it has.
         memory: a limit in bytes on the coefficients held at once.
         stop: asked between chunks; once it returns True the rest keeps the bounds that it has.
         single: coefficients in float32 (``Relaxation``).
+
+    Raises:
+        RuntimeError: if what is known contradicts the bounds by intervals (``met``).
     """
     if known is None:
-        return relaxed(network, box, memory=memory, stop=stop, search=search, most=most, single=single)
+        return relaxed(network, box, memory=memory, stop=stop, search=search, single=single)
     found = Relaxation(network, box, single=single)
 
     def crown(target: int, neuron: Tensor, sign: Tensor, group: Tensor | None, _: Tensor) -> Tensor:
         return found.neurons(target, neuron, sign, group)
 
-    def searched(target: int, neuron: Tensor, sign: Tensor, _: Tensor | None, sample: Tensor) -> Tensor:
+    def slopes(target: int, neuron: Tensor, sign: Tensor, _: Tensor | None, sample: Tensor) -> Tensor:
         assert search is not None
         node, rows, constant = signed(network, target, neuron, sign)
         return search(found, node, rows, sample, constant)
 
-    def improved(index: int, bounds: Bounds, wanted: Tensor, method: _Method) -> Bounds:
-        """The bounds with those of unstable neurons of the ``wanted`` samples bounded anew, from both sides."""
+    methods: list[_Method] = [] if known.bounded else [crown]
+    methods += [] if search is None or known.searched else [slopes]
+
+    def improved(index: int, bounds: Bounds, method: _Method) -> Bounds:
+        """The bounds with those of unstable neurons bounded anew, from both sides."""
         node, flat = network.nodes[index], bounds.flat()
-        chosen = unstable(node, bounds).flatten(1) & wanted[:, None]
-        if most is not None:
-            chosen &= chosen.sum(1, keepdim=True) <= most
-        sample, neuron = (part.repeat(2) for part in chosen.nonzero().unbind(1))
+        sample, neuron = (part.repeat(2) for part in unstable(node, flat).nonzero().unbind(1))
         sign = flat.lower.new_ones(len(sample))
         sign[len(sample) // 2 :] = -1
         # Lower bounds of every neuron and of its negative.
@@ -264,15 +259,16 @@ def relaxation(
                 break
             at, which, side = sample[part], neuron[part], sign[part]
             sides[(side > 0).long(), at, which] = method(node.inputs[0], which, side, group, at)
-        low, high = (side.reshape(bounds.lower.shape) for side in (sides[1], -sides[0]))
-        return intersect(bounds, Bounds(low, high))
+        high, low = (side.reshape(bounds.lower.shape) for side in sides)
+        return intersect(bounds, Bounds(low, -high))
 
     def tighten(index: int, interval: Bounds) -> Bounds:
-        if interval_is_exact(network, network.nodes[index].inputs[0]):
-            return interval
-        bounds = met(network.nodes[index], interval, known.pre[index])
-        bounds = improved(index, bounds, ~known.bounded, crown)
-        return bounds if search is None else improved(index, bounds, ~known.searched, searched)
+        node = network.nodes[index]
+        bounds = met(node, interval, known.pre[index])
+        if not interval_is_exact(network, node.inputs[0]):
+            for method in methods:
+                bounds = improved(index, bounds, method)
+        return bounds
 
     found.advance(network.last_activation, tighten)
     return found
