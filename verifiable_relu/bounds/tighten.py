@@ -28,6 +28,7 @@ def crown_relaxation(
     *,
     known: Mapping[int, Bounds] | None = None,
     splits: Splits | None = None,
+    crown: bool = True,
     memory: int = MEMORY,
     stop: Callable[[], bool] | None = None,
     search: Search | None = None,
@@ -43,6 +44,7 @@ def crown_relaxation(
         known: bounds of activations' inputs, by activation node index: of these, only neurons that are unstable by them
             are bounded again.
         splits: phases of some neurons: the bounds hold where these do.
+        crown: whether to bound unstable neurons by CROWN; without, only ``search`` does.
         memory: a limit in bytes on the coefficients held at once.
         stop: asked between chunks; once it returns True the rest keeps its interval bounds, which are looser and just
             as sound.
@@ -60,11 +62,11 @@ def crown_relaxation(
             bounds = splits.clamp(index, bounds)
         if exact[network.nodes[index].inputs[0]]:
             return bounds
-        crown = _Layer(relaxation, index, bounds, max_unstable, memory, stop)
-        tight = crown.tightened()
-        if search is None:
-            return tight
-        return _Layer(relaxation, index, tight, max_unstable, memory, stop, search).tightened()
+        if crown:
+            bounds = _Layer(relaxation, index, bounds, max_unstable, memory, stop).tightened()
+        if search is not None:
+            bounds = _Layer(relaxation, index, bounds, max_unstable, memory, stop, search).tightened()
+        return bounds
 
     relaxation.advance(network.last_activation, tighten)
     return relaxation

@@ -120,8 +120,14 @@ def confirm(query: Query, witness: Sequence[Fraction]) -> Confirmation:
     """Judge a claimed counterexample (see :class:`Confirmation`); never raises for a bad one.
 
     The box is demanded of the exact point alone: replay rounds it to float32, which may leave a box whose
-    decimals are no float32 numbers.
+    decimals are no float32 numbers. The latest judgement is kept: who claims a counterexample often asks first, and
+    who records it asks for the same one.
     """
+    return _confirmation(query, tuple(witness))
+
+
+@lru_cache(maxsize=1)
+def _confirmation(query: Query, witness: tuple[Fraction, ...]) -> Confirmation:
     network, prop = query.network.limit, query.property
     if len(witness) != network.input_size:
         return Confirmation(False, f"the point has {len(witness)} coordinates, the network {network.input_size} inputs")

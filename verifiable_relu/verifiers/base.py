@@ -19,6 +19,7 @@ import torch
 from verifiable_relu.errors import CallFailed, OutOfTime, UnsupportedError
 from verifiable_relu.network.graph import Network
 from verifiable_relu.spec.property import Query
+from verifiable_relu.verifiers.root import NONE, Roots
 
 Witness = tuple[Fraction, ...]
 """An exact point of a property's box, in row-major order of the network's input."""
@@ -198,12 +199,13 @@ class Verifier(Protocol):
     def name(self) -> str:
         """The name on the command line and in tables."""
 
-    @property
-    def complete(self) -> bool:
-        """Whether, with time enough, it always answers sat or unsat (on piecewise-linear networks)."""
-
-    def verify(self, queries: Sequence[Query], budget: Budget, progress: Progress = SILENT) -> list[Outcome]:
+    def verify(
+        self, queries: Sequence[Query], budget: Budget, progress: Progress = SILENT, roots: Roots = NONE
+    ) -> list[Outcome]:
         """Answer a batch; the outcomes are in the order of the queries.
+
+        What others have proven of the queries is in ``roots``; a verifier that bounds whole boxes starts from there
+        and adds what it proves itself.
 
         Queries may speak of different networks. The budget is honoured to within a second, or to within one step
         where a large network makes it longer (``deadline``); Ctrl-C raises ``KeyboardInterrupt`` after what was

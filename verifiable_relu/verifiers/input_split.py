@@ -4,6 +4,9 @@ The frontier holds sub-boxes of *all* queries of a network; every step bounds a 
 those proved, tries the most promising corner and the centre of the others as counterexamples, and halves them
 along the input with the largest influence |A_i|·width_i, A being the coefficients of the linear lower bounds
 (Wang et al., Formal Security Analysis of Neural Networks using Symbolic Intervals, arXiv 1804.10829, section 4.3).
+
+What is known of a query's whole box (``root``) is left alone: the first boxes are cut into many at once, and over these
+the bounds of the whole box are hardly ever the tighter ones.
 """
 
 from __future__ import annotations
@@ -36,6 +39,7 @@ from verifiable_relu.verifiers.base import (
     deadline,
     fault,
 )
+from verifiable_relu.verifiers.root import NONE, Roots
 
 
 @dataclass(frozen=True)
@@ -55,9 +59,10 @@ class InputSplit:
     memory: int = MEMORY
 
     name: ClassVar[str] = "split"
-    complete: ClassVar[bool] = True
 
-    def verify(self, queries: Sequence[Query], budget: Budget, progress: Progress = SILENT) -> list[Outcome]:
+    def verify(
+        self, queries: Sequence[Query], budget: Budget, progress: Progress = SILENT, roots: Roots = NONE
+    ) -> list[Outcome]:
         outcomes: dict[int, Outcome] = {}
         for network, members in by_network(queries):
             search = _Search(self, network, [queries[i] for i in members], budget.subset(members))

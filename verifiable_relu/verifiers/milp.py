@@ -35,6 +35,7 @@ from verifiable_relu.verifiers.base import (
     fault,
 )
 from verifiable_relu.verifiers.mixed_integer import SMALL, Model
+from verifiable_relu.verifiers.root import NONE, Roots
 from verifiable_relu.verifiers.solvers.highs import HIGHS, Solved, Task
 from verifiable_relu.verifiers.solving import Problem, solve_each
 
@@ -62,10 +63,11 @@ class Milp:
     process_memory: int | None = None
 
     name: ClassVar[str] = "milp"
-    complete: ClassVar[bool] = True
 
-    def verify(self, queries: Sequence[Query], budget: Budget, progress: Progress = SILENT) -> list[Outcome]:
-        return solve_each(self.name, queries, budget, progress, self._solve, HIGHS, exact=False, bounds=True)
+    def verify(
+        self, queries: Sequence[Query], budget: Budget, progress: Progress = SILENT, roots: Roots = NONE
+    ) -> list[Outcome]:
+        return solve_each(self.name, queries, budget, progress, roots, self._solve, HIGHS, exact=False, bounds=True)
 
     def _solve(self, problem: Problem, left: Callable[[], float]) -> Outcome:
         # What is beyond float64 is found by looking for it.

@@ -36,6 +36,7 @@ from verifiable_relu.verifiers.base import (
     fault,
 )
 from verifiable_relu.verifiers.encoding import Forms
+from verifiable_relu.verifiers.root import NONE, Roots
 from verifiable_relu.verifiers.solvers.z3 import Z3, Checked, Task
 from verifiable_relu.verifiers.solving import Problem, solve_each
 
@@ -65,10 +66,11 @@ class Smt:
     process_memory: int | None = None
 
     name: ClassVar[str] = "smt"
-    complete: ClassVar[bool] = True
 
-    def verify(self, queries: Sequence[Query], budget: Budget, progress: Progress = SILENT) -> list[Outcome]:
-        return solve_each(self.name, queries, budget, progress, self._solve, Z3, exact=True, bounds=self.bounds)
+    def verify(
+        self, queries: Sequence[Query], budget: Budget, progress: Progress = SILENT, roots: Roots = NONE
+    ) -> list[Outcome]:
+        return solve_each(self.name, queries, budget, progress, roots, self._solve, Z3, exact=True, bounds=self.bounds)
 
     def _solve(self, problem: Problem, left: Callable[[], float]) -> Outcome:
         """Go through the open polytopes; sat ends the search, unsat needs all of them excluded."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from verifiable_relu.bounds import Bounds, input_box, interval_bounds, linear_lower_bounds, preactivation_bounds
+from verifiable_relu.bounds import Bounds, input_box, interval_bounds
 from verifiable_relu.errors import CallFailed, OutOfTime
 from verifiable_relu.spec.property import Polytope, Query, RowBatch
 from verifiable_relu.verifiers.base import (
@@ -23,6 +23,7 @@ from verifiable_relu.verifiers.base import (
     fault,
 )
 from verifiable_relu.verifiers.encoding import Folding, Phases, Sizes
+from verifiable_relu.verifiers.root import Roots, relaxation
 from verifiable_relu.verifiers.solvers.process import Worker
 
 _BATCH = 64
@@ -62,20 +63,20 @@ def _sizes(folding: Folding, box: Bounds, known: Mapping[int, Bounds] | None = N
     return [Sizes.of(network, bounds, sample) for sample in range(len(box.lower))]
 
 
-def bounded(folding: Folding, queries: Sequence[Query], stop: Callable[[], bool]) -> list[Problem]:
-    """Problems over CROWN bounds, computed in one batch."""
+def bounded(folding: Folding, queries: Sequence[Query], stop: Callable[[], bool], roots: Roots) -> list[Problem]:
+    """Problems over CROWN bounds, or better ones that are known, in one batch."""
     network, properties = folding.network.to(torch.float64), [q.property for q in queries]
     with torch.no_grad():
         box = input_box(properties, network)
-        pre = preactivation_bounds(network, box, stop=stop)
+        found = relaxation(network, box, roots.known(queries, network, box.lower), stop=stop)
+        pre, whole = found.pre, not stop()
         rows = RowBatch.of(properties, network.output_size)
-        values = linear_lower_bounds(network, box, pre, rows.matrix, rows.sample, stop=stop)
+        values = found.outputs(rows.matrix, rows.sample, stop=stop)
+        values = torch.nextafter(values - rows.bound, values.new_full((), -torch.inf))
         sizes = _sizes(folding, box, pre)
-        slack = rows.unscaled(torch.nextafter(values - rows.bound, values.new_full((), -torch.inf)))
-        slack = torch.where(slack.isnan(), -torch.inf, slack)
-        excluded = slack.new_full((len(rows.owner),), -torch.inf).scatter_reduce(0, rows.polytope, slack, "amax")
+        lower = roots.learn(queries, network, pre, rows, values, bounded=whole)
         count = sum(len(prop.unsafe) for prop in properties)
-        reached = slack.new_full((count,), torch.inf).scatter_reduce(0, rows.origin, excluded, "amin").numpy()
+        reached = lower.new_full((count,), torch.inf).scatter_reduce(0, rows.origin, lower, "amin").numpy()
     problems, at = [], 0
     for sample, query in enumerate(queries):
         margins = reached[at : at + len(query.property.unsafe)]
@@ -116,6 +117,7 @@ def solve_each(
     queries: Sequence[Query],
     budget: Budget,
     progress: Progress,
+    roots: Roots,
     solve: Solve,
     worker: Worker,
     *,
@@ -129,6 +131,7 @@ def solve_each(
         queries: all of them.
         budget: of the queries. Starting the solver's process is not charged to it.
         progress: told of every outcome as it comes.
+        roots: what is known of the queries, to which bounds are added.
         solve: asked for every query that bounds do not decide.
         worker: the solver's process, which ``solve`` calls.
         exact: whether networks are folded in exact arithmetic, instead of float64.
@@ -149,9 +152,8 @@ def solve_each(
             try:
                 with budget.charging(part) as elapsed:
                     folding = Folding(network, exact=exact)
-                    problems = (
-                        bounded(folding, chosen, deadline(elapsed, allowance)) if bounds else unbounded(folding, chosen)
-                    )
+                    stop = deadline(elapsed, allowance)
+                    problems = bounded(folding, chosen, stop, roots) if bounds else unbounded(folding, chosen)
                     share = elapsed() / len(part)
             except Exception as error:
                 for index in part:

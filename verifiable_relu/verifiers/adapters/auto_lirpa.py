@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -36,6 +36,7 @@ from verifiable_relu.verifiers.base import (
     by_network,
     fault,
 )
+from verifiable_relu.verifiers.root import NONE, Roots
 from verifiable_relu.verifiers.solvers.process import Worker
 
 Bound = Literal["ibp", "crown", "alpha-crown"]
@@ -71,8 +72,6 @@ class AutoLirpa:
     memory: int = MEMORY
     process_memory: int | None = None
 
-    complete: ClassVar[bool] = False
-
     def __post_init__(self) -> None:
         if self.bound not in _METHODS:
             raise InputError(f"auto_LiRPA has no bound '{self.bound}'; there are {', '.join(_METHODS)}")
@@ -81,7 +80,9 @@ class AutoLirpa:
     def name(self) -> str:
         return f"auto_lirpa-{self.bound}"
 
-    def verify(self, queries: Sequence[Query], budget: Budget, progress: Progress = SILENT) -> list[Outcome]:
+    def verify(
+        self, queries: Sequence[Query], budget: Budget, progress: Progress = SILENT, roots: Roots = NONE
+    ) -> list[Outcome]:
         """As every verifier.
 
         Raises:

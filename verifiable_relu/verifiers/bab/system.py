@@ -37,7 +37,7 @@ class Part:
     slopes: Tensor
 
 
-class Root:
+class System:
     """The folded system of one query, and the slopes of its relaxations.
 
     Args:
