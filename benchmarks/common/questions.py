@@ -36,7 +36,7 @@ def clean(network: Network, images: np.ndarray, labels: np.ndarray) -> np.ndarra
             network(torch.from_numpy(images[start : start + _BATCH])).flatten(1).argmax(1).numpy()
             for start in range(0, len(images), _BATCH)
         ]
-    return np.concatenate(classes) == labels
+    return np.concatenate([np.empty(0, labels.dtype), *classes]) == labels
 
 
 def first_exact(data: Dataset, count: int) -> np.ndarray:
@@ -181,7 +181,8 @@ def climb(balls: Balls, make: Callable[[str], Verifier], bar: Progress) -> Ladde
         crown,
         crown + by_alpha.count(Verdict.UNSAT),
         len(balls) - attacked.count(Verdict.SAT),
-        counting.layers,
+        # Of no balls at all CROWN counts nothing.
+        counting.layers or [0] * len(balls.network.activations),
         {name: round(taken, 3) for name, taken in seconds.items()},
     )
 
