@@ -145,24 +145,33 @@ def test_a_root_holds_at_all_points_of_its_own_box(name: str) -> None:
             assert bool((root.lower <= reached + 1e-12).all())
 
 
-@pytest.mark.parametrize("other", ["box", "unsafe set", "weights", "family"])
-def test_a_root_is_of_its_query_alone(other: str) -> None:
+def test_a_root_is_of_its_query_alone() -> None:
     network, roots = mlp(), Roots(PLENTY)
-    query = queries(network, 1)[0]
-    prop = query.property
+    (query,) = queries(network, 1)
+    prop, family = query.property, hardened(network, 5.0)
+    doubled = [Row(tuple((i, 2 * c) for i, c in row.coefficients), 2 * row.bound) for (row,) in prop.unsafe]
+    others = [
+        Query(network, Property(Box(np.nextafter(prop.box.lower, -9), prop.box.upper), prop.unsafe)),
+        Query(network, Property(prop.box, prop.unsafe[:1])),
+        Query(mlp(7), prop),
+        Query(family, prop),
+        Query(member(family, [6.0] * 3), prop),
+        Query(network, Property(prop.box, tuple((row,) for row in doubled))),
+    ]
     ask(Crown(), [query], roots)
-    assert roots.of(Query(mlp(), Property(prop.box, prop.unsafe))) is not None
-    family = hardened(network, 5.0)
-    different = {
-        "box": Query(network, Property(Box(np.nextafter(prop.box.lower, -9), prop.box.upper), prop.unsafe)),
-        "unsafe set": Query(network, Property(prop.box, prop.unsafe[:1])),
-        "weights": Query(mlp(7), prop),
-        "family": Query(family, prop),
-    }
-    assert roots.of(different[other]) is None
-    # Neither is that of a family one of its limit's, which has the same weights, or of a smooth member's.
-    ask(Crown(), [different["family"]], roots)
-    assert roots.of(Query(member(family, [6.0] * 3), prop)) is None
+    assert roots.of(query) is not None and not any(roots.of(other) for other in others)
+    # Nobody's bounds depend on who was asked before.
+    for other in others:
+        ask(Crown(), [other], roots)
+        alone, root = Roots(PLENTY), roots.of(other)
+        ask(Crown(), [other], alone)
+        same = alone.of(other)
+        assert root is not None and same is not None and torch.equal(root.lower, same.lower)
+        assert all(torch.equal(root.pre[i].upper, same.pre[i].upper) for i in root.pre)
+    # The last one asks the first one's question, in other units.
+    (one, last) = (roots.of(asked) for asked in (query, others[-1]))
+    assert one is not None and last is not None and others[-1].digest == query.digest
+    torch.testing.assert_close(last.lower, 2 * one.lower)
 
 
 def test_bounds_of_another_box_are_noticed_before_they_prove_anything() -> None:
