@@ -263,7 +263,7 @@ OFFSETS = (1e-9, -1e-9, -1e-3, -1e-2, -0.1, -0.4)
 """How far the cases are from their decision boundary."""
 
 
-def trees(*, seed: int = 0, offsets: Sequence[float] = OFFSETS, report: Report | None = None) -> Report:
+def trees(*, seed: int = 2, offsets: Sequence[float] = OFFSETS, report: Report | None = None) -> Report:
     """Branch and bound on random networks near the decision boundary, each leaf proved again."""
     rng, report = np.random.default_rng(seed), report or Report()
     leaves = 0
