@@ -17,7 +17,6 @@ import math
 import os
 import re
 import sys
-import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -369,14 +368,5 @@ def _status(results: Sequence[Result]) -> int:
     return 2 if len(ours) < len(faults) else 1 if ours else 0
 
 
-def leave(status: int) -> NoReturn:
-    """End the process, without waiting for a solver's call that did not stop when it was told to."""
-    if threading.active_count() > 1:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
-    sys.exit(status)
-
-
 if __name__ == "__main__":
-    leave(main(alone=True))
+    sys.exit(main(alone=True))

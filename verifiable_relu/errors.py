@@ -1,4 +1,4 @@
-"""How a request ends without an answer: refused, in one line that names the file and the place, or out of time."""
+"""How a request ends without an answer: refused, in one line that names the file and the place; out of time; broken."""
 
 from __future__ import annotations
 
@@ -42,6 +42,10 @@ class UnsupportedError(InputError):
 
 class OutOfTime(Exception):
     """The budget of some work was spent, and it did not stop by itself when it was told to."""
+
+
+class CallFailed(Exception):
+    """A call of a foreign library failed: the library raised an exception, or the process that it ran in ended."""
 
 
 def printable(text: str, longest: int | None = None) -> str:

@@ -1,43 +1,64 @@
-"""benchmarks/comparison.py: nothing is asked twice, a killed run goes on, and the figures say what the records hold."""
+"""benchmarks/training/comparison.py: nothing is asked twice, and the figures say what the records hold."""
 
-import importlib
-import json
 import math
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
-from verifiable_relu.errors import InputError
-from verifiable_relu.report import Estimate
-
-
-@pytest.fixture
-def comparison(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
-    return importlib.import_module("comparison")
-
-
-def test_a_torn_line_is_dropped_and_the_rest_is_known(comparison: ModuleType, tmp_path: Path) -> None:
-    path = tmp_path / "bounds.jsonl"
-    first = comparison.Lines(path, ("run", "images"))
-    first.append({"run": "a", "images": 3, "clean": 2})
-    with path.open("a") as file:
-        file.write('{"run": "b", "ima')
-    again = comparison.Lines(path, ("run", "images"))
-    assert {"run": "a", "images": 3} in again
-    assert {"run": "a", "images": 4} not in again
-    assert {"run": "b", "images": 3} not in again
-    again.append({"run": "b", "images": 3})
-    assert [json.loads(line)["run"] for line in path.read_text().splitlines()] == ["a", "b"]
+from benchmarks.common.measures import reading
+from benchmarks.common.records import Records, of, read_records
+from benchmarks.common.runs import grid_of, network_path
+from benchmarks.report import Estimate
+from benchmarks.training import comparison
+from benchmarks.training import comparison_tables as tables
+from verifiable_relu.data import load
+from verifiable_relu.network import from_torch, write_onnx
+from verifiable_relu.nn import mlp
 
 
-def test_a_file_of_something_else_is_refused(comparison: ModuleType, tmp_path: Path) -> None:
-    path = tmp_path / "bounds.jsonl"
-    path.write_text('{"other": 1}\n')
-    with pytest.raises(InputError, match="no records of a comparison"):
-        comparison.Lines(path, ("run",))
+def test_networks_are_asked_once(tmp_path: Path) -> None:
+    pytest.importorskip("sklearn", reason="needs scikit-learn")
+    command = "--data digits --arms lambda-gelu,relu --seeds 1 --hidden 8 --images 20 --solver-images 2 --limit 1"
+    asked = comparison.STUDY.parser().parse_args([*command.split(), "--networks", str(tmp_path)])
+    torch.manual_seed(0)
+    for options in grid_of(asked):
+        write_onnx(from_torch(mlp([64, 8, 10], nn.ReLU), (1, 8, 8)), network_path(tmp_path, options))
+    for _ in range(2):
+        with Records(tmp_path) as records:
+            comparison.measure(asked, records)
+        found = read_records(tmp_path)
+        bounds = of(found, "bounds")
+        assert [record["arm"] for record in bounds] == ["lambda-gelu", "relu"]
+    for record in bounds:
+        (answers,) = record["eps"].values()
+        assert answers["ibp"] <= answers["crown"] <= answers["alpha-crown"] <= answers["attacked"] <= record["clean"]
+    shared = {tuple(record["images"]) for record in of(found, "solvers")}
+    assert len(shared) <= 1, "all networks get the same images"
+    for record in of(found, "solvers"):
+        assert all(len(answers) == len(record["images"]) for answers in record["answers"].values())
+
+
+def test_a_network_that_is_always_wrong_proves_nothing_and_stops_nothing(tmp_path: Path) -> None:
+    pytest.importorskip("sklearn", reason="needs scikit-learn")
+    command = "--data digits --arms lambda-gelu,relu --seeds 1 --hidden 8 --images 5 --solver-images 2 --limit 1"
+    asked = comparison.STUDY.parser().parse_args([*command.split(), "--networks", str(tmp_path)])
+    wrong = set(range(10)) - set(load("digits", "test").labels[:5].tolist())
+    model = mlp([64, 8, 10], nn.ReLU)
+    with torch.no_grad():
+        model[-1].bias[min(wrong)] = 1e3  # type: ignore[index, operator, union-attr]
+    for options in grid_of(asked):
+        write_onnx(from_torch(model, (1, 8, 8)), network_path(tmp_path, options))
+    with Records(tmp_path) as records:
+        comparison.measure(asked, records)
+    assert not of(records.all, "solvers")
+    for record in of(records.all, "bounds"):
+        (answers,) = record["eps"].values()
+        assert record["clean"] == answers["alpha-crown"] == answers["attacked"] == 0 and answers["unstable"] == [0]
+    (first, _) = tables.accuracy_table(of(records.all, "bounds")).rows
+    assert first[6].mean == 0
 
 
 def bounds_record(arm: str, seed: int, certified: int, neurons: float) -> dict[str, object]:
@@ -46,25 +67,25 @@ def bounds_record(arm: str, seed: int, certified: int, neurons: float) -> dict[s
     return {**title, "images": 100, "clean": 98, "eps": dict.fromkeys(("0.01", "0.02", "0.03"), answers)}
 
 
-def test_differences_are_paired_by_seed(comparison: ModuleType) -> None:
+def test_differences_are_paired_by_seed() -> None:
     # Every seed differs by about the same small amount; unpaired intervals would hide it.
     records = [bounds_record("relu", seed, 2 + 3 * seed, 50.0 + 20 * seed) for seed in range(3)]
     records += [bounds_record("lambda-gelu", seed, more, 52 + 20.5 * seed) for seed, more in enumerate((12, 15, 19))]
-    table = comparison.difference_table(records)
+    table = tables.difference_table(records)
     row = dict(zip(table.columns, table.rows[0], strict=True))
     assert row["λ-GELU hardened minus"] == "relu"
     assert row["Δ certified, alpha-crown"].mean == pytest.approx((10 + 10 + 11) / 300)
     assert row["Δ unstable"].mean == pytest.approx(2.5)
     assert (row["certified"], row["unstable neurons"]) == ("more", "more")
-    (sentence,) = comparison.answer(table)
+    (sentence,) = tables.answer(table)
     assert "more images certified (α-CROWN) in 3, fewer in 0" in sentence
     assert "fewer unstable neurons in 0, more in 3" in sentence
     assert "unstable neurons from +2.5 to +2.5" in sentence
 
 
-def test_what_an_interval_shows(comparison: ModuleType) -> None:
+def test_what_an_interval_shows() -> None:
     def said(mean: float, half: float, n: int = 3) -> str:
-        return str(comparison.reading(Estimate(mean, half, n), "more", "fewer"))
+        return str(reading(Estimate(mean, half, n), "more", "fewer"))
 
     assert said(0.2, 0.1) == "more"
     assert said(-0.2, 0.1) == "fewer"
@@ -74,14 +95,14 @@ def test_what_an_interval_shows(comparison: ModuleType) -> None:
     assert said(0.2, math.nan, n=1) == "not shown"
 
 
-def test_an_undecided_question_counts_with_the_limit(comparison: ModuleType) -> None:
+def test_an_undecided_question_counts_with_the_limit() -> None:
     def replied(verdict: str, seconds: float, by_bounds: bool = False) -> dict[str, object]:
         return {"verdict": verdict, "seconds": seconds, "by_bounds": by_bounds, "unstable": 4}
 
     title = {"run": "relu0", "data": "mnist", "architecture": "MLP", "arm": "relu", "seed": 0}
     answers = [replied("unsat", 1.0, True), replied("sat", 2.0), replied("unknown", 0.5)]
     record = {**title, "eps": "0.03", "limit": 5.0, "images": [1, 2, 4], "answers": {"milp": answers, "smt": answers}}
-    table = comparison.solver_table([record])
+    table = tables.solver_table([record])
     row = dict(zip(table.columns, table.rows[0], strict=True))
     assert (row["safe"], row["unsafe"], row["undecided"], row["by bounds"]) == (1, 1, 1, 1)
     assert row["mean s"] == pytest.approx(np.mean([1, 2, 5]))

@@ -565,15 +565,6 @@ sys.exit(t.main())
 """
 
 
-def test_the_command_does_not_wait_for_a_call_that_goes_on(folder: Path) -> None:
-    lingering = "import threading, time; threading.Thread(target=time.sleep, args=(600,)).start()"
-    code = f"{lingering}; from verifiable_relu import certify; print('unknown'); certify.leave(3)"
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=folder, env=environment(), capture_output=True, text=True, timeout=120
-    )
-    assert (done.returncode, done.stdout) == (3, "unknown\n")
-
-
 def test_ctrl_c_keeps_what_is_done_and_the_same_command_resumes(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

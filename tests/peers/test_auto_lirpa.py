@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import builtins
-import os
-import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from fractions import Fraction
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +17,7 @@ import torch
 
 from tests.soundness.boundary import cases
 from tests.support.layers import Layers
-from verifiable_relu.errors import InputError
+from verifiable_relu.errors import CallFailed, InputError
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import (
     Add,
@@ -260,7 +259,7 @@ def test_without_the_package_the_message_says_how_to_get_it(monkeypatch: pytest.
 
     auto_lirpa.library.cache_clear()
     monkeypatch.setattr(builtins, "__import__", missing)
-    monkeypatch.setattr(auto_lirpa._WORKER, "call", auto_lirpa.work)
+    monkeypatch.setattr(auto_lirpa.AUTO_LIRPA, "call", auto_lirpa.work)
     with pytest.raises(InputError, match=r"pip install --no-deps auto_LiRPA==0\.3"):
         AutoLirpa().verify(queries(mlp(), count=1), Budget.each(1, 1))
 
@@ -270,27 +269,38 @@ def test_a_model_is_made_once_for_all_batches(monkeypatch: pytest.MonkeyPatch) -
     original = auto_lirpa._Model
     monkeypatch.setattr(auto_lirpa, "_Model", lambda *arguments: made.append(arguments) or original(*arguments))
     monkeypatch.setattr(auto_lirpa, "_BATCH", 2)
-    monkeypatch.setattr(auto_lirpa._WORKER, "call", lambda task, seconds=0.0: auto_lirpa.work(task))
+    monkeypatch.setattr(auto_lirpa.AUTO_LIRPA, "call", lambda task, *limits: auto_lirpa.work(task))
     assert len(margins(AutoLirpa("crown"), queries(mlp(), count=5))) == 5 and len(made) == 1
     margins(AutoLirpa("ibp"), queries(mlp(), count=1))
     margins(AutoLirpa("crown"), queries(leaky(), count=1))
     assert len(made) == 3
 
 
-def test_a_fault_of_the_librarys_process_costs_its_batch_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(auto_lirpa, "_BATCH", 1)
-    call, calls = auto_lirpa._WORKER.call, []
+@pytest.mark.parametrize("batch", [1, 64])
+def test_a_crash_of_the_library_costs_one_query(batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auto_lirpa, "_BATCH", batch)
+    asked = queries(mlp(), count=3)
+    alone = AutoLirpa("ibp").verify(asked, Budget.each(60, 3))
+    call = auto_lirpa.AUTO_LIRPA.call
 
-    def breaking(task: object, seconds: float = float("inf")) -> object:
-        calls.append(task)
-        if len(calls) == 2:
-            os.kill(auto_lirpa._WORKER.number, signal.SIGKILL)
-        return call(task, seconds)
+    def breaking(task: Any, *limits: object) -> object:
+        if task is not None and asked[1].property in task.properties:
+            raise CallFailed("it crashed")
+        return call(task, *limits)
 
-    monkeypatch.setattr(auto_lirpa._WORKER, "call", breaking)
-    outcomes = AutoLirpa("ibp").verify(queries(mlp(), count=2), Budget.each(60, 2))
-    assert (outcomes[0].reason, outcomes[1].reason) == (Reason.ERROR, Reason.INCOMPLETE)
-    assert "status -9" in outcomes[0].detail
+    monkeypatch.setattr(auto_lirpa.AUTO_LIRPA, "call", breaking)
+    outcomes = AutoLirpa("ibp").verify(asked, Budget.each(60, 3))
+    assert (outcomes[1].reason, outcomes[1].detail) == (Reason.ERROR, "it crashed")
+    assert [outcomes[i].margin for i in (0, 2)] == pytest.approx([alone[i].margin for i in (0, 2)], abs=1e-9)
+
+
+def test_more_memory_than_is_allowed_is_an_unknown_of_its_own() -> None:
+    """The process is ended as soon as it is looked at, whatever it does: its libraries alone take more."""
+    slow = AutoLirpa("alpha-crown", iterations=100_000, process_memory=1 << 20)
+    asked = queries(mlp(), count=1)
+    (outcome,) = slow.verify(asked, Budget.each(60, 1))
+    assert (outcome.verdict, outcome.reason) == (Verdict.UNKNOWN, Reason.MEMORY)
+    assert AutoLirpa("ibp").verify(asked, Budget.each(60, 1))[0].reason is Reason.INCOMPLETE
 
 
 def test_an_unknown_kind_of_bound_is_refused() -> None:

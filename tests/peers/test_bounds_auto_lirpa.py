@@ -9,14 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from verifiable_relu.bounds import Bounds, interval_bounds, linear_lower_bounds, preactivation_bounds
-from verifiable_relu.bounds.linear import Relaxation
+from verifiable_relu.bounds import Bounds, Relaxation, interval_bounds, linear_lower_bounds, preactivation_bounds
 from verifiable_relu.errors import InputError
 from verifiable_relu.network.build import Builder
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Activation, Relu, Sigmoid, Tanh
-from verifiable_relu.verifiers.adapters.auto_lirpa import _Graph
 from verifiable_relu.verifiers.adapters.library import bounded_module, library, quiet
+from verifiable_relu.verifiers.adapters.operators import Graph
 
 try:
     library()
@@ -91,7 +90,7 @@ def theirs(network: Network, box: Bounds, method: str) -> tuple[Bounds, dict[int
     with quiet(torch.float64), torch.no_grad():
         # Its sparse convolutions ("patches") fail on residual connections of vectors.
         settings = {"conv_mode": "matrix"}
-        module = bounded_module()(_Graph(network), torch.zeros_like(middle[:1]), settings, device="cpu")
+        module = bounded_module()(Graph(network), torch.zeros_like(middle[:1]), settings, device="cpu")
         x = package.BoundedTensor(middle, package.PerturbationLpNorm(norm=np.inf, x_L=box.lower, x_U=box.upper))
         lower, upper = module.compute_bounds(x=(x,), method=method)
         acts = [node for node in module._modules.values() if type(node).__name__ in OPERATORS]

@@ -150,7 +150,7 @@ def member(rng: np.random.Generator, family: Network) -> Network:
         else n
         for n in family.nodes
     ]
-    return replace(family, nodes=tuple(nodes), _converted={})
+    return replace(family, nodes=tuple(nodes))
 
 
 def inexact(rng: np.random.Generator, true: Network) -> Network:
@@ -164,7 +164,7 @@ def inexact(rng: np.random.Generator, true: Network) -> Network:
         return replace(changed, weight_error=error)  # type: ignore[type-var]
 
     nodes = (stored(node) if isinstance(node, Affine) else node for node in true.nodes)
-    return replace(true, nodes=tuple(nodes), name=f"{true.name}, inexact", _converted={})
+    return replace(true, nodes=tuple(nodes), name=f"{true.name}, inexact")
 
 
 def _worst(rng: np.random.Generator, net: Network, row: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> np.ndarray:

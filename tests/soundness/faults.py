@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
 from types import FunctionType
-from unittest.mock import patch
+
+from verifiable_relu.bounds import Tuning
 
 from .judge import Caught, Report
 from .kinds import agreement, boundary, corners, planted, points
@@ -20,29 +21,13 @@ QUICK = {"ibp": 1.0, "crown": 1.0, "milp": 1.0, "smt": 1.0, "alpha-crown": 1.0, 
 """Methods asked about every fault, with seconds for each case; those first that take least."""
 
 
-_SMALL = {
-    "linear:_WORTH": 0,
-    "reference:_FEW": 0,
-    "interval:_LARGE": 1,
-    "interval:_bearable": lambda *given: True,
-}
+_SMALL = Tuning(waiting_coefficients=0, counted_terms=0, interval_products=1, interval_widening=1e30)
 """What is worth it in large networks or wide boxes alone, in others, too: sides that wait, terms that are counted,
 intervals in float32."""
 
 
-@contextmanager
-def _small() -> Iterator[None]:
-    """With the thresholds of ``_SMALL``."""
-    with ExitStack() as stack:
-        for path, value in _SMALL.items():
-            module, name = path.split(":")
-            stack.enter_context(patch.object(import_module(f"verifiable_relu.bounds.{module}"), name, value))
-        yield
-
-
 def _corners(report: Report) -> None:
-    with _small():
-        corners(report=report)
+    corners(tuning=_SMALL, report=report)
     corners(report=report)
     corners(smooth=True, report=report)
 
@@ -184,26 +169,26 @@ FAULTS: tuple[Fault, ...] = (
         "corners",
         (
             Change(
-                "bounds.reference:Reference.point",
-                "node.forward(*(self.point(i) for i in node.inputs))",
-                'getattr(node, "linear", node.forward)(*map(self.point, node.inputs))',
+                "bounds.forward:NodeBounds.point",
+                "self.operators[index].forward(",
+                "self.operators[index].linear(",
             ),
         ),
     ),
     Fault(
         "a bias dropped in interval bounds",
         "corners",
-        (Change("bounds.interval:affine_image", "node.forward(center)", "node.linear(center)"),),
+        (Change("bounds.interval:affine_image", "operator.forward(center)", "operator.linear(center)"),),
     ),
     Fault(
         "a bias dropped in interval bounds in float32",
         "corners",
-        (Change("bounds.interval:affine_image", '.add_(kept(node, "_offset", node.offset))', ""),),
+        (Change("bounds.interval:affine_image", ".add_(operator.offset)", ""),),
     ),
     Fault(
         "a bias dropped in the encoding",
         "points",
-        (Change("verifiers.encoding:Folding.pull_back", "constant = constant + _dot(shaped, bias)", "pass"),),
+        (Change("verifiers.encoding:_affine", "+ Dyadic(a.numbers @ flat, a.exponent + offset.exponent)", ""),),
     ),
     Fault(
         "chord for tangent",
@@ -222,9 +207,9 @@ FAULTS: tuple[Fault, ...] = (
         "corners",
         (
             Change(
-                "bounds.linear:_Walk._concretise",
-                "self._less(self._reach(",
-                "self._plus(self._reach(",
+                "bounds.backward:_Walk._end",
+                "self.less(self._summed(",
+                "self.plus(self._summed(",
             ),
         ),
     ),
@@ -238,52 +223,60 @@ FAULTS: tuple[Fault, ...] = (
                 "full[:, :, bottom : bottom + height, right : right + width]",
             ),
             Change(
-                "network.nodes:Conv2d.adjoint", "(height, width), (top, left))", "(height, width), (bottom, right))"
+                "bounds.operators.convolution:ConvolutionOperator._corner",
+                "self.node.padding[0], self.node.padding[1]",
+                "self.node.padding[2], self.node.padding[3]",
             ),
         ),
     ),
     Fault(
         "wrong corner where the last convolution is taken in cells",
         "corners",
-        (Change("bounds.linear:_Walk.back", "self._less(_sum(products", "self._plus(_sum(products"),),
+        (Change("bounds.last_convolution:LastConvolution.step", "Stepped(-sums", "Stepped(sums"),),
     ),
     Fault(
         "wrong corner within windows, in cells",
         "corners",
-        (Change("bounds.linear:Relaxation.windowed", "return -_sum(node.cells", "return _sum(node.cells"),),
+        (Change("bounds.windowed:Windowed.step", "self._added(-self._in_cells(", "self._added(self._in_cells("),),
     ),
     Fault(
         "the cells of a window looked for where its outputs' inputs begin",
         "corners",
         (
             Change(
-                "bounds.linear:Relaxation.windowed",
-                "replace(grid, size=(shape[1], shape[2]))",
-                "replace(grid.before(node), size=(shape[1], shape[2]))",
+                "bounds.windowed:Windowed._in_cells",
+                "replace(a.grid, size=(shape[1], shape[2]))",
+                "replace(a.grid.before(operator.node), size=(shape[1], shape[2]))",
             ),
         ),
     ),
     Fault(
         "the constant at the target's point left out",
         "corners",
-        (Change("bounds.linear:Relaxation.lower", "_of(reference.point(target).flatten(1), sample)", "0 * rows[:1]"),),
+        (
+            Change(
+                "bounds.backward:Backward._at_point",
+                "of_samples(self.bounds.point(index).flatten(1), sample)",
+                "0 * a[:1, 0]",
+            ),
+        ),
     ),
     Fault(
         "an activation's point taken for that of its input",
         "corners",
-        (Change("bounds.linear:Relaxation.outward", "of(reference.point(index).flatten(1))", "z"),),
+        (Change("bounds.shifted:ShiftedLines.outward", "of(bounds.point(index).flatten(1))", "z"),),
     ),
     Fault(
         "the upper line not raised by how far it lies above the lower one at the point",
         "corners",
-        (Change("bounds.linear:Relaxation.outward", "torch.addcmul(lines.upper_offset, rise, z)", "0 * z"),),
+        (Change("bounds.shifted:ShiftedLines.outward", "torch.addcmul(lines.upper_offset, rise, z)", "0 * z"),),
     ),
     Fault(
         "the upper line raised as about twice the point",
         "corners",
         (
             Change(
-                "bounds.linear:Relaxation.outward",
+                "bounds.shifted:ShiftedLines.outward",
                 "torch.addcmul(lines.upper_offset, rise, z)",
                 "torch.addcmul(lines.upper_offset, rise, 2 * z)",
             ),
@@ -292,12 +285,12 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "rows' own lower lines taken for those of all rows at the point",
         "agreement",
-        (Change("bounds.linear:Relaxation.outward", "- of(reference.point(index).flatten(1))", "* 0"),),
+        (Change("bounds.shifted:ShiftedLines.outward", "- of(bounds.point(index).flatten(1))", "* 0"),),
     ),
     Fault(
         "rounding errors of all nodes before a target taken for covered by it",
         "corners",
-        (Change("bounds.reference:Reference.covered", "frozenset(found)", "frozenset(range(index + 1))"),),
+        (Change("bounds.slack:Slack.covered", "frozenset(found)", "frozenset(range(index + 1))"),),
     ),
     Fault(
         "rounding of coefficients in float32 left out",
@@ -309,9 +302,9 @@ FAULTS: tuple[Fault, ...] = (
         "corners",
         (
             Change(
-                "bounds.linear:_Walk._give",
-                "self._whole(a, index) + self._whole(other, index) if both is None else both",
-                "self._whole(a, index)",
+                "bounds.backward:_Walk.give",
+                "self.whole(a, index) + self.whole(other, index) if both is None else both",
+                "self.whole(a, index)",
             ),
         ),
     ),
@@ -331,9 +324,9 @@ FAULTS: tuple[Fault, ...] = (
         "corners",
         (
             Change(
-                "bounds.linear:relaxed",
-                "improve((later & (both < 0).all(0)).flatten().nonzero().squeeze(1))",
-                "both = both.masked_fill(later, 0)",
+                "bounds.tighten:_Layer.tightened",
+                "self._improve(undecided(later, both).flatten().nonzero().squeeze(1))",
+                "both.masked_fill_(later, 0)",
             ),
         ),
     ),
@@ -342,9 +335,9 @@ FAULTS: tuple[Fault, ...] = (
         "corners",
         (
             Change(
-                "bounds.linear:relaxed",
-                "improve((later & (both < 0).all(0)).flatten().nonzero().squeeze(1))",
-                "both = both.where(~later, both.flip(0))",
+                "bounds.tighten:_Layer.tightened",
+                "self._improve(undecided(later, both).flatten().nonzero().squeeze(1))",
+                "both.copy_(both.where(~later, both.flip(0)))",
             ),
         ),
     ),
@@ -369,7 +362,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "rows in any order taken for rows in turn",
         "corners",
-        (Change("bounds.linear:_in_turn", "return not more and torch.equal(", "return not more or torch.equal("),),
+        (Change("bounds.chunks:_in_turn", "return not more and torch.equal(", "return not more or torch.equal("),),
     ),
     Fault(
         "the window of a neighbouring neuron",
@@ -387,8 +380,8 @@ FAULTS: tuple[Fault, ...] = (
         (
             Change(
                 "bounds.window:kernels",
-                "weight_like(node, sign).index_select",
-                "weight_like(node, sign).flip(0).index_select",
+                "operator.weight(sign.dtype).index_select",
+                "operator.weight(sign.dtype).flip(0).index_select",
             ),
         ),
     ),
@@ -397,9 +390,9 @@ FAULTS: tuple[Fault, ...] = (
         "agreement",
         (
             Change(
-                "bounds.linear:Relaxation.lines",
-                "relax(node, self.pre[index])",
-                "relax(node, Bounds(*(b[:1].expand_as(b) for b in (self.pre[index].lower, self.pre[index].upper))))",
+                "bounds.lines:LineTable.of",
+                "self._bounds.pre[index])",
+                "Bounds(*(b[:1].expand_as(b) for b in vars(self._bounds.pre[index]).values())))",
             ),
         ),
     ),
@@ -408,7 +401,7 @@ FAULTS: tuple[Fault, ...] = (
         "agreement",
         (
             Change(
-                "verifiers.encoding:_bounded",
+                "verifiers.solving:bounded",
                 "Phases(b.lower[sample].flatten().numpy(), b.upper[sample].flatten()",
                 "Phases(b.lower[0].flatten().numpy(), b.upper[0].flatten()",
             ),
@@ -420,7 +413,7 @@ FAULTS: tuple[Fault, ...] = (
         "planted",
         (
             Change("verifiers.milp:Milp._options", '"mip_abs_gap": 0.0', '"mip_abs_gap": 0.0, "time_limit": 0.0'),
-            Change("verifiers.milp:Milp._reach", f"return {_TIMEOUT}", f"return {_PROVED}"),
+            Change("verifiers.milp:Milp._reach", "solved = fault(error, self.name)", f"solved = {_PROVED}"),
             Change("verifiers.milp:Milp._read", f"return {_TIMEOUT}", f"return {_PROVED}"),
         ),
     ),
@@ -438,8 +431,8 @@ FAULTS: tuple[Fault, ...] = (
         "smt reads unsat from an unknown status",
         "planted",
         (
-            Change("verifiers.smt:Smt._reach", "answer == z3.unsat", "answer != z3.sat"),
-            Change("verifiers.smt:Smt._reach", '"ctrl_c", False', '"rlimit", 1000'),
+            Change("verifiers.smt:Smt._read", 'checked.answer == "unsat"', 'checked.answer != "sat"'),
+            Change("verifiers.smt:Smt._options", '"ctrl_c": False', '"rlimit": 1000'),
         ),
     ),
     Fault(
@@ -447,10 +440,12 @@ FAULTS: tuple[Fault, ...] = (
         "smt reads unsat from a time-out",
         "planted",
         (
-            Change("verifiers.smt:Smt._reach", "answer == z3.unsat", "answer != z3.sat"),
             Change(
-                "verifiers.smt:Smt._reach", "supervised(lambda: _start(solver, text), solver.interrupt, left())", "None"
+                "verifiers.smt:Smt._reach",
+                "fault(error, self.name)",
+                "Outcome(Verdict.UNSAT, Reason.PROVED, self.name, Trust.ROUNDED)",
             ),
+            Change("verifiers.smt:Smt._reach", "seconds + PATIENCE", "0.0"),
         ),
     ),
     Fault(
@@ -532,8 +527,8 @@ FAULTS: tuple[Fault, ...] = (
         "trees",
         (
             Change(
-                "verifiers.bab.folding:Folded._pull_back",
-                "constant = constant + a @ node.offset()",
+                "verifiers.bab.folding:_affine",
+                "walk.constant = walk.constant + a @ node.offset()",
                 "0 * a @ node.offset()",
             ),
         ),
@@ -546,7 +541,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "one of two nodes' rows alone where both come from a third, where rows are folded",
         "trees",
-        (Change("verifiers.bab.folding:Folded._pull_back", "pending[source] + given", "given"),),
+        (Change("verifiers.bab.folding:_Walk.give", "self.pending[index] + a", "a"),),
     ),
     Fault(
         "a tree proved from a bound that was searched for in float32",
@@ -572,12 +567,18 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "columns and rows of the MILP as they come, not scaled to their ranges",
         "boundary",
-        (Change("verifiers.milp:_exponent", "np.frexp(sizes)[1]", "0 * np.frexp(sizes)[1]"),),
+        (Change("verifiers.mixed_integer:_exponent", "np.frexp(sizes)[1]", "0 * np.frexp(sizes)[1]"),),
     ),
     Fault(
         "the MILP asked without any margin",
         "boundary",
-        (Change("verifiers.milp:_Model.program", "lower, upper = lower - outward, upper + outward", "slack = 0.0"),),
+        (
+            Change(
+                "verifiers.mixed_integer:Model.program",
+                "lower, upper = lower - outward, upper + outward",
+                "slack = 0.0",
+            ),
+        ),
     ),
     Fault(
         "the error of stored weights ignored in the encoding",

@@ -16,7 +16,7 @@ import torch
 
 from tests.support import nets
 from tests.support.exact import DIGITS, exact_outputs, exact_values, rational
-from verifiable_relu.bounds import input_box, interval_bounds, linear_lower_bounds, preactivation_bounds
+from verifiable_relu.bounds import TUNING, Tuning, input_box, interval_bounds, linear_lower_bounds, preactivation_bounds
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Linear
 from verifiable_relu.spec.property import Box, Polytope, Property, Query, Row
@@ -339,7 +339,7 @@ def _questions(seed: int, smooth: bool) -> list[_Question]:
     return [_question(rng, network) for network in corner_networks(rng, smooth)]
 
 
-def corners(*, seed: int = 0, smooth: bool = False, report: Report | None = None) -> Report:
+def corners(*, seed: int = 0, smooth: bool = False, tuning: Tuning = TUNING, report: Report | None = None) -> Report:
     """No bound of any node, pre-activation or linear form of the outputs may exclude its exact value at a corner."""
     report = report or Report()
     networks = corner_networks(np.random.default_rng(seed), smooth)
@@ -349,16 +349,16 @@ def corners(*, seed: int = 0, smooth: bool = False, report: Report | None = None
         for dtype in (torch.float64, torch.float32):
             net, box = network.to(dtype), input_box(properties, network, dtype)
             with torch.no_grad():
-                pre = preactivation_bounds(net, box)
+                pre = preactivation_bounds(net, box, tuning=tuning)
                 sample = torch.arange(len(boxes)).repeat_interleave(len(asked.matrix))
                 every = asked.matrix.repeat(len(boxes), 1)
                 linear = {
-                    name: linear_lower_bounds(net, box, pre, every, sample, intervals=intervals)
+                    name: linear_lower_bounds(net, box, pre, every, sample, intervals=intervals, tuning=tuning)
                     for name, intervals in (("crown", False), ("ibp", True))
                 }
                 found = [
                     (f"interval of node {index}", index, _flat(bound.lower), _flat(bound.upper))
-                    for index, bound in enumerate(interval_bounds(net, box))
+                    for index, bound in enumerate(interval_bounds(net, box, tuning=tuning))
                 ]
             found += [
                 (f"pre-activation of node {index}", network.nodes[index].inputs[0], _flat(b.lower), _flat(b.upper))

@@ -72,7 +72,7 @@ def member(family: Network, lams: Sequence[float | Tensor | None]) -> Network:
         if lam is not None:
             act = Gelu(name=name, inputs=inputs, shape=shape, lam=torch.as_tensor(lam, dtype=torch.float64))
         nodes[index] = act
-    return replace(family, nodes=tuple(nodes), onnx=None, _converted={})
+    return replace(family, nodes=tuple(nodes), onnx=None)
 
 
 def least(family: Network) -> list[float]:

@@ -64,7 +64,6 @@ class Scripted:
     report: bool = True
 
     name = "scripted"
-    complete = True
 
     def verify(self, queries: Sequence[Query], budget: Budget, progress: Progress = SILENT) -> list[Outcome]:
         self.asked.append(queries)

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from verifiable_relu.bounds import Bounds, Lines, envelope, relaxed
+from verifiable_relu.bounds import Bounds, Lines, crown_relaxation, envelope
 from verifiable_relu.bounds.activations import image, relax, row
 from verifiable_relu.bounds.rounding import backward_activation, unit_roundoff
 from verifiable_relu.errors import UnsupportedError
@@ -276,7 +276,7 @@ def test_a_chord_that_is_lost_to_underflow(kind: type[Activation], flushing: boo
             one = torch.ones(1, 1, dtype=torch.float64)
             x = build.linear(build.activation(0, kind, "act", **lam), one, None, "out")
             net = build.network(x, name="lost")
-            found = relaxed(net, Bounds(low * one, high * one)).lower(2, -one, torch.tensor([0]))[0]
+            found = crown_relaxation(net, Bounds(low * one, high * one)).lower(2, -one, torch.tensor([0]))[0]
             assert not float(found) > -high, (low, high)
     finally:
         torch.set_flush_denormal(False)

@@ -13,15 +13,18 @@ from torch import nn
 
 import verifiable_relu
 from verifiable_relu import verify
-from verifiable_relu.bounds.linear import MEMORY
+from verifiable_relu.bounds import MEMORY
 from verifiable_relu.campaign import Result
 from verifiable_relu.campaign.inputs import verifier
 from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.network import from_torch, write_onnx
 from verifiable_relu.spec import Query
+from verifiable_relu.trust.replay import Confirmation
+from verifiable_relu.verifiers import portfolio
 from verifiable_relu.verifiers.base import Budget, Outcome, Progress, Reason, Trust, Verdict
 from verifiable_relu.verifiers.incomplete import AlphaCrown, Crown
 from verifiable_relu.verifiers.input_split import InputSplit
+from verifiable_relu.verifiers.root import Roots
 
 
 class Brightness(nn.Module):
@@ -117,7 +120,9 @@ def test_one_row_at_a_time_always_fits(method: str) -> None:
 def test_every_stage_of_auto_keeps_to_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: dict[str, int] = {}
 
-    def undecided(self: Crown | InputSplit, queries: list[Query], budget: Budget, progress: Progress) -> None:
+    def undecided(
+        self: Crown | InputSplit, queries: list[Query], budget: Budget, progress: Progress, roots: Roots
+    ) -> None:
         seen[self.name] = self.memory
         for i in range(len(queries)):
             progress.finish(i, Outcome.unknown(Reason.INCOMPLETE, self.name, ""))
@@ -126,6 +131,22 @@ def test_every_stage_of_auto_keeps_to_the_memory(monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr(kind, "verify", undecided)
     check(verify(MODEL, IMAGES, LABELS, 0.125, memory=12345))
     assert seen == {"crown": 12345, "alpha-crown": 12345, "split": 12345}
+
+
+def test_the_seconds_of_every_turn_of_a_verifier_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    turns: list[int] = []
+
+    def undecided(self: InputSplit, queries: list[Query], budget: Budget, progress: Progress, roots: Roots) -> None:
+        turns.append(len(queries))
+        for i in range(len(queries)):
+            progress.finish(i, Outcome.unknown(Reason.INCOMPLETE, self.name, "", seconds={self.name: 0.5}))
+
+    # A counterexample that is refused is the most telling outcome so far, and no reason to forget what others cost.
+    monkeypatch.setattr(portfolio, "confirm", lambda *_: Confirmation(False, "refused"))
+    monkeypatch.setattr(InputSplit, "verify", undecided)
+    grey = verify(MODEL, IMAGES, LABELS, 0.125)[2]
+    assert grey.reason is Reason.UNCONFIRMED
+    assert turns == [1] * len(turns) and grey.stages["split"] == 0.5 * len(turns) > 0.5
 
 
 def test_progress_goes_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,7 +6,6 @@ from copy import deepcopy
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import get_args
 
 import numpy as np
 import onnxruntime
@@ -19,14 +18,14 @@ from verifiable_relu.errors import InputError
 from verifiable_relu.nn import HardnessGate, LambdaGELU, substitute_relu
 from verifiable_relu.nn.activation import SUPREMUM
 from verifiable_relu.train import loop, patterns, schedule
+from verifiable_relu.train.arms import ARMS
 from verifiable_relu.train.export import export, finish
 from verifiable_relu.train.loop import Progress, build, train
 from verifiable_relu.train.monitor import settled
 from verifiable_relu.train.optimizer import make_optimizer, set_rates
-from verifiable_relu.train.options import Arm, Model, Options
+from verifiable_relu.train.options import Model, Options
 from verifiable_relu.train.swap import measure
 
-ARMS = get_args(Arm)
 PER_EPOCH = 4
 
 
@@ -59,7 +58,7 @@ def types(model: nn.Sequential) -> list[str]:
 
 
 @pytest.mark.parametrize("arm", ARMS)
-def test_arms_share_weights_order_and_points(arm: Arm, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arms_share_weights_order_and_points(arm: str, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[torch.Tensor] = []
     weights = {}
     real = loop.objective
@@ -80,19 +79,19 @@ def test_arms_share_weights_order_and_points(arm: Arm, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("arm", ARMS)
-def test_every_arm_learns_and_becomes_its_network(arm: Arm, tmp_path: Path) -> None:
+def test_every_arm_learns_and_becomes_its_network(arm: str, tmp_path: Path) -> None:
     data = blobs()
     options = replace(BASE, arm=arm, epochs=8)
     trained = train(options, data)
     results = export(trained, options, data, data, tmp_path / "net.onnx")
     assert results["clean"] > 0.9
-    assert ("clean_after_substitution" in results) == (arm not in ("relu", "prelu"))
+    assert ("clean_after_substitution" in results) == (ARMS[arm].swap != "never")
     for name in ("int8", "int8_per_tensor"):
         assert abs(results[name]["clean"] - results["clean"]) < 0.03 and results[name]["calibration_images"] == 200
         assert 0 < results[name]["mean_logit_change"] < 0.1
     assert list(results["pruned"]) == ["0.5", "0.7", "0.9"] and results["pruned"]["0.5"] > 0.6
     hard, record = finish(trained, options, data, data)
-    assert types(hard)[3] == ("PReLU" if arm == "prelu" else "ReLU")
+    assert types(hard)[3] == ("ReLU" if ARMS[arm].ends_in_relu else ARMS[arm].activation)
     lam = np.array([epoch["lam"] for epoch in record["epochs"]])
     if options.anneals:
         assert lam.shape == (8, 2) and lam[-1] == pytest.approx([160, 160], rel=1e-5)
@@ -231,7 +230,7 @@ def test_the_measured_disruption_is_exact_on_two_images() -> None:
 
 
 @pytest.mark.parametrize("arm", ["lambda-gelu", "gelu-swap"])
-def test_the_measured_disruption_is_within_the_proven_one(arm: Arm) -> None:
+def test_the_measured_disruption_is_within_the_proven_one(arm: str) -> None:
     data = blobs()
     options = replace(BASE, arm=arm, epochs=2)
     _, record = finish(train(options, data), options, data, data)
@@ -319,7 +318,7 @@ def models_of(options: Options, data: Dataset, patch: pytest.MonkeyPatch) -> lis
 
 
 @pytest.mark.parametrize("arm", ["relu", "gelu-swap"])
-def test_the_looks_are_at_the_network_of_their_moment(arm: Arm, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_looks_are_at_the_network_of_their_moment(arm: str, monkeypatch: pytest.MonkeyPatch) -> None:
     data = blobs()
     options = replace(BASE, arm=arm, epochs=2)
     points = train(options, data).monitor
@@ -386,7 +385,7 @@ SMALL = replace(BASE, model="resnet", width=0.25, epochs=2, batch=100, rate=5e-3
     ("model", "arm"),
     [("cnn7" if arm in ("lambda-gelu", "gelu-swap-finetune", "prelu") else "resnet", arm) for arm in ARMS],
 )
-def test_fixed_networks_train_in_every_arm(model: Model, arm: Arm, tmp_path: Path) -> None:
+def test_fixed_networks_train_in_every_arm(model: Model, arm: str, tmp_path: Path) -> None:
     data = blobs()
     options = replace(SMALL, model=model, width=0.25 if model == "resnet" else 0.03, arm=arm)
     trained = train(options, data)

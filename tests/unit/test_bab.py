@@ -14,7 +14,7 @@ from torch import Tensor
 from tests.soundness.trees import TIGHT, covers, trees
 from tests.support.exact import exact_outputs, exact_values
 from tests.support.solver_cases import ball, barely_unstable, chain, mlp, random_query, residual, row, union_in_order
-from verifiable_relu.bounds import input_box, relaxed
+from verifiable_relu.bounds import crown_relaxation, input_box
 from verifiable_relu.errors import UnsupportedError
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Gelu, Input, Linear, Node, Relu
@@ -24,8 +24,8 @@ from verifiable_relu.verifiers.bab.ascent import Ascent, Batch, Bounded
 from verifiable_relu.verifiers.bab.folding import Folded
 from verifiable_relu.verifiers.bab.leaf import Hint, Program
 from verifiable_relu.verifiers.bab.proof import Proofs
-from verifiable_relu.verifiers.bab.root import Root
 from verifiable_relu.verifiers.bab.strip import Slopes, Strip
+from verifiable_relu.verifiers.bab.system import System
 from verifiable_relu.verifiers.bab.tree import Search, State, Tree
 from verifiable_relu.verifiers.base import SILENT, Budget, Outcome, Progress, Reason, Trust, Verdict
 
@@ -56,7 +56,7 @@ def test_verdicts_agree_with_enumeration(leaky: bool) -> None:
 
 def folded(network: Network, box: Box) -> Folded:
     prop = Property(box, ())
-    bounds = relaxed(network.to(torch.float64), input_box([prop], network))
+    bounds = crown_relaxation(network.to(torch.float64), input_box([prop], network))
     return Folded(bounds, 0, box)
 
 
@@ -198,15 +198,15 @@ def test_without_time_nothing_is_decided() -> None:
     assert (outcome.verdict, outcome.reason) == (Verdict.UNKNOWN, Reason.TIMEOUT)
 
 
-def root(query: Query) -> Root:
+def begin(query: Query) -> System:
     prop = query.property
-    bounds = relaxed(query.network.to(torch.float64), input_box([prop], query.network))
-    return Root(query, bounds, 0, list(range(len(prop.unsafe))), Slopes(), lambda: False)
+    bounds = crown_relaxation(query.network.to(torch.float64), input_box([prop], query.network))
+    return System(query, bounds, 0, list(range(len(prop.unsafe))), Slopes(), lambda: False)
 
 
 def tree(query: Query, search: Search, reached: Callable[[Tensor], bool] = lambda _: False) -> Tree:
     """The tree of a query's first polytope, by default without eyes for counterexamples."""
-    return root(query).tree(0, reached, lambda: 1.0, search, 1 << 30)
+    return begin(query).tree(0, reached, lambda: 1.0, search, 1 << 30)
 
 
 def test_the_bound_of_an_open_tree_grows_and_stays_sound() -> None:
@@ -227,7 +227,7 @@ def test_the_bound_of_an_open_tree_grows_and_stays_sound() -> None:
 
 def test_a_bound_does_not_depend_on_the_batch_it_is_in() -> None:
     query = hard()
-    part = root(query)
+    part = begin(query)
     strip = Strip(part.folded, part.neurons, part.parts[0].rows, part.parts[0].slopes)
     rng = np.random.default_rng(0)
     split = torch.from_numpy(rng.choice([-1, 0, 0, 0, 1], (12, part.folded.size)).astype(np.int8))
@@ -244,7 +244,7 @@ def test_a_bound_does_not_depend_on_the_batch_it_is_in() -> None:
 
 
 def test_more_steps_only_raise_a_bound() -> None:
-    part = root(hard())
+    part = begin(hard())
     strip = Strip(part.folded, part.neurons, part.parts[0].rows, part.parts[0].slopes)
     split = torch.zeros(4, part.folded.size, dtype=torch.int8)
     split[1:, :5] = torch.tensor([[1, 1, 1, 1, 1], [-1, 1, -1, 1, -1], [-1, -1, -1, -1, -1]])
@@ -304,7 +304,7 @@ def test_arithmetic_that_breaks_down_proves_nothing(
 def test_too_little_memory_is_a_reason_of_its_own() -> None:
     (outcome,) = decide(hard(), method=Bab(memory=1 << 12))
     assert (outcome.verdict, outcome.reason) == (Verdict.UNKNOWN, Reason.MEMORY)
-    full = root(hard()).tree(0, lambda _: False, lambda: 1.0, Search(), 100)
+    full = begin(hard()).tree(0, lambda _: False, lambda: 1.0, Search(), 100)
     while full.state is State.OPEN:
         full.advance()
     assert full.state is State.FULL

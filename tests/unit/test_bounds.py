@@ -15,19 +15,26 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from verifiable_relu.bounds import (
+    TUNING,
     Ascent,
     Bounds,
+    Relaxation,
+    Tuning,
     alpha_lower_bounds,
     alpha_preactivation_bounds,
+    crown_relaxation,
     interval_bounds,
     linear_lower_bounds,
     preactivation_bounds,
 )
 from verifiable_relu.bounds.alpha import _Search
+from verifiable_relu.bounds.chunks import groups
 from verifiable_relu.bounds.interval import intersect, largest
-from verifiable_relu.bounds.linear import Relaxation, groups, relaxed
+from verifiable_relu.bounds.restrict import Restriction
 from verifiable_relu.bounds.rounding import covers
-from verifiable_relu.bounds.window import Grid, Window, windows
+from verifiable_relu.bounds.rows import Chunk, Rows, Stepped
+from verifiable_relu.bounds.window import Grid, Window
+from verifiable_relu.bounds.windowed import Windowed
 from verifiable_relu.network.build import Builder
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Activation, Gelu, LeakyRelu, Linear, Relu, Sigmoid, Tanh
@@ -125,11 +132,11 @@ def rows(network: Network, batch: int) -> tuple[Tensor, Tensor]:
     return matrix, torch.arange(batch).repeat_interleave(2 * network.output_size)
 
 
-def output_bounds(network: Network, box: Bounds, **options: object) -> Tensor:
+def output_bounds(network: Network, box: Bounds, tuning: Tuning = TUNING, **options: object) -> Tensor:
     """(rows,) CROWN lower bounds of every output and its negative."""
     matrix, sample = rows(network, len(box.lower))
-    pre = preactivation_bounds(network, box)
-    return linear_lower_bounds(network, box, pre, matrix, sample, **options)  # type: ignore[arg-type]
+    pre = preactivation_bounds(network, box, tuning=tuning)
+    return linear_lower_bounds(network, box, pre, matrix, sample, tuning=tuning, **options)  # type: ignore[arg-type]
 
 
 def assert_inside(bounds: Bounds, values: Tensor) -> None:
@@ -147,7 +154,7 @@ def test_every_node_stays_within_its_bounds(make: Callable[[Act], Network], act:
     values = [v.unflatten(0, x.shape[:2]) for v in exact.values(x.flatten(0, 1))]
     for bounds, value in zip(interval_bounds(network, box), values, strict=True):
         assert_inside(bounds, value)
-    relaxation = relaxed(network, box)
+    relaxation = crown_relaxation(network, box)
     for index, value in enumerate(values):
         bounds = relaxation.bounds(index)
         assert_inside(bounds, value)
@@ -244,7 +251,7 @@ def test_rows_may_come_in_any_order(make: Callable[[Act], Network], intervals: b
     """In turn, sample by sample, they are taken as they are; as many of each, or not; with a stop or without."""
     network = make(ACTS["relu"])
     box = boxes(network, batch=4)
-    relaxation = relaxed(network, box)
+    relaxation = crown_relaxation(network, box)
     matrix, sample = rows(network, 4)
     matrix = matrix * (1 + torch.arange(len(matrix)).double())[:, None]
     found = relaxation.outputs(matrix, sample, intervals=intervals)
@@ -279,7 +286,7 @@ def test_groups_come_in_round_numbers() -> None:
     of = torch.arange(60).repeat_interleave(counts)
     sizes = {}
     for few in (False, True):
-        (*chunks,) = groups(len(of), of, 300, 60, few)
+        (*chunks,) = groups(len(of), of, 300, 60, 5 if few else None)
         assert {int(n) for part, _ in chunks for n in part} == {*range(len(of))}
         for part, mine in chunks:
             assert torch.equal(of[part].reshape(len(mine), -1), mine[:, None].expand(-1, len(part) // len(mine)))
@@ -311,13 +318,13 @@ def moved(act: Act) -> Network:
 def test_the_largest_values_are_those_of_the_bounds(make: Callable[[Act], Network]) -> None:
     """Where nothing is computed for a node that moves numbers about, and one side alone of ReLU, too."""
     network = make(ACTS["relu"])
-    relaxation = relaxed(network, boxes(network))
-    assert len(relaxation.values) <= network.last_activation + 1 < len(network.nodes)
+    relaxation = crown_relaxation(network, boxes(network))
+    assert len(relaxation.nodes.values) <= network.last_activation + 1 < len(network.nodes)
     for index in reversed(range(len(network.nodes))):
-        assert torch.equal(relaxation.largest(index), largest(relaxation.bounds(index)))
+        assert torch.equal(relaxation.nodes.largest(index), largest(relaxation.bounds(index)))
     every = Relaxation(network, boxes(network), relaxation.pre)
     every.advance(len(network.nodes) - 1)
-    for index, bounds in enumerate(every.values):
+    for index, bounds in enumerate(every.nodes.values):
         found = relaxation.bounds(index)
         assert bool((found.lower >= bounds.lower).all() and (found.upper <= bounds.upper).all())
 
@@ -331,12 +338,12 @@ def test_a_relaxation_is_freed_at_once(make: Callable[[Act], Network]) -> None:
     gc.collect()
     gc.disable()
     try:
-        relaxation = relaxed(network, box)
+        relaxation = crown_relaxation(network, box)
         for intervals in (False, True):
             relaxation.outputs(matrix, sample, intervals=intervals)
-        held = [relaxation, relaxation.reference]
+        held = [relaxation, relaxation.nodes, relaxation.backward, relaxation.backward.slack]
         kept = [ref(part) for part in held]
-        kept += [ref(relaxation.reference.point(1)), ref(relaxation.lines(network.last_activation).upper_slope)]
+        kept += [ref(relaxation.nodes.point(1)), ref(relaxation.lines.of(network.last_activation).upper_slope)]
         assert all(part() is not None for part in kept)
         del relaxation, held
         assert all(part() is None for part in kept)
@@ -436,14 +443,14 @@ def test_every_choice_of_lines_is_sound(make: Callable[[Act], Network], act: Act
     values = network(points(box).flatten(0, 1)).unflatten(0, (60, -1))
     matrix, sample = rows(network, len(box.lower))
     reached = torch.einsum("ro,pro->pr", matrix, values[:, sample]).amin(0)
-    relaxation = relaxed(network, box)
+    relaxation = crown_relaxation(network, box)
     last, rng = len(network.nodes) - 1, Random(5)
     for slope in (0.0, 1.0, None, None):
         lines = {}
         for index in network.activations:
             shape = (len(sample), *network.nodes[index].shape)
             chosen = rng.uniform(*shape) if slope is None else torch.full(shape, slope, dtype=torch.float64)
-            lines[index] = relaxation.chosen_lines(index, sample, chosen)
+            lines[index] = relaxation.lines.chosen(index, sample, chosen)
         lower, _ = relaxation.lower(last, matrix, sample, lines=lines)
         assert bool((lower <= reached).all())
         rough, _ = relaxation.lower(last, matrix, sample, lines=lines, rounded=False)
@@ -505,7 +512,7 @@ def test_intervals_make_rows_no_looser() -> None:
         network = mlp(ACTS["relu"], seed)
         box = boxes(network, seed=seed)
         matrix, _ = rows(network, len(box.lower))
-        relaxation = relaxed(network, box)
+        relaxation = crown_relaxation(network, box)
         found, before = relaxation.outputs(matrix), _by_rows_alone(network, box).outputs(matrix)
         assert bool((found >= before - 1e-9 * (1 + before.abs())).all())
         gained = max(gained, float((found - before).max()))
@@ -525,12 +532,12 @@ def test_an_activation_of_an_activation_that_others_use() -> None:
         z = build.linear(x, rng.normal(3, 6), rng.normal(3), "other")
         network = build.network(build.activation(build.add(y, z, "sum"), Relu, "four"), name="shared")
         box = boxes(network)
-        relaxation = relaxed(network, box)
-        smaller += relaxation.interval(x) is not relaxation.bounds(x)
+        relaxation = crown_relaxation(network, box)
+        smaller += relaxation.nodes.interval(x) is not relaxation.bounds(x)
         relaxation.advance(len(network.nodes) - 1)
         inside = points(box)
         values = network.values(inside.flatten(0, 1))
-        for value, bounds in zip(values, relaxation.values, strict=True):
+        for value, bounds in zip(values, relaxation.nodes.values, strict=True):
             assert_inside(bounds, value.unflatten(0, inside.shape[:2]))
     assert smaller
 
@@ -624,9 +631,9 @@ def images(act: Act, seed: int = 0) -> Network:
 def test_rows_are_left_as_they_are(make: Callable[[Act], Network], dtype: torch.dtype) -> None:
     """Those of every node, coefficients being in float32 somewhere or not."""
     network = make(ACTS["relu"]).to(torch.float32).to(dtype)
-    relaxation = relaxed(network, boxes(network, batch=2, dtype=dtype))
-    assert (relaxation.border > 0) == (make is images and dtype == torch.float64)
-    for index in range(relaxation.entry, len(network.nodes)):
+    relaxation = crown_relaxation(network, boxes(network, batch=2, dtype=dtype))
+    assert (relaxation.backward.float32.last_node > 0) == (make is images and dtype == torch.float64)
+    for index in range(relaxation.nodes.start, len(network.nodes)):
         matrix = Random(index).normal(4, *network.nodes[index].shape).to(dtype)
         before = matrix.clone()
         for wanted in (False, True):
@@ -640,7 +647,7 @@ def test_rows_of_a_box_are_left_as_they_are() -> None:
     network = build.network(build.scale(0, "scale", scale=torch.full((300,), 2.0)), name="scale").to(torch.float32)
     one = torch.ones(2, 300)
     matrix = -torch.ones(4, 300)
-    relaxed(network, Bounds(-one, one)).outputs(matrix, torch.tensor([0, 0, 1, 1]))
+    crown_relaxation(network, Bounds(-one, one)).outputs(matrix, torch.tensor([0, 0, 1, 1]))
     assert bool((matrix == -1).all())
 
 
@@ -650,8 +657,8 @@ def test_gradients_reach_rows_past_a_shortcut_from_the_input() -> None:
     x = ACTS["relu"](build, build.conv2d(0, rng.normal(1, 1, 3, 3).float().double(), None, "conv1", padding=(1,) * 4))
     x = build.conv2d(build.add(x, 0, "sum"), rng.normal(2, 1, 2, 2).float().double(), None, "conv2")
     network = build.network(build.reshape(x, (18,), "flat"), name="shortcut")
-    relaxation = relaxed(network, boxes(network, batch=2))
-    assert relaxation.border > 0
+    relaxation = crown_relaxation(network, boxes(network, batch=2))
+    assert relaxation.backward.float32.last_node > 0
     matrix = rng.normal(2, 18).requires_grad_()
     found = relaxation.lower(len(network.nodes) - 1, matrix, torch.arange(2))[0]
     (gradient,) = torch.autograd.grad(found.sum(), matrix)
@@ -661,11 +668,9 @@ def test_gradients_reach_rows_past_a_shortcut_from_the_input() -> None:
 
 @pytest.mark.parametrize("worth", (0, 1 << 18))
 @pytest.mark.parametrize("memory", (1, 1 << 30))
-def test_bounds_of_neurons_have_gradients_however_they_are_chunked(
-    memory: int, worth: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bounds_of_neurons_have_gradients_however_they_are_chunked(memory: int, worth: int) -> None:
     """In chunks and in two passes they are the same, and those of the weights are what differences say."""
-    monkeypatch.setattr("verifiable_relu.bounds.linear._WORTH", worth)
+    tuning = Tuning(waiting_coefficients=worth)
     rng = Random(0)
     first, second = rng.normal(8, 6), rng.normal(8, 8)
     box = Bounds(-torch.ones(3, 6).double(), torch.ones(3, 6).double())
@@ -675,7 +680,7 @@ def test_bounds_of_neurons_have_gradients_however_they_are_chunked(
         x = ACTS["relu"](build, build.linear(0, weight, None, "in"))
         x = ACTS["relu"](build, build.linear(x, second, None, "hidden"))
         network = build.network(build.linear(x, torch.ones(1, 8).double(), None, "out"), name="mlp")
-        bounds = preactivation_bounds(network, box, memory=memory)
+        bounds = preactivation_bounds(network, box, memory=memory, tuning=tuning)
         last = bounds[max(bounds)]
         return (last.upper - last.lower).sum()
 
@@ -691,20 +696,20 @@ def test_one_sample_is_bounded_as_in_a_batch(monkeypatch: pytest.MonkeyPatch) ->
     network = mlp(ACTS["relu"], sizes=(6, 12, 12, 12, 12, 3))
     box = boxes(network)
     used: list[bool] = []
-    through = Relaxation.between
+    through = Restriction.between
 
-    def watched(self: Relaxation, index: int) -> Tensor | None:
+    def watched(self: Restriction, index: int) -> Tensor | None:
         found = through(self, index)
         used.append(found is not None)
         return found
 
-    monkeypatch.setattr(Relaxation, "between", watched)
-    monkeypatch.setattr("verifiable_relu.bounds.linear._ALIVE", 1.0)
-    together = output_bounds(network, box).reshape(len(box.lower), -1)
+    monkeypatch.setattr(Restriction, "between", watched)
+    every = Tuning(active_share=1.0)
+    together = output_bounds(network, box, every).reshape(len(box.lower), -1)
     assert used and not any(used)
     for i, lower in enumerate(together):
         one = Bounds(box.lower[i : i + 1], box.upper[i : i + 1])
-        torch.testing.assert_close(output_bounds(network, one), lower, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(output_bounds(network, one, every), lower, rtol=1e-9, atol=1e-9)
     assert any(used)
 
 
@@ -727,7 +732,7 @@ def test_a_row_sees_what_lies_in_its_window(each: int, monkeypatch: pytest.Monke
 
 def test_windows_are_kept_of_what_is_the_same_for_every_box() -> None:
     network = images(ACTS["relu"])
-    kept = relaxed(network, boxes(network, batch=4))._tables
+    kept = crown_relaxation(network, boxes(network, batch=4)).backward.windowed.tables
     assert kept and all(len(table) == math.prod(grid.points) for (grid, _), table in kept.items())
 
 
@@ -736,27 +741,28 @@ def test_windows_change_nothing_but_the_work(name: str, monkeypatch: pytest.Monk
     network = images(ACTS[name])
     box = boxes(network, batch=4)
     used: list[int] = []
-    through = Relaxation.windowed
+    through = Windowed.step
 
-    def watched(self: Relaxation, a: Window, index: int, sample: Tensor) -> object:
-        step = through(self, a, index, sample)
-        used.append(index if step is not None else -1)
+    def watched(self: Windowed, index: int, a: Rows, chunk: Chunk) -> Stepped | None:
+        step = through(self, index, a, chunk)
+        if isinstance(a, Window):
+            used.append(index if step is not None else -1)
         return step
 
-    monkeypatch.setattr(Relaxation, "windowed", watched)
+    monkeypatch.setattr(Windowed, "step", watched)
     matrix, sample = rows(network, len(box.lower))
     found, lower = preactivation_bounds(network, box), output_bounds(network, box)
     kinds = {type(network.nodes[i]).__name__ for i in used if i >= 0}
     assert {"Conv2d", "Scale"} <= kinds and len(kinds) == 3, kinds
-    assert relaxed(network, box).entry in used
-    monkeypatch.setattr("verifiable_relu.bounds.linear.windows", lambda *a: windows(*a).dense(a[0]))
+    assert crown_relaxation(network, box).nodes.start in used
     used.clear()
-    whole = preactivation_bounds(network, box)
+    dense = Tuning(windows=False)
+    whole = preactivation_bounds(network, box, tuning=dense)
     assert not used
     for index, bounds in whole.items():
         torch.testing.assert_close(found[index].lower, bounds.lower, rtol=1e-9, atol=1e-9)
         torch.testing.assert_close(found[index].upper, bounds.upper, rtol=1e-9, atol=1e-9)
-    torch.testing.assert_close(lower, output_bounds(network, box), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(lower, output_bounds(network, box, dense), rtol=1e-9, atol=1e-9)
 
     x = points(box)
     values = [v.unflatten(0, x.shape[:2]) for v in network.values(x.flatten(0, 1))]

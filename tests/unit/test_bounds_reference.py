@@ -1,19 +1,18 @@
-"""Rows about points of nodes against CROWN written down again, with dense matrices and without points: all graphs."""
+"""Linear bounds of every node of many graphs against CROWN written down again, with dense matrices and no points."""
 
 from __future__ import annotations
 
 import itertools
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from verifiable_relu.bounds import Bounds, Lines, Relaxation, relaxed
-from verifiable_relu.bounds import linear as crown
-from verifiable_relu.bounds import window as patches
+from verifiable_relu.bounds import TUNING, Bounds, Lines, Relaxation, Tuning, crown_relaxation
 from verifiable_relu.network import nodes as node_kinds
 from verifiable_relu.network.build import Builder
 from verifiable_relu.network.graph import Network
@@ -23,16 +22,16 @@ from verifiable_relu.network.nodes import Activation, Add, Conv2d, LeakyRelu, Li
 
 
 class Draw:
-    """Layers of random weights; ``single`` ones are float32 numbers."""
+    """Layers of random weights, which are float32 numbers where ``float32`` says so."""
 
-    def __init__(self, seed: int, single: bool, *shape: int) -> None:
+    def __init__(self, seed: int, float32: bool, *shape: int) -> None:
         self.generator = torch.Generator().manual_seed(seed)
-        self.single = single
+        self.float32 = float32
         self.build = Builder(shape)
 
     def __call__(self, *shape: int) -> Tensor:
         value = torch.randn(*shape, generator=self.generator, dtype=torch.float64)
-        return value.float().double() * (1 if self.single else 1 + 2.0**-30)
+        return value.float().double() * (1 if self.float32 else 1 + 2.0**-30)
 
     def conv(self, x: int, out: int, kernel: tuple[int, int], **options: object) -> int:
         inside = self.build.shape(x)[0]
@@ -60,7 +59,7 @@ class Draw:
     def linear(self, x: int, out: int, bias: float = 0.0) -> int:
         inside = self.build.shape(x)[-1]
         weight = self(out, inside) / inside**0.5
-        weight = weight.float().double() if self.single else weight
+        weight = weight.float().double() if self.float32 else weight
         return self.build.linear(x, weight, self(out) / 2 + bias, f"fc{len(self.build.nodes)}")
 
     def end(self, x: int) -> Network:
@@ -70,25 +69,25 @@ class Draw:
 SAME = {"padding": (1, 1, 1, 1)}
 
 
-def _chain(single: bool) -> Network:
+def _chain(float32: bool) -> Network:
     """Strides, uneven padding, windows up to three convolutions deep."""
-    draw = Draw(0, single, 2, 8, 7)
+    draw = Draw(0, float32, 2, 8, 7)
     x = draw.relu(draw.conv(draw.scale(0), 3, (3, 2), padding=(1, 0, 1, 1)))
     x = draw.relu(draw.conv(x, 4, (2, 3), stride=(2, 1), padding=(0, 1, 0, 1)))
     x = draw.relu(draw.conv(x, 2, (2, 2), stride=(1, 2)))
     return draw.end(draw.linear(draw.relu(draw.linear(draw.flat(x), 6)), 3))
 
 
-def _wide(single: bool) -> Network:
+def _wide(float32: bool) -> Network:
     """So many channels that another layout is taken, and a strided last step."""
-    draw = Draw(1, single, 1, 6, 6)
+    draw = Draw(1, float32, 1, 6, 6)
     x = draw.relu(draw.conv(0, 40, (2, 2), stride=(2, 2)))
     return draw.end(draw.linear(draw.flat(draw.relu(draw.conv(x, 3, (2, 2)))), 3))
 
 
-def _blocks(single: bool) -> Network:
+def _blocks(float32: bool) -> Network:
     """Residual blocks, ReLU on their sums; the second one's shortcut has a convolution of its own."""
-    draw = Draw(2, single, 2, 5, 5)
+    draw = Draw(2, float32, 2, 5, 5)
     x = draw.relu(draw.conv(0, 3, (3, 3), **SAME))
     x = draw.relu(
         draw.add(
@@ -99,9 +98,9 @@ def _blocks(single: bool) -> Network:
     return draw.end(draw.linear(draw.flat(x), 3))
 
 
-def _sums(single: bool) -> Network:
+def _sums(float32: bool) -> Network:
     """Sums of activations, of a node with itself, of sums; the input is used twice."""
-    draw = Draw(3, single, 2, 4, 4)
+    draw = Draw(3, float32, 2, 4, 4)
     x = draw.add(draw.conv(0, 2, (3, 3), **SAME), 0)
     one, two = draw.relu(x), draw.relu(draw.conv(x, 2, (1, 1)))
     x = draw.add(draw.add(one, two), draw.add(one, one))
@@ -109,9 +108,9 @@ def _sums(single: bool) -> Network:
     return draw.end(draw.linear(draw.flat(draw.add(x, x)), 3))
 
 
-def _many(single: bool) -> Network:
+def _many(float32: bool) -> Network:
     """One node used five times, by convolutions, an activation and a sum."""
-    draw = Draw(4, single, 1, 4, 3)
+    draw = Draw(4, float32, 1, 4, 3)
     hub = draw.conv(0, 2, (2, 2), padding=(1, 0, 0, 1))
     parts = [draw.conv(hub, 2, (1, 1)), draw.relu(hub), draw.relu(draw.conv(hub, 2, (3, 3), **SAME)), draw.relu(hub)]
     x = hub
@@ -120,9 +119,9 @@ def _many(single: bool) -> Network:
     return draw.end(draw.linear(draw.flat(draw.relu(x)), 3))
 
 
-def _reordered(single: bool) -> Network:
+def _reordered(float32: bool) -> Network:
     """ReLU after a reordering and after a flattening, on which a residual sum follows."""
-    draw = Draw(5, single, 2, 4, 3)
+    draw = Draw(5, float32, 2, 4, 3)
     x = draw.relu(draw.permute(draw.conv(0, 3, (2, 2)), 2, 0, 1))
     x = draw.flat(draw.permute(draw.conv(x, 2, (2, 1)), 1, 2, 0))
     y = draw.relu(x)
@@ -130,40 +129,40 @@ def _reordered(single: bool) -> Network:
     return draw.end(draw.linear(x, 3))
 
 
-def _scaled(single: bool) -> Network:
+def _scaled(float32: bool) -> Network:
     """Scales between convolutions, before and after a ReLU."""
-    draw = Draw(6, single, 2, 5, 5)
+    draw = Draw(6, float32, 2, 5, 5)
     x = draw.scale(draw.relu(draw.scale(draw.conv(0, 3, (2, 2)))))
     x = draw.scale(draw.relu(draw.conv(x, 3, (2, 2))))
     return draw.end(draw.linear(draw.relu(draw.linear(draw.flat(x), 5)), 3))
 
 
-def _smooth(single: bool) -> Network:
+def _smooth(float32: bool) -> Network:
     """Activations with lines that do not go through the origin, used twice."""
-    draw = Draw(7, single, 2, 4, 4)
+    draw = Draw(7, float32, 2, 4, 4)
     x = draw.relu(draw.conv(draw.relu(draw.conv(0, 3, (2, 2))), 3, (1, 2)), Tanh)
     x = draw.add(draw.relu(draw.conv(x, 3, (3, 3), **SAME), LeakyRelu, slope=1.5), x)
     x = draw.relu(draw.linear(draw.flat(x), 6), LeakyRelu, slope=0.1)
     return draw.end(draw.linear(draw.relu(draw.linear(x, 4), Tanh), 3))
 
 
-def _image(single: bool) -> Network:
+def _image(float32: bool) -> Network:
     """The output is an image, a ReLU's: rows begin in float32."""
-    draw = Draw(8, single, 1, 5, 4)
+    draw = Draw(8, float32, 1, 5, 4)
     x = draw.relu(draw.conv(0, 2, (2, 2)))
     return draw.end(draw.relu(draw.add(draw.conv(x, 2, (3, 3), **SAME), x)))
 
 
-def _inactive(single: bool) -> Network:
+def _inactive(float32: bool) -> Network:
     """Dense layers of which most neurons are inactive."""
-    draw = Draw(9, single, 2, 3, 3)
+    draw = Draw(9, float32, 2, 3, 3)
     x = draw.relu(draw.linear(draw.flat(draw.relu(draw.conv(0, 2, (2, 2)))), 12, -0.8))
     return draw.end(draw.linear(draw.relu(draw.linear(x, 10, -0.3)), 3))
 
 
-def _dense(single: bool) -> Network:
+def _dense(float32: bool) -> Network:
     """Linear maps alone, with a residual sum, a reordering and neurons of which about half are inactive."""
-    draw = Draw(10, single, 7)
+    draw = Draw(10, float32, 7)
     x = draw.relu(draw.linear(draw.relu(draw.linear(0, 12, -0.5)), 11, -0.6))
     x = draw.relu(draw.linear(draw.relu(draw.linear(x, 9, -0.2)), 6), LeakyRelu, slope=0.25)
     x = draw.relu(draw.add(draw.linear(draw.relu(draw.linear(x, 6), Tanh), 6), x), Tanh)
@@ -171,9 +170,9 @@ def _dense(single: bool) -> Network:
     return draw.end(draw.linear(draw.relu(draw.linear(x, 5)), 3))
 
 
-def _dead(single: bool) -> Network:
+def _dead(float32: bool) -> Network:
     """Two layers that no input reaches."""
-    draw = Draw(11, single, 4)
+    draw = Draw(11, float32, 4)
     x = draw.relu(draw.linear(draw.relu(draw.linear(0, 6)), 5, -20))
     x = draw.relu(draw.linear(draw.relu(draw.linear(x, 7, -4)), 4))
     return draw.end(draw.linear(x, 3))
@@ -264,7 +263,7 @@ class ByHand:
                 continue
             a, node = rows.pop(index), self.nodes[index]
             if isinstance(node, Activation):
-                lines = own[index] if own else _of(self.relaxation.lines(index), sample)
+                lines = own[index] if own else _of(self.relaxation.lines.of(index), sample)
                 low, floor, up, top = lines
                 positive, negative = np.maximum(a, 0), np.minimum(a, 0)
                 constant += float(positive @ floor + negative @ top)
@@ -298,14 +297,14 @@ def _of(lines: Lines, row: int) -> tuple[np.ndarray, ...]:
     return tuple(t[row].flatten().numpy() for t in lines.parts())
 
 
-def assert_the_same(found: Tensor, right: list[float], single: bool) -> None:
+def assert_the_same(found: Tensor, right: list[float], float32: bool) -> None:
     """Rows first, then their negatives: never higher, and lower by a small part of the width between the two."""
     expected = torch.tensor(right, dtype=torch.float64)
     half = len(expected) // 2
     width = -(expected[:half] + expected[half:]).repeat(2)
     assert bool((found <= expected + 1e-13 * (1 + expected.abs())).all())
     # Neurons of which nothing is left, too, have a share in rounding.
-    assert bool((expected - found <= (1e-4 if single else 1e-9) * width + 1e-12).all())
+    assert bool((expected - found <= (1e-4 if float32 else 1e-9) * width + 1e-12).all())
 
 
 def _opposed(net: Network) -> Tensor:
@@ -321,54 +320,59 @@ def _signs(count: int) -> Tensor:
 # ---------------------------------------------------------------- tests
 
 
-def _always(monkeypatch: pytest.MonkeyPatch, windows: bool) -> None:
-    """Windows up to whole images, without matrices; or no windows at all."""
-    monkeypatch.setattr(patches, "_LARGEST", 0)
-    monkeypatch.setattr(crown, "_FULL", 1 if windows else math.inf)
+WINDOWS = {
+    "windows": replace(TUNING, window_matrix_entries=0, window_share=1.0),
+    "whole": replace(TUNING, window_matrix_entries=0, windows=False),
+}
+"""Windows up to whole images, without matrices; or no windows at all."""
 
 
-def _relaxed(make: Callable[[bool], Network], zone: Zone, batch: int) -> tuple[Network, Relaxation, bool]:
+def _relaxed(
+    make: Callable[[bool], Network], zone: Zone, batch: int, tuning: Tuning = TUNING
+) -> tuple[Network, Relaxation, bool]:
     """And whether some of its coefficients are in float32."""
     weights, every = zone
     net = make(weights)
-    relaxation = relaxed(net, boxes(net, batch), single=every)
+    relaxation = crown_relaxation(net, boxes(net, batch), float32=every, tuning=tuning)
+    start, last = relaxation.nodes.start, relaxation.backward.float32.last_node
     if every:
         # No sums follow a scale in float32.
-        scales = (i for i, node in enumerate(net.nodes) if isinstance(node, Scale) and i > relaxation.entry)
-        assert relaxation.border == next(scales, len(net.nodes)) - 1 > relaxation.entry
+        scales = (i for i, node in enumerate(net.nodes) if isinstance(node, Scale) and i > start)
+        assert last == next(scales, len(net.nodes)) - 1 > start
     elif weights and any(isinstance(node, Conv2d) for node in net.nodes):
-        assert relaxation.border > relaxation.entry
+        assert last > start
     else:
-        assert relaxation.border == -1
-    return net, relaxation, relaxation.border >= 0
+        assert last == -1
+    return net, relaxation, last >= 0
 
 
 @graphs
 @zones
-@pytest.mark.parametrize("windows", (True, False), ids=("windows", "whole"))
-def test_neurons_of_every_node(
-    make: Callable[[bool], Network], zone: Zone, windows: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("tuning", WINDOWS.values(), ids=WINDOWS.keys())
+def test_bounds_of_neurons_of_every_node_are_those_by_hand(
+    make: Callable[[bool], Network], zone: Zone, tuning: Tuning
 ) -> None:
-    """Each sample's own number of neurons, in groups."""
-    _always(monkeypatch, windows)
-    net, relaxation, single = _relaxed(make, zone, 3)
+    """In groups, of the samples in another order."""
+    net, relaxation, float32 = _relaxed(make, zone, 3, tuning)
     hand = ByHand(relaxation)
-    for index in range(relaxation.entry + 1, len(net.nodes)):
+    for index in range(relaxation.nodes.start + 1, len(net.nodes)):
         size = net.nodes[index].size
         neuron = torch.arange(0, size, max(1, size // 4))[:5]
         sign, samples = _signs(len(neuron)), torch.tensor([2, 0, 1])
         found = relaxation.neurons(index, neuron.repeat(6), sign.repeat(3), samples)
         for sample, mine in zip(samples.tolist(), found.unflatten(0, (3, -1)), strict=True):
             rows = np.eye(size)[neuron.repeat(2)] * sign.numpy()[:, None]
-            assert_the_same(mine, [hand.lower(index, row, sample)[0] for row in rows], single)
+            assert_the_same(mine, [hand.lower(index, row, sample)[0] for row in rows], float32)
 
 
 @graphs
 @zones
 @pytest.mark.parametrize("batch", (1, 4))
-def test_rows_of_the_output(make: Callable[[bool], Network], zone: Zone, batch: int) -> None:
+def test_bounds_of_rows_of_the_output_are_those_by_hand(
+    make: Callable[[bool], Network], zone: Zone, batch: int
+) -> None:
     """In groups and one by one, with and without the coefficients of the input, which are the same."""
-    net, relaxation, single = _relaxed(make, zone, batch)
+    net, relaxation, float32 = _relaxed(make, zone, batch)
     hand, last = ByHand(relaxation), len(net.nodes) - 1
     rows, constant = _opposed(net), torch.tensor([1.0, 2.0, -1.0, -2.0]).double()
     samples = torch.arange(batch)
@@ -384,19 +388,21 @@ def test_rows_of_the_output(make: Callable[[bool], Network], zone: Zone, batch: 
         )
         for sample in range(batch):
             part = slice(4 * sample, 4 * sample + 4)
-            assert_the_same(found[part], right[part], single)
+            assert_the_same(found[part], right[part], float32)
         if wanted:
             assert reached is not None
             expected = torch.from_numpy(np.stack(coefficients))
             off = (relaxation.of_input(reached) - expected).abs().amax()
-            assert off <= (1e-5 if single else 1e-12) * expected.abs().amax()
+            assert off <= (1e-5 if float32 else 1e-12) * expected.abs().amax()
 
 
 @graphs
 @zones
 @pytest.mark.parametrize("batch", (1, 4))
-def test_rows_of_the_output_by_intervals(make: Callable[[bool], Network], zone: Zone, batch: int) -> None:
-    """In groups and one by one, and without what is for rounding."""
+def test_interval_bounds_of_rows_of_the_output_are_those_by_hand(
+    make: Callable[[bool], Network], zone: Zone, batch: int
+) -> None:
+    """In groups and one by one, and without what rounding adds."""
     net, relaxation, _ = _relaxed(make, zone, batch)
     hand, rows, samples = ByHand(relaxation), _opposed(net), torch.arange(batch)
     right = [hand.by_intervals(row, sample) for sample in samples.tolist() for row in rows.numpy()]
@@ -404,16 +410,16 @@ def test_rows_of_the_output_by_intervals(make: Callable[[bool], Network], zone: 
         found = relaxation.by_intervals(rows.repeat(batch, 1), mine)
         for sample in range(batch):
             part = slice(4 * sample, 4 * sample + 4)
-            assert_the_same(found[part], right[part], single=False)
+            assert_the_same(found[part], right[part], float32=False)
         rough = relaxation.by_intervals(rows.repeat(batch, 1), mine, rounded=False)
         torch.testing.assert_close(rough, torch.tensor(right, dtype=torch.float64), rtol=1e-12, atol=1e-12)
 
 
 @graphs
 @zones
-def test_rows_with_lines_of_their_own(make: Callable[[bool], Network], zone: Zone) -> None:
-    """Of all activations or of some, about points that are those of the common lines."""
-    net, relaxation, single = _relaxed(make, zone, 3)
+def test_bounds_of_rows_with_lines_of_their_own_are_those_by_hand(make: Callable[[bool], Network], zone: Zone) -> None:
+    """For all activations or for some; points are those of the lines that rows share."""
+    net, relaxation, float32 = _relaxed(make, zone, 3)
     hand, last = ByHand(relaxation), len(net.nodes) - 1
     generator = torch.Generator().manual_seed(1)
     sample = torch.tensor([0, 1, 1, 2, 0, 1, 1, 2])
@@ -424,18 +430,18 @@ def test_rows_with_lines_of_their_own(make: Callable[[bool], Network], zone: Zon
         for index in chosen:
             # A row and its negative choose alike.
             slope = torch.rand(4, *net.nodes[index].shape, generator=generator, dtype=torch.float64)
-            own[index] = relaxation.chosen_lines(index, sample, torch.cat([slope, slope]))
+            own[index] = relaxation.lines.chosen(index, sample, torch.cat([slope, slope]))
         record: dict[int, Tensor] = {}
         found, _ = relaxation.lower(last, rows, sample, lines=own, record=record)
         assert set(record) == set(chosen)
         right = []
         for i, which in enumerate(sample.tolist()):
             lines = {
-                index: _of(own[index], i) if index in own else _of(relaxation.lines(index), which)
+                index: _of(own[index], i) if index in own else _of(relaxation.lines.of(index), which)
                 for index in net.activations
             }
             right.append(hand.lower(last, rows[i].numpy(), which, lines)[0])
-        assert_the_same(found, right, single)
-        if not single:
+        assert_the_same(found, right, float32)
+        if not float32:
             rough, _ = relaxation.lower(last, rows, sample, lines=own, rounded=False)
             torch.testing.assert_close(rough, torch.tensor(right, dtype=torch.float64), rtol=1e-12, atol=1e-12)

@@ -10,16 +10,15 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from verifiable_relu.bounds import Bounds, Relaxation, interval_bounds, relaxed, rounding
-from verifiable_relu.bounds import linear as crown
+from tests.support.summation import in_order
+from verifiable_relu.bounds import TUNING, Bounds, Relaxation, Tuning, crown_relaxation, interval_bounds, rounding
 from verifiable_relu.bounds.activations import TABLE
-from verifiable_relu.bounds.reference import Reference
-from verifiable_relu.network import nodes as node_kinds
+from verifiable_relu.bounds.operators import DenseOperator, sums
+from verifiable_relu.bounds.slack import Slack
 from verifiable_relu.network.build import Builder
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Affine, LeakyRelu, Linear, Node, Relu, Scale, Sigmoid
@@ -37,11 +36,6 @@ Without = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 def _none_of(full: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return lambda *given: 0 * full(*given)
-
-
-def in_order(products: Tensor) -> Tensor:
-    """Sums along the last axis, one number after the other: an order that the analysis allows as it does any other."""
-    return torch.from_numpy(np.add.accumulate(products.numpy(), axis=-1)[..., -1])
 
 
 class Numbers:
@@ -96,7 +90,7 @@ def network(numbers: Numbers, images: bool) -> Network:
 def stored(net: Network, dtype: torch.dtype) -> Network:
     """In another dtype, the narrowed weights being the ones that are meant."""
     nodes = tuple(replace(n, weight_error=0.0) if isinstance(n, Affine) else n for n in net.to(dtype).nodes)
-    return replace(net, nodes=nodes, _converted={})
+    return replace(net, nodes=nodes)
 
 
 def boxes(numbers: Numbers, net: Network, dtype: torch.dtype, batch: int = 2) -> Bounds:
@@ -122,10 +116,10 @@ def excluded(bound: Tensor, values: list[Fraction]) -> int:
     return sum(not math.isnan(b) and b > v for b, v in zip(bound.tolist(), values, strict=True))
 
 
-def count(net: Network, box: Bounds) -> tuple[int, int]:
+def count(net: Network, box: Bounds, tuning: Tuning = TUNING) -> tuple[int, int]:
     """How many exact values the network's bounds exclude, and how many were compared."""
     wrong = compared = 0
-    relaxation, intervals = relaxed(net, box), interval_bounds(net, box)[-1]
+    relaxation, intervals = crown_relaxation(net, box, tuning=tuning), interval_bounds(net, box, tuning=tuning)[-1]
     last, outputs = len(net.nodes) - 1, net.output_size
     mix = torch.tensor([1.0, -3.0]).to(box.lower)
     rows = torch.cat([torch.eye(outputs), -torch.eye(outputs)]).to(box.lower)
@@ -162,24 +156,24 @@ def test_no_exact_value_is_excluded(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("share", (0.0, 1 / 64))
-def test_without_the_slack_many_are(dtype: torch.dtype, share: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the test above is worth."""
+def test_without_slack_many_exact_values_are_excluded(
+    dtype: torch.dtype, share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which shows that the test above can fail."""
     monkeypatch.setattr(rounding, "unit_roundoff", lambda dtype: share * torch.finfo(dtype).eps / 2)
     assert sum(bool(count(net, box)[0]) for net, box in cases(dtype)) > (len(SEEDS) // 2 if share == 0 else 0)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_sparse_weights_and_two_passes_lose_nothing(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node_kinds, "_SMALL", 1)
-    monkeypatch.setattr(node_kinds, "_SPARSE", 0.6)
-    monkeypatch.setattr(crown, "_WORTH", 1)
+def test_no_exact_value_is_excluded_with_sparse_weights_and_neurons_whose_sides_wait(dtype: torch.dtype) -> None:
+    tuning = replace(TUNING, sparse_weights=1, sparse_share=0.6, waiting_coefficients=1)
     for net, box in cases(dtype)[:8]:
         nodes: list[Node] = []
         for node in net.nodes:
             if isinstance(node, Linear):
                 node = replace(node, weight=torch.where(torch.arange(node.weight.shape[1]) % 2 == 0, node.weight, 0))
             nodes.append(node)
-        assert not count(replace(net, nodes=tuple(nodes), _converted={}), box)[0]
+        assert not count(replace(net, nodes=tuple(nodes)), box, tuning)[0]
 
 
 def _shifted(node: Node, rng: random.Random, error: float) -> Node:
@@ -214,13 +208,13 @@ def _off(factor: float) -> int:
         box = Bounds(point, point)
         for choice in range(8):
             rng = random.Random(choice)
-            other = replace(net, nodes=tuple(_shifted(n, rng, error) for n in net.nodes), _converted={})
+            other = replace(net, nodes=tuple(_shifted(n, rng, error) for n in net.nodes))
             y = exact(other, point)
-            relaxation = Relaxation(replace(net, nodes=admitted, _converted={}), box)
+            relaxation = Relaxation(replace(net, nodes=admitted), box)
             rows = torch.cat([torch.eye(2), -torch.eye(2)]).double()
             relaxation.advance(2)
             found = relaxation.lower(2, rows, torch.tensor([0]))[0]
-            bounds = relaxation.values[2]
+            bounds = relaxation.nodes.values[2]
             wrong += excluded(found, [*y, *(-v for v in y)])
             wrong += excluded(bounds.lower[0], y) + excluded(-bounds.upper[0], [-v for v in y])
     return wrong
@@ -233,9 +227,9 @@ def test_operators_within_the_weight_error_are_enclosed() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("terms", (1, 2, 30))
-def test_sums_are_pulled_back_within_their_unit(dtype: torch.dtype, terms: int) -> None:
-    """Rows through one affine map, in exact arithmetic: the unit covers A·ŷ and A′·(x − x̂) about the point, and not by
-    magnitudes more than the number of terms."""
+def test_the_error_of_a_row_pulled_back_through_an_affine_map_is_granted(dtype: torch.dtype, terms: int) -> None:
+    """In exact arithmetic: what is granted to one unit of |A| covers A·ŷ and A′·(x − x̂) about the point, and is not
+    larger by magnitudes than the number of terms asks for."""
     worst = Fraction(0)
     for seed, sign, width in itertools.product(range(12), (1, -1), (0, 1)):
         numbers = Numbers(seed, 3)
@@ -246,12 +240,12 @@ def test_sums_are_pulled_back_within_their_unit(dtype: torch.dtype, terms: int) 
         box = Bounds(*((center + side * width * numbers.tensor(1, 1).abs()).to(dtype) for side in (-1, 1)))
         relaxation = Relaxation(net, Bounds(torch.minimum(box.lower, box.upper), torch.maximum(box.lower, box.upper)))
         relaxation.advance(1)
-        reference, node = relaxation.reference, net.nodes[1]
-        assert isinstance(node, Linear)
+        nodes, operator = relaxation.nodes, relaxation.nodes.operators[1]
+        assert isinstance(operator, DenseOperator)
         a = sign * numbers.tensor(1, terms).to(dtype)
-        back, constant = node.adjoint(a, (terms,)), (a * reference.point(1)).sum()
-        allowed = _times(a.abs(), _fractions(reference.unit(1)))
-        for x_hat, point in ((reference.point(0), box.lower), (reference.point(0), box.upper)):
+        back, constant = operator.adjoint(a, (terms,)), (a * nodes.point(1)).sum()
+        allowed = _times(a.abs(), _fractions(relaxation.backward.slack.error(1)))
+        for x_hat, point in ((nodes.point(0), box.lower), (nodes.point(0), box.upper)):
             away = [v - w for v, w in zip(_fractions(point), _fractions(x_hat), strict=True)]
             error = abs(_times(a, exact(net, point)) - Fraction(float(constant)) - _times(back, away))
             assert error <= allowed
@@ -270,7 +264,7 @@ def _times(a: Tensor, values: list[Fraction]) -> Fraction:
 
 def _outside(net: Network, box: Bounds, target: int, a: Tensor, x: Tensor, constant: Tensor | None = None) -> int:
     """Whether the bound of a row of node ``target`` excludes its value at x."""
-    relaxation = relaxed(net, box)
+    relaxation = crown_relaxation(net, box)
     found = relaxation.lower(target, a, torch.tensor([0]), constant=constant)[0]
     part = Network(net.nodes[: target + 1], name="part")
     value = _times(a, exact(part, x)) + (0 if constant is None else Fraction(float(constant)))
@@ -359,7 +353,7 @@ def test_each_slack_is_needed_somewhere(place: str, dtype: torch.dtype, monkeypa
     situation, without = SLACKS[place]
     if place == "accumulate":
         # What is granted to so many sums of values would do for those of their coefficients, too.
-        monkeypatch.setattr(Reference, "sums", 0)
+        monkeypatch.setattr(Slack, "sums", 0)
     seeds = range(20 if situation not in (_many_uses, _underflowing) else 1)
     assert not any(situation(seed, dtype) for seed in seeds)
     monkeypatch.setattr(rounding, place, without(getattr(rounding, place)))
@@ -418,7 +412,7 @@ def _rows_outside(weight: Tensor | None, box: Bounds, a: Tensor) -> int:
     build = Builder((2,))
     x = 0 if weight is None else build.linear(0, weight, None, "fc")
     net = build.network(build.reshape(x, (2, 1), "column"), name="rows")
-    found = relaxed(net, box).by_intervals(torch.stack([a, -a]).reshape(2, 2, 1), torch.tensor([0, 0]))
+    found = crown_relaxation(net, box).by_intervals(torch.stack([a, -a]).reshape(2, 2, 1), torch.tensor([0, 0]))
     wrong = 0
     for sides in itertools.product((box.lower, box.upper), repeat=2):
         value = _times(a, exact(net, torch.stack([side[0, i] for i, side in enumerate(sides)])))
@@ -461,7 +455,7 @@ def test_rows_by_intervals_lie_close_to_what_is_attained(dtype: torch.dtype) -> 
         for i, shape in enumerate(shapes):
             x = build.reshape(x, shape, f"shape{i}")
         net = build.network(x, name="shaped")
-        relaxation = relaxed(net, box)
+        relaxation = crown_relaxation(net, box)
         samples = torch.arange(3)
         mine = rows.repeat(3, 1)
         found.append(relaxation.by_intervals(mine.reshape(12, *net.output_shape), samples))
@@ -495,14 +489,14 @@ def test_rows_by_intervals_whose_sums_overflow_prove_nothing(merged: bool, dtype
             net, mine = _linear_map(torch.eye(6, dtype=dtype), torch.zeros(6, dtype=dtype)), Bounds(center, center)
         else:
             net, mine = _linear_map(big * torch.ones(6, 6, dtype=dtype), torch.zeros(6, dtype=dtype)), box
-        found = relaxed(net, mine).by_intervals(a, torch.tensor([0]))
+        found = crown_relaxation(net, mine).by_intervals(a, torch.tensor([0]))
         for corner in (mine.lower, mine.upper):
             assert not excluded(found, [_times(a, exact(net, corner[0]))])
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("off", (1, -1))
-def test_a_library_may_be_off_by_as_much_as_is_granted(
+def test_an_activation_may_be_off_by_as_much_as_is_granted_to_its_library(
     dtype: torch.dtype, off: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """σ(z) for next to no z, where it is nearly all offset, by a library that is wrong in the last digits."""
@@ -515,7 +509,7 @@ def test_a_library_may_be_off_by_as_much_as_is_granted(
     monkeypatch.setattr(torch, "sigmoid", lambda x: library(x) * (1 + off * granted))
 
     def wrong() -> int:
-        found = relaxed(net, Bounds(point, point)).lower(3, torch.cat([one, -one]), torch.tensor([0]))[0]
+        found = crown_relaxation(net, Bounds(point, point)).lower(3, torch.cat([one, -one]), torch.tensor([0]))[0]
         value = Fraction(1, 2) + Fraction(2.0**-62)
         return excluded(found, [value, -value])
 
@@ -526,7 +520,7 @@ def test_a_library_may_be_off_by_as_much_as_is_granted(
 
 def test_radii_may_be_summed_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
     """One after the other, the first ones large and the others lost beside them."""
-    monkeypatch.setattr(crown, "_dot", lambda a, values, start=None: in_order(a * values[:, None]))
+    monkeypatch.setattr(sums, "dot", lambda a, values, before=None: in_order(a * values[:, None]))
     build, size = Builder((1, 64, 64)), rounding.unit_roundoff(torch.float64)
     # No float32 number, so that all is in float64.
     weight = torch.full((1, 1, 1, 64), 1 + 2.0**-30, dtype=torch.float64)
@@ -555,7 +549,7 @@ def test_windows_far_beyond_the_edge_stand_for_nothing(padding: tuple[int, int, 
     net = build.network(build.reshape(y, (build.nodes[y].size,), "flat"), name="padded")
     ones = torch.ones(1, 2, 3, 3, dtype=torch.float64)
     index = net.activations[0]
-    pre = relaxed(net, Bounds(ones, 1.5 * ones)).pre[index]
+    pre = crown_relaxation(net, Bounds(ones, 1.5 * ones)).pre[index]
     x = 1 + 0.5 * torch.rand(500, 2, 3, 3, generator=generator, dtype=torch.float64).round()
     values = net.values(x)[net.nodes[index].inputs[0]]
     assert bool((pre.lower[0] <= values.amin(0)).all() and (pre.upper[0] >= values.amax(0)).all())
@@ -571,25 +565,25 @@ def test_sums_that_overflow_prove_nothing(dtype: torch.dtype) -> None:
     one = torch.ones(1, 6, dtype=dtype)
     box = Bounds(one, one)
     assert not excluded(interval_bounds(net, box)[-1].lower[0], exact(net, one))
-    relaxation = relaxed(net, box)
+    relaxation = crown_relaxation(net, box)
     for intervals in (False, True):
         found = relaxation.outputs(torch.ones(1, 1), torch.tensor([0]), intervals=intervals)
         assert not excluded(found, exact(net, one))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_coefficients_that_underflow(dtype: torch.dtype) -> None:
+def test_coefficients_that_underflow_exclude_nothing(dtype: torch.dtype) -> None:
     out, inner, value = (1e-30, 1e-14, 1e20) if dtype == torch.float32 else (1e-300, 1.1e-20, 1e22)
     build = Builder((1,))
     x = build.activation(build.linear(0, torch.tensor([[inner]], dtype=dtype), None, "fc"), Relu, "act")
     net = build.network(build.linear(x, torch.tensor([[out], [-out]], dtype=dtype), None, "out"), name="small")
     point = torch.tensor([[value]], dtype=dtype)
-    found = relaxed(net, Bounds(point, point)).outputs(torch.eye(2), torch.zeros(2, dtype=torch.long))
+    found = crown_relaxation(net, Bounds(point, point)).outputs(torch.eye(2), torch.zeros(2, dtype=torch.long))
     assert not excluded(found, exact(net, point))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_subnormal_values_times_large_weights(dtype: torch.dtype) -> None:
+def test_subnormal_values_times_large_weights_are_enclosed(dtype: torch.dtype) -> None:
     size, large = (3.0e-41, 1e35) if dtype == torch.float32 else (1e-312, 1e200)
     build = Builder((3,))
     weight = torch.tensor([[1.1, 1.3, -0.7], [-1.1, -1.3, 0.7]], dtype=dtype) * large
@@ -607,7 +601,7 @@ def test_windows_may_see_padding_alone() -> None:
     out = build.activation(x, Relu, "last")
     net = build.network(build.reshape(out, (4,), "flat"), name="beyond")
     side = torch.ones(1, 1, 4, 1).double()
-    pre = relaxed(net, Bounds(-side, side)).pre[net.activations[-1]]
+    pre = crown_relaxation(net, Bounds(-side, side)).pre[net.activations[-1]]
     assert float(pre.lower.min()) > -1e-12 and float(pre.upper.max()) < 1e-12
 
 

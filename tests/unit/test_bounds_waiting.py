@@ -14,16 +14,16 @@ from torch import Tensor
 
 from tests.unit.test_bounds import ACTS, assert_inside, boxes, images, mlp, points
 from tests.unit.test_bounds import rows as output_rows
-from verifiable_relu.bounds import Ascent, Bounds, Relaxation, relaxed
-from verifiable_relu.bounds import linear as crown
+from verifiable_relu.bounds import Ascent, Bounds, Relaxation, Tuning, crown_relaxation
 from verifiable_relu.bounds.activations import unstable
 from verifiable_relu.bounds.alpha import neurons
+from verifiable_relu.bounds.work import receptive
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Activation
 from verifiable_relu.trust.exact import evaluate_exact
 
-ALWAYS, NEVER = 0, 1 << 60
-"""Values of ``linear._WORTH``: sides wait wherever they may, or nowhere."""
+ALWAYS, NEVER = Tuning(waiting_coefficients=0), Tuning(waiting_coefficients=1 << 60)
+"""Sides wait wherever they may, or nowhere."""
 
 NETWORKS: dict[str, Callable[[], Network]] = {
     "mlp": lambda: mlp(ACTS["relu"], sizes=(6, 24, 24, 24, 3)),
@@ -46,22 +46,17 @@ def _stopping(after: int) -> dict[str, Any]:
 
 OPTIONS: dict[str, Callable[[], dict[str, Any]]] = {
     "all": dict,
-    "most": lambda: {"most": 9},
+    "most": lambda: {"max_unstable": 9},
     "memory": lambda: {"memory": 1 << 14},
     "search": lambda: {"search": neurons(Ascent(steps=2))},
     **{f"stop {n}": partial(_stopping, n) for n in (0, 1, 2, 5, 9)},
 }
-"""Ways to ask ``relaxed``."""
+"""Ways to ask ``crown_relaxation``."""
 
 
-@pytest.fixture(autouse=True)
-def _always(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(crown, "_WORTH", ALWAYS)
-
-
-def _relaxed(name: str, **options: Any) -> Relaxation:
+def _relaxed(name: str, tuning: Tuning = ALWAYS, **options: Any) -> Relaxation:
     with torch.no_grad():
-        return relaxed(*_case(name), **options)
+        return crown_relaxation(*_case(name), tuning=tuning, **options)
 
 
 def _corners(relaxation: Relaxation, index: int, box: Bounds) -> dict[int, Tensor]:
@@ -77,7 +72,7 @@ def _corners(relaxation: Relaxation, index: int, box: Bounds) -> dict[int, Tenso
 
 @networks
 @pytest.mark.parametrize("option", OPTIONS)
-def test_they_are_bounds_of_every_neuron(name: str, option: str) -> None:
+def test_bounds_hold_whichever_sides_have_waited(name: str, option: str) -> None:
     """Against samples, and exact values where linear bounds are least."""
     network, box = _case(name)
     relaxation = _relaxed(name, **OPTIONS[option]())
@@ -98,12 +93,11 @@ def test_they_are_bounds_of_every_neuron(name: str, option: str) -> None:
 
 @networks
 @pytest.mark.parametrize("option", ["all", "most", "memory"])
-def test_nothing_that_is_used_is_any_looser(name: str, option: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bounds_that_are_used_are_as_tight_as_without_waiting(name: str, option: str) -> None:
     """Bounds of the outputs, which neurons are stable, and both bounds of those that are not."""
     network, box = _case(name)
     waited = _relaxed(name, **OPTIONS[option]())
-    monkeypatch.setattr(crown, "_WORTH", NEVER)
-    plain = _relaxed(name, **OPTIONS[option]())
+    plain = _relaxed(name, NEVER, **OPTIONS[option]())
     matrix, sample = output_rows(network, len(box.lower))
     torch.testing.assert_close(waited.outputs(matrix, sample), plain.outputs(matrix, sample), rtol=1e-9, atol=1e-9)
     for index, found in waited.pre.items():
@@ -116,7 +110,7 @@ def test_nothing_that_is_used_is_any_looser(name: str, option: str, monkeypatch:
 
 
 def _asked(
-    network: Network, box: Bounds, monkeypatch: pytest.MonkeyPatch
+    network: Network, box: Bounds, monkeypatch: pytest.MonkeyPatch, tuning: Tuning = ALWAYS
 ) -> tuple[Relaxation, dict[int, tuple[Bounds, Tensor]]]:
     """A relaxation; by activation the intervals, and of which sides of its neurons a bound was asked for.
 
@@ -143,7 +137,7 @@ def _asked(
     with monkeypatch.context() as patch:
         patch.setattr(Relaxation, "advance", advance)
         patch.setattr(Relaxation, "neurons", neurons)
-        relaxation = relaxed(network, box)
+        relaxation = crown_relaxation(network, box, tuning=tuning)
     return relaxation, {index: (intervals[index], table) for index, table in asked.items()}
 
 
@@ -163,25 +157,24 @@ def test_a_side_is_left_out_only_where_the_other_decides(name: str, monkeypatch:
         assert torch.equal(given.upper[~upper], found.upper[~upper])
         spared += torch.stack([chosen & ~lower, chosen & ~upper]).sum((1, 2))
     assert bool((spared > 0).all())
-    monkeypatch.setattr(crown, "_WORTH", NEVER)
-    for lower, upper in (sides for _, sides in _asked(*_case(name), monkeypatch)[1].values()):
+    for lower, upper in (sides for _, sides in _asked(*_case(name), monkeypatch, NEVER)[1].values()):
         assert torch.equal(lower, upper)
 
 
 @pytest.mark.parametrize("act", ["leaky", "tanh"])
-def test_of_other_activations_none_does(act: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their lines need both."""
+def test_no_side_of_an_activation_other_than_relu_waits(act: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their lines need both sides."""
     network = mlp(ACTS[act], sizes=(6, 24, 24, 3))
     for lower, upper in (sides for _, sides in _asked(network, boxes(network), monkeypatch)[1].values()):
         assert torch.equal(lower, upper) and bool(lower.any())
 
 
-def test_they_wait_in_samples_that_have_enough_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sides_wait_in_samples_that_have_enough_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """Others are bounded on both sides at once; of the middle one of three layers lower sides alone may wait."""
     network, box = _case("mlp")
     middle, enough = network.activations[1], 4
-    monkeypatch.setattr(crown, "_WORTH", enough * network.receptive[network.nodes[middle].inputs[0]])
-    relaxation, asked = _asked(network, box, monkeypatch)
+    tuning = Tuning(waiting_coefficients=enough * receptive(network)[network.nodes[middle].inputs[0]])
+    relaxation, asked = _asked(network, box, monkeypatch, tuning)
     interval, (lower, upper) = asked[middle]
     many = (upper & (interval.lower < -interval.upper)).sum(1) > enough
     assert bool(many.any()) and not bool(many.all())

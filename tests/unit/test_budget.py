@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from verifiable_relu.attack import Pgd
-from verifiable_relu.bounds.linear import Relaxation, relaxed
+from verifiable_relu.bounds import Relaxation, crown_relaxation
 from verifiable_relu.errors import OutOfTime
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Input, Linear, Node, Relu
@@ -125,9 +125,9 @@ def test_a_box_whose_bounding_was_cut_short_is_not_taken_for_proved(monkeypatch:
     def cut_short(*arguments: Any, **options: Any) -> Relaxation:
         if next(calls) == 1:
             raise OutOfTime
-        return relaxed(*arguments, **options)
+        return crown_relaxation(*arguments, **options)
 
-    monkeypatch.setattr(input_split, "relaxed", cut_short)
+    monkeypatch.setattr(input_split, "crown_relaxation", cut_short)
     # Two networks of which one is decided at once, and one property that needs more than one step.
     network = deep(3)
     lowest = float(network(torch.zeros(1, 3))[0, 0])

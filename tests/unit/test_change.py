@@ -143,7 +143,7 @@ def test_the_change_falls_with_lambda() -> None:
 def test_lines_are_never_worse_than_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
     family = hardened(residual(), 5.0)
     tight = substitution_change(family, boxes(family))
-    monkeypatch.setattr(change._Change, "backward", lambda self, index, wanted: self.values[index])
+    monkeypatch.setattr(change, "bounded", lambda relaxation, index, interval, *others: interval)
     loose = substitution_change(family, boxes(family))
     assert bool((tight.lower >= loose.lower).all()) and bool((tight.upper <= loose.upper).all())
     assert float((tight.upper - tight.lower).sum()) < 0.7 * float((loose.upper - loose.lower).sum())
@@ -213,8 +213,8 @@ Patch = Callable[[pytest.MonkeyPatch], None]
 
 
 def _first_gap_alone(patch: pytest.MonkeyPatch) -> None:
-    gap = change._gap
-    patch.setattr(change, "_gap", lambda node, pre: gap(node, pre) if node.name in ("act0", "act1") else 0 * pre.lower)
+    gap = change.gap
+    patch.setattr(change, "gap", lambda node, pre: gap(node, pre) if node.name in ("act0", "act1") else 0 * pre.lower)
 
 
 def _intervals_of_relu(patch: pytest.MonkeyPatch) -> None:
@@ -227,11 +227,11 @@ def _gap_at_the_ends(patch: pytest.MonkeyPatch) -> None:
         ends = (-image(node, Bounds(-end.abs(), -end.abs())).lower for end in (pre.lower, pre.upper))
         return torch.maximum(*ends)
 
-    patch.setattr(change, "_gap", gap)
+    patch.setattr(change, "gap", gap)
 
 
 def _no_difference_comes_in(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(change._Change, "_moved", lambda self, index, d: Bounds(0 * d, 0 * d))
+    patch.setattr(change.Differences, "moved", lambda self, index, d: Bounds(0 * d, 0 * d))
 
 
 @pytest.mark.parametrize("fault", (_first_gap_alone, _intervals_of_relu, _gap_at_the_ends, _no_difference_comes_in))

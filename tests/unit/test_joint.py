@@ -39,7 +39,8 @@ from verifiable_relu.bounds import (
     linear_lower_bounds,
     preactivation_bounds,
 )
-from verifiable_relu.bounds.interval import node_image
+from verifiable_relu.bounds.activations import image as image_of
+from verifiable_relu.bounds.rounding import interval_activation
 from verifiable_relu.certify import main
 from verifiable_relu.errors import InputError
 from verifiable_relu.network import hardened, write_onnx
@@ -452,9 +453,8 @@ def _lower_line_of_relu(patch: pytest.MonkeyPatch) -> None:
 
 def _no_dip(patch: pytest.MonkeyPatch) -> None:
     def image(node: Hardened, bounds: Bounds) -> Bounds:
-        ends = [
-            node_image(dataclasses.replace(GELU, lam=node.lam), [Bounds(e, e)]).lower for e in vars(bounds).values()
-        ]
+        gelu = dataclasses.replace(GELU, lam=node.lam)
+        ends = [interval_activation(gelu, image_of(gelu, Bounds(e, e))).lower for e in vars(bounds).values()]
         return Bounds(torch.minimum(*ends), bounds.upper.clamp(min=0))
 
     _row(patch, image=image)

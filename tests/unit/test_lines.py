@@ -52,7 +52,7 @@ def members(net: Network) -> list[Network]:
     if not isinstance(node, Hardened):
         return [net]
     smooth = Gelu(name="f", inputs=(0,), shape=(1,), lam=node.lam)
-    return [net.limit, replace(net, nodes=(net.nodes[0], smooth), _converted={})]
+    return [net.limit, replace(net, nodes=(net.nodes[0], smooth))]
 
 
 def points(low: float, high: float, net: Network) -> list[Fraction]:
@@ -101,7 +101,7 @@ def test_outward_lines_hold_at_every_scale(
     node = net.nodes[1]
     assert isinstance(node, Activation)
     box = Bounds(torch.full((1, 1), low, dtype=dtype), torch.full((1, 1), high, dtype=dtype))
-    relaxation = Relaxation(net, box, single=single)
+    relaxation = Relaxation(net, box, float32=single)
     relaxation.advance(1)
     chosen = None if alpha is None else torch.full((1, 1), alpha, dtype=dtype)
     lines = relax(node, box, chosen)
@@ -116,10 +116,10 @@ def test_outward_lines_hold_at_every_scale(
         found = relaxation.lower(1, row, torch.tensor([0]), lines={1: lines})[0]
         assert not float(found) > least, "a bound excludes a value"
 
-    step = relaxation.outward(1, lines, None)
+    step = relaxation.backward.shifted.outward(1, lines, None)
     assert step.floor is not None
     parts = [float(t) for t in (step.low, step.rise, step.floor, step.lift)]
-    middle = [float(relaxation.reference.point(i)) for i in (0, 1)]
+    middle = [float(relaxation.nodes.point(i)) for i in (0, 1)]
     if not all(map(math.isfinite, (*parts, *middle))):
         return
     slope, rise, floor, lift = map(Fraction, parts)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import time
+from collections.abc import Callable
 from fractions import Fraction
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-import z3
 
 from tests.support.solver_cases import ball, barely_unstable, chain, mlp, random_query, residual, row, union_in_order
+from verifiable_relu.errors import CallFailed, OutOfTime
 from verifiable_relu.network.nodes import Input, Linear, Relu, Sigmoid
 from verifiable_relu.spec.property import Box, Property, Query
 from verifiable_relu.trust.exact import evaluate_exact
@@ -18,6 +19,7 @@ from verifiable_relu.verifiers import smt as module
 from verifiable_relu.verifiers.base import Budget, Outcome, Reason, Trust, Verdict
 from verifiable_relu.verifiers.milp import Milp
 from verifiable_relu.verifiers.smt import Smt
+from verifiable_relu.verifiers.solvers.z3 import Checked, Task
 
 
 def decide(*queries: Query, bounds: bool = True, seconds: float = 20.0) -> list[Outcome]:
@@ -159,19 +161,87 @@ def test_a_query_whose_time_runs_out_is_unknown() -> None:
         y = network(torch.from_numpy(rng.uniform(-0.5, 0.5, (5000, 20))))
     low = float((y[:, 0] - y[:, 1]).min())
     query = Query(network, Property(box, ((row({0: 1, 1: -1}, 3 * low),),)))
-    start = time.perf_counter()
     outcome, none_left = Smt().verify([query, query], Budget([0.3, 0.0]))
-    assert time.perf_counter() - start < 10
     assert (outcome.verdict, outcome.reason) == (Verdict.UNKNOWN, Reason.TIMEOUT)
     assert none_left.reason is Reason.TIMEOUT
 
 
-@pytest.mark.parametrize("answer", [z3.unknown, None])
-def test_not_knowing_is_not_unsat(answer: z3.CheckSatResult | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def solver_that(monkeypatch: pytest.MonkeyPatch, *answers: Checked | BaseException) -> list[str | None]:
+    """Have z3's process give these answers, or raise; returns a list of what it is asked after each answer."""
+    asked: list[str | None] = []
+
+    def call(task: Task, seconds: float, memory: int | None, judge: Callable[[Checked], str | None]) -> None:
+        for answer in answers:
+            if isinstance(answer, BaseException):
+                raise answer
+            asked.append(judge(answer))
+            if asked[-1] is None:
+                return
+
+    monkeypatch.setattr(module, "Z3", SimpleNamespace(start=lambda: None, call=call))
+    return asked
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (Checked("unknown", {}, "incomplete"), Reason.ERROR),
+        (Checked("unknown", {}, "timeout"), Reason.TIMEOUT),
+        (Checked("unknown", {}, "canceled"), Reason.TIMEOUT),
+        (OutOfTime(), Reason.TIMEOUT),
+        (MemoryError(), Reason.MEMORY),
+        (CallFailed("it crashed"), Reason.ERROR),
+    ],
+)
+def test_an_unknown_answer_of_the_solver_is_no_unsat(
+    answer: Checked | Exception, reason: Reason, monkeypatch: pytest.MonkeyPatch
+) -> None:
     query, _ = next(case for case in map(random_query, range(50)) if case[1] > 0 and not decided_by_bounds(case[0]))
-    monkeypatch.setattr(module, "_start", lambda solver, text: answer)
+    solver_that(monkeypatch, answer)
     (outcome,) = decide(query)
-    assert outcome.verdict is Verdict.UNKNOWN
+    assert (outcome.verdict, outcome.reason) == (Verdict.UNKNOWN, reason)
+
+
+def beyond_seven_tenths() -> tuple[Query, Checked]:
+    """Whether relu(−x) reaches 7/10, and the model on the boundary: the float32 nearest to it is less."""
+    box = Box(np.array([-1.0]), np.array([1.0]))
+    assert float(np.float32(0.7)) < 0.7
+    query = Query(chain(plane([-1.0])), Property(box, ((row({0: -1}, Fraction(-7, 10)),),)))
+    return query, at(Fraction(7, 10))
+
+
+def at(value: Fraction) -> Checked:
+    """A model at x = −value, where the only neuron is active."""
+    return Checked("sat", {"x_0": -value, "p_2_0": value})
+
+
+def test_a_deeper_counterexample_is_looked_for_until_one_survives_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
+    query, edge = beyond_seven_tenths()
+    asked = solver_that(monkeypatch, edge, Checked("unsat", {}), at(Fraction(3, 4)))
+    (outcome,) = decide(query)
+    # Each time that the neuron's phase is the model's, and that the point lies further inside.
+    assert len(asked) == 3 and all(text is not None and "(<= n_2_0 0.0)" in text for text in asked[:2])
+    assert all(text is not None and "(>= gap (/ 1.0 " in text for text in asked[:2]) and asked[0] != asked[1]
+    assert asked[2] is None
+    assert (outcome.verdict, outcome.witness) == (Verdict.SAT, (Fraction(-3, 4),))
+
+
+def test_an_exact_counterexample_that_is_none_in_floats_is_no_counterexample(monkeypatch: pytest.MonkeyPatch) -> None:
+    query, edge = beyond_seven_tenths()
+    asked = solver_that(monkeypatch, edge, *[Checked("unsat", {})] * 50)
+    (outcome,) = decide(query)
+    assert len(set(asked)) == len(asked) < 50 and asked[-1] is None
+    assert (outcome.reason, outcome.witness) == (Reason.UNCONFIRMED, (Fraction(-7, 10),))
+
+
+@pytest.mark.parametrize("error", [OutOfTime(), MemoryError(), CallFailed("it crashed")])
+def test_an_exact_counterexample_found_before_the_solver_ended_is_kept(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    query, edge = beyond_seven_tenths()
+    solver_that(monkeypatch, edge, error)
+    (outcome,) = decide(query)
+    assert (outcome.reason, outcome.witness) == (Reason.UNCONFIRMED, (Fraction(-7, 10),))
 
 
 def decided_by_bounds(query: Query) -> bool:
@@ -190,11 +260,7 @@ def test_smooth_networks_are_refused_by_name() -> None:
 
 def test_interruption_reaches_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
     query, _ = random_query(1)
-
-    def interrupted(solver: z3.Solver, text: str) -> z3.CheckSatResult:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(module, "_start", interrupted)
+    solver_that(monkeypatch, KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
         decide(query, bounds=False)
 

@@ -15,7 +15,8 @@ import pytest
 
 from tests.support.scripted import Scripted, case
 from tests.unit.test_campaign import kept, known
-from verifiable_relu.campaign import Store, records
+from verifiable_relu import journal
+from verifiable_relu.campaign import Store
 from verifiable_relu.campaign.result import Result
 from verifiable_relu.errors import InputError
 from verifiable_relu.verifiers.base import Reason, Trust, Verdict
@@ -150,7 +151,7 @@ def test_what_json_does_not_have_is_no_record(old: bytes, new: bytes, folder: Pa
 
 
 def test_a_line_longer_than_any_record_is_not_read_at_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(records, "LONGEST", 4000)
+    monkeypatch.setattr(journal, "LONGEST", 4000)
     good, sat = lines(folder)
     content = good + b'{"onnx": "' + b"x" * 50_000 + b"\n" + sat
     (folder / "records.jsonl").write_bytes(content)
@@ -282,7 +283,7 @@ def test_a_record_that_does_not_fit_the_disk_leaves_no_part_of_it(folder: Path) 
 
     before = lines(folder)
     with Store(folder) as store:
-        store._file = Full(store._file)  # type: ignore[assignment]
+        store._journal._file = Full(store._journal._file)  # type: ignore[assignment]
         with pytest.raises(InputError, match="No space"):
             store.append(Result("n", "d", Verdict.UNKNOWN, Reason.INCOMPLETE, "m", 1.0, query="q"))
     assert lines(folder) == before

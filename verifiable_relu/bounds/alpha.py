@@ -14,16 +14,12 @@ import torch
 from torch import Tensor
 
 from verifiable_relu.bounds.interval import rough
-from verifiable_relu.bounds.linear import MEMORY, Relaxation, Search, preactivation_bounds
+from verifiable_relu.bounds.relaxation import Relaxation
+from verifiable_relu.bounds.tighten import Search, preactivation_bounds
+from verifiable_relu.bounds.tuning import MEMORY, TUNING, Tuning
 from verifiable_relu.bounds.types import Bounds, Lines
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Activation, Relu
-
-_WORKING = 1 << 28
-"""Most bytes that the search holds at once: larger chunks gain nothing."""
-
-_COPIES = 13
-"""How many arrays of every activation's size are alive at once, for each row."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +39,28 @@ class Ascent:
     patience: int = 4
 
 
+@dataclass(frozen=True)
+class Ascended:
+    """What a search has found, row by row.
+
+    Attributes:
+        lower: (R,) lower bounds, rounding accounted for, never below those of the relaxation's own lines by more than
+            rounding.
+        slopes: the slopes with which ``lower`` was computed, (R, neurons of all activations on the way, in node
+            order), in the dtype of the search; another search can start there.
+        coefficients: (R, neurons) of the node at which rows end, in the linear lower bound that ``lower`` is the least
+            value of.
+        minimiser: (R, neurons) the value of that node at which the linear lower bound is least.
+
+        The last three are None where they were not to be kept.
+    """
+
+    lower: Tensor
+    slopes: Tensor | None = None
+    coefficients: Tensor | None = None
+    minimiser: Tensor | None = None
+
+
 def ascend(
     relaxation: Relaxation,
     target: int,
@@ -51,10 +69,12 @@ def ascend(
     ascent: Ascent,
     *,
     constant: Tensor | None = None,
+    start: Tensor | None = None,
+    keep: bool = False,
     settled: Callable[[Tensor, Tensor], Tensor] | None = None,
     memory: int = MEMORY,
     stop: Callable[[], bool] | None = None,
-) -> Tensor:
+) -> Ascended:
     """Lower bounds of rows·y + constant with optimised slopes, y being the value of node ``target``.
 
     Args:
@@ -64,28 +84,36 @@ def ascend(
         sample: (R,) the sample of each row.
         ascent: the options of the search.
         constant: (R,), by default 0.
+        start: slopes to start from (``Ascended``); by default those of the relaxation's own lines.
+        keep: whether more than the bounds is wanted.
         settled: given row numbers (n,) and the best bounds found for them (n,), tells which of them need no
             better one: (n,) bool. Rows that are asked about together are never split over several calls.
         memory: a limit in bytes on what is held at once.
         stop: asked before every step; once it returns True the best slopes so far are taken.
-
-    Returns:
-        (R,) lower bounds, rounding accounted for, never below those of the relaxation's own lines by more than
-        rounding.
     """
     constant = rows.new_zeros(len(rows)) if constant is None else constant
     depth = sum(relaxation.network.nodes[i].size for i in _involved(relaxation, target))
     widest = max(node.size for node in relaxation.network.nodes)
-    size = max(1, min(memory, _WORKING) // (rows.element_size() * _COPIES * (depth + widest)))
-    parts = []
-    for start in range(0, len(rows), size):
-        part = slice(start, min(len(rows), start + size))
+    tuning = relaxation.tuning
+    working = min(memory, tuning.search_bytes)
+    size = max(1, working // (rows.element_size() * tuning.search_copies * (depth + widest)))
+    parts: list[Ascended] = []
+    for first in range(0, len(rows), size):
+        part = slice(first, min(len(rows), first + size))
         number = torch.arange(part.start, part.stop, device=rows.device)
         search = _Search(relaxation, target, rows[part], sample[part], constant[part], ascent)
+        if start is not None:
+            search.slopes = start[part].to(search.slopes)
         mine = None if settled is None else (lambda at, best, number=number: settled(number[at], best))
         search.run(mine, stop)
-        parts.append(search.proven())
-    return torch.cat(parts) if parts else rows.new_zeros(0)
+        parts.append(search.proven(keep))
+    if len(parts) == 1:
+        return parts[0]
+    lower = torch.cat([rows.new_zeros(0), *(part.lower for part in parts)])
+    if not keep or not parts:
+        return Ascended(lower)
+    kept = zip(*((p.slopes, p.coefficients, p.minimiser) for p in parts), strict=True)
+    return Ascended(lower, *(torch.cat(each) for each in kept))
 
 
 def alpha_lower_bounds(
@@ -99,7 +127,8 @@ def alpha_lower_bounds(
     settled: Callable[[Tensor, Tensor], Tensor] | None = None,
     memory: int = MEMORY,
     stop: Callable[[], bool] | None = None,
-    single: bool = False,
+    float32: bool = False,
+    tuning: Tuning = TUNING,
 ) -> Tensor:
     """α-CROWN lower bounds of matrix·y over the box, y being the network's flattened output.
 
@@ -116,16 +145,17 @@ def alpha_lower_bounds(
         settled: which rows need no better bound (``ascend``).
         memory: a limit in bytes on what is held at once.
         stop: asked before every step (``ascend``).
-        single: coefficients in float32, in what is proven, too (``Relaxation``).
+        float32: coefficients in float32, in what is proven, too (``Relaxation``).
+        tuning: thresholds.
 
     Returns:
         (R,), rounding accounted for.
     """
-    relaxation = Relaxation(network, box, preactivations, single)
+    relaxation = Relaxation(network, box, preactivations, float32, tuning=tuning)
     last = len(network.nodes) - 1
     relaxation.advance(network.last_activation)
     rows = matrix.to(box.lower).reshape(len(matrix), *network.output_shape)
-    return ascend(relaxation, last, rows, sample, ascent or Ascent(), settled=settled, memory=memory, stop=stop)
+    return ascend(relaxation, last, rows, sample, ascent or Ascent(), settled=settled, memory=memory, stop=stop).lower
 
 
 def alpha_preactivation_bounds(
@@ -135,18 +165,20 @@ def alpha_preactivation_bounds(
     *,
     memory: int = MEMORY,
     stop: Callable[[], bool] | None = None,
-    single: bool = False,
+    float32: bool = False,
+    tuning: Tuning = TUNING,
 ) -> dict[int, Bounds]:
     """``preactivation_bounds`` with slopes optimised for either side of every neuron that CROWN leaves unstable."""
     search = neurons(ascent or Ascent(steps=8), memory=memory, stop=stop)
-    return preactivation_bounds(network, box, memory=memory, stop=stop, search=search, single=single)
+    return preactivation_bounds(network, box, memory=memory, stop=stop, search=search, float32=float32, tuning=tuning)
 
 
 def neurons(ascent: Ascent, *, memory: int = MEMORY, stop: Callable[[], bool] | None = None) -> Search:
-    """``ascend`` as ``relaxed`` asks for it: better bounds of single neurons."""
+    """``ascend`` as ``crown_relaxation`` asks for it: better bounds of single neurons."""
 
     def search(relaxation: Relaxation, target: int, rows: Tensor, sample: Tensor, constant: Tensor | None) -> Tensor:
-        return ascend(relaxation, target, rows, sample, ascent, constant=constant, memory=memory, stop=stop)
+        found = ascend(relaxation, target, rows, sample, ascent, constant=constant, memory=memory, stop=stop)
+        return found.lower
 
     return search
 
@@ -176,15 +208,15 @@ class _Search:
         self.ascent = ascent
         self.activations = _involved(relaxation, target)
         self.sizes = [relaxation.network.nodes[i].size for i in self.activations]
-        box = relaxation.values[0]
+        box = relaxation.box
         network, self.dtype = rough(relaxation.network, rows.device)
         self.rough = Relaxation(network, Bounds(box.lower.to(self.dtype), box.upper.to(self.dtype)))
         self.best = rows.new_full((len(rows),), -torch.inf, dtype=self.dtype)
         starts, fixed, free = [], [], []
         for index in self.activations:
-            common = relaxation.lines(index).lower_slope.to(self.dtype).flatten(1)
+            common = relaxation.lines.of(index).lower_slope.to(self.dtype).flatten(1)
             if self._relu(index):
-                free.append(relaxation.free(index).to(self.dtype).flatten(1))
+                free.append(relaxation.lines.free(index).to(self.dtype).flatten(1))
                 starts.append(common * free[-1])
                 fixed.append(common - starts[-1])
             else:
@@ -241,7 +273,7 @@ class _Search:
         rows, constant = self.rows[at].to(self.dtype), self.constant[at].to(self.dtype)
         fixed, free = self.fixed.index_select(0, sample), self.free.index_select(0, sample)
         common = {
-            index: Lines(*(t.to(self.dtype).index_select(0, sample) for t in self.relaxation.lines(index).parts()))
+            index: Lines(*(t.to(self.dtype).index_select(0, sample) for t in self.relaxation.lines.of(index).parts()))
             for index in self.activations
             if self._relu(index)
         }
@@ -254,7 +286,7 @@ class _Search:
                     continue
                 with torch.enable_grad():
                     leaves[index] = part.to(self.rows.dtype).requires_grad_()
-                    chosen[index] = self.relaxation.chosen_lines(index, sample, leaves[index]).parts()
+                    chosen[index] = self.relaxation.lines.chosen(index, sample, leaves[index]).parts()
                 lines[index] = Lines(*(t.detach().to(self.dtype) for t in chosen[index]))
             record: dict[int, Tensor] = {}
             with torch.no_grad():
@@ -300,8 +332,8 @@ class _Search:
         were taken, a neuron with the coefficient a and the pre-activation z contributes a⁺·(lower line at z) +
         a⁻·(upper line at z).
         """
-        network, entry = self.rough.network, self.rough.entry
-        center, radius = self.rough.ball(entry)
+        network, entry = self.rough.network, self.rough.nodes.start
+        center, radius = self.rough.nodes.ball(entry)
         point = center.index_select(0, sample) - reached.sign() * radius.index_select(0, sample)
         values = {entry: point.reshape(len(point), *network.nodes[entry].shape)}
         found = {}
@@ -328,19 +360,26 @@ class _Search:
         self.best[chosen] = values[better]
         self.slopes[chosen] = slopes[better]
 
-    def proven(self) -> Tensor:
-        """The bounds of the best slopes, rounding accounted for."""
+    def proven(self, keep: bool) -> Ascended:
+        """The bounds of the best slopes, rounding accounted for; ``keep``: with all that belongs to them."""
         lines = {
-            index: self.relaxation.chosen_lines(index, self.sample, slope.to(self.rows.dtype))
+            index: self.relaxation.lines.chosen(index, self.sample, slope.to(self.rows.dtype))
             for index, slope in self._each(self.slopes).items()
         }
-        found = self.relaxation.lower(self.target, self.rows, self.sample, constant=self.constant, lines=lines)[0]
-        if all(self._relu(index) for index in self.activations):
-            return found
-        # The search starts from CROWN's own lines for ReLU alone.
-        return torch.maximum(
-            found, self.relaxation.lower(self.target, self.rows, self.sample, constant=self.constant)[0]
+        found, reached = self.relaxation.lower(
+            self.target, self.rows, self.sample, constant=self.constant, lines=lines, coefficients=keep
         )
+        # The search starts from CROWN's own lines for ReLU alone.
+        if not all(self._relu(index) for index in self.activations):
+            common = self.relaxation.lower(self.target, self.rows, self.sample, constant=self.constant)[0]
+            found = torch.maximum(found, common)
+        if not keep:
+            return Ascended(found)
+        assert reached is not None
+        center, radius = (
+            t.index_select(0, self.sample) for t in self.relaxation.nodes.ball(self.relaxation.nodes.start)
+        )
+        return Ascended(found, self.slopes, reached, center - reached.sign() * radius)
 
 
 class _Adam:

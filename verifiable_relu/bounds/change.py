@@ -21,15 +21,12 @@ from torch import Tensor
 
 from verifiable_relu.bounds import rounding
 from verifiable_relu.bounds.activations import image
-from verifiable_relu.bounds.interval import intersect, node_image
-from verifiable_relu.bounds.linear import (
-    MEMORY,
-    Relaxation,
-    chunk_size,
-    groups,
-    interval_is_exact,
-    preactivation_bounds,
-)
+from verifiable_relu.bounds.chunks import chunk_size, groups
+from verifiable_relu.bounds.interval import intersect
+from verifiable_relu.bounds.relaxation import Relaxation
+from verifiable_relu.bounds.rules import Rules
+from verifiable_relu.bounds.tighten import interval_is_exact, preactivation_bounds
+from verifiable_relu.bounds.tuning import MEMORY
 from verifiable_relu.bounds.types import Bounds, Lines
 from verifiable_relu.errors import UnsupportedError
 from verifiable_relu.network.family import hardened
@@ -59,11 +56,21 @@ def substitution_change(
         UnsupportedError: for other activations beside them.
     """
     family = hardened(network)
-    pre = preactivation_bounds(family, box, memory=memory, stop=stop)
-    change = _Change(family, pre, torch.zeros_like(box.lower), memory, stop)
-    last = len(family.nodes) - 1
-    change.advance(last)
-    return change.backward(last, torch.ones_like(change.values[last].lower, dtype=torch.bool))
+    nodes = tuple(_without_bias(node) for node in family.nodes)
+    rules = Differences(family, preactivation_bounds(family, box, memory=memory, stop=stop))
+    zero = torch.zeros_like(box.lower)
+    relaxation = Relaxation(replace(family, nodes=nodes, onnx=None), Bounds(zero, zero), rules=rules)
+
+    def tighten(index: int, difference: Bounds) -> Bounds:
+        source = family.nodes[index].inputs[0]
+        if interval_is_exact(relaxation.network, source):
+            return difference
+        return bounded(relaxation, source, difference, rules.free[index], memory, stop)
+
+    last = len(nodes) - 1
+    relaxation.advance(last, tighten)
+    outputs = relaxation.bounds(last)
+    return bounded(relaxation, last, outputs, torch.ones_like(outputs.lower, dtype=torch.bool), memory, stop)
 
 
 def _without_bias(node: Node) -> Node:
@@ -79,90 +86,76 @@ def _without_bias(node: Node) -> Node:
     return node
 
 
-def _gap(node: Hardened, pre: Bounds) -> Tensor:
+def gap(node: Hardened, pre: Bounds) -> Tensor:
     """δ, rounded up: −|z|·Φ(−λ|z|) is λ-GELU at −|z|, so that δ is minus the least value there."""
     near = torch.maximum(pre.lower, -pre.upper).clamp(min=0)
     far = torch.maximum(-pre.lower, pre.upper)
     return -rounding.interval_activation(node, image(node, Bounds(-far, -near))).lower
 
 
-class _Change(Relaxation):
-    """The difference network over a batch of boxes; ``values`` and ``pre`` are bounds of differences.
+class Differences(Rules):
+    """The activations d ↦ s·d + e of the difference network.
 
     Args:
         family: as ``hardened`` makes it.
-        joint: bounds of its activations' inputs.
-        zero: the difference of the inputs, (batch, *input_shape).
-        memory: as in ``substitution_change``.
-        stop: as in ``substitution_change``.
+        joint: bounds of its activations' inputs, (batch, *shape), of all members of the family.
+
+    Attributes:
+        free: by activation, for which neurons s is neither 0 nor 1 for certain, (batch, *shape) bool.
     """
 
-    def __init__(
-        self,
-        family: Network,
-        joint: Mapping[int, Bounds],
-        zero: Tensor,
-        memory: int,
-        stop: Callable[[], bool] | None,
-    ) -> None:
-        nodes = tuple(_without_bias(node) for node in family.nodes)
-        super().__init__(replace(family, nodes=nodes, onnx=None, _converted={}), Bounds(zero, zero))
-        self._memory, self._stop = memory, stop
-        self._free: dict[int, Tensor] = {}
+    def __init__(self, family: Network, joint: Mapping[int, Bounds]) -> None:
+        self.free: dict[int, Tensor] = {}
         self._slopes: dict[int, Bounds] = {}
         self._gaps: dict[int, Tensor] = {}
         for index in family.activations:
-            node, bounds = nodes[index], joint[index]
+            node, bounds = family.nodes[index], joint[index]
             assert isinstance(node, Hardened)
             on, off = bounds.lower >= 0, bounds.upper <= 0
-            self._free[index] = ~(on | off)
-            self._slopes[index] = Bounds(on.to(zero), (~off).to(zero))
-            self._gaps[index] = _gap(node, bounds)
+            self.free[index] = ~(on | off)
+            self._slopes[index] = Bounds(on.to(bounds.lower), (~off).to(bounds.lower))
+            self._gaps[index] = gap(node, bounds)
 
-    def advance(self, index: int, tighten: Callable[[int, Bounds], Bounds] | None = None) -> None:
-        for current in range(len(self.values), index + 1):
-            node = self.network.nodes[current]
-            if not isinstance(node, Activation):
-                self.values.append(node_image(node, [self.values[i] for i in node.inputs]))
-                continue
-            source = node.inputs[0]
-            if not interval_is_exact(self.network, source):
-                self.values[source] = self.backward(source, self._free[current])
-            self.pre[current] = d = self.values[source]
-            ends = Bounds(self._moved(current, d.lower).lower, self._moved(current, d.upper).upper)
-            self.values.append(rounding.widen(Bounds(ends.lower, ends.upper + self._gaps[current]), 2))
+    def image(self, index: int, node: Activation, pre: Bounds) -> Bounds:
+        ends = Bounds(self.moved(index, pre.lower).lower, self.moved(index, pre.upper).upper)
+        return rounding.widen(Bounds(ends.lower, ends.upper + self._gaps[index]), 2)
 
-    def _moved(self, index: int, d: Tensor) -> Bounds:
-        """The least and the greatest s·d."""
+    def lines(self, index: int, node: Activation, pre: Bounds) -> Lines:
+        """The chord of the concave min(s·d), the chord of the convex max(s·d) and δ above it."""
+        left, right = self.moved(index, pre.lower), self.moved(index, pre.upper)
+        width = (pre.upper - pre.lower).clamp(min=torch.finfo(pre.lower.dtype).tiny)
+        low, high = (right.lower - left.lower) / width, (right.upper - left.upper) / width
+        # Offsets last, from both ends: they are sound whatever the slopes became in floating point.
+        under = torch.minimum(left.lower - low * pre.lower, right.lower - low * pre.upper)
+        over = torch.maximum(left.upper - high * pre.lower, right.upper - high * pre.upper)
+        return Lines(low, under, high, over + self._gaps[index])
+
+    def moved(self, index: int, d: Tensor) -> Bounds:
+        """The least and the greatest s·d at activation ``index``, (batch, *shape)."""
         slopes = self._slopes[index]
         ends = slopes.lower * d, slopes.upper * d
         return Bounds(torch.minimum(*ends), torch.maximum(*ends))
 
-    def lines(self, index: int) -> Lines:
-        """The chord of the concave min(s·d), the chord of the convex max(s·d) and δ above it."""
-        if index not in self._lines:
-            d = self.pre[index]
-            left, right = self._moved(index, d.lower), self._moved(index, d.upper)
-            width = (d.upper - d.lower).clamp(min=torch.finfo(d.lower.dtype).tiny)
-            low, high = (right.lower - left.lower) / width, (right.upper - left.upper) / width
-            # Offsets last, from both ends: they are sound whatever the slopes became in floating point.
-            under = torch.minimum(left.lower - low * d.lower, right.lower - low * d.upper)
-            over = torch.maximum(left.upper - high * d.lower, right.upper - high * d.upper)
-            self._lines[index] = Lines(low, under, high, over + self._gaps[index])
-        return self._lines[index]
 
-    def backward(self, index: int, wanted: Tensor) -> Bounds:
-        """The bounds of node ``index``, those of the ``wanted`` neurons, (batch, *shape), bounded anew by lines."""
-        interval = self.values[index]
-        sample, neuron = wanted.flatten(1).nonzero().unbind(1)
-        lower, upper = interval.lower.flatten(1).clone(), interval.upper.flatten(1).clone()
-        size = chunk_size(self.network, lower, self._memory, 12)
-        for part, mine in groups(sample.shape[0], sample, size, self.samples):
-            if self._stop is not None and self._stop():
-                break
-            chosen = neuron[part]
-            for sign, bounds in ((1, lower), (-1, upper)):
-                signs = lower.new_full(chosen.shape, sign)
-                bounds[sample[part], chosen] = sign * self.neurons(index, chosen, signs, mine)
-        shape = interval.lower.shape
-        return intersect(interval, Bounds(lower.reshape(shape), upper.reshape(shape)))
+def bounded(
+    relaxation: Relaxation,
+    index: int,
+    interval: Bounds,
+    wanted: Tensor,
+    memory: int,
+    stop: Callable[[], bool] | None,
+) -> Bounds:
+    """The bounds of node ``index``, those of the ``wanted`` neurons, (batch, *shape), bounded anew by lines."""
+    sample, neuron = wanted.flatten(1).nonzero().unbind(1)
+    lower, upper = interval.lower.flatten(1).clone(), interval.upper.flatten(1).clone()
+    tuning = relaxation.tuning
+    size = chunk_size(relaxation.network, lower, memory, tuning, 2 * tuning.copies)
+    for part, mine in groups(sample.shape[0], sample, size, relaxation.samples):
+        if stop is not None and stop():
+            break
+        chosen = neuron[part]
+        for sign, bounds in ((1, lower), (-1, upper)):
+            signs = lower.new_full(chosen.shape, sign)
+            bounds[sample[part], chosen] = sign * relaxation.neurons(index, chosen, signs, mine)
+    shape = interval.lower.shape
+    return intersect(interval, Bounds(lower.reshape(shape), upper.reshape(shape)))

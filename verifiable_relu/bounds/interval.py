@@ -6,7 +6,8 @@ arXiv 1810.12715, section 3.1 (centre and radius through an affine map).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,26 +15,14 @@ from torch import Tensor
 
 from verifiable_relu.bounds import rounding
 from verifiable_relu.bounds.activations import image
+from verifiable_relu.bounds.operators import Operator, Operators, prepared
+from verifiable_relu.bounds.tuning import TUNING, Tuning
 from verifiable_relu.bounds.types import Bounds
-from verifiable_relu.errors import InputError, UnsupportedError
+from verifiable_relu.errors import InputError
+from verifiable_relu.network.dispatch import Refusal, Table
 from verifiable_relu.network.graph import Network
-from verifiable_relu.network.nodes import Activation, Add, Affine, Conv2d, Linear, Node, Permute, Reshape, Scale, kept
+from verifiable_relu.network.nodes import Activation, Add, Affine, Input, Linear, Node, Permute, Reshape, Scale
 from verifiable_relu.spec.property import Property
-
-_MANY = 4
-"""From so many samples on sums in float32 are faster."""
-
-_LARGE = 1 << 21
-"""So many products a linear map has to have for that."""
-
-_SINGLE = 512
-"""Up to so many terms a radius may be summed in float32: that widens it by about 1e-5."""
-
-_MOST = 1 << 22
-"""Of more inputs float32 says little about their sum."""
-
-_SHARE = 8e-5
-"""By so much a radius may grow for the sake of its centre in float32: on average over a sample's inputs."""
 
 _HUGE = 1e37
 """Sums of up to this size do not overflow in float32, nor on the way."""
@@ -73,96 +62,105 @@ def largest(bounds: Bounds) -> Tensor:
 
 
 def affine_image(
-    node: Affine,
+    operator: Operator[Affine],
     box: Bounds,
     most: Tensor | None = None,
     about: tuple[Tensor, Tensor] | None = None,
-    single: bool | None = None,
+    float32: bool | None = None,
 ) -> Bounds:
     """The box of W·x + b over a box of x, shaped (batch, *shape).
 
     Args:
-        node: the affine map.
+        operator: of the affine map.
         box: of x.
         most: (batch,) ``largest`` of the box, if known.
         about: the box's centre, and W·x + b there, if known.
-        single: whether sums may be in float32 (``rounding.single``), if known.
+        float32: whether sums may be in float32 (``rounding.float32_is_plain``), if known.
     """
+    node = operator.node
     if isinstance(node, Scale):
-        return _scaled(node, box, largest(box) if most is None else most)
+        return _scaled(node, operator, box, largest(box) if most is None else most)
     center, radius = rounding.ball(box, None if about is None else about[0])
-    middle, terms = None if about is None else about[1], _single_terms(node, radius, single)
+    middle, terms = None if about is None else about[1], _float32_terms(operator, radius, float32)
     if terms:
         radius = radius.float()
     if terms and middle is None:
-        assert isinstance(node, Conv2d | Linear)
         narrow = center.float()
         size = narrow.abs()
         sums = size.flatten(1).sum(1), radius.flatten(1).sum(1)
-        if _bearable(node, *sums):
-            middle = node.linear(narrow, single=True).add_(kept(node, "_offset", node.offset))
-            radius = rounding.interval_single(size, radius, node.single_terms[0])
+        if _bearable(operator, *sums):
+            middle = operator.linear32(narrow).add_(operator.offset)
+            radius = rounding.interval_single(size, radius, operator.terms32[0])
             # Beside sums in float32 it does not count that this may be far too large.
             most = rounding.reach_single(*sums, size[0].numel()) if most is None else most
     if middle is None:
-        middle = node.forward(center)
-    growth, extra = rounding.interval_affine(node, largest(box) if most is None else most, terms)
-    spread = torch.add(extra, node.absolute(radius, terms > 0), alpha=growth)
+        middle = operator.forward(center)
+    growth, extra = rounding.interval_affine(operator, largest(box) if most is None else most, terms)
+    spread = torch.add(extra, operator.absolute32(radius) if terms else operator.absolute(radius), alpha=growth)
     return Bounds(middle - spread, spread.add_(middle))
 
 
-def _scaled(node: Scale, box: Bounds, most: Tensor) -> Bounds:
+def _scaled(node: Scale, operator: Operator[Affine], box: Bounds, most: Tensor) -> Bounds:
     """The box of s·x + b, element by element: its ends are those of the ends."""
-    offset = kept(node, "_offset", node.offset)
-    _, error = rounding.interval_affine(node, most)
-    low, high = offset - error, offset + error
-    if bool(kept(node, "_increasing", lambda: (node.scale >= 0).all())):
+    _, error = rounding.interval_affine(operator, most)
+    low, high = operator.offset - error, operator.offset + error
+    if operator.once("increasing", lambda: bool((node.scale >= 0).all())):
         return Bounds(torch.addcmul(low, node.scale, box.lower), torch.addcmul(high, node.scale, box.upper))
     ends = node.scale * box.lower, node.scale * box.upper
     return Bounds(torch.minimum(*ends) + low, torch.maximum(*ends) + high)
 
 
-def _single_terms(node: Affine, radius: Tensor, single: bool | None = None) -> int:
-    """How many products are summed in float32 for |W|·radius, 0 where they are in float64."""
-    if not isinstance(node, Conv2d | Linear) or len(radius) < _MANY or max(node.single_terms) > _SINGLE:
+def _float32_terms(operator: Operator[Affine], radius: Tensor, float32: bool | None) -> int:
+    """In how many float32 additions a product of |W|·radius takes part; 0 where sums are in float64."""
+    node, tuning, terms = operator.node, operator.tuning, operator.terms32
+    if not tuning.float32 or len(radius) < tuning.interval_samples or not 0 < max(terms) <= tuning.interval_terms:
         return 0
-    large = isinstance(node, Conv2d) or len(radius) * node.weight.numel() >= _LARGE
-    if not large or not node.single or radius[0].numel() > _MOST:
+    large = not isinstance(node, Linear) or len(radius) * node.weight.numel() >= tuning.interval_products
+    if not large or not operator.fits32 or radius[0].numel() > tuning.interval_inputs:
         return 0
-    return node.single_terms[1] if (rounding.single(radius) if single is None else single) else 0
+    return terms[1] if (rounding.float32_is_plain(radius) if float32 is None else float32) else 0
 
 
-def _bearable(node: Conv2d | Linear, size: Tensor, radius: Tensor) -> bool:
-    """Whether sums in float32 for W·center, too, widen no sample's bounds by more than a small share, nor overflow.
+def _bearable(operator: Operator[Affine], size: Tensor, radius: Tensor) -> bool:
+    """Whether sums in float32 for W·centre, too, widen no sample's bounds by more than a small share, nor overflow.
 
     Args:
-        node: the affine map.
-        size: (batch,) the sum of |center|.
+        operator: of the affine map.
+        size: (batch,) the sum of |centre|.
         radius: (batch,) that of the radius.
     """
-    most = float(kept(node, "_largest_sum", lambda: node.row_sums.amax().clamp(min=1)))
-    part = rounding.share_single(node.single_terms[0])
-    return bool((size * part <= (radius * _SHARE).clamp_(max=part * _HUGE / most)).all())
+    most = operator.once("largest row sum", lambda: float(operator.row_sums.amax().clamp(min=1)))
+    part = rounding.share_single(operator.terms32[0])
+    allowed = (radius * operator.tuning.interval_widening).clamp_(max=part * _HUGE / most)
+    return bool((size * part <= allowed).all())
 
 
-def node_image(node: Node, boxes: Sequence[Bounds]) -> Bounds:
-    """The box of one node's value over boxes of its inputs.
+def _activation_image(node: Activation, boxes: Sequence[Bounds]) -> Bounds:
+    return rounding.interval_activation(node, image(node, boxes[0]))
 
-    Raises:
-        UnsupportedError: for an operator without an interval image.
-    """
-    match node:
-        case Affine():
-            return affine_image(node, boxes[0])
-        case Activation():
-            return rounding.interval_activation(node, image(node, boxes[0]))
-        case Add():
-            total = Bounds(boxes[0].lower + boxes[1].lower, boxes[0].upper + boxes[1].upper)
-            error = rounding.interval_sum(largest(total)).reshape(-1, *[1] * len(node.shape))
-            return Bounds(total.lower - error, total.upper + error)
-        case Reshape() | Permute():
-            return Bounds(node.forward(boxes[0].lower), node.forward(boxes[0].upper))
-    raise UnsupportedError("no interval image is known", place=f"node '{node.name}' ({node.op})")
+
+def _sum_image(node: Add, boxes: Sequence[Bounds]) -> Bounds:
+    total = Bounds(boxes[0].lower + boxes[1].lower, boxes[0].upper + boxes[1].upper)
+    error = rounding.interval_sum(largest(total)).reshape(-1, *[1] * len(node.shape))
+    return Bounds(total.lower - error, total.upper + error)
+
+
+def _moved_image(node: Reshape | Permute, boxes: Sequence[Bounds]) -> Bounds:
+    return Bounds(node.forward(boxes[0].lower), node.forward(boxes[0].upper))
+
+
+IMAGES: Table[Callable[[Any, Sequence[Bounds]], Bounds]] = Table(
+    "interval arithmetic",
+    {
+        Input: Refusal("the input's box is given"),
+        Affine: Refusal("an affine map's box is that of its operator"),
+        Activation: _activation_image,
+        Add: _sum_image,
+        Reshape: _moved_image,
+        Permute: _moved_image,
+    },
+)
+"""The box of a node's value over boxes of its inputs, (batch, *shape); for affine maps there is ``affine_image``."""
 
 
 def intersect(first: Bounds, second: Bounds) -> Bounds:
@@ -170,18 +168,31 @@ def intersect(first: Bounds, second: Bounds) -> Bounds:
     return Bounds(torch.maximum(first.lower, second.lower), torch.minimum(first.upper, second.upper))
 
 
-def interval_bounds(network: Network, box: Bounds, known: Mapping[int, Bounds] | None = None) -> list[Bounds]:
+def interval_bounds(
+    network: Network, box: Bounds, known: Mapping[int, Bounds] | None = None, tuning: Tuning = TUNING
+) -> list[Bounds]:
     """Bounds of every node's value, in node order.
 
     Args:
         network: the network, in the dtype and on the device of ``box``.
         box: the inputs, shaped (batch, *input_shape).
         known: bounds of some activation nodes' *inputs*, by activation node index, to be used as well.
+        tuning: of sums in float32.
+
+    Raises:
+        UnsupportedError: for an operator without an interval image.
     """
+    operators = prepared(network, tuning)
     bounds: list[Bounds] = [box]
     for index, node in enumerate(network.nodes[1:], start=1):
         boxes = [bounds[i] for i in node.inputs]
         if known and index in known:
             boxes = [intersect(boxes[0], known[index])]
-        bounds.append(node_image(node, boxes))
+        bounds.append(node_image(node, index, operators, boxes))
     return bounds
+
+
+def node_image(node: Node, index: int, operators: Operators, boxes: Sequence[Bounds]) -> Bounds:
+    """The box of one node's value over boxes of its inputs."""
+    operator = operators.find(index)
+    return IMAGES[node](node, boxes) if operator is None else affine_image(operator, boxes[0])

@@ -25,17 +25,18 @@ import torch
 from torch import Tensor
 
 from verifiable_relu.bounds.activations import row
+from verifiable_relu.bounds.operators import Operator
 from verifiable_relu.bounds.types import Bounds, Lines
 from verifiable_relu.network.graph import Network
-from verifiable_relu.network.nodes import Activation, Affine, Conv2d, Node, kept
+from verifiable_relu.network.nodes import Activation, Affine, Conv2d
 
 
 def covers(network: Network, dtype: torch.dtype, device: torch.device | str) -> bool:
     """Whether the analysis covers how bounds of the network are computed: convolutions in float64 on a CPU.
 
     Elsewhere a library may choose a transformed algorithm for a convolution, and does not tell. (There sums may be
-    taken in float32 on the way, where ``single`` allows that.) Products in float32 are covered unless torch was told
-    to compute them with fewer digits.
+    taken in float32 on the way, where ``float32_is_plain`` allows that.) Products in float32 are covered unless torch
+    was told to compute them with fewer digits.
     """
     kind = torch.device(device).type
     if dtype == torch.float32 and not _all_digits(kind):
@@ -84,8 +85,8 @@ def _tiny(dtype: torch.dtype) -> float:
     return torch.finfo(dtype).tiny
 
 
-def single(like: Tensor) -> bool:
-    """Whether sums may be taken in float32, in bounds typed like a tensor, of maps that allow it (``Linear.single``).
+def float32_is_plain(like: Tensor) -> bool:
+    """Whether sums may be taken in float32, in bounds typed like a tensor, of maps that allow it (``Operator.fits32``).
 
     That needs float32 to be what it says: torch, and its library for convolutions, may be told to compute with fewer
     digits, and on other processors than these the library is not known to sum directly.
@@ -114,38 +115,39 @@ def ball(box: Bounds, center: Tensor | None = None) -> tuple[Tensor, Tensor]:
     return center, box.upper - center
 
 
-def interval_affine(node: Affine, largest: Tensor, terms: int = 0) -> tuple[float, Tensor]:
+def interval_affine(operator: Operator[Affine], largest: Tensor, terms: int = 0) -> tuple[float, Tensor]:
     """How much W·c + b ∓ |W|·r, computed of a box's ``ball``, is to be widened.
 
     |W|·r, of terms that are not negative, is off by at most γ of itself. W·c + b is off by at most γ·(|W|·|c| + |b|),
     and r by six units of roundoff of ``largest`` ≥ |x|: all that is at most γ·(largest·(sum of |W|'s row) + |b|).
 
     Args:
-        node: the affine map.
+        operator: the affine map.
         largest: (batch,).
-        terms: of |W|·r, where its sums are in float32 (``single``).
+        terms: of |W|·r, where its sums are in float32 (``Operator.absolute32``).
 
     Returns:
         A factor for |W|·r, and what is to be added to the product, (batch, *shape) or broadcastable to it: infinite or
         NaN where sums might overflow, perhaps on the way alone.
     """
-    dtype = largest.dtype
+    node, dtype = operator.node, largest.dtype
     # What γ says of the rows' sums, which are computed, too, is the second factor.
     relative = gamma(node.terms + 16, dtype) * (1 + 2 * gamma(node.terms, dtype)) + 2 * node.weight_error
     growth = 1 + relative + (1.01 * gamma(terms + 4, torch.float32) if terms else 0)
-    least, offset, row = kept(node, f"_interval{terms}", lambda: _interval(node, dtype, terms))
+    least, offset, row = operator.once(("interval", terms), lambda: _interval(operator, dtype, terms))
     reach = torch.addcmul(offset, largest.reshape(-1, *[1] * len(node.shape)), row)
     return growth, torch.add(least, reach, alpha=relative / 2)
 
 
-def _interval(node: Affine, dtype: torch.dtype, terms: int) -> tuple[Tensor, Tensor, Tensor]:
+def _interval(operator: Operator[Affine], dtype: torch.dtype, terms: int) -> tuple[Tensor, Tensor, Tensor]:
     """For ``interval_affine``: what underflow may change, and 2|b| and twice the sums of |W|'s rows.
 
     Doubled, their sum overflows before any other may.
     """
     info, few = torch.finfo(dtype), torch.finfo(torch.float32)
     smallest, lost = (4 * few.tiny, 16 * few.tiny) if terms else (info.tiny / info.eps, 8 * info.tiny)
-    return smallest * node.row_sums + node.terms * lost, 2 * node.offset_magnitude(), 2 * node.row_sums
+    sums = operator.row_sums
+    return smallest * sums + operator.node.terms * lost, 2 * operator.offset_magnitude, 2 * sums
 
 
 def interval_single(size: Tensor, radius: Tensor, terms: int) -> Tensor:
@@ -170,24 +172,24 @@ def share_single(terms: int) -> float:
     return 1.01 * gamma(terms + 4, torch.float32)
 
 
-def interval_rows(node: Affine | None, largest: Tensor, size: int) -> tuple[Tensor, Tensor]:
+def interval_rows(operator: Operator[Affine] | None, largest: Tensor, size: int) -> tuple[Tensor, Tensor]:
     """How much C·ŷ − |C·W|·r, computed of a ball of x, is to be lowered, for rows C of y = W·x + b and ŷ = W·c + b.
 
     Errors in ŷ, in C·ŷ, in C·W and in r, six units of roundoff of ``largest``, are those of ``backward_affine``, which
     has room for them: no ReLU follows. For |C·W|·r there is ``concretise``.
 
     Args:
-        node: the affine map; None for y = x.
+        operator: the affine map; None for y = x.
         largest: (batch,) ≥ |x|.
         size: of x.
 
     Returns:
         The error of one unit of |C|, (batch, outputs), and what is lost to underflow, (batch,).
     """
-    if node is None:
+    if operator is None:
         none = torch.full_like(largest, 16 * size * _tiny(largest.dtype))
         return value(size, largest, 1).expand(-1, size), none
-    return backward_affine(node, largest, 1), lost(node, largest, max(size, node.size), largest.dtype)
+    return backward_affine(operator, largest, 1), lost(operator, largest, max(size, operator.node.size), largest.dtype)
 
 
 def interval_sum(largest: Tensor) -> Tensor:
@@ -240,7 +242,7 @@ _LINES = 24
 there, 6 how far its upper line lies above that, 8 the new coefficients, of z − ẑ."""
 
 
-def backward_affine(node: Affine, reach: Tensor, sums: int) -> Tensor:
+def backward_affine(operator: Operator[Affine], reach: Tensor, sums: int) -> Tensor:
     """The error of one unit of |A| in pulling rows A back through y = W·x + b, about a point x̂.
 
     With ŷ = fl(W·x̂ + b), A·(y − ŷ) is A′·(x − x̂) with A′ = fl(A·W) but for (A·W − A′)·(x − x̂), at most
@@ -252,18 +254,19 @@ def backward_affine(node: Affine, reach: Tensor, sums: int) -> Tensor:
     A·(lower line − x̂) is accounted for in ``outward``.
 
     Args:
-        node: the affine map.
+        operator: the affine map.
         reach: (batch,) ≥ |x|, |x̂|.
         sums: how many such additions there are at most.
 
     Returns:
         (batch, *shape), or broadcastable to it.
     """
-    dtype = reach.dtype
+    node, dtype = operator.node, reach.dtype
     lines = (_LINES + 2 * sums) * unit_roundoff(dtype)
     relative = 5 * gamma(max(node.terms, node.size) + 2, dtype) + lines + 2 * node.weight_error
-    least = kept(node, f"_unit_offset{sums}", lambda: relative * node.offset_magnitude() + 8 * node.size * _tiny(dtype))
-    slope = kept(node, f"_unit_slope{sums}", lambda: relative * node.row_sums)
+    tiny = 8 * node.size * _tiny(dtype)
+    least = operator.once(("least error", sums), lambda: relative * operator.offset_magnitude + tiny)
+    slope = operator.once(("error slope", sums), lambda: relative * operator.row_sums)
     return torch.addcmul(least, slope, reach.reshape(-1, *[1] * len(node.shape)))
 
 
@@ -275,29 +278,31 @@ _ANY_SLOPES = 7
 """The same for other activations, with slopes of any sign and of size 1 at most."""
 
 
-def backward_single(reach: Tensor, terms: int | Tensor = 0, node: Affine | None = None) -> Tensor:
+def backward_single(reach: Tensor, terms: int | Tensor = 0, operator: Operator[Affine] | None = None) -> Tensor:
     """What ``backward_affine`` grows by where A is taken in float32: |W|·(γ·|x − x̂|) with γ of float32.
 
-    Weights lose nothing there (``single``). Slopes of a ReLU's lines are rounded, their products with A, and the sum of
-    two of these (``_SLOPES``), of |y − ŷ|, which is at most |W|·|x − x̂|. Rows that come from float64 are rounded once,
-    before the map or after it; then no ReLU in float32 follows. Products and sums are about the point: magnitudes don't
-    count.
+    Weights lose nothing there (``Operator.fits32``). Slopes of a ReLU's lines are rounded, their products with A, and
+    the sum of two of these (``_SLOPES``), of |y − ŷ|, which is at most |W|·|x − x̂|. Rows that come from float64 are
+    rounded once, before the map or after it; then no ReLU in float32 follows. Products and sums are about the point:
+    magnitudes don't count.
 
     Args:
-        reach: ≥ |x − x̂|, (batch, *shape of x); without ``node`` ≥ |W|·|x − x̂|, or ≥ |y − ŷ| where y comes from no map,
-            (batch, *shape of y).
+        reach: ≥ |x − x̂|, (batch, *shape of x); without ``operator`` ≥ |W|·|x − x̂|, or ≥ |y − ŷ| where y comes from
+            no map, (batch, *shape of y).
         terms: how many products that are not zero a coefficient is the sum of: of all, or like ``reach``.
-        node: the affine map.
+        operator: the affine map.
 
     Returns:
         (batch, *shape of y).
     """
     single = torch.float32
-    most = terms if isinstance(terms, int) else node.terms if node is not None else math.prod(reach.shape[1:])
+    most = (
+        terms if isinstance(terms, int) else operator.node.terms if operator is not None else math.prod(reach.shape[1:])
+    )
     # Of γ the denominator that is smallest.
     unit = 1.01 * gamma(most + _SLOPES, single) / (most + _SLOPES)
     error = reach * (unit * (most + _SLOPES) if isinstance(terms, int) else torch.add(terms, _SLOPES).mul_(unit))
-    return torch.add(error if node is None else node.absolute(error), 8 * _tiny(single))
+    return torch.add(error if operator is None else operator.absolute(error), 8 * _tiny(single))
 
 
 def backward_activation(
@@ -402,7 +407,7 @@ def point(reach: Tensor) -> Tensor:
     return 2 * unit_roundoff(reach.dtype) * reach[:, None]
 
 
-def lost(node: Node, reach: Tensor, size: int, dtype: torch.dtype) -> Tensor:
+def lost(operator: Operator[Affine] | None, reach: Tensor, size: int, dtype: torch.dtype) -> Tensor:
     """What underflow may change in a row that is pulled back through a node, however small ‖A‖₁ is: (batch,).
 
     Every product that makes a coefficient of its input may be off by the smallest number of ``dtype``, that of float32
@@ -410,18 +415,18 @@ def lost(node: Node, reach: Tensor, size: int, dtype: torch.dtype) -> Tensor:
     affine map's part covers that of an activation after it, whose input is at most that map's bound.
 
     Args:
-        node: the node.
+        operator: the node's, if it is an affine map.
         reach: (batch,) ≥ |x|, |x̂| of its input; its own where rows end.
         size: of the larger of its input and itself.
         dtype: of A before the node.
     """
     info = torch.finfo(dtype)
     each = 8 * size * info.tiny * (info.eps if dtype == reach.dtype else 1)
-    if not isinstance(node, Affine):
+    if operator is None:
         return 4 * each * (1 + reach)
-    name = f"_lost{dtype}"
-    slope = kept(node, f"{name}_slope", lambda: each * (node.terms + 5 * node.row_sums.amax()))
-    offset = kept(node, f"{name}_offset", lambda: each * (node.terms + 4 + 5 * node.offset_magnitude().amax()))
+    terms = operator.node.terms
+    slope = operator.once(("lost slope", dtype), lambda: each * (terms + 5 * operator.row_sums.amax()))
+    offset = operator.once(("lost offset", dtype), lambda: each * (terms + 4 + 5 * operator.offset_magnitude.amax()))
     return torch.addcmul(offset, slope, reach)
 
 

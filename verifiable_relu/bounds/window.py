@@ -15,16 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from verifiable_relu.network.nodes import Conv2d, Shape, framed, kept, weight_like
-
-_EMPTIER = 8
-"""How many times the kernel's area a window may have, for a matrix to be worth its zeros."""
-
-_LARGEST = 1 << 22
-"""Most entries of such a matrix."""
-
-_TABLE = 4
-"""Where there are at most so many windows for each row, all are copied in turn first: rows then go faster."""
+from verifiable_relu.bounds.operators import ConvolutionOperator
+from verifiable_relu.bounds.operators.cells import framed
+from verifiable_relu.bounds.tuning import TUNING, Tuning
+from verifiable_relu.network.nodes import Conv2d, Shape
 
 
 @dataclass(frozen=True)
@@ -71,12 +65,14 @@ class Window:
         point: (rows,) the number of each row's grid point, in row-major order.
         grid: where the windows lie.
         clean: whether the values beyond the edges are known to be zero.
+        tuning: when windows are copied in turn, and when a convolution's adjoint on windows is one matrix.
     """
 
     values: Tensor
     point: Tensor
     grid: Grid
     clean: bool = False
+    tuning: Tuning = TUNING
 
     def __len__(self) -> int:
         return len(self.values)
@@ -88,22 +84,22 @@ class Window:
         """
         grid, (down, right), each = grid or self.grid, self.grid.points, len(self) // len(images)
         group = torch.arange(len(images), device=images.device).repeat_interleave(each)
-        if down * right <= _TABLE * each:
+        if down * right <= self.tuning.window_table_rows * each:
             return grid.table(images).index_select(0, group * (down * right) + self.point)
         return grid.views(images)[group, self.point.div(right, rounding_mode="floor"), self.point % right]
 
-    def before(self, node: Conv2d) -> Window:
-        """Pulled back through a convolution."""
-        grid = self.grid.before(node)
-        if self.values.dtype != node.weight.dtype:
-            values = node.transposed(self.values, grid.size)
+    def before(self, operator: ConvolutionOperator) -> Window:
+        """Pulled back through a plain convolution."""
+        weight, grid = operator.node.weight, self.grid.before(operator.node)
+        if self.values.dtype != weight.dtype:
+            values = operator.transposed(self.values, grid.size)
         elif self.grid.size == (1, 1):
-            values = (self.values.flatten(1) @ node.weight.flatten(1)).unflatten(1, node.weight.shape[1:])
-        elif (matrix := _matrix(node, self.grid)) is not None:
+            values = (self.values.flatten(1) @ weight.flatten(1)).unflatten(1, weight.shape[1:])
+        elif (matrix := _matrix(operator, self.grid, self.tuning)) is not None:
             values = (self.values.flatten(1) @ matrix).unflatten(1, (-1, *grid.size))
         else:
-            values = node.transposed(self.values, grid.size)
-        return Window(values, self.point, grid)
+            values = operator.transposed(self.values, grid.size)
+        return Window(values, self.point, grid, tuning=self.tuning)
 
     def float(self) -> Window:
         """In float32."""
@@ -119,7 +115,7 @@ class Window:
         size = tuple(most + max(n - a, m - b) for most, (a, n, b, m) in zip(offset, pairs, strict=True))
         grid = Grid(ours.points, size, ours.stride, offset)  # type: ignore[arg-type]
         values = self._within(grid) + other._within(grid)
-        return Window(values, self.point, grid, self.clean and other.clean)
+        return Window(values, self.point, grid, self.clean and other.clean, self.tuning)
 
     def _within(self, grid: Grid) -> Tensor:
         """The values in larger windows, zero where they had none."""
@@ -144,47 +140,54 @@ class Window:
         return whole[:, :, 1 : 1 + height, 1 : 1 + width]
 
 
-def _matrix(node: Conv2d, grid: Grid) -> Tensor | None:
+def _matrix(operator: ConvolutionOperator, grid: Grid, tuning: Tuning) -> Tensor | None:
     """A convolution's adjoint on windows as one matrix, where that is small and not much emptier than the kernel.
 
     torch's transposed convolution goes row by row in float64; a matrix product does not.
     """
-    inside, outside = math.prod(grid.size), math.prod(grid.before(node).size)
-    out, channels, *kernel = node.weight.shape
-    if outside > _EMPTIER * math.prod(kernel) or out * inside * channels * outside > _LARGEST:
+    weight, before = operator.node.weight, grid.before(operator.node)
+    inside, outside = math.prod(grid.size), math.prod(before.size)
+    out, channels, *kernel = weight.shape
+    if outside > tuning.window_matrix_emptiness * math.prod(kernel):
+        return None
+    if out * inside * channels * outside > tuning.window_matrix_entries:
         return None
 
     def make() -> Tensor:
-        one = torch.eye(out * inside, dtype=node.weight.dtype, device=node.weight.device)
-        return node.transposed(one.unflatten(1, (out, *grid.size)), grid.before(node).size).flatten(1)
+        one = torch.eye(out * inside, dtype=weight.dtype, device=weight.device)
+        return operator.transposed(one.unflatten(1, (out, *grid.size)), before.size).flatten(1)
 
-    return kept(node, f"_adjoint{grid.size}", make)
+    return operator.once(("adjoint on windows", grid.size), make)
 
 
-def kernels(node: Conv2d, neuron: Tensor, sign: Tensor) -> Window:
+def kernels(operator: ConvolutionOperator, neuron: Tensor, sign: Tensor, tuning: Tuning) -> Window:
     """sign·(neurons of a convolution) as rows of its input: kernels in their windows.
 
     Args:
-        node: the convolution, plain.
+        operator: the convolution, plain.
         neuron: (rows,) the neurons' numbers, in row-major order.
         sign: (rows,) ±1, in the dtype that the rows are to have.
+        tuning: of the windows.
     """
-    points = node.shape[1:]
+    points = operator.node.shape[1:]
     size = math.prod(points)
-    values = weight_like(node, sign).index_select(0, neuron // size).mul_(sign[:, None, None, None])
-    return Window(values, neuron % size, Grid(points, (1, 1), (1, 1), (0, 0)).before(node))  # type: ignore[arg-type]
+    values = operator.weight(sign.dtype).index_select(0, neuron // size).mul_(sign[:, None, None, None])
+    grid = Grid(points, (1, 1), (1, 1), (0, 0)).before(operator.node)  # type: ignore[arg-type]
+    return Window(values, neuron % size, grid, tuning=tuning)
 
 
-def windows(shape: Shape, neuron: Tensor, sign: Tensor) -> Window:
+def windows(shape: Shape, neuron: Tensor, sign: Tensor, tuning: Tuning) -> Window:
     """sign·(neurons of a node) as rows of that node, each in a window of one point.
 
     Args:
         shape: of the node, (channels, height, width).
         neuron: (rows,) the neurons' numbers, in row-major order.
         sign: (rows,) ±1.
+        tuning: of the windows.
     """
     channels, height, width = shape
     channel = neuron.div(height * width, rounding_mode="floor")
     values = sign.new_zeros(len(neuron), channels, 1, 1)
     values[torch.arange(len(neuron), device=neuron.device), channel] = sign[:, None, None]
-    return Window(values, neuron % (height * width), Grid((height, width), (1, 1), (1, 1), (0, 0)), clean=True)
+    grid = Grid((height, width), (1, 1), (1, 1), (0, 0))
+    return Window(values, neuron % (height * width), grid, clean=True, tuning=tuning)

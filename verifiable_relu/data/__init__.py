@@ -1,5 +1,20 @@
 """Real data sets in their official formats, as arrays in [0, 1]."""
 
-from verifiable_relu.data.dataset import Dataset, load
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from verifiable_relu.data.dataset import Dataset as Dataset
+    from verifiable_relu.data.dataset import load as load
 
 __all__ = ["Dataset", "load"]
+
+
+def __getattr__(name: str) -> Any:
+    # numpy comes with them, which a command's --help, where the data sets are named, should not wait for.
+    if name in __all__:
+        from verifiable_relu.data import dataset
+
+        return getattr(dataset, name)
+    raise AttributeError(f"module '{__name__}' has no attribute '{name}'")

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from verifiable_relu.data.samples import Samples, Split
 from verifiable_relu.data.sources import LARGEST, either
 from verifiable_relu.errors import InputError
 from verifiable_relu.files import read_text
@@ -60,14 +61,15 @@ def read_rows(path: Path) -> tuple[list[tuple[str, ...]], np.ndarray]:
     return rows, np.array(labels)
 
 
-def read(folder: Path, split: str) -> tuple[np.ndarray, np.ndarray, tuple[float, ...], tuple[float, ...]]:
-    """The split's inputs (n, features) in [0, 1], its labels, and the mean and deviation that standardise each input.
+def read(folder: Path | None, split: Split) -> Samples:
+    """The split's inputs (n, features, 1, 1) in [0, 1], its labels, and the moments that standardise each input.
 
     The inputs of a category are left as they are: mean 0, deviation 1.
 
     Raises:
         InputError: if a file is missing or damaged; it names the line or the column.
     """
+    assert folder is not None
     source, test = either(folder, "adult.data"), either(folder, "adult.test")
     training, labels = read_rows(source)
     wanted = training
@@ -92,7 +94,8 @@ def read(folder: Path, split: str) -> tuple[np.ndarray, np.ndarray, tuple[float,
             parts.append(np.array(asked)[:, None] == categories)
             means += [0.0] * len(categories)
             deviations += [1.0] * len(categories)
-    return np.concatenate(parts, 1).astype(np.float32), labels, tuple(means), tuple(deviations)
+    inputs = np.concatenate(parts, 1)[:, :, None, None]
+    return Samples(inputs, labels, moments=(tuple(means), tuple(deviations)))
 
 
 def _numbers(entries: list[str], column: str, path: Path) -> np.ndarray:

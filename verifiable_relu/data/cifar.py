@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from verifiable_relu.data.samples import Samples, Split
 from verifiable_relu.data.sources import LARGEST, either, unpacked
 from verifiable_relu.errors import InputError
 from verifiable_relu.files import read_text
@@ -17,6 +18,26 @@ from verifiable_relu.files import read_text
 PIXELS = 3 * 32 * 32
 RECORD = 1 + PIXELS
 BATCH = 10_000
+
+
+def read(folder: Path | None, split: Split) -> Samples:
+    """The split from the batches that are there: of the training batches any, of which one at least.
+
+    Raises:
+        InputError: if a file is missing or damaged.
+    """
+    assert folder is not None
+    batches = folder / "cifar-10-batches-bin"
+    numbers = training_batches(batches) if split == "train" else []
+    names = [f"data_batch_{number}.bin" for number in numbers or (1,)] if split == "train" else ["test_batch.bin"]
+    parts = [read_batch(either(batches, file)) for file in names]
+    images, labels = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+    indices = [
+        np.arange(len(part[1])) + (number - 1) * BATCH for number, part in zip(numbers or [1], parts, strict=True)
+    ]
+    exact = read_exact(folder / f"{split}_lossy_indices.txt", np.concatenate(indices))
+    note = f"{len(numbers)} of 5 training batches, {len(labels):,} images" if 0 < len(numbers) < 5 else ""
+    return Samples(images / np.float32(255), labels, exact, note)
 
 
 def read_batch(path: Path) -> tuple[np.ndarray, np.ndarray]:

@@ -1,29 +1,17 @@
-"""Data sets as arrays, with their normalisation kept as numbers so that it can become part of the network."""
+"""One split of a data set as arrays, with its normalisation kept as numbers so that it can become part of a network."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Literal
+from importlib import import_module
+from typing import cast
 
 import numpy as np
 
-from verifiable_relu.data import adult, cifar
-from verifiable_relu.data.idx import read_idx
-from verifiable_relu.data.sources import either, locate
-from verifiable_relu.errors import InputError, UnsupportedError
-
-Split = Literal["train", "test"]
-
-# Mean and standard deviation per channel over the training images in [0, 1].
-MOMENTS = {
-    "mnist": ((0.1307,), (0.3081,)),
-    "fashion_mnist": ((0.2860,), (0.3530,)),
-    "cifar10": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
-    "digits": ((0.3053,), (0.3760,)),
-}
-NAMES = (*MOMENTS, "adult")
-DIGITS_TRAIN = 1_347
+from verifiable_relu.data.registry import DATASETS
+from verifiable_relu.data.samples import Reader, Split
+from verifiable_relu.data.sources import locate
+from verifiable_relu.errors import InputError
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,64 +46,24 @@ class Dataset:
 
 
 def load(name: str, split: Split) -> Dataset:
-    """Read one split of ``mnist``, ``fashion_mnist``, ``cifar10``, ``adult`` or ``digits`` in its official order.
+    """Read one split of a data set in its official order.
 
-    ``digits`` (scikit-learn's 1,797 8×8 images, needs that package) is split into the first 1,347 and the rest.
+    Args:
+        name: a row of ``data.registry.DATASETS``.
+        split: ``train`` or ``test``.
 
     Raises:
         InputError: if a file is missing or damaged, or the name or split is unknown; it names the file.
         UnsupportedError: for ``digits`` without scikit-learn, or where a download needs the package pooch.
     """
-    if name not in NAMES:
-        raise InputError(f"no data set '{name}'; there are {', '.join(NAMES)}")
+    if name not in DATASETS:
+        raise InputError(f"no data set '{name}'; there are {', '.join(DATASETS)}")
     if split not in ("train", "test"):
         raise InputError(f"no split '{split}'; there are train and test")
-    if name == "digits":
-        return _digits(split)
-    folder = locate(name)
-    if name == "adult":
-        inputs, labels, mean, std = adult.read(folder, split)
-        return Dataset(name, inputs[:, :, None, None], labels.astype(np.int64), mean, std, np.ones(len(labels), bool))
-    return _cifar(folder, split) if name == "cifar10" else _mnist(name, folder, split)
-
-
-def _dataset(name: str, images: np.ndarray, labels: np.ndarray, exact: np.ndarray | None, note: str = "") -> Dataset:
-    mean, std = MOMENTS[name]
-    exact = np.ones(len(labels), bool) if exact is None else exact
-    return Dataset(name, images.astype(np.float32), labels.astype(np.int64), mean, std, exact, note)
-
-
-def _mnist(name: str, folder: Path, split: Split) -> Dataset:
-    prefix = "train" if split == "train" else "t10k"
-    paths = [either(folder, f"{prefix}-{kind}-ubyte") for kind in ("images-idx3", "labels-idx1")]
-    images, labels = (read_idx(path) for path in paths)
-    for path, array, rank in zip(paths, (images, labels), (3, 1), strict=True):
-        if array.ndim != rank:
-            raise InputError(f"shape {array.shape} where {rank} dimension(s) are expected", path=path)
-    if len(images) != len(labels) or not len(labels):
-        raise InputError(f"{len(labels)} labels for {len(images)} images", path=paths[1])
-    return _dataset(name, images[:, None] / np.float32(255), labels, None)
-
-
-def _cifar(folder: Path, split: Split) -> Dataset:
-    batches = folder / "cifar-10-batches-bin"
-    numbers = cifar.training_batches(batches) if split == "train" else []
-    names = [f"data_batch_{number}.bin" for number in numbers or (1,)] if split == "train" else ["test_batch.bin"]
-    parts = [cifar.read_batch(either(batches, file)) for file in names]
-    images, labels = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-    indices = [
-        np.arange(len(part[1])) + (number - 1) * cifar.BATCH for number, part in zip(numbers or [1], parts, strict=True)
-    ]
-    exact = cifar.read_exact(folder / f"{split}_lossy_indices.txt", np.concatenate(indices))
-    note = f"{len(numbers)} of 5 training batches, {len(labels):,} images" if 0 < len(numbers) < 5 else ""
-    return _dataset("cifar10", images / np.float32(255), labels, exact, note)
-
-
-def _digits(split: Split) -> Dataset:
-    try:
-        from sklearn.datasets import load_digits
-    except ImportError:
-        raise UnsupportedError("the data set 'digits' needs the package scikit-learn") from None
-    images, labels = load_digits(return_X_y=True)
-    part = slice(None, DIGITS_TRAIN) if split == "train" else slice(DIGITS_TRAIN, None)
-    return _dataset("digits", images[part].reshape(-1, 1, 8, 8) / 16, labels[part], None)
+    row = DATASETS[name]
+    read = cast(Reader, import_module(f"verifiable_relu.data.{row.module}").read)
+    samples = read(None if row.source is None else locate(name), split)
+    mean, std = samples.moments or (row.mean, row.std)
+    exact = np.ones(len(samples.labels), bool) if samples.exact is None else samples.exact
+    images, labels = samples.images.astype(np.float32), samples.labels.astype(np.int64)
+    return Dataset(name, images, labels, mean, std, exact, samples.note)

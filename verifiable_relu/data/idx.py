@@ -8,11 +8,30 @@ from pathlib import Path
 
 import numpy as np
 
-from verifiable_relu.data.sources import unpacked
+from verifiable_relu.data.samples import Samples, Split
+from verifiable_relu.data.sources import either, unpacked
 from verifiable_relu.errors import InputError
 
 UNSIGNED_BYTE = 0x08
 LARGEST_RANK = 4
+
+
+def read(folder: Path | None, split: Split) -> Samples:
+    """The split from a file of images and a file of labels under MNIST's names.
+
+    Raises:
+        InputError: if a file is missing or damaged, or the two do not fit together.
+    """
+    assert folder is not None
+    prefix = "train" if split == "train" else "t10k"
+    paths = [either(folder, f"{prefix}-{kind}-ubyte") for kind in ("images-idx3", "labels-idx1")]
+    images, labels = (read_idx(path) for path in paths)
+    for path, array, rank in zip(paths, (images, labels), (3, 1), strict=True):
+        if array.ndim != rank:
+            raise InputError(f"shape {array.shape} where {rank} dimension(s) are expected", path=path)
+    if len(images) != len(labels) or not len(labels):
+        raise InputError(f"{len(labels)} labels for {len(images)} images", path=paths[1])
+    return Samples(images[:, None] / np.float32(255), labels)
 
 
 def read_idx(path: Path) -> np.ndarray:

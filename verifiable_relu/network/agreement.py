@@ -23,13 +23,15 @@ This is a test of whether the graph is the right one, not a proof: no bound and 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from verifiable_relu.network.dispatch import Table
 from verifiable_relu.network.nodes import (
     Add,
     Affine,
@@ -47,6 +49,7 @@ from verifiable_relu.network.nodes import (
     Sigmoid,
     Tanh,
 )
+from verifiable_relu.network.transient import Erf, Product
 
 _INDEPENDENT = 16
 """Times √K: how far a sum of K terms is off where errors are independent, in units of roundoff of its terms."""
@@ -73,6 +76,13 @@ def sample_points(shape: Shape, dtype: torch.dtype) -> Tensor:
     normal = torch.randn((6, *shape), generator=generator)
     normal[3:] *= 8
     return torch.cat([torch.zeros((1, *shape)), pixels, normal]).to(dtype)
+
+
+Source = tuple[Tensor, Tensor]
+"""A node's value and the bound of its error, each (batch, *shape)."""
+
+Step = Callable[[Any, Sequence[Source], float], Source]
+"""From a node, its inputs and the unit roundoff to the node's value and error."""
 
 
 @dataclass(frozen=True)
@@ -139,61 +149,103 @@ def parting(
     return None
 
 
-def _step(node: Node, sources: list[tuple[Tensor, Tensor]], unit: float, tiny: float) -> tuple[Tensor, Tensor]:
+def _step(node: Node, sources: Sequence[Source], unit: float, tiny: float) -> Source:
     """A node's value, and the bound of its error; infinite where nothing is known."""
-    if isinstance(node, Affine):
-        value, error = _affine(node, *sources[0], unit)
-    else:
-        value = node.forward(*(v for v, _ in sources))
-        error = _error(node, value, sources, unit)
+    value, error = STEPS[node](node, sources, unit)
     error = error + tiny
     # An infinite error times a weight of zero is none, but not a number either.
     return value.nan_to_num(0.0), torch.where(value.isnan() | error.isnan(), torch.inf, error)
 
 
-def _affine(node: Affine, x: Tensor, e: Tensor, unit: float) -> tuple[Tensor, Tensor]:
-    """W·x + b and the bound of its error.
+def _relative(node: Affine, unit: float) -> float:
+    """c of the table above, and what the stored weights may be off by, relative to the terms of the node's sums."""
+    return (min(node.terms, _INDEPENDENT * math.sqrt(node.terms)) + _SLACK) * unit + node.weight_error
 
-    The node's own products would keep |W|, and sparse copies of W: that takes memory, and longer than one use of them
-    saves.
-    """
-    part = (min(node.terms, _INDEPENDENT * math.sqrt(node.terms)) + _SLACK) * unit + node.weight_error
+
+# The affine nodes' own products would keep |W|, and sparse copies of W: that takes memory, and longer than one use of
+# them saves.
+
+
+def _linear(node: Linear, sources: Sequence[Source], unit: float) -> Source:
+    (x, e), part = sources[0], _relative(node, unit)
     size = e + part * (x.abs() + e)
-    match node:
-        case Linear():
-            value, spread = F.linear(x, node.weight, node.bias), F.linear(size, node.weight.abs())
-        case Conv2d():
-            value = node.forward(x)
-            spread = replace(node, weight=node.weight.abs(), bias=torch.zeros_like(node.bias)).forward(size)
-        case Scale():
-            value, spread = node.forward(x), node.scale.abs() * size
-        case _:
-            raise NotImplementedError(type(node).__name__)
-    error = spread + part * node.offset_magnitude()
-    return value, error.amax((2, 3), keepdim=True).expand_as(value) if isinstance(node, Conv2d) else error
+    error = F.linear(size, node.weight.abs()) + part * node.bias.abs()
+    return F.linear(x, node.weight, node.bias), error
 
 
-def _error(node: Node, value: Tensor, sources: list[tuple[Tensor, Tensor]], unit: float) -> Tensor:
-    size = [v.abs() + e for v, e in sources]
-    x, e = size[0], sources[0][1]
-    match node:
-        case Add():
-            return e + sources[1][1] + 2 * unit * (x + size[1])
-        case Relu() | Hardened():
-            return e + _FEW * unit * value.abs()
-        case LeakyRelu(slope=slope):
-            return slope.abs().clamp_min(1) * e + _FEW * unit * value.abs()
-        case Gelu():
-            return 1.13 * e + _FEW * unit * x
-        case Sigmoid():
-            return e / 4 + _FEW * unit
-        case Tanh():
-            return e + _FEW * unit * x
-        case Reshape() | Permute():
-            return node.forward(e)
-        case _ if len(sources) == 1:
-            # The error function, of slope 2/√π at most.
-            return 1.13 * e + _FEW * unit
-        case _:
-            # A product.
-            return x * sources[1][1] + size[1] * e + _FEW * unit * x * size[1]
+def _conv2d(node: Conv2d, sources: Sequence[Source], unit: float) -> Source:
+    (x, e), part = sources[0], _relative(node, unit)
+    size = e + part * (x.abs() + e)
+    value = node.forward(x)
+    absolute = replace(node, weight=node.weight.abs(), bias=part * node.bias.abs())
+    return value, absolute.forward(size).amax((2, 3), keepdim=True).expand_as(value)
+
+
+def _scale(node: Scale, sources: Sequence[Source], unit: float) -> Source:
+    (x, e), part = sources[0], _relative(node, unit)
+    size = e + part * (x.abs() + e)
+    return node.forward(x), node.scale.abs() * size + part * node.offset_magnitude()
+
+
+def _add(node: Add, sources: Sequence[Source], unit: float) -> Source:
+    (x, e), (y, f) = sources
+    return x + y, e + f + 2 * unit * (x.abs() + e + y.abs() + f)
+
+
+def _product(node: Product, sources: Sequence[Source], unit: float) -> Source:
+    (x, e), (y, f) = sources
+    left, right = x.abs() + e, y.abs() + f
+    return x * y, left * f + right * e + _FEW * unit * left * right
+
+
+def _moved(node: Node, sources: Sequence[Source], unit: float) -> Source:
+    x, e = sources[0]
+    return node.forward(x), node.forward(e)
+
+
+def _relu(node: Relu | Hardened, sources: Sequence[Source], unit: float) -> Source:
+    x, e = sources[0]
+    value = node.forward(x)
+    return value, e + _FEW * unit * value.abs()
+
+
+def _leaky_relu(node: LeakyRelu, sources: Sequence[Source], unit: float) -> Source:
+    x, e = sources[0]
+    value = node.forward(x)
+    return value, node.slope.abs().clamp_min(1) * e + _FEW * unit * value.abs()
+
+
+def _smooth(slope: float, relative: bool) -> Step:
+    """The step of a smooth activation whose derivative is at most ``slope``.
+
+    ``relative``: what the activation's own computation is off by is relative to its input, not to 1.
+    """
+
+    def step(node: Node, sources: Sequence[Source], unit: float) -> Source:
+        x, e = sources[0]
+        return node.forward(x), slope * e + _FEW * unit * (x.abs() + e if relative else 1.0)
+
+    return step
+
+
+STEPS: Table[Step] = Table(
+    "the comparison of a network with its source",
+    {
+        Linear: _linear,
+        Conv2d: _conv2d,
+        Scale: _scale,
+        Add: _add,
+        Product: _product,
+        Reshape: _moved,
+        Permute: _moved,
+        Relu: _relu,
+        Hardened: _relu,
+        LeakyRelu: _leaky_relu,
+        Gelu: _smooth(1.13, relative=True),
+        Sigmoid: _smooth(0.25, relative=False),
+        Tanh: _smooth(1.0, relative=True),
+        # The slope of the error function is at most 2/√π.
+        Erf: _smooth(1.13, relative=False),
+    },
+)
+"""The value of each kind of node, and how far its source's may be off, by those of its inputs (the table above)."""

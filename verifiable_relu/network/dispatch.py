@@ -14,8 +14,9 @@ functions or small objects, and looks a node up in it instead of asking what kin
 
     image = IMAGES[node](node, bounds)
 
-A new kind of node needs a row, or a ``Refusal``, in every table: ``tests/test_dispatch.py`` imports the whole package,
-finds the tables among the modules' attributes and names each that has neither.
+A new kind of node needs a row, or a ``Refusal``, in every table of whose ``group`` it is:
+``tests/unit/test_dispatch.py`` imports the whole package, finds the tables among the modules' attributes and names each
+that has neither.
 """
 
 from __future__ import annotations
@@ -47,10 +48,12 @@ class Table(Generic[Row]):
     Args:
         consumer: who asks, as the subject of an error message: "exact evaluation".
         rows: what each kind, or group of kinds, means to the consumer.
+        group: the consumer asks about nodes of this group alone: ``Activation`` if it asks about activations.
     """
 
-    def __init__(self, consumer: str, rows: Mapping[type[Node], Row | Refusal]) -> None:
+    def __init__(self, consumer: str, rows: Mapping[type[Node], Row | Refusal], group: type[Node] = Node) -> None:
         self.consumer = consumer
+        self.group = group
         self._rows = dict(rows)
         self._found: dict[type[Node], Row | Refusal | None] = {}
 

@@ -6,29 +6,25 @@ import hashlib
 import itertools
 import math
 from collections import Counter
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from verifiable_relu.errors import InputError
 from verifiable_relu.network.nodes import (
-    PIECEWISE_LINEAR,
     Activation,
-    Add,
     Affine,
-    Conv2d,
-    Hardened,
     Input,
     Node,
-    Relu,
-    Scale,
     Shape,
 )
+from verifiable_relu.network.piecewise import SLOPES
 
-_FAR = 64
-"""From so many nodes back on, whatever a neuron depends on is counted as whole nodes (``Network.receptive``)."""
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,18 +45,18 @@ class Network:
     onnx: bytes | None = None
     name: str = "network"
     batched: bool = True
-    _converted: dict[tuple[torch.dtype, torch.device], Network] = field(default_factory=dict, repr=False)
+    _kept: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if not self.nodes or not isinstance(self.nodes[0], Input):
             raise InputError("a network starts with its input node")
         for index, node in enumerate(self.nodes):
             if any(source >= index for source in node.inputs):
-                raise InputError("inputs come after the node", place=f"node '{node.name}' ({node.op})")
+                raise InputError("inputs come after the node", place=node.place)
             for f in fields(node):
                 value = getattr(node, f.name)
                 if isinstance(value, Tensor) and not _finite(value):
-                    raise InputError(f"{f.name} holds NaN or infinity", place=f"node '{node.name}' ({node.op})")
+                    raise InputError(f"{f.name} holds NaN or infinity", place=node.place)
 
     @property
     def input_shape(self) -> Shape:
@@ -93,6 +89,11 @@ class Network:
         return tuple(i for i, node in enumerate(self.nodes) if isinstance(node, Activation))
 
     @cached_property
+    def affine(self) -> tuple[Affine, ...]:
+        """The affine nodes, in order."""
+        return tuple(node for node in self.nodes if isinstance(node, Affine))
+
+    @cached_property
     def widest(self) -> tuple[int, ...]:
         """How many neurons the largest node has, of each node and all after it, in node order."""
         return tuple(itertools.accumulate((node.size for node in reversed(self.nodes)), max))[::-1]
@@ -105,62 +106,29 @@ class Network:
     @cached_property
     def piecewise_linear(self) -> bool:
         """Whether every activation is piecewise linear, so that MILP and SMT are complete and evaluation exact."""
-        return all(isinstance(self.nodes[i], PIECEWISE_LINEAR) for i in self.activations)
+        return all(self.nodes[i] in SLOPES for i in self.activations)
 
-    @cached_property
-    def receptive(self) -> tuple[int, ...]:
-        """On how many values of all earlier nodes together a neuron of each node depends, about, in node order.
+    def require_piecewise_linear(self) -> None:
+        """Refuse a network that is not piecewise linear.
 
-        Windows that meet are taken for one within the other: where they only overlap, there are more.
+        Raises:
+            UnsupportedError: naming the first activation that is not.
         """
-        earlier = (0, *itertools.accumulate(node.size for node in self.nodes))
-        return tuple(self._receptive(index, earlier) for index in range(len(self.nodes)))
-
-    def _receptive(self, index: int, earlier: tuple[int, ...]) -> int:
-        """The same of one node: within an image by the windows that convolutions see, else by whole nodes.
-
-        ``earlier``: how many values all nodes before each have. From a node on that is seen as a whole, and from
-        ``_FAR`` nodes back on, all of them count, so that networks of any depth are walked in linear time.
-        """
-        windows: dict[int, Shape] = {index: (1,) * len(self.nodes[index].shape[1:])}
-        count = 0
-        for current in range(index, -1, -1):
-            if current not in windows:
-                continue
-            node, window = self.nodes[current], windows.pop(current)
-            if not windows and current < index and (window == node.shape[1:] or index - current >= _FAR):
-                return count + earlier[current + 1]
-            if current < index:
-                count += min(node.size, math.prod((node.shape[0], *window)) if node.shape else 1)
-            for source in node.inputs:
-                before = self.nodes[source].shape[1:]
-                if isinstance(node, Conv2d):
-                    sizes = zip(window, node.weight.shape[2:], node.stride, node.dilation, strict=True)
-                    before = tuple((n - 1) * s + d * (k - 1) + 1 for n, k, s, d in sizes)
-                elif isinstance(node, Activation | Scale | Add):
-                    before = window
-                known = windows.get(source, before)
-                windows[source] = tuple(
-                    min(max(pair), whole)
-                    for *pair, whole in zip(known, before, self.nodes[source].shape[1:], strict=True)
-                )
-        return count
+        for index in self.activations:
+            SLOPES[self.nodes[index]]
 
     @cached_property
     def limit(self) -> Network:
         """The network in which every ``Hardened`` activation is ReLU; the network itself if it has none."""
-        if not any(isinstance(node, Hardened) for node in self.nodes):
+        nodes = tuple(node.limit for node in self.nodes)
+        if all(limit is node for limit, node in zip(nodes, self.nodes, strict=True)):
             return self
-        nodes = tuple(
-            Relu(name=node.name, inputs=node.inputs, shape=node.shape) if isinstance(node, Hardened) else node
-            for node in self.nodes
-        )
-        return replace(self, nodes=nodes, onnx=None, _converted={})
+        return replace(self, nodes=nodes, onnx=None)
 
     @cached_property
     def weight_error(self) -> float:
         """The largest relative error of any stored weight against the operator that it stands for."""
-        return max((node.weight_error for node in self.nodes if isinstance(node, Affine)), default=0.0)
+        return max((node.weight_error for node in self.affine), default=0.0)
 
     @cached_property
     def digest(self) -> str:
@@ -186,11 +154,20 @@ class Network:
         key = (dtype, torch.device(device))
         if self._holds_only(*key):
             return self
-        if key not in self._converted:
+        return self.keep(key, lambda: replace(self, nodes=tuple(_converted(node, *key) for node in self.nodes)))
+
+    def keep(self, key: Hashable, make: Callable[[], Made]) -> Made:
+        """What ``make`` returns, made once for a key and kept as long as the network is.
+
+        The network never changes, so that what follows from its nodes stays true: another dtype or device is another
+        network.
+        """
+        if key not in self._kept:
+            # A tensor made in inference mode could not take part in a gradient later.
             with torch.inference_mode(False):
-                nodes = tuple(_converted(node, dtype, key[1]) for node in self.nodes)
-            self._converted[key] = replace(self, nodes=nodes, _converted={})
-        return self._converted[key]
+                self._kept[key] = make()
+        found: Made = self._kept[key]
+        return found
 
     def values(self, x: Tensor) -> list[Tensor]:
         """Every node's value for inputs x shaped (batch, *input_shape), in node order."""

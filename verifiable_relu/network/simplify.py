@@ -10,10 +10,12 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fractions import Fraction
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
 
+from verifiable_relu.network.dispatch import Table
 from verifiable_relu.network.nodes import Gelu, Linear, Node, Scale
 
 Graph = tuple[list[Node], int]
@@ -61,7 +63,7 @@ def _without_identities(nodes: Sequence[Node], output: int) -> Graph:
     """Every reader of a Scale that changes nothing reads what is before it instead."""
     at: list[int] = []
     for index, node in enumerate(nodes):
-        nothing = isinstance(node, Scale) and _is(node.scale, 1) and _is(node.center, 0) and _is(node.shift, 0)
+        nothing = _only_shifts(node) and _only_scales(node)
         at.append(at[node.inputs[0]] if nothing else index)
     return [replace(node, inputs=tuple(at[i] for i in node.inputs)) for node in nodes], at[output]
 
@@ -76,7 +78,8 @@ def _merged_neighbours(nodes: Sequence[Node], output: int) -> Graph:
         moved = replace(node, inputs=tuple(at[i] for i in node.inputs))
         found = None
         if len(moved.inputs) == 1 and uses[node.inputs[0]] == 1:
-            found = next((one for rule in RULES if (one := rule(made, made[moved.inputs[0]], moved)) is not None), None)
+            first = made[moved.inputs[0]]
+            found = next((one for rule in RULES[first] if (one := rule(made, first, moved)) is not None), None)
         if found is None:
             made.append(moved)
             at.append(len(made) - 1)
@@ -90,17 +93,17 @@ def _is(part: Tensor, number: float) -> bool:
     return bool((part == number).all())
 
 
-def _only_shifts(node: Node) -> bool:
+def _only_shifts(node: Node) -> TypeGuard[Scale]:
     return isinstance(node, Scale) and _is(node.scale, 1) and _is(node.center, 0)
 
 
-def _only_scales(node: Node) -> bool:
+def _only_scales(node: Node) -> TypeGuard[Scale]:
     return isinstance(node, Scale) and _is(node.center, 0) and _is(node.shift, 0)
 
 
-def _bias(made: Sequence[Node], first: Node, second: Node) -> Node | None:
+def _bias(made: Sequence[Node], first: Linear, second: Node) -> Node | None:
     """W·x and + b are W·x + b: the sum 0 + b is exact. A b that varies over other axes than the last is no bias."""
-    if not (isinstance(first, Linear) and isinstance(second, Scale) and _only_shifts(second)):
+    if not _only_shifts(second):
         return None
     shift = second.shift
     if any(size != 1 for size in shift.shape[:-1]) or shift.dtype != first.bias.dtype or not _is(first.bias, 0):
@@ -108,16 +111,16 @@ def _bias(made: Sequence[Node], first: Node, second: Node) -> Node | None:
     return replace(first, bias=shift.reshape(-1).expand(first.bias.shape))
 
 
-def _shift(made: Sequence[Node], first: Node, second: Node) -> Node | None:
+def _shift(made: Sequence[Node], first: Scale, second: Node) -> Node | None:
     """scale·(x − center) and + shift."""
-    if not (isinstance(first, Scale) and isinstance(second, Scale) and _only_shifts(second) and _is(first.shift, 0)):
+    if not (_only_shifts(second) and _is(first.shift, 0)):
         return None
     return replace(first, shift=second.shift)
 
 
-def _factor(made: Sequence[Node], first: Node, second: Node) -> Node | None:
+def _factor(made: Sequence[Node], first: Scale, second: Node) -> Node | None:
     """x − center and the product with a factor, or the product of two numbers if that is exact."""
-    if not (isinstance(first, Scale) and isinstance(second, Scale) and _only_scales(second) and _is(first.shift, 0)):
+    if not (_only_scales(second) and _is(first.shift, 0)):
         return None
     if _is(first.scale, 1) and not first.weight_error:
         return replace(first, scale=second.scale, weight_error=second.weight_error)
@@ -132,12 +135,12 @@ def _factor(made: Sequence[Node], first: Node, second: Node) -> Node | None:
     return replace(first, scale=scale, weight_error=1.01 * (first.weight_error + second.weight_error))
 
 
-def _hardness(made: Sequence[Node], first: Node, second: Node) -> Node | None:
+def _hardness(made: Sequence[Node], first: Gelu, second: Node) -> Node | None:
     """GELU(λx)/λ is λ-GELU (arXiv 2603.21991): GELU after a factor λ and before a division by the same λ."""
-    if not (isinstance(first, Gelu) and _is(first.lam, 1) and isinstance(second, Scale) and _only_scales(second)):
+    if not (_is(first.lam, 1) and _only_scales(second)):
         return None
     times = made[first.inputs[0]]
-    if not (isinstance(times, Scale) and _only_scales(times) and not times.weight_error):
+    if not (_only_scales(times) and not times.weight_error):
         return None
     if times.scale.numel() != 1 or second.scale.numel() != 1 or not float(times.scale) > 0:
         return None
@@ -146,5 +149,10 @@ def _hardness(made: Sequence[Node], first: Node, second: Node) -> Node | None:
     return replace(first, inputs=times.inputs, lam=times.scale.reshape(()))
 
 
-RULES: tuple[Callable[[Sequence[Node], Node, Node], Node | None], ...] = (_bias, _shift, _factor, _hardness)
-"""Ways to make one node of a node and the one that alone reads it, given the nodes before both; None: not so."""
+Rule = Callable[[Sequence[Node], Any, Node], Node | None]
+"""Make one node of a node and the one that alone reads it, given the nodes before both; None: the rule does not fit."""
+
+RULES: Table[tuple[Rule, ...]] = Table(
+    "simplification", {Linear: (_bias,), Scale: (_shift, _factor), Gelu: (_hardness,), Node: ()}
+)
+"""By the kind of the first of two nodes. Kinds without a row are left as they are, which is always right."""

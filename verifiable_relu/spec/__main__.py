@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from verifiable_relu.arguments import Parser, fraction
+from verifiable_relu.data.registry import DATASETS
 from verifiable_relu.errors import InputError
 from verifiable_relu.files import on_disk
 from verifiable_relu.spec.arrays import read_images
@@ -58,7 +59,7 @@ def _parser() -> argparse.ArgumentParser:
         "--data",
         required=True,
         metavar="NAME|FILE.npz",
-        help="mnist, fashion_mnist, cifar10, digits, or a file with the arrays images (in [0, 1]) and labels",
+        help=f"{', '.join(DATASETS)}, or a file with the arrays images (in [0, 1]) and labels",
     )
     parser.add_argument("--split", choices=("test", "train"), default="test", help="part of a named data set")
     which = parser.add_mutually_exclusive_group(required=True)

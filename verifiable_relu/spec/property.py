@@ -435,9 +435,23 @@ class RowBatch:
 
         Lower bounds in, lower bounds out: the maximum of lower bounds bounds the maximum from below.
         """
+        return self.least(self.largest(row_values))
+
+    def largest(self, row_values: Tensor) -> Tensor:
+        """Reduce values (…, rows) of matrix·y − bound to the largest of each polytope, (…, polytopes), unscaled."""
         row_values = self.unscaled(row_values)
-        lead = row_values.shape[:-1]
-        kept = row_values.new_full((*lead, len(self.owner)), -math.inf)
-        kept = kept.scatter_reduce(-1, self.polytope.expand_as(row_values), row_values, "amax")
-        worst = row_values.new_full((*lead, self.samples), math.inf)
-        return worst.scatter_reduce(-1, self.owner.expand_as(kept), kept, "amin")
+        kept = row_values.new_full((*row_values.shape[:-1], len(self.owner)), -math.inf)
+        return kept.scatter_reduce(-1, self.polytope.expand_as(row_values), row_values, "amax")
+
+    def least(self, largest: Tensor) -> Tensor:
+        """The margins (…, samples) of values (…, polytopes) that ``largest`` returned."""
+        worst = largest.new_full((*largest.shape[:-1], self.samples), math.inf)
+        return worst.scatter_reduce(-1, self.owner.expand_as(largest), largest, "amin")
+
+    @property
+    def polytopes(self) -> list[int]:
+        """How many polytopes each property has."""
+        import torch
+
+        counts: list[int] = torch.bincount(self.owner, minlength=self.samples).tolist()
+        return counts

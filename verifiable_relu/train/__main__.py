@@ -8,18 +8,19 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from verifiable_relu.arguments import Parser
+from verifiable_relu.data.registry import DATASETS
 from verifiable_relu.errors import InputError
 from verifiable_relu.train.options import CHOICES, Options, flag, number, sizes
 
 HELP: dict[str, tuple[Callable[[str], Any], str]] = {
-    "data": (str, "mnist, fashion_mnist, cifar10, adult or digits"),
+    "data": (str, ", ".join(DATASETS)),
     "model": (str, "the architecture"),
     "arm": (str, "which activation is trained, and when ReLU takes its place"),
     "switch": (float, "part of the training after which λ is annealed, or GELU replaced"),
-    "finetune_extra": (int, "epochs of fine-tuning beyond --epochs (gelu-swap-finetune)"),
+    "finetune_extra": (int, "epochs of fine-tuning beyond --epochs, for arms that replace GELU at the switch"),
     "finetune_rate": (float, "the rate that these begin with, as part of --rate"),
     "optimizer": (str, "of the weights and λ"),
     "momentum": (float, "of sgd"),
@@ -68,7 +69,7 @@ def parser() -> argparse.ArgumentParser:
             continue
         kind, text = HELP[field.name]
         if field.name in CHOICES:
-            text += ": " + ", ".join(get_args(CHOICES[field.name]))
+            text += ": " + ", ".join(CHOICES[field.name])
         if field.default is MISSING:
             made.add_argument(flag(field.name), type=kind, required=True, help=text)
         else:

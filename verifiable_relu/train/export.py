@@ -18,6 +18,7 @@ from verifiable_relu.data import Dataset
 from verifiable_relu.network import from_torch, write_onnx
 from verifiable_relu.nn import substitute_relu
 from verifiable_relu.train import compress
+from verifiable_relu.train.arms import ARMS
 from verifiable_relu.train.checkpoint import write_whole
 from verifiable_relu.train.loop import Trained, accuracy, attacked_accuracy
 from verifiable_relu.train.monitor import settled
@@ -48,7 +49,7 @@ def finish(
     images, labels = torch.from_numpy(test.images), torch.from_numpy(test.labels)
     hard, swap = substitute_relu(model), trained.swap
     assert isinstance(hard, torch.nn.Sequential)
-    if swap is None and options.arm not in ("relu", "prelu"):
+    if swap is None and ARMS[options.arm].swap != "never":
         swap = measure(model, hard, images, labels, options.total_epochs)
     results: dict[str, Any] = {"clean": accuracy(hard, images, labels)}
     if swap is not None:

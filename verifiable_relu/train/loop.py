@@ -13,12 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from verifiable_relu import nn as smooth
 from verifiable_relu.data import Dataset
 from verifiable_relu.errors import InputError
 from verifiable_relu.nn import (
     HardnessGate,
-    LambdaGELU,
-    LambdaSwish,
     Normalize,
     cnn,
     cnn3,
@@ -29,6 +28,7 @@ from verifiable_relu.nn import (
     substitute_relu,
 )
 from verifiable_relu.train import checkpoint, losses, schedule
+from verifiable_relu.train.arms import ARMS
 from verifiable_relu.train.augment import augment
 from verifiable_relu.train.monitor import Monitor
 from verifiable_relu.train.objective import initialise, objective
@@ -62,21 +62,13 @@ class Trained:
 
 def activation(options: Options) -> nn.Module:
     """A new activation of the arm."""
-    match options.arm:
-        case "lambda-gelu":
-            return LambdaGELU(options.lam_init, options.lam_temperature)
-        case "lambda-gelu-frozen":
-            gate = LambdaGELU(options.lam_init, options.lam_temperature)
-            gate.freeze()
-            return gate
-        case "swish":
-            return LambdaSwish(options.lam_init, options.lam_temperature)
-        case "gelu-swap" | "gelu-swap-finetune":
-            return nn.GELU()
-        case "relu":
-            return nn.ReLU()
-        case "prelu":
-            return nn.PReLU()
+    arm = ARMS[options.arm]
+    if arm.hardness == "none":
+        return getattr(nn, arm.activation)()
+    gate: HardnessGate = getattr(smooth, arm.activation)(options.lam_init, options.lam_temperature)
+    if arm.hardness == "frozen":
+        gate.freeze()
+    return gate
 
 
 def build(options: Options, data: Dataset) -> nn.Sequential:

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from verifiable_relu.bounds.linear import Relaxation
+from verifiable_relu.bounds import Relaxation
 from verifiable_relu.bounds.types import Bounds
 from verifiable_relu.network import from_torch
 from verifiable_relu.nn import LambdaSwish
@@ -79,7 +79,7 @@ def worst_logits(relaxation: Relaxation, y: Tensor, linear: float = 0.0) -> Tens
         linear: β, the weight of the linear bounds beside 1 − β for the intervals: an average of sound bounds.
     """
     last = len(relaxation.network.nodes) - 1
-    one = torch.eye(relaxation.network.output_size).to(relaxation.values[0].lower)
+    one = torch.eye(relaxation.network.output_size).to(relaxation.box.lower)
     rows = (one[y].unsqueeze(1) - one).flatten(0, 1)
     lower = relaxation.by_intervals(rows, rounded=False)
     if linear != 0:

@@ -8,11 +8,11 @@ from typing import Literal, get_args
 
 from verifiable_relu.arguments import fraction
 from verifiable_relu.errors import InputError
+from verifiable_relu.train.arms import ARMS
 
 Model = Literal["mlp", "cnn", "cnn3", "cnn5", "cnn7", "resnet"]
 Schedule = Literal["linear", "log", "inverse"]
 Rate = Literal["raw", "matched", "natural"]
-Arm = Literal["lambda-gelu", "lambda-gelu-frozen", "gelu-swap", "gelu-swap-finetune", "relu", "prelu", "swish"]
 Ramp = Literal["frozen", "learning"]
 Distance = Literal["gate", "function", "supremum"]
 Optimizer = Literal["adamw", "sgd"]
@@ -27,20 +27,21 @@ _LARGEST = 1_000_000
 
 _WIDEST, _DEEPEST, _LARGEST_CROP = 100, 100, 64
 
-CHOICES = {
-    "model": Model,
-    "arm": Arm,
-    "schedule": Schedule,
-    "ramp": Ramp,
-    "tolerance_on": Distance,
-    "lam_rate": Rate,
-    "optimizer": Optimizer,
-    "certified_by": Certified,
-    "terms_grow": Growth,
-    "initialisation": Initialisation,
-    "fall": Fall,
-    "inputs": Inputs,
+CHOICES: dict[str, tuple[str, ...]] = {
+    "model": get_args(Model),
+    "arm": tuple(ARMS),
+    "schedule": get_args(Schedule),
+    "ramp": get_args(Ramp),
+    "tolerance_on": get_args(Distance),
+    "lam_rate": get_args(Rate),
+    "optimizer": get_args(Optimizer),
+    "certified_by": get_args(Certified),
+    "terms_grow": get_args(Growth),
+    "initialisation": get_args(Initialisation),
+    "fall": get_args(Fall),
+    "inputs": get_args(Inputs),
 }
+"""The values that a field of ``Options`` may have, where these are listed."""
 
 
 @dataclass(frozen=True)
@@ -54,15 +55,10 @@ class Options:
         hidden: sizes of the fully connected hidden layers (``mlp`` and ``cnn`` only).
         channels: of the convolutions (``cnn`` only).
         width: factor of the layers' sizes (networks of fixed layers only).
-        arm: which activation is trained, and when ReLU takes its place: ``lambda-gelu`` (λ is learned until the
-            switch, then annealed; ReLU at the end), ``lambda-gelu-frozen`` (the same annealing of a λ that was never
-            learned), ``gelu-swap`` (GELU, ReLU at the end), ``gelu-swap-finetune`` (GELU until the switch, ReLU from
-            there on; but see ``finetune_extra``), ``relu``, ``prelu`` (never replaced) and ``swish`` (as
-            ``lambda-gelu``, with Swish of equal distance to ReLU). Arms of equal seeds share the initial weights and
-            the order of the data.
+        arm: a row of ``train.arms.ARMS``: which activation is trained, and when ReLU takes its place.
         switch: part of the training after which λ-GELU and Swish are annealed, or GELU is replaced for fine-tuning.
-        finetune_extra: epochs of fine-tuning beyond ``epochs``; 0: the arm ``gelu-swap-finetune`` replaces GELU at
-            the switch instead, within ``epochs``.
+        finetune_extra: epochs of fine-tuning beyond ``epochs``, for arms that replace the activation at the switch:
+            they then replace it after ``epochs`` instead. 0: at the switch, within ``epochs``.
         finetune_rate: the rate that these extra epochs begin with, as part of ``rate``; it falls as a cosine.
         epochs: E, in all (but for ``finetune_extra``).
         batch: images per step.
@@ -110,7 +106,7 @@ class Options:
     hidden: tuple[int, ...] = (100,)
     channels: tuple[int, ...] = (16, 32)
     width: float = 1.0
-    arm: Arm = "lambda-gelu"
+    arm: str = "lambda-gelu"
     switch: float = 0.25
     finetune_extra: int = 0
     finetune_rate: float = 0.1
@@ -154,9 +150,9 @@ class Options:
         Raises:
             InputError: names the option and its value.
         """
-        for name, kind in CHOICES.items():
-            if getattr(self, name) not in get_args(kind):
-                raise InputError(f"'{getattr(self, name)}' is none of {', '.join(get_args(kind))}", place=flag(name))
+        for name, allowed in CHOICES.items():
+            if getattr(self, name) not in allowed:
+                raise InputError(f"'{getattr(self, name)}' is none of {', '.join(allowed)}", place=flag(name))
         least = {"epochs": 1, "batch": 1}
         for name in (
             "epochs",
@@ -192,7 +188,8 @@ class Options:
             self._require(name, 0 <= getattr(self, name) < 1, "must lie in [0, 1)")
         self._require("tolerance", self.tolerance == 0 or self.target >= 1, "asks for a λ below 1")
         if self.finetune_extra:
-            self._require("arm", self.arm == "gelu-swap-finetune", "must be gelu-swap-finetune for --finetune-extra")
+            tuned = ", ".join(name for name, arm in ARMS.items() if arm.swap == "switch")
+            self._require("arm", ARMS[self.arm].swap == "switch", f"must be {tuned} for --finetune-extra")
         self._require("crop", 0 <= self.crop <= _LARGEST_CROP, f"must be at least 0 and at most {_LARGEST_CROP}")
         for name in ("hidden", "channels"):
             fit = len(getattr(self, name)) <= _DEEPEST and all(0 < size <= _LARGEST for size in getattr(self, name))
@@ -215,7 +212,7 @@ class Options:
     @property
     def anneals(self) -> bool:
         """Whether the arm's activations have a λ."""
-        return self.arm in ("lambda-gelu", "lambda-gelu-frozen", "swish")
+        return ARMS[self.arm].hardness != "none"
 
     @property
     def total_epochs(self) -> int:
@@ -233,7 +230,7 @@ class Options:
     @property
     def swapped_from(self) -> int:
         """The epoch before which ReLU takes the place of smooth activations: ``total_epochs`` for after the last."""
-        if self.arm != "gelu-swap-finetune":
+        if ARMS[self.arm].swap != "switch":
             return self.total_epochs
         return self.epochs if self.finetune_extra else self.first_annealed
 

@@ -7,10 +7,15 @@ from torch import Tensor, nn
 
 from verifiable_relu.bounds import Bounds, interval_bounds, unstable
 from verifiable_relu.network import from_torch
-from verifiable_relu.network.nodes import Activation
 from verifiable_relu.nn import HardnessGate, substitute_relu
+from verifiable_relu.train.arms import ARMS
 
-ACTIVATIONS = (HardnessGate, nn.GELU, nn.ReLU, nn.PReLU)
+ACTIVATIONS: tuple[type[nn.Module], ...] = (
+    HardnessGate,
+    nn.ReLU,
+    *(getattr(nn, arm.activation) for arm in ARMS.values() if arm.hardness == "none"),
+)
+"""What is trained in any arm, and what takes its place."""
 
 
 @torch.no_grad()
@@ -81,7 +86,7 @@ def unstable_neurons(model: nn.Module, images: Tensor, eps: float) -> float:
     total = 0
     for x in images.split(100):
         values = interval_bounds(network, Bounds((x - eps).clamp_min(0), (x + eps).clamp_max(1)))
-        for node in network.nodes:
-            if isinstance(node, Activation):
-                total += int(unstable(node, values[node.inputs[0]]).sum())
+        for index in network.activations:
+            node = network.nodes[index]
+            total += int(unstable(node, values[node.inputs[0]]).sum())
     return total / len(images)

@@ -1,42 +1,40 @@
-"""The linear part of affine nodes on numpy arrays of any kind of number: floats, or Python integers.
+"""The weights of affine nodes on numpy arrays of any kind of number: floats, or Python integers.
 
 Written from the operators' definitions and apart from torch, whose arithmetic it serves to check.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
+from torch import Tensor
 
-from verifiable_relu.errors import UnsupportedError
-from verifiable_relu.network.nodes import Affine, Conv2d, Linear
+from verifiable_relu.network.dispatch import Refusal, Table
+from verifiable_relu.network.nodes import Affine, Conv2d, Linear, Scale
 
-
-def weight(node: Affine) -> np.ndarray:
-    """The stored weight of a Linear or Conv2d node with the bits that it has.
-
-    Raises:
-        UnsupportedError: for any other node.
-    """
-    if not isinstance(node, Linear | Conv2d):
-        raise UnsupportedError("has no weight matrix", place=f"node '{node.name}' ({node.op})")
-    array: np.ndarray = node.weight.detach().cpu().numpy()
-    return array
+Array = np.ndarray
 
 
-def bias(node: Linear | Conv2d) -> np.ndarray:
+def array(tensor: Tensor) -> Array:
+    """The numbers of a tensor with the bits that they have."""
+    found: Array = tensor.detach().cpu().numpy()
+    return found
+
+
+def bias(node: Linear | Conv2d) -> Array:
     """The stored bias, broadcastable to the node's shape."""
-    array: np.ndarray = node.bias.detach().cpu().numpy()
-    return array if isinstance(node, Linear) else array[:, None, None]
+    stored = array(node.bias)
+    return stored.reshape(-1, *(1,) * (node.weight.ndim - 2))
 
 
-def product(node: Linear | Conv2d, weights: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """W·x for one sample x of the node's input shape, ``weights`` standing in for the node's own.
+def _matrix(node: Linear, weights: Array, x: Array) -> Array:
+    return x @ weights.T
 
-    Returns an array of the node's shape, in the numbers that ``weights`` and ``x`` are made of.
-    """
-    if isinstance(node, Linear):
-        return x @ weights.T
+
+def _windows(node: Conv2d, weights: Array, x: Array) -> Array:
     top, left, bottom, right = node.padding
     channels, height, width = x.shape
     # np.pad would fill an object array with 64-bit zeros, which overflow when they meet a long integer.
@@ -52,3 +50,19 @@ def product(node: Linear | Conv2d, weights: np.ndarray, x: np.ndarray) -> np.nda
         for patch, kernel in zip(grouped, kernels, strict=True)
     ]
     return np.concatenate(parts, axis=1).T.reshape(node.shape)
+
+
+_PRODUCTS: Table[Callable[[Any, Array, Array], Array]] = Table(
+    "the product of weights and values",
+    {Linear: _matrix, Conv2d: _windows, Scale: Refusal("has no weight matrix")},
+    group=Affine,
+)
+
+
+def product(node: Linear | Conv2d, weights: Array, x: Array) -> Array:
+    """W·x for one sample x of the node's input shape, ``weights`` standing in for the node's own.
+
+    Returns:
+        An array of the node's shape, in the numbers that ``weights`` and ``x`` are made of.
+    """
+    return _PRODUCTS[node](node, weights, x)

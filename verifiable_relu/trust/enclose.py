@@ -12,20 +12,21 @@ its own computation may be off by. ``_GENEROUS`` covers the rounding of the erro
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
 from torch import Tensor
 
-from verifiable_relu.errors import UnsupportedError
+from verifiable_relu.network.dispatch import Refusal, Table
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import (
     Add,
     Affine,
     Conv2d,
     Gelu,
+    Hardened,
     LeakyRelu,
     Linear,
     Permute,
@@ -36,7 +37,7 @@ from verifiable_relu.network.nodes import (
     Tanh,
 )
 from verifiable_relu.spec.property import Property
-from verifiable_relu.trust.affine import bias, product, weight
+from verifiable_relu.trust.affine import array, bias, product
 
 _UNIT = 2.0**-53
 _GENEROUS = 1 + 2.0**-20
@@ -62,35 +63,93 @@ class Enclosed:
         return size
 
 
-def _affine(x: Enclosed, node: Affine) -> Enclosed:
-    """A Linear, Conv2d or Scale node applied."""
-    match node:
-        case Linear() | Conv2d():
-            weights, offset = weight(node).astype(np.float64), bias(node).astype(np.float64)
-            value = product(node, weights, x.value) + offset
-            size = product(node, np.abs(weights), x.magnitude) + np.abs(offset)
-            spread = product(node, np.abs(weights), x.error)
-        case Scale():
-            center, scale, shift = (_array(t) for t in (node.center, node.scale, node.shift))
-            value = scale * (x.value - center) + shift
-            size = np.abs(scale) * (x.magnitude + np.abs(center)) + np.abs(shift)
-            spread = np.abs(scale) * x.error
-        case _:
-            raise UnsupportedError("cannot be evaluated", place=f"node '{node.name}' ({node.op})")
+def _summed(node: Affine, value: np.ndarray, size: np.ndarray, spread: np.ndarray) -> Enclosed:
+    """The image of an affine node, by its value, |W|·|x| + |b| and |W|·e."""
     terms = node.terms + 2
     relative = terms * _UNIT / (1 - terms * _UNIT) + 2 * node.weight_error
     return Enclosed(value, (spread + relative * size) * _GENEROUS + _TINY)
 
 
-def _gelu(x: np.ndarray, lam: float) -> np.ndarray:
-    """x·Φ(λx) by the complementary error function, which keeps its relative accuracy in the tail."""
-    image: np.ndarray = x * (0.5 * _erfc(-lam * x / math.sqrt(2)))
-    return image
+def _weighted(node: Linear | Conv2d, x: Enclosed) -> Enclosed:
+    weights, offset = _wide(node.weight), bias(node).astype(np.float64)
+    value = product(node, weights, x.value) + offset
+    size = product(node, np.abs(weights), x.magnitude) + np.abs(offset)
+    return _summed(node, value, size, product(node, np.abs(weights), x.error))
 
 
-def _array(tensor: Tensor) -> np.ndarray:
-    array: np.ndarray = tensor.detach().cpu().numpy().astype(np.float64)
-    return array
+def _scale(node: Scale, x: Enclosed) -> Enclosed:
+    center, scale, shift = (_wide(tensor) for tensor in (node.center, node.scale, node.shift))
+    size = np.abs(scale) * (x.magnitude + np.abs(center)) + np.abs(shift)
+    return _summed(node, scale * (x.value - center) + shift, size, np.abs(scale) * x.error)
+
+
+def _add(node: Add, x: Enclosed, y: Enclosed) -> Enclosed:
+    total = x.value + y.value
+    return Enclosed(total, (x.error + y.error + _UNIT * np.abs(total)) * _GENEROUS + _TINY)
+
+
+def _relu(node: Relu, x: Enclosed) -> Enclosed:
+    return Enclosed(np.maximum(x.value, 0), x.error)
+
+
+def _leaky_relu(node: LeakyRelu, x: Enclosed) -> Enclosed:
+    slope = _wide(node.slope)
+    image = np.where(x.value >= 0, x.value, slope * x.value)
+    spread = np.maximum(np.abs(slope), 1) * x.error
+    return Enclosed(image, (spread + _UNIT * np.abs(image)) * _GENEROUS + _TINY)
+
+
+def _sigmoid(node: Sigmoid, x: Enclosed) -> Enclosed:
+    # tanh(x/2)/2 + 1/2 overflows nowhere, and its error is absolute, which is all that is asked.
+    return Enclosed(0.5 + 0.5 * np.tanh(x.value / 2), (x.error + _SMOOTH_ULPS * _UNIT) * _GENEROUS)
+
+
+def _tanh(node: Tanh, x: Enclosed) -> Enclosed:
+    return Enclosed(np.tanh(x.value), (x.error + _SMOOTH_ULPS * _UNIT) * _GENEROUS)
+
+
+def _gelu(node: Gelu, x: Enclosed) -> Enclosed:
+    """x·Φ(λx) by the complementary error function, which keeps its relative accuracy in the tail.
+
+    The slope of x·Φ(λx) lies in [−0.12890, 1.12890] for every λ (arXiv 2603.21991). The argument of Φ is off by a few u
+    relative, and |t·φ(t)| < 1/4.
+    """
+    image = x.value * (0.5 * _erfc(-float(node.lam) * x.value / math.sqrt(2)))
+    error = (1.1290 * x.error + _SMOOTH_ULPS * _UNIT * np.abs(x.value)) * _GENEROUS + _TINY
+    return Enclosed(image, error)
+
+
+def _reshape(node: Reshape, x: Enclosed) -> Enclosed:
+    return Enclosed(x.value.reshape(node.shape), x.error.reshape(node.shape))
+
+
+def _permute(node: Permute, x: Enclosed) -> Enclosed:
+    return Enclosed(x.value.transpose(node.axes), x.error.transpose(node.axes))
+
+
+def _wide(tensor: Tensor) -> np.ndarray:
+    """The numbers of a tensor in float64, which holds those of float32."""
+    return array(tensor).astype(np.float64)
+
+
+ENCLOSURES: Table[Callable[..., Enclosed]] = Table(
+    "evaluation with error bounds",
+    {
+        Linear: _weighted,
+        Conv2d: _weighted,
+        Scale: _scale,
+        Add: _add,
+        Relu: _relu,
+        LeakyRelu: _leaky_relu,
+        Sigmoid: _sigmoid,
+        Tanh: _tanh,
+        Gelu: _gelu,
+        Reshape: _reshape,
+        Permute: _permute,
+        Hardened: Refusal("stands for a set of activations, not for one value"),
+    },
+)
+"""The enclosed value of each kind of node: a function of the node and the enclosed values of its inputs."""
 
 
 # What overflows has an infinite error, or NaN for one.
@@ -99,45 +158,12 @@ def enclose(network: Network, x: Sequence[Fraction]) -> Enclosed:
     """The outputs of ``network`` at the exact point x, flat in row-major order, each with its error bound.
 
     Raises:
-        UnsupportedError: if a node is unknown.
+        UnsupportedError: if the network has a node of a kind without enclosures.
     """
     point = np.array([float(value) for value in x]).reshape(network.input_shape)
     values = [Enclosed(point, _UNIT * np.abs(point) + _TINY)]
     for node in network.nodes[1:]:
-        at = values[node.inputs[0]]
-        match node:
-            case Affine():
-                value = _affine(at, node)
-            case Add():
-                other = values[node.inputs[1]]
-                total = at.value + other.value
-                value = Enclosed(total, (at.error + other.error + _UNIT * np.abs(total)) * _GENEROUS + _TINY)
-            case Relu():
-                value = Enclosed(np.maximum(at.value, 0), at.error)
-            case LeakyRelu():
-                slope = _array(node.slope)
-                image = np.where(at.value >= 0, at.value, slope * at.value)
-                spread = np.maximum(np.abs(slope), 1) * at.error
-                value = Enclosed(image, (spread + _UNIT * np.abs(image)) * _GENEROUS + _TINY)
-            case Sigmoid() | Tanh():
-                # tanh(x/2)/2 + 1/2 overflows nowhere, and its error is absolute, which is all that is asked.
-                half = isinstance(node, Sigmoid)
-                image = 0.5 + 0.5 * np.tanh(at.value / 2) if half else np.tanh(at.value)
-                value = Enclosed(image, (at.error + _SMOOTH_ULPS * _UNIT) * _GENEROUS)
-            case Gelu():
-                # The slope of x·Φ(λx) lies in [−0.12890, 1.12890] for every λ (arXiv 2603.21991). The argument of Φ
-                # is off by a few u relative, and |t·φ(t)| < 1/4.
-                image = _gelu(at.value, float(node.lam))
-                value = Enclosed(
-                    image, (1.1290 * at.error + _SMOOTH_ULPS * _UNIT * np.abs(at.value)) * _GENEROUS + _TINY
-                )
-            case Reshape():
-                value = Enclosed(at.value.reshape(node.shape), at.error.reshape(node.shape))
-            case Permute():
-                value = Enclosed(at.value.transpose(node.axes), at.error.transpose(node.axes))
-            case _:
-                raise UnsupportedError("cannot be evaluated", place=f"node '{node.name}' ({node.op})")
-        values.append(value)
+        values.append(ENCLOSURES[node](node, *(values[i] for i in node.inputs)))
     last = values[-1]
     shape = last.value.shape
     return Enclosed(last.value.flatten(), np.broadcast_to(last.error, shape).flatten())

@@ -9,58 +9,96 @@ denominator's odd part carried along. Nothing is rounded anywhere, and torch com
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
-from torch import Tensor
 
+from verifiable_relu.dyadic import Dyadic
 from verifiable_relu.errors import UnsupportedError
+from verifiable_relu.network.dispatch import Refusal, Table
 from verifiable_relu.network.graph import Network
-from verifiable_relu.network.nodes import Add, Conv2d, LeakyRelu, Linear, Permute, Relu, Reshape, Scale
-from verifiable_relu.trust.affine import bias, product, weight
+from verifiable_relu.network.nodes import (
+    Activation,
+    Add,
+    Conv2d,
+    Gelu,
+    Hardened,
+    LeakyRelu,
+    Linear,
+    Permute,
+    Relu,
+    Reshape,
+    Scale,
+    Sigmoid,
+    Tanh,
+)
+from verifiable_relu.trust.affine import array, bias, product
 
 
-@dataclass(frozen=True, eq=False)
-class Dyadic:
-    """An array of dyadic rationals numbers·2^exponent; ``numbers`` is an object array of Python integers."""
+def _constant(stored: np.ndarray, denominator: int) -> Dyadic:
+    """A constant that is added to values, which are the true ones times the denominator."""
+    exact = Dyadic.of(stored)
+    return Dyadic(exact.numbers * denominator, exact.exponent)
 
-    numbers: np.ndarray
-    exponent: int
 
-    @classmethod
-    def of(cls, array: np.ndarray) -> Dyadic:
-        """The exact value of a float array, with the largest exponent that leaves integers."""
-        mantissa, exponent = np.frexp(array.astype(np.float64))
-        integer = (mantissa * 2.0**53).astype(np.int64)
-        trailing = np.frexp((integer & -integer).astype(np.float64))[1] - 1
-        used = integer != 0
-        exponent = np.where(used, exponent - 53 + trailing, 0)
-        integer = np.where(used, integer >> np.maximum(trailing, 0), 0)
-        least = int(exponent[used].min(initial=0))
-        numbers = integer.astype(object) << np.where(used, exponent - least, 0).astype(object)
-        # Arithmetic on arrays without axes gives scalars, which would not stay Python integers.
-        return cls(np.asarray(numbers, dtype=object), least)
+def _weighted(node: Linear | Conv2d, denominator: int, x: Dyadic) -> Dyadic:
+    weights = Dyadic.of(array(node.weight))
+    linear = Dyadic(product(node, weights.numbers, x.numbers), weights.exponent + x.exponent)
+    return linear + _constant(bias(node), denominator)
 
-    def at(self, exponent: int) -> np.ndarray:
-        """The integers over a smaller or equal exponent."""
-        return self.numbers << (self.exponent - exponent) if self.exponent != exponent else self.numbers
 
-    def __add__(self, other: Dyadic) -> Dyadic:
-        least = min(self.exponent, other.exponent)
-        return Dyadic(self.at(least) + other.at(least), least)
+def _scale(node: Scale, denominator: int, x: Dyadic) -> Dyadic:
+    center, shift = (_constant(array(tensor), denominator) for tensor in (node.center, node.shift))
+    return Dyadic.of(array(node.scale)) * (x - center) + shift
 
-    def __sub__(self, other: Dyadic) -> Dyadic:
-        return self + Dyadic(-other.numbers, other.exponent)
 
-    def __mul__(self, other: Dyadic) -> Dyadic:
-        return Dyadic(self.numbers * other.numbers, self.exponent + other.exponent)
+def _add(node: Add, denominator: int, x: Dyadic, y: Dyadic) -> Dyadic:
+    return x + y
+
+
+def _relu(node: Relu, denominator: int, x: Dyadic) -> Dyadic:
+    return Dyadic(np.maximum(x.numbers, 0), x.exponent)
+
+
+def _leaky_relu(node: LeakyRelu, denominator: int, x: Dyadic) -> Dyadic:
+    positive, negative = (Dyadic(part(x.numbers, 0), x.exponent) for part in (np.maximum, np.minimum))
+    return positive + Dyadic.of(array(node.slope)) * negative
+
+
+def _reshape(node: Reshape, denominator: int, x: Dyadic) -> Dyadic:
+    return Dyadic(x.numbers.reshape(node.shape), x.exponent)
+
+
+def _permute(node: Permute, denominator: int, x: Dyadic) -> Dyadic:
+    return Dyadic(x.numbers.transpose(node.axes), x.exponent)
+
+
+VALUES: Table[Callable[..., Dyadic]] = Table(
+    "exact evaluation",
+    {
+        Linear: _weighted,
+        Conv2d: _weighted,
+        Scale: _scale,
+        Add: _add,
+        Relu: _relu,
+        LeakyRelu: _leaky_relu,
+        Reshape: _reshape,
+        Permute: _permute,
+        **dict.fromkeys((Sigmoid, Tanh, Gelu), Refusal("has irrational values")),
+        Hardened: Refusal("stands for a set of activations, not for one value"),
+    },
+)
+"""The value of each kind of node: a function of the node, the common denominator and the values of its inputs.
+
+All values are the true ones times the denominator.
+"""
 
 
 def evaluable(network: Network) -> bool:
     """Whether the network has an exact value: piecewise linear, every weight stored as it is meant."""
-    return network.piecewise_linear and network.weight_error == 0
+    return network.weight_error == 0 and all(node in VALUES for node in network.nodes[1:])
 
 
 def evaluate_exact(network: Network, x: Sequence[Fraction]) -> list[Fraction]:
@@ -79,41 +117,31 @@ def evaluate_exact(network: Network, x: Sequence[Fraction]) -> list[Fraction]:
     if not evaluable(network):
         raise UnsupportedError(f"the network '{network.name}' cannot be evaluated in rational arithmetic")
     denominator = math.lcm(*(value.denominator for value in x))
-    # Every value below is the true one times the denominator: constants are multiplied by it, weights are not.
     point = np.array([value.numerator * (denominator // value.denominator) for value in x], dtype=object)
     values = [Dyadic(point.reshape(network.input_shape), 0)]
-
-    def constant(tensor: Tensor | np.ndarray) -> Dyadic:
-        array = tensor.detach().cpu().numpy() if isinstance(tensor, Tensor) else tensor
-        plain = Dyadic.of(array)
-        return Dyadic(plain.numbers * denominator, plain.exponent)
-
-    def factor(tensor: Tensor) -> Dyadic:
-        return Dyadic.of(tensor.detach().cpu().numpy())
-
     for node in network.nodes[1:]:
-        at = values[node.inputs[0]]
-        match node:
-            case Linear() | Conv2d():
-                weights = Dyadic.of(weight(node))
-                linear = Dyadic(product(node, weights.numbers, at.numbers), weights.exponent + at.exponent)
-                value = linear + constant(bias(node))
-            case Scale():
-                value = factor(node.scale) * (at - constant(node.center)) + constant(node.shift)
-            case Add():
-                value = at + values[node.inputs[1]]
-            case Relu():
-                value = Dyadic(np.maximum(at.numbers, 0), at.exponent)
-            case LeakyRelu():
-                positive, negative = np.maximum(at.numbers, 0), np.minimum(at.numbers, 0)
-                value = Dyadic(positive, at.exponent) + factor(node.slope) * Dyadic(negative, at.exponent)
-            case Reshape():
-                value = Dyadic(at.numbers.reshape(node.shape), at.exponent)
-            case Permute():
-                value = Dyadic(at.numbers.transpose(node.axes), at.exponent)
-            case _:
-                raise UnsupportedError("cannot be evaluated exactly", place=f"node '{node.name}' ({node.op})")
-        values.append(value)
+        values.append(VALUES[node](node, denominator, *(values[i] for i in node.inputs)))
     last = values[-1]
     unit = Fraction(2) ** last.exponent / denominator
     return [int(number) * unit for number in last.numbers.flatten()]
+
+
+def _per_weight(node: Linear | Conv2d) -> int:
+    return node.size * node.weight[0].numel()
+
+
+MULTIPLICATIONS: Table[Callable[[Any], int]] = Table(
+    "the count of an exact evaluation's multiplications",
+    {
+        Linear: _per_weight,
+        Conv2d: _per_weight,
+        Scale: lambda node: int(node.size),
+        **dict.fromkeys((Add, Reshape, Permute, Activation), lambda node: 0),
+    },
+)
+"""How many multiplications each kind of node takes; those of an activation's slope are too few to count."""
+
+
+def multiplications(network: Network) -> int:
+    """Number of multiplications in one exact evaluation, roughly."""
+    return sum(MULTIPLICATIONS[node](node) for node in network.nodes[1:])

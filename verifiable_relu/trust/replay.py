@@ -14,11 +14,10 @@ import numpy as np
 
 from verifiable_relu.errors import UnsupportedError
 from verifiable_relu.network.graph import Network
-from verifiable_relu.network.nodes import Affine, Conv2d
 from verifiable_relu.runtime import kept_session
 from verifiable_relu.spec.property import Property, Query, nearest
 from verifiable_relu.trust.enclose import enclose, margin_range
-from verifiable_relu.trust.exact import evaluable, evaluate_exact
+from verifiable_relu.trust.exact import evaluable, evaluate_exact, multiplications
 
 _EXACT_PRODUCTS = 4_000_000
 """Up to so many multiplications a network is evaluated exactly at once (half a second); above, only if need be."""
@@ -82,17 +81,6 @@ def replay(network: Network, x: np.ndarray) -> np.ndarray:
     return np.asarray(outputs).reshape(-1)
 
 
-def _products(network: Network) -> int:
-    """Number of multiplications in one evaluation."""
-    count = 0
-    for node in network.nodes:
-        if isinstance(node, Conv2d):
-            count += node.size * node.weight[0].numel()
-        elif isinstance(node, Affine):
-            count += node.size * node.terms
-    return count
-
-
 @dataclass(frozen=True)
 class _Judgement:
     violated: bool
@@ -105,7 +93,7 @@ class _Judgement:
 def _judge(network: Network, prop: Property, x: Sequence[Fraction]) -> _Judgement:
     """Whether real arithmetic puts the outputs at x into the unsafe set."""
     exactly = evaluable(network)
-    if not exactly or _products(network) > _EXACT_PRODUCTS:
+    if not exactly or multiplications(network) > _EXACT_PRODUCTS:
         low, high = margin_range(prop, enclose(network, x))
         if high < 0:
             return _Judgement(True, False, nearest(high), None)
@@ -132,8 +120,14 @@ def confirm(query: Query, witness: Sequence[Fraction]) -> Confirmation:
     """Judge a claimed counterexample (see :class:`Confirmation`); never raises for a bad one.
 
     The box is demanded of the exact point alone: replay rounds it to float32, which may leave a box whose
-    decimals are no float32 numbers.
+    decimals are no float32 numbers. The latest judgement is kept: who claims a counterexample often asks first, and
+    who records it asks for the same one.
     """
+    return _confirmation(query, tuple(witness))
+
+
+@lru_cache(maxsize=1)
+def _confirmation(query: Query, witness: tuple[Fraction, ...]) -> Confirmation:
     network, prop = query.network.limit, query.property
     if len(witness) != network.input_size:
         return Confirmation(False, f"the point has {len(witness)} coordinates, the network {network.input_size} inputs")

@@ -24,6 +24,7 @@ from verifiable_relu.verifiers.base import (
     fault,
     in_batches,
 )
+from verifiable_relu.verifiers.root import NONE, Roots
 
 _BATCH = 128
 """Most queries attacked at once."""
@@ -70,9 +71,10 @@ class Attack:
     device: str = "cpu"
 
     name: ClassVar[str] = "attack"
-    complete: ClassVar[bool] = False
 
-    def verify(self, queries: Sequence[Query], budget: Budget, progress: Progress = SILENT) -> list[Outcome]:
+    def verify(
+        self, queries: Sequence[Query], budget: Budget, progress: Progress = SILENT, roots: Roots = NONE
+    ) -> list[Outcome]:
         return in_batches(
             self.name,
             queries,

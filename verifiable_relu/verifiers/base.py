@@ -16,9 +16,10 @@ from typing import Protocol
 
 import torch
 
-from verifiable_relu.errors import OutOfTime, UnsupportedError
+from verifiable_relu.errors import CallFailed, OutOfTime, UnsupportedError
 from verifiable_relu.network.graph import Network
 from verifiable_relu.spec.property import Query
+from verifiable_relu.verifiers.root import NONE, Roots
 
 Witness = tuple[Fraction, ...]
 """An exact point of a property's box, in row-major order of the network's input."""
@@ -149,7 +150,7 @@ class Budget:
         return part
 
 
-_PATIENCE = 0.5
+PATIENCE = 0.5
 """Seconds that are given to work that is told to stop, so that it can make something of what it has."""
 
 
@@ -161,7 +162,7 @@ def deadline(elapsed: Callable[[], float], allowance: float) -> Callable[[], boo
 
     def stop() -> bool:
         late = elapsed() - allowance
-        if late > _PATIENCE:
+        if late > PATIENCE:
             raise OutOfTime
         return late > 0
 
@@ -198,12 +199,13 @@ class Verifier(Protocol):
     def name(self) -> str:
         """The name on the command line and in tables."""
 
-    @property
-    def complete(self) -> bool:
-        """Whether, with time enough, it always answers sat or unsat (on piecewise-linear networks)."""
-
-    def verify(self, queries: Sequence[Query], budget: Budget, progress: Progress = SILENT) -> list[Outcome]:
+    def verify(
+        self, queries: Sequence[Query], budget: Budget, progress: Progress = SILENT, roots: Roots = NONE
+    ) -> list[Outcome]:
         """Answer a batch; the outcomes are in the order of the queries.
+
+        What others have proven of the queries is in ``roots``; a verifier that bounds whole boxes starts from there
+        and adds what it proves itself.
 
         Queries may speak of different networks. The budget is honoured to within a second, or to within one step
         where a large network makes it longer (``deadline``); Ctrl-C raises ``KeyboardInterrupt`` after what was
@@ -261,8 +263,12 @@ def fault(error: BaseException, method: str) -> Outcome:
             return Outcome.unknown(Reason.UNSUPPORTED, method, str(error))
         case OutOfTime():
             return Outcome.unknown(Reason.TIMEOUT, method, "the budget ran out")
-        case MemoryError() | torch.OutOfMemoryError():
+        case MemoryError():
+            return Outcome.unknown(Reason.MEMORY, method, str(error) or "out of memory")
+        case torch.OutOfMemoryError():
             return Outcome.unknown(Reason.MEMORY, method, "out of memory")
+        case CallFailed():
+            return Outcome.unknown(Reason.ERROR, method, str(error))
         case RecursionError():
             return Outcome.unknown(
                 Reason.UNSUPPORTED, method, "more nodes after one another than the method can follow"

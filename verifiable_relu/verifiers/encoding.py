@@ -17,59 +17,39 @@ loosened by it has every solution that the network has.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
-from threading import Event, Thread
-from typing import TypeVar
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from verifiable_relu.bounds import Bounds, input_box, interval_bounds, linear_lower_bounds, preactivation_bounds
-from verifiable_relu.errors import OutOfTime, UnsupportedError
+from verifiable_relu.bounds import Bounds
+from verifiable_relu.dyadic import Dyadic
+from verifiable_relu.errors import UnsupportedError
+from verifiable_relu.network.dispatch import Table
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import (
-    PIECEWISE_LINEAR,
     Activation,
     Add,
     Affine,
     Conv2d,
     Input,
-    LeakyRelu,
     Linear,
+    Node,
     Permute,
     Reshape,
     Scale,
     Shape,
 )
-from verifiable_relu.spec.property import Polytope, Query, RowBatch
-from verifiable_relu.trust.exact import Dyadic
-from verifiable_relu.verifiers.base import (
-    Budget,
-    Outcome,
-    Progress,
-    Reason,
-    Trust,
-    Verdict,
-    by_network,
-    deadline,
-    fault,
-)
-
-T = TypeVar("T")
-
-_BATCH = 64
-"""Most queries bounded at once."""
+from verifiable_relu.network.piecewise import SLOPES
 
 _COEFFICIENTS = 1 << 22
 """Most float coefficients of one node pulled back at once."""
 
 _PRODUCTS = 1 << 21
 """Most multiplications of integers in a row, so that the clock is looked at several times a second."""
-
-_GRACE = 0.6
-"""Seconds that a solver told to stop is waited for."""
 
 _UNIT = 2.0**-53
 """The unit roundoff of float64."""
@@ -79,20 +59,6 @@ _LEAST = 2.0**-1074
 
 _GENEROUS = 1.01
 """By this factor sums of errors and sizes are larger than computed, for the rounding of their own."""
-
-
-def require_piecewise_linear(network: Network) -> None:
-    """Refuse what has no exact mixed-integer form.
-
-    Raises:
-        UnsupportedError: naming the first activation that is not piecewise linear.
-    """
-    for index in network.activations:
-        node = network.nodes[index]
-        if not isinstance(node, PIECEWISE_LINEAR):
-            raise UnsupportedError(
-                "only piecewise-linear activations can be encoded", place=f"node '{node.name}' ({node.op})"
-            )
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,17 +122,18 @@ class Folding:
     """
 
     def __init__(self, network: Network, *, exact: bool) -> None:
-        require_piecewise_linear(network)
+        network.require_piecewise_linear()
         self.network = network
         self.exact = exact
         self._read: dict[tuple[int, str], Dyadic] = {}
+        self._slopes: dict[int, Dyadic] = {}
 
     @cached_property
     def _chunk(self) -> int:
         """How many rows to pull back at once."""
         nodes = self.network.nodes
         if self.exact:
-            return _PRODUCTS // max(1, sum(node.size * node.terms for node in nodes if isinstance(node, Affine)))
+            return _PRODUCTS // max(1, sum(node.size * node.terms for node in self.network.affine))
         return _COEFFICIENTS // max(node.size for node in nodes)
 
     def number(self, array: np.ndarray) -> Dyadic:
@@ -182,16 +149,14 @@ class Folding:
 
     def slopes(self, index: int) -> Dyadic:
         """An activation's slopes below zero, (size,)."""
-        node = self.network.nodes[index]
-        if isinstance(node, LeakyRelu):
-            slope = self.parameter(index, "slope")
-            return Dyadic(np.broadcast_to(slope.numbers, node.shape).reshape(-1), slope.exponent)
-        return self.number(np.zeros(node.size))
+        if index not in self._slopes:
+            node = self.network.nodes[index]
+            slope = self.number(SLOPES[node](node).detach().cpu().numpy())
+            self._slopes[index] = Dyadic(np.broadcast_to(slope.numbers, node.shape).reshape(-1), slope.exponent)
+        return self._slopes[index]
 
-    def relative(self, index: int) -> float:
+    def relative(self, node: Affine) -> float:
         """The relative error of one product in pulling rows back through an affine node."""
-        node = self.network.nodes[index]
-        assert isinstance(node, Affine)
         if self.exact:
             return 2 * node.weight_error
         # A product takes part in a sum along the node, and its offset in one along all nodes.
@@ -203,7 +168,7 @@ class Folding:
         if self.exact:
             return 0.0
         nodes = self.network.nodes
-        products = sum(node.terms * nodes[node.inputs[0]].size for node in nodes if isinstance(node, Affine))
+        products = sum(node.terms * nodes[node.inputs[0]].size for node in self.network.affine)
         return 4 * _LEAST * products * (1 + max(float(v.max(initial=0.0)) for v in sizes.value.values()))
 
     def pull_back(self, target: int, rows: Dyadic, phases: Mapping[int, Phases], sizes: Sizes) -> Forms:
@@ -218,73 +183,13 @@ class Folding:
         Raises:
             UnsupportedError: if errors are unbounded, since the sizes are.
         """
-        count = len(rows.numbers)
-        pending = {target: rows}
-        forms = Forms({}, self.number(np.zeros(count)), self.number(np.full(count, self.underflow(sizes))))
-        constant, error = forms.constant, forms.error
-
-        def charge(a: Dyadic, size: np.ndarray, relative: float) -> None:
-            nonlocal error
-            if not np.isfinite(size).all():
-                raise UnsupportedError("the bounds of the network's values are not finite")
-            share = self.number(np.where(size > 0, np.maximum(_GENEROUS * relative * size, _LEAST), 0.0))
-            error = error + Dyadic(np.abs(a.numbers) @ share.numbers, a.exponent + share.exponent)
-
-        def give(index: int, a: Dyadic) -> None:
-            if index in pending:
-                a = pending[index] + a
-                if not self.exact:
-                    charge(a, sizes.value[index], _UNIT)
-            pending[index] = a
-
+        walk = _Walk(self, rows, phases, sizes)
+        walk.give(target, rows)
         for index in range(target, -1, -1):
-            if index not in pending:
-                continue
-            a, node = pending.pop(index), self.network.nodes[index]
-            if isinstance(node, Affine) and (relative := self.relative(index)):
-                charge(a, sizes.summed[index], relative)
-            shaped = Dyadic(a.numbers.reshape(count, *node.shape), a.exponent)
-            match node:
-                case Input():
-                    forms.terms[index] = a
-                case Activation():
-                    phase = phases[index]
-                    forms.terms[index] = Dyadic(np.where(phase.unstable, a.numbers, 0), a.exponent)
-                    active = Dyadic(np.where(phase.active, a.numbers, 0), a.exponent)
-                    inactive = Dyadic(np.where(phase.inactive, a.numbers, 0), a.exponent)
-                    folded = active + inactive * self.slopes(index)
-                    if not self.exact:
-                        charge(folded, sizes.value[node.inputs[0]], _UNIT)
-                    give(node.inputs[0], folded)
-                case Add():
-                    for source in node.inputs:
-                        give(source, a)
-                case Reshape():
-                    give(node.inputs[0], a)
-                case Permute():
-                    inverse = np.argsort(node.axes)
-                    moved = shaped.numbers.transpose(0, *(axis + 1 for axis in inverse))
-                    give(node.inputs[0], Dyadic(moved.reshape(count, -1), a.exponent))
-                case Scale():
-                    scale = self.parameter(index, "scale")
-                    offset = self.parameter(index, "shift") - scale * self.parameter(index, "center")
-                    constant = constant + _dot(shaped, offset)
-                    scaled = shaped * scale
-                    give(node.inputs[0], Dyadic(scaled.numbers.reshape(count, -1), scaled.exponent))
-                case Linear() | Conv2d():
-                    weight, bias = self.parameter(index, "weight"), self.parameter(index, "bias")
-                    if isinstance(node, Conv2d):
-                        bias = Dyadic(bias.numbers[:, None, None], bias.exponent)
-                        pulled = _convolve_back(
-                            node, weight.numbers, shaped.numbers, self.network.nodes[node.inputs[0]].shape
-                        )
-                    else:
-                        pulled = shaped.numbers @ weight.numbers
-                    constant = constant + _dot(shaped, bias)
-                    give(node.inputs[0], Dyadic(pulled.reshape(count, -1), weight.exponent + a.exponent))
-                case _:
-                    raise UnsupportedError("has no affine form", place=f"node '{node.name}' ({node.op})")
-        return Forms(forms.terms, constant, error)
+            if index in walk.pending:
+                node = self.network.nodes[index]
+                STEPS[node](walk, index, node, walk.pending.pop(index))
+        return Forms(walk.terms, walk.constant, walk.error)
 
     def neurons(self, phases: Mapping[int, Phases], sizes: Sizes) -> Iterator[tuple[int, np.ndarray, Forms]]:
         """The pre-activations of all unstable neurons, in chunks: activation, neurons (R,), their forms."""
@@ -299,11 +204,117 @@ class Folding:
                 yield index, part, self.pull_back(node.inputs[0], Dyadic(unit, 0), phases, sizes)
 
 
-def _dot(rows: Dyadic, offset: Dyadic) -> Dyadic:
-    """rows (R, *shape) times an offset broadcastable to the shape, (R,)."""
-    count, *shape = rows.numbers.shape
-    flat = np.broadcast_to(offset.numbers, shape).reshape(-1)
-    return Dyadic(rows.numbers.reshape(count, -1) @ flat, rows.exponent + offset.exponent)
+class _Walk:
+    """Rows on their way back to the input, and what has been collected of them.
+
+    Attributes:
+        pending: by node, the rows (R, node size) that multiply its value and are still to be pulled back.
+        terms, constant, error: of the forms, as far as they are known.
+    """
+
+    def __init__(self, folding: Folding, rows: Dyadic, phases: Mapping[int, Phases], sizes: Sizes) -> None:
+        self.folding = folding
+        self.phases = phases
+        self.sizes = sizes
+        self.pending: dict[int, Dyadic] = {}
+        self.terms: dict[int, Dyadic] = {}
+        count = len(rows.numbers)
+        self.constant = folding.number(np.zeros(count))
+        self.error = folding.number(np.full(count, folding.underflow(sizes)))
+
+    def charge(self, a: Dyadic, size: np.ndarray, relative: float) -> None:
+        """Add the error of rows that are off by so much, relative to bounds ``size`` of what they multiply.
+
+        Raises:
+            UnsupportedError: if these bounds are not finite.
+        """
+        if not np.isfinite(size).all():
+            raise UnsupportedError("the bounds of the network's values are not finite")
+        share = self.folding.number(np.where(size > 0, np.maximum(_GENEROUS * relative * size, _LEAST), 0.0))
+        self.error = self.error + Dyadic(np.abs(a.numbers) @ share.numbers, a.exponent + share.exponent)
+
+    def give(self, index: int, a: Dyadic) -> None:
+        """Add rows (R, …) that multiply the value of a node."""
+        a = Dyadic(a.numbers.reshape(len(a.numbers), self.folding.network.nodes[index].size), a.exponent)
+        if index in self.pending:
+            a = self.pending[index] + a
+            if not self.folding.exact:
+                self.charge(a, self.sizes.value[index], _UNIT)
+        self.pending[index] = a
+
+
+def _shaped(node: Node, a: Dyadic) -> Dyadic:
+    """Rows (R, node size) as (R, *node shape)."""
+    return Dyadic(a.numbers.reshape(len(a.numbers), *node.shape), a.exponent)
+
+
+def _input(walk: _Walk, index: int, node: Input, a: Dyadic) -> None:
+    walk.terms[index] = a
+
+
+def _activation(walk: _Walk, index: int, node: Activation, a: Dyadic) -> None:
+    phase = walk.phases[index]
+    walk.terms[index] = Dyadic(np.where(phase.unstable, a.numbers, 0), a.exponent)
+    active = Dyadic(np.where(phase.active, a.numbers, 0), a.exponent)
+    inactive = Dyadic(np.where(phase.inactive, a.numbers, 0), a.exponent)
+    folded = active + inactive * walk.folding.slopes(index)
+    if not walk.folding.exact:
+        walk.charge(folded, walk.sizes.value[node.inputs[0]], _UNIT)
+    walk.give(node.inputs[0], folded)
+
+
+def _unchanged(walk: _Walk, index: int, node: Add | Reshape, a: Dyadic) -> None:
+    for source in node.inputs:
+        walk.give(source, a)
+
+
+def _permute(walk: _Walk, index: int, node: Permute, a: Dyadic) -> None:
+    moved = _shaped(node, a).numbers.transpose(0, *(axis + 1 for axis in np.argsort(node.axes)))
+    walk.give(node.inputs[0], Dyadic(moved, a.exponent))
+
+
+def _scale(walk: _Walk, index: int, node: Scale, a: Dyadic) -> None:
+    center, scale, shift = (walk.folding.parameter(index, name) for name in ("center", "scale", "shift"))
+    _affine(walk, index, node, a, shift - scale * center, _shaped(node, a) * scale)
+
+
+def _linear(walk: _Walk, index: int, node: Linear, a: Dyadic) -> None:
+    weight, bias = (walk.folding.parameter(index, name) for name in ("weight", "bias"))
+    pulled = _shaped(node, a).numbers @ weight.numbers
+    _affine(walk, index, node, a, bias, Dyadic(pulled, weight.exponent + a.exponent))
+
+
+def _conv2d(walk: _Walk, index: int, node: Conv2d, a: Dyadic) -> None:
+    weight, bias = (walk.folding.parameter(index, name) for name in ("weight", "bias"))
+    before = walk.folding.network.nodes[node.inputs[0]].shape
+    pulled = _convolve_back(node, weight.numbers, _shaped(node, a).numbers, before)
+    offset = Dyadic(bias.numbers[:, None, None], bias.exponent)
+    _affine(walk, index, node, a, offset, Dyadic(pulled, weight.exponent + a.exponent))
+
+
+def _affine(walk: _Walk, index: int, node: Affine, a: Dyadic, offset: Dyadic, pulled: Dyadic) -> None:
+    """Pull rows back through y = W·x + b, ``offset`` being b and ``pulled`` the rows times W."""
+    if relative := walk.folding.relative(node):
+        walk.charge(a, walk.sizes.summed[index], relative)
+    flat = np.broadcast_to(offset.numbers, node.shape).reshape(-1)
+    walk.constant = walk.constant + Dyadic(a.numbers @ flat, a.exponent + offset.exponent)
+    walk.give(node.inputs[0], pulled)
+
+
+STEPS: Table[Callable[[_Walk, int, Any, Dyadic], None]] = Table(
+    "the encoding for solvers",
+    {
+        Input: _input,
+        Activation: _activation,
+        Add: _unchanged,
+        Reshape: _unchanged,
+        Permute: _permute,
+        Scale: _scale,
+        Linear: _linear,
+        Conv2d: _conv2d,
+    },
+)
+"""How rows (R, node size) that multiply the value of a node, given by its index too, go on to the node's inputs."""
 
 
 def _convolve_back(node: Conv2d, weight: np.ndarray, rows: np.ndarray, input_shape: Shape) -> np.ndarray:
@@ -350,199 +361,3 @@ class Phases:
         object.__setattr__(self, "inactive", inactive)
         # NaN bounds prove nothing.
         object.__setattr__(self, "unstable", ~(active | inactive))
-
-
-@dataclass(frozen=True, eq=False)
-class Problem:
-    """One query, ready for a solver.
-
-    Attributes:
-        phases: by activation node.
-        sizes: of all values, empty where nothing is rounded.
-        open: the polytopes that bounds do not exclude, the likeliest to be reached first.
-        margin: a proven lower bound of the margin, −inf without bounds.
-    """
-
-    query: Query
-    folding: Folding
-    phases: dict[int, Phases]
-    sizes: Sizes
-    open: tuple[Polytope, ...]
-    margin: float
-
-    @property
-    def unstable(self) -> int:
-        """Number of unstable neurons."""
-        return sum(int(phase.unstable.sum()) for phase in self.phases.values())
-
-
-def _sizes(folding: Folding, box: Bounds, known: Mapping[int, Bounds] | None = None) -> list[Sizes]:
-    """The sizes of all values over a batch of boxes, by intervals; empty where nothing is rounded."""
-    if folding.exact and not folding.network.weight_error:
-        return [Sizes()] * len(box.lower)
-    network = folding.network.to(torch.float64)
-    bounds = interval_bounds(network, box, known)
-    return [Sizes.of(network, bounds, sample) for sample in range(len(box.lower))]
-
-
-def _bounded(folding: Folding, queries: Sequence[Query], stop: Callable[[], bool]) -> list[Problem]:
-    """Problems over CROWN bounds, computed in one batch."""
-    network, properties = folding.network.to(torch.float64), [q.property for q in queries]
-    with torch.no_grad():
-        box = input_box(properties, network)
-        pre = preactivation_bounds(network, box, stop=stop)
-        rows = RowBatch.of(properties, network.output_size)
-        values = linear_lower_bounds(network, box, pre, rows.matrix, rows.sample, stop=stop)
-        sizes = _sizes(folding, box, pre)
-        slack = rows.unscaled(torch.nextafter(values - rows.bound, values.new_full((), -torch.inf)))
-        slack = torch.where(slack.isnan(), -torch.inf, slack)
-        excluded = slack.new_full((len(rows.owner),), -torch.inf).scatter_reduce(0, rows.polytope, slack, "amax")
-        count = sum(len(prop.unsafe) for prop in properties)
-        reached = slack.new_full((count,), torch.inf).scatter_reduce(0, rows.origin, excluded, "amin").numpy()
-    problems, at = [], 0
-    for sample, query in enumerate(queries):
-        margins = reached[at : at + len(query.property.unsafe)]
-        at += len(margins)
-        order = [int(i) for i in np.argsort(margins, kind="stable") if not margins[i] > 0]
-        problems.append(
-            Problem(
-                query,
-                folding,
-                {
-                    i: Phases(b.lower[sample].flatten().numpy(), b.upper[sample].flatten().numpy())
-                    for i, b in pre.items()
-                },
-                sizes[sample],
-                tuple(query.property.unsafe[i] for i in order),
-                float(min(margins, default=np.inf)),
-            )
-        )
-    return problems
-
-
-def _unbounded(folding: Folding, queries: Sequence[Query]) -> list[Problem]:
-    """Problems in which every neuron is unstable; where weights are exact, nothing rests on floating point."""
-    network = folding.network
-    free = {i: np.full(network.nodes[i].size, np.inf) for i in network.activations}
-    phases = {i: Phases(-width, width) for i, width in free.items()}
-    with torch.no_grad():
-        sizes = _sizes(folding, input_box([q.property for q in queries], network))
-    return [Problem(q, folding, phases, sizes[i], q.property.unsafe, -np.inf) for i, q in enumerate(queries)]
-
-
-Solve = Callable[[Problem, Callable[[], float]], Outcome]
-"""Decide one problem; the second argument tells how many seconds are left."""
-
-
-def solve_each(
-    name: str, queries: Sequence[Query], budget: Budget, progress: Progress, solve: Solve, *, exact: bool, bounds: bool
-) -> list[Outcome]:
-    """A verifier's ``verify``: bounds in batches, then one solver call after the other.
-
-    Args:
-        name: the method.
-        solve: asked for every query that bounds don't decide.
-        exact: the arithmetic in which the networks are folded.
-        bounds: whether to compute bounds; without, every neuron is unstable.
-    """
-    outcomes: dict[int, Outcome] = {}
-
-    def close(index: int, outcome: Outcome) -> None:
-        outcomes[index] = outcome
-        progress.finish(index, outcome)
-        progress.stage(name, len(outcomes), len(queries))
-
-    for network, members in by_network(queries):
-        for start in range(0, len(members), _BATCH):
-            part = members[start : start + _BATCH]
-            chosen = [queries[i] for i in part]
-            allowance = budget.subset(part).total()
-            try:
-                with budget.charging(part) as elapsed:
-                    folding = Folding(network, exact=exact)
-                    problems = (
-                        _bounded(folding, chosen, deadline(elapsed, allowance))
-                        if bounds
-                        else _unbounded(folding, chosen)
-                    )
-                    share = elapsed() / len(part)
-            except Exception as error:
-                for index in part:
-                    close(index, fault(error, name))
-                continue
-            for index, problem in zip(part, problems, strict=True):
-                close(index, _solved(name, problem, solve, budget, index, {"bounds": share}))
-    return [outcomes[i] for i in range(len(queries))]
-
-
-def _solved(
-    name: str, problem: Problem, solve: Solve, budget: Budget, index: int, seconds: dict[str, float]
-) -> Outcome:
-    known = {"margin": problem.margin if problem.margin > -np.inf else None, "unstable": problem.unstable}
-    if not problem.open:
-        detail = "decided by bounds alone"
-        return Outcome(
-            Verdict.UNSAT, Reason.PROVED, name, Trust.ROUNDED, problem.margin, None, detail, seconds, problem.unstable
-        )
-    allowance = budget.remaining(index)
-    if allowance <= 0:
-        return Outcome.unknown(Reason.TIMEOUT, name, "no time was left", seconds=seconds, **known)
-    with budget.charging([index]) as elapsed:
-        try:
-            outcome = solve(problem, lambda: allowance - elapsed())
-        except OutOfTime:
-            outcome = Outcome.unknown(Reason.TIMEOUT, name, "the budget ran out while the problem was written")
-        except Exception as error:
-            outcome = fault(error, name)
-        seconds[name] = elapsed()
-    margin = known["margin"] if outcome.margin is None else outcome.margin
-    return replace(outcome, margin=margin, seconds=seconds, unstable=problem.unstable)
-
-
-def supervised(work: Callable[[], T], interrupt: Callable[[], None], seconds: float) -> T | None:
-    """Run a solver call in a thread of its own, so that neither its clock nor its signals have to be trusted.
-
-    A call that does not stop when told is left behind; the interpreter would wait for it before it exits, so the
-    command does not leave that to it (``certify.leave``).
-
-    Args:
-        work: the call.
-        interrupt: asks it to stop; called again and again until it does.
-        seconds: when to ask.
-
-    Returns:
-        What ``work`` returned, or None if it has not stopped within a grace period after being asked.
-
-    Raises:
-        KeyboardInterrupt: on Ctrl-C, after the call has been asked to stop.
-    """
-    results: list[T] = []
-    errors: list[BaseException] = []
-    done = Event()
-
-    def run() -> None:
-        try:
-            results.append(work())
-        except BaseException as error:
-            errors.append(error)
-        finally:
-            done.set()
-
-    def stop() -> None:
-        for _ in range(int(_GRACE / 0.02)):
-            interrupt()
-            if done.wait(0.02):
-                return
-
-    Thread(target=run).start()
-    try:
-        if not done.wait(None if seconds == np.inf else max(0.0, seconds)):
-            stop()
-            # Being stopped is an error to some solvers.
-            return results[0] if results else None
-    except BaseException:
-        stop()
-        raise
-    if errors:
-        raise errors[0]
-    return results[0]

@@ -9,8 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from verifiable_relu.bounds import Ascent, Bounds, Relaxation, ascend, input_box, neurons, relaxed, unstable
-from verifiable_relu.bounds.linear import MEMORY
+from verifiable_relu.bounds import MEMORY, Ascent, Bounds, Relaxation, ascend, input_box, neurons, unstable
 from verifiable_relu.bounds.rounding import covers, keeps_activations
 from verifiable_relu.network.graph import Network
 from verifiable_relu.spec.property import Query, RowBatch
@@ -27,6 +26,7 @@ from verifiable_relu.verifiers.base import (
     fault,
     in_batches,
 )
+from verifiable_relu.verifiers.root import NONE, Known, Roots, relaxation
 
 _BATCH = 256
 """Most queries bounded at once, so that progress moves and budgets are looked at."""
@@ -48,49 +48,65 @@ class _Bounding:
     dtype: str = "float64"
 
     name: ClassVar[str]
-    complete: ClassVar[bool] = False
     mode: ClassVar[type[torch.inference_mode | torch.no_grad]] = torch.inference_mode
+    bounded: ClassVar[bool] = True
+    """Whether every unstable neuron is bounded by CROWN."""
 
     @property
-    def single(self) -> bool:
+    def searches(self) -> bool:
+        """Whether slopes are searched for the bounds of unstable neurons."""
+        return False
+
+    @property
+    def float32(self) -> bool:
         """Whether coefficients alone are in float32 (``Relaxation``)."""
         return self.dtype == "float32" and torch.device(self.device).type == "cpu"
 
-    def relaxation(self, network: Network, box: Bounds, stop: Callable[[], bool]) -> Relaxation:
-        """The network over a batch of boxes, with bounds of every node."""
+    def relaxation(self, network: Network, box: Bounds, known: Known | None, stop: Callable[[], bool]) -> Relaxation:
+        """The network over a batch of boxes, with bounds of every node, at least as tight as those known."""
         raise NotImplementedError
 
     def rows(self, relaxation: Relaxation, rows: RowBatch, stop: Callable[[], bool]) -> Tensor:
         """Lower bounds of A·y, (rows,)."""
         raise NotImplementedError
 
-    def verify(self, queries: Sequence[Query], budget: Budget, progress: Progress = SILENT) -> list[Outcome]:
+    def verify(
+        self, queries: Sequence[Query], budget: Budget, progress: Progress = SILENT, roots: Roots = NONE
+    ) -> list[Outcome]:
         def size(network: Network) -> int:
             # Half for the batch, half for the rows that are bounded.
             return batch_size(network, _BATCH, self.memory // 2)
 
         return in_batches(
-            self.name, queries, progress, size, lambda network, part: self._batch(network, queries, part, budget)
+            self.name, queries, progress, size, lambda network, part: self._batch(network, queries, part, budget, roots)
         )
 
-    def _batch(self, network: Network, queries: Sequence[Query], part: list[int], budget: Budget) -> list[Outcome]:
+    def _batch(
+        self, network: Network, queries: Sequence[Query], part: list[int], budget: Budget, roots: Roots
+    ) -> list[Outcome]:
         allowance = budget.subset(part).total()
         if allowance <= 0:
             return [Outcome.unknown(Reason.TIMEOUT, self.name, "no time was left")] * len(part)
+        chosen = [queries[i] for i in part]
+        properties = [query.property for query in chosen]
         try:
             with budget.charging(part) as elapsed, self.mode():
                 stop = deadline(elapsed, allowance)
-                dtype: torch.dtype = torch.float64 if self.single else getattr(torch, self.dtype)
+                dtype: torch.dtype = torch.float64 if self.float32 else getattr(torch, self.dtype)
                 net = network.to(dtype, self.device)
-                box = input_box([queries[i].property for i in part], network, dtype, self.device)
+                box = input_box(properties, network, dtype, self.device)
                 stop()
-                relaxation = self.relaxation(net, box, stop)
-                rows = RowBatch.of([queries[i].property for i in part], network.output_size)
+                found = self.relaxation(net, box, roots.known(chosen, net, box.lower), stop)
+                bounded = self.bounded and not stop()
+                rows = RowBatch.of(properties, network.output_size)
                 given = rows.to(box.lower)
-                values = self.rows(relaxation, given, stop).cpu().double()
-                margins = rows.margins(torch.nextafter(values - rows.bound, torch.tensor(-torch.inf))).tolist()
+                values = self.rows(found, given, stop).cpu().double()
+                values = torch.nextafter(values - rows.bound, torch.tensor(-torch.inf))
+                searched = bounded and self.searches
+                lower = roots.learn(chosen, net, found.pre, rows, values, bounded=bounded, searched=searched)
+                margins = rows.least(lower).tolist()
                 counts = sum(
-                    (unstable(net.nodes[i], bounds).flatten(1).sum(1) for i, bounds in relaxation.pre.items()),
+                    (unstable(net.nodes[i], bounds).flatten(1).sum(1) for i, bounds in found.pre.items()),
                     start=torch.zeros(len(part), dtype=torch.long, device=self.device),
                 ).tolist()
                 share = elapsed() / len(part)
@@ -117,13 +133,14 @@ class Ibp(_Bounding):
     """Interval bound propagation."""
 
     name = "ibp"
+    bounded = False
 
-    def relaxation(self, network: Network, box: Bounds, stop: Callable[[], bool]) -> Relaxation:
-        relaxation = Relaxation(network, box, single=self.single)
+    def relaxation(self, network: Network, box: Bounds, known: Known | None, stop: Callable[[], bool]) -> Relaxation:
+        found = Relaxation(network, box, None if known is None else known.pre, self.float32)
         for index in range(network.last_activation + 1):
             stop()
-            relaxation.advance(index)
-        return relaxation
+            found.advance(index)
+        return found
 
     def rows(self, relaxation: Relaxation, rows: RowBatch, stop: Callable[[], bool]) -> Tensor:
         return relaxation.outputs(rows.matrix, rows.sample, intervals=True)
@@ -135,8 +152,8 @@ class Crown(_Bounding):
 
     name = "crown"
 
-    def relaxation(self, network: Network, box: Bounds, stop: Callable[[], bool]) -> Relaxation:
-        return relaxed(network, box, memory=self.memory // 2, stop=stop, single=self.single)
+    def relaxation(self, network: Network, box: Bounds, known: Known | None, stop: Callable[[], bool]) -> Relaxation:
+        return relaxation(network, box, known, memory=self.memory // 2, stop=stop, float32=self.float32)
 
     def rows(self, relaxation: Relaxation, rows: RowBatch, stop: Callable[[], bool]) -> Tensor:
         values = relaxation.outputs(rows.matrix, rows.sample, memory=self.memory // 2, stop=stop)
@@ -149,9 +166,10 @@ class CrownIbp(Crown):
     """CROWN-IBP: linear bounds of the output over interval bounds of every pre-activation (arXiv 1906.06316)."""
 
     name = "crown-ibp"
+    bounded = False
 
-    def relaxation(self, network: Network, box: Bounds, stop: Callable[[], bool]) -> Relaxation:
-        return Ibp.relaxation(self, network, box, stop)  # type: ignore[arg-type]
+    def relaxation(self, network: Network, box: Bounds, known: Known | None, stop: Callable[[], bool]) -> Relaxation:
+        return Ibp.relaxation(self, network, box, known, stop)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -170,11 +188,15 @@ class AlphaCrown(Crown):
     # The search for lines of smooth activations takes gradients.
     mode = torch.no_grad
 
-    def relaxation(self, network: Network, box: Bounds, stop: Callable[[], bool]) -> Relaxation:
+    @property
+    def searches(self) -> bool:
+        return self.intermediate is not None
+
+    def relaxation(self, network: Network, box: Bounds, known: Known | None, stop: Callable[[], bool]) -> Relaxation:
         if self.intermediate is None:
-            return super().relaxation(network, box, stop)
+            return super().relaxation(network, box, known, stop)
         search = neurons(self.intermediate, memory=self.memory // 2, stop=stop)
-        return relaxed(network, box, memory=self.memory // 2, stop=stop, search=search, single=self.single)
+        return relaxation(network, box, known, memory=self.memory // 2, stop=stop, search=search, float32=self.float32)
 
     def rows(self, relaxation: Relaxation, rows: RowBatch, stop: Callable[[], bool]) -> Tensor:
         values = super().rows(relaxation, rows, stop)
@@ -209,6 +231,6 @@ class AlphaCrown(Crown):
                 settled=settled,
                 memory=self.memory // 2,
                 stop=stop,
-            ),
+            ).lower,
         )
         return values

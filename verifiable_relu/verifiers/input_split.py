@@ -4,6 +4,9 @@ The frontier holds sub-boxes of *all* queries of a network; every step bounds a 
 those proved, tries the most promising corner and the centre of the others as counterexamples, and halves them
 along the input with the largest influence |A_i|·width_i, A being the coefficients of the linear lower bounds
 (Wang et al., Formal Security Analysis of Neural Networks using Symbolic Intervals, arXiv 1804.10829, section 4.3).
+
+What is known of a query's whole box (``root``) is left alone: the first boxes are cut into many at once, and over these
+the bounds of the whole box are hardly ever the tighter ones.
 """
 
 from __future__ import annotations
@@ -16,8 +19,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from verifiable_relu.bounds import Bounds, input_box
-from verifiable_relu.bounds.linear import MEMORY, chunk_size, groups, relaxed
+from verifiable_relu.bounds import MEMORY, TUNING, Bounds, crown_relaxation, input_box
+from verifiable_relu.bounds.chunks import chunk_size, groups
 from verifiable_relu.bounds.rounding import covers
 from verifiable_relu.errors import OutOfTime
 from verifiable_relu.network.graph import Network
@@ -36,6 +39,7 @@ from verifiable_relu.verifiers.base import (
     deadline,
     fault,
 )
+from verifiable_relu.verifiers.root import NONE, Roots
 
 
 @dataclass(frozen=True)
@@ -55,9 +59,10 @@ class InputSplit:
     memory: int = MEMORY
 
     name: ClassVar[str] = "split"
-    complete: ClassVar[bool] = True
 
-    def verify(self, queries: Sequence[Query], budget: Budget, progress: Progress = SILENT) -> list[Outcome]:
+    def verify(
+        self, queries: Sequence[Query], budget: Budget, progress: Progress = SILENT, roots: Roots = NONE
+    ) -> list[Outcome]:
         outcomes: dict[int, Outcome] = {}
         for network, members in by_network(queries):
             search = _Search(self, network, [queries[i] for i in members], budget.subset(members))
@@ -139,11 +144,13 @@ class _Search:
         box = Bounds(lower.reshape(shape), upper.reshape(shape))
         start, allowance = time.perf_counter(), self.budget.subset(owner.unique().tolist()).total()
         stop = deadline(lambda: time.perf_counter() - start, allowance)
-        relaxation = relaxed(self.network, box, memory=self.options.memory // 2, stop=stop, most=self.options.most)
+        relaxation = crown_relaxation(
+            self.network, box, memory=self.options.memory // 2, stop=stop, max_unstable=self.options.most
+        )
         last = len(self.network.nodes) - 1
         matrix = rows.matrix.reshape(-1, *self.network.output_shape)
         values, coefficients = matrix.new_empty(len(matrix)), matrix.new_empty(len(matrix), self.network.input_size)
-        size = chunk_size(self.network, matrix, self.options.memory // 2)
+        size = chunk_size(self.network, matrix, self.options.memory // 2, TUNING)
         for part, mine in groups(len(matrix), rows.sample, size, len(owner)):
             stop()
             values[part], reached = relaxation.lower(last, matrix[part], mine, coefficients=True)

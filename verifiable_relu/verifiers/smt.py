@@ -17,17 +17,35 @@ from fractions import Fraction
 from typing import ClassVar
 
 import numpy as np
-import z3
 
-from verifiable_relu.errors import OutOfTime
+from verifiable_relu.dyadic import Dyadic
+from verifiable_relu.errors import CallFailed, OutOfTime
 from verifiable_relu.spec.property import Polytope, Query, Row, nearest
-from verifiable_relu.trust.exact import Dyadic, evaluable, evaluate_exact
+from verifiable_relu.trust.exact import evaluable, evaluate_exact
 from verifiable_relu.verifiers.attack import claim
-from verifiable_relu.verifiers.base import SILENT, Budget, Outcome, Progress, Reason, Trust, Verdict, Witness
-from verifiable_relu.verifiers.encoding import Forms, Problem, solve_each, supervised
+from verifiable_relu.verifiers.base import (
+    PATIENCE,
+    SILENT,
+    Budget,
+    Outcome,
+    Progress,
+    Reason,
+    Trust,
+    Verdict,
+    Witness,
+    fault,
+)
+from verifiable_relu.verifiers.encoding import Forms
+from verifiable_relu.verifiers.root import NONE, Roots
+from verifiable_relu.verifiers.solvers.z3 import Z3, Checked, Task
+from verifiable_relu.verifiers.solving import Problem, solve_each
 
 _DEPTHS = tuple(Fraction(1, 1 << bits) for bits in (4, 8, 12, 16, 20, 24, 30))
 """How far beyond the boundary a counterexample is looked for, so that rounding it to floats leaves it one."""
+
+
+_STOPPED = ("timeout", "canceled")
+"""The reasons that z3 gives where it was told to stop."""
 
 
 @dataclass(frozen=True)
@@ -39,16 +57,20 @@ class Smt:
             so *unsat* is then ``Trust.ROUNDED``; without them it is ``Trust.EXACT`` and much slower, where the stored
             weights are the operators' own.
         seed: of the solver.
+        process_memory: most bytes that the solver's process may have resident, its libraries included; None for half
+            of the machine's memory.
     """
 
     bounds: bool = True
     seed: int = 0
+    process_memory: int | None = None
 
     name: ClassVar[str] = "smt"
-    complete: ClassVar[bool] = True
 
-    def verify(self, queries: Sequence[Query], budget: Budget, progress: Progress = SILENT) -> list[Outcome]:
-        return solve_each(self.name, queries, budget, progress, self._solve, exact=True, bounds=self.bounds)
+    def verify(
+        self, queries: Sequence[Query], budget: Budget, progress: Progress = SILENT, roots: Roots = NONE
+    ) -> list[Outcome]:
+        return solve_each(self.name, queries, budget, progress, roots, self._solve, Z3, exact=True, bounds=self.bounds)
 
     def _solve(self, problem: Problem, left: Callable[[], float]) -> Outcome:
         """Go through the open polytopes; sat ends the search, unsat needs all of them excluded."""
@@ -56,7 +78,7 @@ class Smt:
         formula = _Formula(problem, left)
         shared = formula.text()
         for polytope in problem.open:
-            outcome = self._reach(problem, formula, shared + formula.unsafe(polytope), left)
+            outcome = self._reach(formula, shared + formula.unsafe(polytope), left)
             if outcome.verdict is Verdict.SAT or outcome.reason is Reason.TIMEOUT:
                 return outcome
             if outcome.verdict is Verdict.UNKNOWN:
@@ -64,64 +86,81 @@ class Smt:
         trust = Trust.ROUNDED if self.bounds or not evaluable(problem.query.network) else Trust.EXACT
         return undecided or Outcome(Verdict.UNSAT, Reason.PROVED, self.name, trust, max(problem.margin, 0.0))
 
-    def _reach(self, problem: Problem, formula: _Formula, text: str, left: Callable[[], float]) -> Outcome:
+    def _reach(self, formula: _Formula, assertions: str, left: Callable[[], float]) -> Outcome:
         """Look for a point whose output lies in one polytope; unsat only if z3 says that there is none."""
-        solver = z3.SolverFor("QF_LRA", ctx=z3.Context())
-        solver.set("random_seed", self.seed)
-        solver.set("ctrl_c", False)
-        answer = supervised(lambda: _start(solver, text), solver.interrupt, left())
-        if answer == z3.unsat:
-            return Outcome(Verdict.UNSAT, Reason.PROVED, self.name)
-        if answer == z3.sat:
-            return self._counterexample(problem, formula, solver, left)
-        if answer is None or left() <= 0:
-            return Outcome.unknown(Reason.TIMEOUT, self.name, "the budget ran out")
-        return Outcome.unknown(Reason.ERROR, self.name, f"z3 gave up: {solver.reason_unknown()}")
+        seconds = left()
+        task = Task(formula.declarations, assertions, self._options(), seconds)
+        search = _Search(formula, self.name, left)
+        try:
+            Z3.call(task, seconds + PATIENCE, self.process_memory, search.judge)
+        except (OutOfTime, MemoryError, CallFailed) as error:
+            return search.outcome() or fault(error, self.name)
+        assert search.first is not None
+        return search.outcome() or self._read(search.first, left)
 
-    def _counterexample(
-        self, problem: Problem, formula: _Formula, solver: z3.Solver, left: Callable[[], float]
-    ) -> Outcome:
-        """A claim from the model, or from one deeper inside the unsafe set with the same phases."""
-        exact = formula.point(solver.model())
-        found = self._claim(problem.query, exact)
-        if found is None:
-            fixed = formula.phases(solver.model())
-            solver.add(z3.parse_smt2_string(formula.declarations + fixed, ctx=solver.ctx))
-            for depth in _DEPTHS:
-                solver.push()
-                solver.add(
-                    z3.parse_smt2_string(f"{formula.declarations}(assert (>= gap {_number(depth)}))", ctx=solver.ctx)
-                )
-                deeper = supervised(solver.check, solver.interrupt, left())
-                if deeper is None or left() <= 0:
-                    break
-                if deeper == z3.sat and (found := self._claim(problem.query, formula.point(solver.model()))):
-                    break
-                solver.pop()
-        return found or Outcome.unknown(
+    def _options(self) -> dict[str, bool | int]:
+        """z3's options, by its names."""
+        return {"random_seed": self.seed, "ctrl_c": False}
+
+    def _read(self, checked: Checked, left: Callable[[], float]) -> Outcome:
+        """What z3's answer says where it is not *sat*."""
+        if checked.answer == "unsat":
+            return Outcome(Verdict.UNSAT, Reason.PROVED, self.name)
+        if left() <= 0 or checked.reason in _STOPPED:
+            return Outcome.unknown(Reason.TIMEOUT, self.name, "the budget ran out")
+        return Outcome.unknown(Reason.ERROR, self.name, f"z3 gave up: {checked.reason}")
+
+
+class _Search:
+    """What becomes of the answers of z3 about one polytope.
+
+    The first model is an exact counterexample, which may be none after rounding to floating point. Then the same
+    phases are asked for one that is further inside the unsafe set, less and less far.
+
+    Attributes:
+        first: the answer to the first check; None while there is none.
+    """
+
+    def __init__(self, formula: _Formula, method: str, left: Callable[[], float]) -> None:
+        self.first: Checked | None = None
+        self._formula, self._method, self._left = formula, method, left
+        self._depths = iter(_DEPTHS)
+        self._found: Outcome | None = None
+
+    def judge(self, checked: Checked) -> str | None:
+        """Take an answer; returns what is asked next, None for nothing."""
+        first = self.first = self.first or checked
+        if checked.answer == "sat":
+            self._found = _claim(self._formula.query, self._formula.point(checked.model), self._method)
+        if first.answer != "sat" or self._found is not None or self._left() <= 0:
+            return None
+        depth = next(self._depths, None)
+        return None if depth is None else self._formula.phases(first.model) + self._formula.inside(depth)
+
+    def outcome(self) -> Outcome | None:
+        """A counterexample, or that there is an exact one alone; None if z3 has found none."""
+        if self.first is None or self.first.answer != "sat":
+            return None
+        return self._found or Outcome.unknown(
             Reason.UNCONFIRMED,
-            self.name,
+            self._method,
             "the exact counterexample is none after rounding to floating point",
-            witness=exact,
+            witness=self._formula.point(self.first.model),
         )
 
-    def _claim(self, query: Query, point: Witness) -> Outcome | None:
-        """A sat claim for the float point nearest to an exact one, judged exactly where that is possible."""
-        near = np.array([value.numerator / value.denominator for value in point])
-        network, prop = query.network, query.property
-        if not evaluable(network):
-            return claim(network, prop, near, self.name, {})
-        witness = prop.box.witness(near)
-        outputs = evaluate_exact(network, witness)
-        if not (prop.box.contains(witness) and prop.violated(outputs)):
-            return None
-        margin = nearest(prop.margin(outputs))
-        return Outcome(Verdict.SAT, Reason.REFUTED, self.name, Trust.EXACT, margin, witness)
 
-
-def _start(solver: z3.Solver, text: str) -> z3.CheckSatResult:
-    solver.from_string(text)
-    return solver.check()
+def _claim(query: Query, point: Witness, method: str) -> Outcome | None:
+    """A sat claim for the float point nearest to an exact one, judged exactly where that is possible."""
+    near = np.array([value.numerator / value.denominator for value in point])
+    network, prop = query.network, query.property
+    if not evaluable(network):
+        return claim(network, prop, near, method, {})
+    witness = prop.box.witness(near)
+    outputs = evaluate_exact(network, witness)
+    if not (prop.box.contains(witness) and prop.violated(outputs)):
+        return None
+    margin = nearest(prop.margin(outputs))
+    return Outcome(Verdict.SAT, Reason.REFUTED, method, Trust.EXACT, margin, witness)
 
 
 def _number(value: Fraction | int) -> str:
@@ -145,6 +184,7 @@ class _Formula:
     """The problem in SMT-LIB: reals ``x_i``, ``p_k_j`` and ``n_k_j`` (positive and negative part), and ``gap``."""
 
     def __init__(self, problem: Problem, left: Callable[[], float]) -> None:
+        self.query = problem.query
         self._problem = problem
         self._left = left
         self._size = problem.query.network.input_size
@@ -156,13 +196,13 @@ class _Formula:
         self.declarations = "".join(f"(declare-const {name} Real)\n" for name in (*names, "gap"))
 
     def text(self) -> str:
-        """What all polytopes share: declarations, box, and unstable neurons.
+        """What is asserted for all polytopes: box, unstable neurons, and that the gap is not negative.
 
         Raises:
             OutOfTime: if the budget runs out while it is written.
         """
         asserted = [*self._box(), *self._hidden(), "(>= gap 0.0)"]
-        return self.declarations + "".join(f"(assert {line})\n" for line in asserted)
+        return "".join(f"(assert {line})\n" for line in asserted)
 
     def _box(self) -> Iterator[str]:
         box = self._problem.query.property.box
@@ -237,22 +277,16 @@ class _Formula:
         limit = (row.bound * scale + _error(forms, r)) * factor - constant
         return f"({'<' if row.strict else '<='} {left} {_number(limit)})"
 
-    def point(self, model: z3.ModelRef) -> Witness:
+    def point(self, model: Mapping[str, Fraction]) -> Witness:
         """The input that a model describes."""
-        values = _values(model)
         box = self._problem.query.property.box
-        return tuple(values.get(f"x_{i}", box.bounds(i)[0]) for i in range(self._size))
+        return tuple(model.get(f"x_{i}", box.bounds(i)[0]) for i in range(self._size))
 
-    def phases(self, model: z3.ModelRef) -> str:
+    def phases(self, model: Mapping[str, Fraction]) -> str:
         """Assertions that fix every unstable neuron to its side in a model."""
-        values = _values(model)
-        zero = ((f"{'n' if values.get(f'p_{i}_{j}', 0) > 0 else 'p'}_{i}_{j}") for i, j in self._neurons)
+        zero = ((f"{'n' if model.get(f'p_{i}_{j}', 0) > 0 else 'p'}_{i}_{j}") for i, j in self._neurons)
         return "".join(f"(assert (<= {name} 0.0))\n" for name in zero)
 
-
-def _values(model: z3.ModelRef) -> Mapping[str, Fraction]:
-    values = {}
-    for declared in model.decls():
-        value = model[declared]
-        values[declared.name()] = Fraction(value.numerator_as_long(), value.denominator_as_long())
-    return values
+    def inside(self, depth: Fraction) -> str:
+        """The assertion that a point is at least so far inside the unsafe set, as ``gap`` measures it."""
+        return f"(assert (>= gap {_number(depth)}))\n"

@@ -125,7 +125,7 @@ def _compare(module: nn.Module, batches: list[Tensor], read: list[tuple[Network,
 def _require_agreement(network: Network, x: Tensor, seen: dict[int, Tensor]) -> None:
     found = parting(network.nodes, x, seen, torch.finfo(x.dtype).eps / 2)
     if found is not None:
-        place = f"node '{found.node.name}' ({found.node.op})"
+        place = found.node.place
         raise UnsupportedError(f"the module is not the network that was read from it: {found}", place=place)
 
 
@@ -145,7 +145,7 @@ def _require_same(network: Network, other: Network) -> None:
             return
     raise UnsupportedError(
         "what it computes depends on the size of the batch, on random numbers or on how often it was called",
-        place=f"node '{ours.name}' ({ours.op})",
+        place=ours.place,
     )
 
 

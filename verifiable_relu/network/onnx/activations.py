@@ -9,7 +9,7 @@ from torch import Tensor
 
 from verifiable_relu.network.nodes import Gelu, LeakyRelu, Relu, Sigmoid, Tanh
 from verifiable_relu.network.onnx.call import Call, Value, converts
-from verifiable_relu.network.onnx.gelu import Erf
+from verifiable_relu.network.transient import Erf
 
 
 def _activation(call: Call, kind: type[Any], **parameters: Tensor) -> Value:

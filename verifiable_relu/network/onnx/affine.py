@@ -10,7 +10,7 @@ from torch import Tensor
 
 from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.network.onnx.call import Call, Value, converts, tensor
-from verifiable_relu.network.onnx.gelu import Product
+from verifiable_relu.network.transient import Product
 
 _UNIT = 2.0**-53
 

@@ -1,6 +1,6 @@
 """GELU where a file writes it out: x·½·(1 + erf(k·x)), which is λ-GELU with λ = √2·k.
 
-Reading gives erf and the product of two computed values as nodes of their own, ``Erf`` and ``Product``, which no
+Reading gives erf and the product of two computed values as nodes of their own (``network.transient``), which no
 network may keep: ``spelled_gelus`` puts λ-GELU in the place of each product that spells it. It looks at nodes, never
 at the file's names, of which one value may have several.
 """
@@ -16,26 +16,7 @@ import torch
 from torch import Tensor
 
 from verifiable_relu.network.nodes import Gelu, Node, Scale
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Erf(Node):
-    """The error function, element by element."""
-
-    op = "Erf"
-
-    def forward(self, *xs: Tensor) -> Tensor:
-        return torch.erf(xs[0])
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Product(Node):
-    """The product of two nodes of the same shape, element by element."""
-
-    op = "Product"
-
-    def forward(self, *xs: Tensor) -> Tensor:
-        return xs[0] * xs[1]
+from verifiable_relu.network.transient import Erf, Product
 
 
 @dataclass(frozen=True)

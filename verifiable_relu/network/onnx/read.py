@@ -24,9 +24,10 @@ from verifiable_relu.network.onnx import activations, affine, shapes
 from verifiable_relu.network.onnx.call import CONVERTERS, Call, Value
 from verifiable_relu.network.onnx.compare import compare
 from verifiable_relu.network.onnx.constants import folded, written
-from verifiable_relu.network.onnx.gelu import Erf, Product, spelled_gelus
+from verifiable_relu.network.onnx.gelu import spelled_gelus
 from verifiable_relu.network.onnx.model import array, load_model, opset, require_onnx
 from verifiable_relu.network.simplify import simplify
+from verifiable_relu.network.transient import Transient
 
 __all__ = ["activations", "affine", "read_onnx", "shapes"]
 
@@ -70,11 +71,8 @@ def _read(data: bytes, name: str) -> Network:
     reading = _Reading(model)
     nodes, output = simplify(*spelled_gelus(reading.build.nodes, reading.output.index))
     for node in nodes:
-        if isinstance(node, Erf | Product):
-            raise UnsupportedError(
-                "is read only where it spells GELU, x·½·(1 + erf(k·x)) with k > 0",
-                place=f"node '{node.name}' ({'Erf' if isinstance(node, Erf) else 'Mul of two computed values'})",
-            )
+        if isinstance(node, Transient):
+            raise UnsupportedError("is read only where it spells GELU, x·½·(1 + erf(k·x)) with k > 0", place=node.place)
     network = as_network(nodes, output, name=name, onnx=data, batched=reading.batched)
     nodes, names = reading.build.nodes, reading.computed()
     # Large files are in memory several times over by now.

@@ -14,11 +14,13 @@ from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor
 
 from verifiable_relu.errors import InputError, UnsupportedError
+from verifiable_relu.network.dispatch import Refusal, Table
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import (
     Add,
     Conv2d,
     Gelu,
+    Hardened,
     LeakyRelu,
     Linear,
     Node,
@@ -49,7 +51,7 @@ def write_onnx(network: Network, path: Path | str | None = None) -> bytes:
         The file's bytes.
 
     Raises:
-        UnsupportedError: if a parameter is no float32 number; names the node.
+        UnsupportedError: if a parameter is no float32 number, or the network is a set of networks; names the node.
         InputError: if the file cannot be written.
     """
     data = network.onnx if network.onnx is not None else _Writer(network).data()
@@ -77,13 +79,13 @@ class _Writer:
         """The file's bytes.
 
         Raises:
-            UnsupportedError: if a parameter is no float32 number.
+            UnsupportedError: if a parameter is no float32 number, or a kind of node has no ONNX form.
         """
         network = self.network
         names = ["input"]
         for index, node in enumerate(network.nodes[1:], 1):
             output = "output" if index == len(network.nodes) - 1 else f"v{index}"
-            WRITERS[type(node)](self, node, [names[i] for i in node.inputs], output)
+            WRITERS[node](self, node, [names[i] for i in node.inputs], output)
             names.append(output)
         batch = ("batch",) * network.batched
         graph = helper.make_graph(
@@ -113,9 +115,7 @@ class _Writer:
         exact = value.detach().cpu()
         single = exact.to(torch.float32)
         if not torch.equal(single.to(exact.dtype), exact):
-            raise UnsupportedError(
-                "its parameters are no float32 numbers and cannot be written", place=f"node '{node.name}' ({node.op})"
-            )
+            raise UnsupportedError("its parameters are no float32 numbers and cannot be written", place=node.place)
         return self.constant(label, single.contiguous().numpy())
 
     def constant(self, label: str, value: np.ndarray) -> str:
@@ -141,7 +141,7 @@ def _linear(writer: _Writer, node: Linear, inputs: list[str], output: str) -> No
 
 def _conv2d(writer: _Writer, node: Conv2d, inputs: list[str], output: str) -> None:
     if not writer.network.batched:
-        raise UnsupportedError("has no batch axis to write", place=f"node '{node.name}' ({node.op})")
+        raise UnsupportedError("has no batch axis to write", place=node.place)
     kernel = tuple(node.weight.shape[2:])
     mean = 1 / (kernel[0] * kernel[1])
     depthwise = node.groups == node.weight.shape[0] == node.shape[0] and node.weight.shape[1] == 1
@@ -182,10 +182,6 @@ def _scale(writer: _Writer, node: Scale, inputs: list[str], output: str) -> None
         current = writer.emit(op, [current, constant], output if last else f"{output}.{op.lower()}")
 
 
-def _add(writer: _Writer, node: Add, inputs: list[str], output: str) -> None:
-    writer.emit("Add", inputs, output)
-
-
 def _reshape(writer: _Writer, node: Reshape, inputs: list[str], output: str) -> None:
     if writer.network.batched and len(node.shape) == 1:
         writer.emit("Flatten", inputs, output, axis=1)
@@ -215,22 +211,29 @@ def _leaky_relu(writer: _Writer, node: LeakyRelu, inputs: list[str], output: str
 
 
 def _plain(op: str) -> Callable[[_Writer, Node, list[str], str], None]:
+    """The writer of a kind that one ONNX operator without attributes computes."""
+
     def write(writer: _Writer, node: Node, inputs: list[str], output: str) -> None:
         writer.emit(op, inputs, output)
 
     return write
 
 
-WRITERS: dict[type[Node], Callable[[_Writer, Any, list[str], str], None]] = {
-    Linear: _linear,
-    Conv2d: _conv2d,
-    Scale: _scale,
-    Add: _add,
-    Reshape: _reshape,
-    Permute: _permute,
-    Gelu: _gelu,
-    LeakyRelu: _leaky_relu,
-    Relu: _plain("Relu"),
-    Sigmoid: _plain("Sigmoid"),
-    Tanh: _plain("Tanh"),
-}
+WRITERS: Table[Callable[[_Writer, Any, list[str], str], None]] = Table(
+    "the ONNX writer",
+    {
+        Linear: _linear,
+        Conv2d: _conv2d,
+        Scale: _scale,
+        Add: _plain("Add"),
+        Reshape: _reshape,
+        Permute: _permute,
+        Gelu: _gelu,
+        LeakyRelu: _leaky_relu,
+        Relu: _plain("Relu"),
+        Sigmoid: _plain("Sigmoid"),
+        Tanh: _plain("Tanh"),
+        Hardened: Refusal("a set of networks cannot be written as one ONNX file"),
+    },
+)
+"""What each kind of node is in ONNX: a function of the writer, the node, its inputs' names and its output's name."""

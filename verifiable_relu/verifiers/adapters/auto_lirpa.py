@@ -11,33 +11,21 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from verifiable_relu.bounds import Bounds, input_box
-from verifiable_relu.bounds.linear import MEMORY
-from verifiable_relu.errors import InputError, UnsupportedError
+from verifiable_relu.bounds import MEMORY, Bounds, input_box
+from verifiable_relu.errors import CallFailed, InputError, UnsupportedError
 from verifiable_relu.network.graph import Network
-from verifiable_relu.network.nodes import (
-    Add,
-    Affine,
-    Conv2d,
-    Hardened,
-    LeakyRelu,
-    Linear,
-    Node,
-    Permute,
-    Reshape,
-    Scale,
-)
+from verifiable_relu.network.nodes import Node
 from verifiable_relu.spec.property import Property, Query, RowBatch
 from verifiable_relu.verifiers.adapters.library import bounded_module, explained, library, quiet
-from verifiable_relu.verifiers.adapters.worker import Worker
+from verifiable_relu.verifiers.adapters.operators import Graph, largest_terms, takes_patches
 from verifiable_relu.verifiers.base import (
+    PATIENCE,
     SILENT,
     Budget,
     Outcome,
@@ -48,6 +36,8 @@ from verifiable_relu.verifiers.base import (
     by_network,
     fault,
 )
+from verifiable_relu.verifiers.root import NONE, Roots
+from verifiable_relu.verifiers.solvers.process import Worker
 
 Bound = Literal["ibp", "crown", "alpha-crown"]
 
@@ -57,9 +47,6 @@ _BATCH = 64
 
 _ULPS = 4
 """Units in the last place of its largest numbers by which a bound of the library has to be clear of zero."""
-
-_PATIENCE = 0.5
-"""Seconds that the library is given to stop when it is told to."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +61,8 @@ class AutoLirpa:
         learning_rate: of those steps.
         dtype: what the library computes in.
         memory: a limit in bytes on what a batch may hold, by a rough estimate.
+        process_memory: most bytes that the library's process may have resident, libraries included; None for half of
+            the machine's memory.
     """
 
     bound: Bound = "alpha-crown"
@@ -81,8 +70,7 @@ class AutoLirpa:
     learning_rate: float = 0.5
     dtype: Literal["float32", "float64"] = "float64"
     memory: int = MEMORY
-
-    complete: ClassVar[bool] = False
+    process_memory: int | None = None
 
     def __post_init__(self) -> None:
         if self.bound not in _METHODS:
@@ -92,13 +80,15 @@ class AutoLirpa:
     def name(self) -> str:
         return f"auto_lirpa-{self.bound}"
 
-    def verify(self, queries: Sequence[Query], budget: Budget, progress: Progress = SILENT) -> list[Outcome]:
+    def verify(
+        self, queries: Sequence[Query], budget: Budget, progress: Progress = SILENT, roots: Roots = NONE
+    ) -> list[Outcome]:
         """As every verifier.
 
         Raises:
             InputError: if auto_LiRPA is not installed.
         """
-        missing = _WORKER.call(None)
+        missing = AUTO_LIRPA.call(None)
         if missing is not None:
             raise missing
         outcomes: dict[int, Outcome] = {}
@@ -117,12 +107,16 @@ class AutoLirpa:
         if allowance <= 0:
             return [Outcome.unknown(Reason.TIMEOUT, self.name, "no time was left")] * len(part)
         try:
+            AUTO_LIRPA.start()
             with budget.charging(part):
                 properties = tuple(queries[i].property for i in part)
                 task = _Task(self, network.digest, _bare(network), properties, allowance, torch.get_num_threads())
-                found: list[Outcome] = _WORKER.call(task, allowance + _PATIENCE)
+                found: list[Outcome] = AUTO_LIRPA.call(task, allowance + PATIENCE, self.process_memory)
                 return found
         except Exception as error:
+            if len(part) > 1 and isinstance(error, CallFailed | MemoryError):
+                # The query at fault is to be alone in it.
+                return [outcome for index in part for outcome in self._batch(network, queries, [index], budget)]
             return [fault(error, self.name)] * len(part)
 
 
@@ -205,7 +199,8 @@ def _prepared(task: _Task) -> _Model:
     return _PREPARED[key]
 
 
-_WORKER = Worker(f"{__name__}:{work.__name__}")
+AUTO_LIRPA = Worker(f"{__name__}:{work.__name__}")
+"""The library's process."""
 
 
 def _doubt(network: Network, box: Bounds, rows: RowBatch) -> Tensor:
@@ -214,22 +209,9 @@ def _doubt(network: Network, box: Bounds, rows: RowBatch) -> Tensor:
     It is no bound, and verdicts stay ``float``; but where numbers cancel that are larger than a margin by as many
     digits as there are, the library's lines of steep activations say anything.
     """
-    sizes: list[Tensor] = []
-    for node in network.nodes:
-        match node:
-            case Affine():
-                size = node.absolute(sizes[node.inputs[0]]) + node.offset_magnitude()
-            case Add():
-                size = sizes[node.inputs[0]] + sizes[node.inputs[1]]
-            case LeakyRelu():
-                size = sizes[node.inputs[0]] * node.slope.abs().clamp(min=1)
-            case Reshape() | Permute():
-                size = node.forward(sizes[node.inputs[0]])
-            case _:
-                size = sizes[node.inputs[0]] if node.inputs else torch.maximum(-box.lower, box.upper)
-        sizes.append(size)
-    matrix = rows.matrix.to(sizes[-1])
-    return _ULPS * torch.finfo(matrix.dtype).eps * (matrix.abs() * sizes[-1].flatten(1)[rows.sample]).sum(1)
+    size = largest_terms(network, torch.maximum(-box.lower, box.upper)).flatten(1)
+    matrix = rows.matrix.to(size)
+    return _ULPS * torch.finfo(matrix.dtype).eps * (matrix.abs() * size[rows.sample]).sum(1)
 
 
 class _Model:
@@ -242,7 +224,7 @@ class _Model:
         self.stop: Callable[[], bool] = lambda: False
         self.thresholds = torch.empty(0)
         settings = {
-            "conv_mode": "patches" if all(map(_sparse, network.nodes)) else "matrix",
+            "conv_mode": "patches" if takes_patches(network) else "matrix",
             # Sharing α among rows or neurons fails on batches whose samples have different unstable neurons.
             "sparse_features_alpha": False,
             "sparse_spec_alpha": False,
@@ -255,7 +237,7 @@ class _Model:
         dummy = torch.zeros(1, *network.input_shape, dtype=self.dtype)
         with quiet(self.dtype):
             try:
-                self.module = bounded_module()(_Graph(network.to(self.dtype)), dummy, settings, device="cpu")
+                self.module = bounded_module()(Graph(network.to(self.dtype)), dummy, settings, device="cpu")
             except NotImplementedError as error:
                 used = ", ".join(sorted({node.op for node in network.nodes}))
                 message = f"auto_LiRPA {version('auto_LiRPA')} lacks one of the operators {used}"
@@ -288,116 +270,6 @@ class _Model:
         if self.stop():
             return torch.ones(len(lower), 1, dtype=torch.bool)
         return (lower > self.thresholds).all(1, keepdim=True)
-
-
-class _Graph(nn.Module):
-    """The network's nodes as a torch module of operators that the library's tracer knows."""
-
-    def __init__(self, network: Network) -> None:
-        super().__init__()
-        self.nodes = network.nodes
-        self.names = [tuple(_parameters(node)) for node in self.nodes]
-        for index, node in enumerate(self.nodes):
-            for name, tensor in _parameters(node).items():
-                # Of a module without parameters the library does not know the dtype.
-                self.register_parameter(f"{name}_{index}", nn.Parameter(tensor, requires_grad=False))
-
-    def forward(self, x: Tensor) -> Tensor:
-        values: list[Tensor] = []
-        for index, node in enumerate(self.nodes):
-            held = [getattr(self, f"{name}_{index}") for name in self.names[index]]
-            values.append(_operate(node, [values[i] for i in node.inputs], held) if node.inputs else x)
-        return values[-1] if values[-1].ndim == 2 else torch.flatten(values[-1], 1)
-
-
-def _operate(node: Node, xs: list[Tensor], held: list[Tensor]) -> Tensor:
-    """A node's value from its inputs and the tensors of :func:`_parameters`."""
-    match node:
-        case Linear():
-            return F.linear(xs[0], held[0], held[1])
-        case Conv2d():
-            pad = (max(node.padding[0], node.padding[2]), max(node.padding[1], node.padding[3]))
-            return F.conv2d(xs[0], held[0], held[1], node.stride, pad, node.dilation, node.groups)
-        case Scale() if held[0].ndim > len(node.shape):
-            return F.conv2d(xs[0], held[0], held[1])
-        case Scale():
-            return xs[0] * held[0] + held[1]
-        case LeakyRelu():
-            return xs[0] * held[0] + F.relu(xs[0]) * held[1]
-        case Reshape() if len(node.shape) == 1:
-            return torch.flatten(xs[0], 1)
-        case Reshape():
-            return xs[0].reshape(-1, *node.shape)
-    return node.forward(*xs)
-
-
-def _parameters(node: Node) -> dict[str, Tensor]:
-    """The tensors that a node needs in the form in which the library is given it."""
-    match node:
-        case Linear() if len(node.shape) == 1:
-            return {"weight": node.weight, "bias": node.bias}
-        case Linear():
-            raise UnsupportedError("auto_LiRPA takes linear maps of vectors", place=f"node '{node.name}' ({node.op})")
-        case Conv2d():
-            return {"weight": _symmetric(node), "bias": node.bias}
-        case Scale() if _by_channel(node):
-            scale, offset = (c.expand(node.shape[0], 1, 1) for c in (node.scale, node.offset()))
-            return {"weight": torch.diag(scale[:, 0, 0])[:, :, None, None], "bias": offset[:, 0, 0].clone()}
-        case Scale():
-            return {"scale": _full(node, node.scale), "offset": _full(node, node.offset())}
-        case LeakyRelu():
-            # slope·x + (1 − slope)·relu(x): for slopes in [0, 1] no bound loses by it, and α can be optimised; the
-            # library's own LeakyReLU knows scalar slopes below 1 alone.
-            return {"slope": _full(node, node.slope), "rest": _full(node, 1 - node.slope)}
-        case Hardened():
-            # Its forward pass is ReLU's alone, of which a proof would say nothing of the smooth members.
-            raise UnsupportedError("auto_LiRPA takes one network, not many", place=f"node '{node.name}' ({node.op})")
-    return {}
-
-
-def _full(node: Node, tensor: Tensor) -> Tensor:
-    """A constant of an element-wise operator: the library does not broadcast every shape."""
-    return tensor.expand(node.shape).clone()
-
-
-def _symmetric(node: Conv2d) -> Tensor:
-    """The kernel, enlarged by zeros so that equal padding on opposite sides computes the same.
-
-    With padding p = max(p₀, p₁) on both sides, p − p₀ zeros before and p − p₁ zeros after the kernel's own entries
-    leave each window's products, and their number, as they were.
-    """
-    top, left, bottom, right = node.padding
-    if (top, left) == (bottom, right):
-        return node.weight
-    if node.dilation != (1, 1):
-        raise UnsupportedError(
-            "auto_LiRPA takes no dilated convolution with unequal padding", place=f"node '{node.name}' ({node.op})"
-        )
-    height, width = max(top, bottom), max(left, right)
-    return F.pad(node.weight, (width - left, width - right, height - top, height - bottom))
-
-
-def _sparse(node: Node) -> bool:
-    """Whether the library's sparse form for convolutions ("patches") can pass through a node."""
-    match node:
-        case Conv2d():
-            square = all(a == b for a, b in (node.shape[1:], node.stride, node.padding[:2], node.padding[2:]))
-            return square and node.dilation == (1, 1) and node.groups == 1
-        case Scale():
-            return _by_channel(node)
-        case LeakyRelu():
-            return False
-        case Reshape():
-            return len(node.shape) == 1
-        case Add():
-            return len(node.shape) == 3
-    return not isinstance(node, Permute)
-
-
-def _by_channel(node: Scale) -> bool:
-    """Whether all pixels of an image's channel are scaled alike, so that the node is a convolution."""
-    constants = (node.scale, node.offset())
-    return len(node.shape) == 3 and all(c.numel() == 1 or c.shape[-2:] == (1, 1) for c in constants)
 
 
 def _bytes(network: Network) -> int:

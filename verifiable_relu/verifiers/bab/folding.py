@@ -8,8 +8,9 @@ every row comes with a bound of what rounding has changed in its value, for any 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,8 +18,9 @@ from torch import Tensor
 from verifiable_relu.bounds import Relaxation
 from verifiable_relu.bounds.rounding import gamma, unit_roundoff
 from verifiable_relu.errors import UnsupportedError
-from verifiable_relu.network.graph import Network
-from verifiable_relu.network.nodes import Activation, Add, Affine, Input, LeakyRelu, Node, Permute, Relu, Reshape
+from verifiable_relu.network.dispatch import Table
+from verifiable_relu.network.nodes import Activation, Add, Affine, Input, Permute, Reshape
+from verifiable_relu.network.piecewise import SLOPES
 from verifiable_relu.spec.property import Box
 
 _WORKING = 1 << 27
@@ -61,26 +63,6 @@ class Rows:
         )
 
 
-def require_piecewise_linear(network: Network) -> None:
-    """Refuse networks with activations other than ReLU and LeakyReLU.
-
-    Raises:
-        UnsupportedError: naming the first other activation.
-    """
-    for index in network.activations:
-        _slope(network.nodes[index])
-
-
-def _slope(node: Node) -> Tensor:
-    """The slopes below zero of an activation's neurons, (size,) in float64."""
-    if isinstance(node, Relu):
-        return torch.zeros(node.size, dtype=torch.float64)
-    if not isinstance(node, LeakyRelu):
-        place = f"node '{node.name}' ({node.op})"
-        raise UnsupportedError("only piecewise-linear activations can be split into phases", place=place)
-    return node.slope.detach().double().expand(node.shape).flatten()
-
-
 class Folded:
     """The unstable neurons of one box, and rows of coefficients pulled back to them.
 
@@ -99,7 +81,7 @@ class Folded:
             neuron depends on neurons of earlier blocks alone.
 
     Raises:
-        UnsupportedError: as ``require_piecewise_linear``, or if a bound is not finite.
+        UnsupportedError: if an activation is not piecewise linear, or a bound is not finite.
     """
 
     def __init__(self, relaxation: Relaxation, sample: int, box: Box) -> None:
@@ -120,7 +102,8 @@ class Folded:
         self.blocks: list[tuple[int, int]] = []
         lower, upper, slope, places, at = [], [], [], [torch.zeros(0, 2, dtype=torch.long)], 0
         for index in sorted(relaxation.pre):
-            below = _slope(self.network.nodes[index])
+            node = self.network.nodes[index]
+            below = SLOPES[node](node).detach().double().expand(node.shape).flatten()
             bounds = relaxation.pre[index]
             low, high = bounds.lower[sample].flatten(), bounds.upper[sample].flatten()
             active = low >= 0
@@ -185,7 +168,11 @@ class Folded:
     def _chunk(self) -> int:
         return max(1, _WORKING // (8 * 6 * max(node.size for node in self.network.nodes)))
 
-    def _magnitude(self, index: int) -> Tensor:
+    def phases(self, index: int) -> tuple[Tensor, int, Tensor]:
+        """Of an activation: its unstable neurons, the number of the first among all, and the others' slopes (size,)."""
+        return self._unstable[index], self._start[index], self._passing[index]
+
+    def magnitude(self, index: int) -> Tensor:
         """(size,) ≥ |value of node ``index``| over the box."""
         if index not in self._magnitudes:
             bounds = self._relaxation.bounds(index)
@@ -193,8 +180,8 @@ class Folded:
             self._magnitudes[index] = torch.maximum(low.abs(), high.abs())
         return self._magnitudes[index]
 
-    def _unit(self, index: int) -> tuple[Tensor, float]:
-        """By how much pulling one unit of a coefficient back through an affine node changes a form's value.
+    def unit(self, index: int, node: Affine) -> tuple[Tensor, float]:
+        """By how much pulling one unit of a coefficient back through the affine node ``index`` changes a form's value.
 
         For a row a of y = W·x + b, the new row is fl(a·W), off by γ·|a|·|W| for as many terms as the node has neurons,
         and the constant grows by fl(a·b). With |x| at most M, a·y changes by at most γ·|a|·(|W|·M + |b|). Additions
@@ -204,10 +191,8 @@ class Folded:
             For each neuron of the node, (size,), and what products too small for a float64 number amount to.
         """
         if index not in self._units:
-            node = self.network.nodes[index]
-            assert isinstance(node, Affine)
             source = self.network.nodes[node.inputs[0]]
-            most = self._magnitude(node.inputs[0])
+            most = self.magnitude(node.inputs[0])
             reach = node.absolute(most.reshape(1, *source.shape)) + node.offset_magnitude()
             relative = gamma(node.size + len(self.network.nodes) + 8, torch.float64) + 2 * node.weight_error
             unit = (relative * reach).expand(1, *node.shape).flatten()
@@ -217,52 +202,83 @@ class Folded:
     def _pull_back(self, target: int, rows: Tensor) -> Rows:
         """The forms of rows·(value of node ``target``), for rows (rows, size of the node)."""
         nodes = self.network.nodes
-        pending = {target: rows}
-        neurons = rows.new_zeros(len(rows), self.size)
-        constant, error = rows.new_zeros(len(rows)), rows.new_full((len(rows),), _TINY)
-        entry = rows.new_zeros(len(rows), nodes[0].size)
-        for index, a in self._downwards(pending):
-            node = nodes[index]
-            gives: list[tuple[int, Tensor]] = []
-            match node:
-                case Input():
-                    entry = a
-                case Activation():
-                    chosen, start = self._unstable[index], self._start[index]
-                    neurons[:, start : start + len(chosen)] = a[:, chosen]
-                    passing = self._passing[index]
-                    before = self._magnitude(node.inputs[0])
-                    error = error + a.abs() @ (_UNIT * passing.abs() * before) + _TINY * before.sum()
-                    gives = [(node.inputs[0], a * passing)]
-                case Add():
-                    gives = [(source, a) for source in node.inputs]
-                case Reshape():
-                    gives = [(node.inputs[0], a)]
-                case Permute():
-                    gives = [(node.inputs[0], node.adjoint(a.reshape(-1, *node.shape)).flatten(1))]
-                case Affine():
-                    shaped = a.reshape(-1, *node.shape)
-                    constant = constant + a @ node.offset().expand(node.shape).flatten()
-                    unit, lost = self._unit(index)
-                    error = error + a.abs() @ unit + lost
-                    gives = [(node.inputs[0], node.adjoint(shaped, nodes[node.inputs[0]].shape).flatten(1))]
-                case _:
-                    raise UnsupportedError("has no affine form", place=f"node '{node.name}' ({node.op})")
-            for source, given in gives:
-                if source in pending:
-                    pending[source] = pending[source] + given
-                    error = error + pending[source].abs() @ (_UNIT * self._magnitude(source))
-                else:
-                    pending[source] = given
+        walk = _Walk(self, rows)
+        walk.give(target, rows)
+        while walk.pending:
+            # What is given on the way goes to earlier nodes.
+            index = max(walk.pending)
+            STEPS[nodes[index]](walk, index, nodes[index], walk.pending.pop(index))
         # x = center + radius·e.
         magnitude = gamma(nodes[0].size + len(nodes) + 8, torch.float64) * (self.center.abs() + self.radius)
-        error = error + entry.abs() @ magnitude + 4 * nodes[0].size * _TINY
-        scaled = (entry * self.radius)[:, self.free]
-        return Rows(scaled, neurons, constant + entry @ self.center, OWN * error)
+        error = walk.error + walk.entry.abs() @ magnitude + 4 * nodes[0].size * _TINY
+        scaled = (walk.entry * self.radius)[:, self.free]
+        return Rows(scaled, walk.neurons, walk.constant + walk.entry @ self.center, OWN * error)
 
-    @staticmethod
-    def _downwards(pending: dict[int, Tensor]) -> Iterator[tuple[int, Tensor]]:
-        """The nodes that rows have come to, the last first; what is given on the way goes to earlier ones."""
-        while pending:
-            index = max(pending)
-            yield index, pending.pop(index)
+
+class _Walk:
+    """Rows on their way back to the input, and what has been collected of them.
+
+    Attributes:
+        pending: by node, the rows (rows, size) that multiply its value and are still to be pulled back.
+        entry: (rows, inputs of the network) the coefficients of the input.
+        neurons, constant, error: of the forms (``Rows``), as far as they are known.
+    """
+
+    def __init__(self, folded: Folded, rows: Tensor) -> None:
+        self.folded = folded
+        self.pending: dict[int, Tensor] = {}
+        self.entry = rows.new_zeros(len(rows), folded.network.input_size)
+        self.neurons = rows.new_zeros(len(rows), folded.size)
+        self.constant = rows.new_zeros(len(rows))
+        self.error = rows.new_full((len(rows),), _TINY)
+
+    def give(self, index: int, a: Tensor) -> None:
+        """Add rows (rows, …) that multiply the value of a node."""
+        a = a.reshape(len(a), self.folded.network.nodes[index].size)
+        if index in self.pending:
+            a = self.pending[index] + a
+            self.error = self.error + a.abs() @ (_UNIT * self.folded.magnitude(index))
+        self.pending[index] = a
+
+
+def _input(walk: _Walk, index: int, node: Input, a: Tensor) -> None:
+    walk.entry = a
+
+
+def _activation(walk: _Walk, index: int, node: Activation, a: Tensor) -> None:
+    chosen, start, passing = walk.folded.phases(index)
+    walk.neurons[:, start : start + len(chosen)] = a[:, chosen]
+    before = walk.folded.magnitude(node.inputs[0])
+    walk.error = walk.error + a.abs() @ (_UNIT * passing.abs() * before) + _TINY * before.sum()
+    walk.give(node.inputs[0], a * passing)
+
+
+def _unchanged(walk: _Walk, index: int, node: Add | Reshape, a: Tensor) -> None:
+    for source in node.inputs:
+        walk.give(source, a)
+
+
+def _permute(walk: _Walk, index: int, node: Permute, a: Tensor) -> None:
+    walk.give(node.inputs[0], node.adjoint(a.reshape(-1, *node.shape)))
+
+
+def _affine(walk: _Walk, index: int, node: Affine, a: Tensor) -> None:
+    walk.constant = walk.constant + a @ node.offset().expand(node.shape).flatten()
+    unit, lost = walk.folded.unit(index, node)
+    walk.error = walk.error + a.abs() @ unit + lost
+    before = walk.folded.network.nodes[node.inputs[0]].shape
+    walk.give(node.inputs[0], node.adjoint(a.reshape(-1, *node.shape), before))
+
+
+STEPS: Table[Callable[[_Walk, int, Any, Tensor], None]] = Table(
+    "branch and bound",
+    {
+        Input: _input,
+        Activation: _activation,
+        Add: _unchanged,
+        Reshape: _unchanged,
+        Permute: _permute,
+        Affine: _affine,
+    },
+)
+"""How rows (rows, size) that multiply the value of a node, given by its index too, go on to the node's inputs."""

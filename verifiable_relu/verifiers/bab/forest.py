@@ -11,7 +11,7 @@ from torch import Tensor
 
 from verifiable_relu.spec.property import Query, RowBatch
 from verifiable_relu.verifiers.attack import claim
-from verifiable_relu.verifiers.bab.root import Root, tree_bytes
+from verifiable_relu.verifiers.bab.system import System, tree_bytes
 from verifiable_relu.verifiers.bab.tree import Search, State, Tree
 from verifiable_relu.verifiers.base import Outcome, Reason
 
@@ -77,7 +77,7 @@ class Forest:
     """The trees of one query.
 
     Args:
-        root: where they start.
+        system: where they start.
         candidates: where points are judged.
         search: how each tree is searched.
         memory: bytes for all trees.
@@ -88,15 +88,15 @@ class Forest:
     """
 
     def __init__(
-        self, root: Root, candidates: Candidates, search: Search, memory: int, left: Callable[[], float]
+        self, system: System, candidates: Candidates, search: Search, memory: int, left: Callable[[], float]
     ) -> None:
-        self._root, self._candidates, self._search, self._left = root, candidates, search, left
+        self._system, self._candidates, self._search, self._left = system, candidates, search, left
         self.lower: dict[int, float] = {}
-        self._waiting = list(root.parts)
+        self._waiting = list(system.parts)
         self._trees: dict[int, Tree] = {}
         self._ended: set[State] = set()
         self._counted: dict[int, int] = {}
-        self._most = min(len(root.parts), memory // tree_bytes(root.folded.inputs, root.folded.size))
+        self._most = min(len(system.parts), memory // tree_bytes(system.folded.inputs, system.folded.size))
         self._memory = memory // max(1, self._most)
 
     def search(self) -> Ended:
@@ -106,7 +106,7 @@ class Forest:
             Why there may be something left.
         """
         if self._waiting and not self._most:
-            size = self._root.folded.size
+            size = self._system.folded.size
             return Ended(Reason.MEMORY, f"a tree over {size} unstable neurons takes too much memory")
         while (self._waiting or self._trees) and not self._over():
             if self._waiting and len(self._trees) < self._most:
@@ -133,8 +133,8 @@ class Forest:
 
     def _plant(self, polytope: int) -> None:
         """Begin a polytope's tree."""
-        reached = lambda e: self._candidates.reached(self._root.folded.point(e))  # noqa: E731
-        self._trees[polytope] = self._root.tree(polytope, reached, self._left, self._search, self._memory)
+        reached = lambda e: self._candidates.reached(self._system.folded.point(e))  # noqa: E731
+        self._trees[polytope] = self._system.tree(polytope, reached, self._left, self._search, self._memory)
         self._look(polytope)
 
     def _look(self, polytope: int) -> None:

@@ -8,16 +8,17 @@ evaluates the multipliers, and the network the point.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-import highspy
 import numpy as np
 import torch
 from scipy import sparse
 from torch import Tensor
 
+from verifiable_relu.errors import OutOfTime
 from verifiable_relu.verifiers.bab.folding import Rows
 from verifiable_relu.verifiers.bab.strip import Strip
+from verifiable_relu.verifiers.base import PATIENCE
+from verifiable_relu.verifiers.solvers import highs
 
 _MULTIPLES = 2.0 ** torch.arange(-10, 60, dtype=torch.float64)
 """Multiples of a ray that are tried: far enough along the right one, the bound is as large as one likes."""
@@ -59,38 +60,36 @@ class Program:
         self._equations = sparse.csr_array(sparse.block_array(blocks))
 
     def deepest(self, split: Tensor, seconds: float) -> Tensor | None:
-        """A point (1, n) of the node, relaxed, where the largest of the rows is least; None if none was found."""
-        solver = _solver(seconds)
-        solver.passModel(self._model(split.numpy(), deepest=True))
-        solver.run()
-        return self._point(solver)
+        """A point (1, n) of the node, relaxed, where the largest of the rows is least; None if none was found.
 
-    def _point(self, solver: highspy.Highs) -> Tensor | None:
-        if solver.getModelStatus() != highspy.HighsModelStatus.kOptimal:
+        Raises:
+            MemoryError: if the solver takes too much memory.
+            CallFailed: if it fails otherwise.
+        """
+        return self._point(_solved(self._model(split.numpy(), deepest=True), seconds, ray=False))
+
+    def _point(self, solved: highs.Solved | None) -> Tensor | None:
+        if solved is None or solved.status != "kOptimal":
             return None
-        return torch.tensor(solver.getSolution().col_value, dtype=torch.float64)[None, : self._strip.folded.inputs]
+        return torch.from_numpy(solved.values.astype(np.float64))[None, : self._strip.folded.inputs]
 
     def solve(self, split: Tensor, seconds: float) -> Hint:
-        """The program of the node with these splits, (m,) int8."""
-        solver = _solver(seconds)
-        solver.passModel(self._model(split.numpy(), deepest=False))
-        solver.run()
-        if solver.getModelStatus() == highspy.HighsModelStatus.kInfeasible and seconds > 0:
-            # Presolving may find that out without a ray.
-            solver.setOptionValue("presolve", "off")
-            solver.run()
-            untyped: Any = solver
-            found, exists, ray = untyped.getDualRay()
-            if exists and found == highspy.HighsStatus.kOk:
-                w, mu = self._multipliers(np.asarray(ray), 0.0)
-                signed = torch.cat([_MULTIPLES, -_MULTIPLES])[:, None]
-                return Hint(signed * w, signed * mu, None)
-        solution = solver.getSolution()
-        if solver.getModelStatus() != highspy.HighsModelStatus.kOptimal or not solution.dual_valid:
+        """The program of the node with these splits, (m,) int8, solved in at most so many seconds.
+
+        Raises:
+            MemoryError: if the solver takes too much memory.
+            CallFailed: if it fails otherwise.
+        """
+        solved = _solved(self._model(split.numpy(), deepest=False), seconds, ray=True)
+        if solved is not None and solved.ray is not None:
+            w, mu = self._multipliers(solved.ray, 0.0)
+            signed = torch.cat([_MULTIPLES, -_MULTIPLES])[:, None]
+            return Hint(signed * w, signed * mu, None)
+        if solved is None or solved.status != "kOptimal" or not len(solved.duals):
             w, mu = (torch.zeros(0, size, dtype=torch.float64) for size in self._sizes)
             return Hint(w, mu, None)
-        w, mu = self._multipliers(np.array(solution.row_dual), 1.0)
-        return Hint(w[None], mu[None], self._point(solver))
+        w, mu = self._multipliers(solved.duals, 1.0)
+        return Hint(w[None], mu[None], self._point(solved))
 
     @property
     def _sizes(self) -> tuple[int, int]:
@@ -107,7 +106,7 @@ class Program:
         a = objective * self._rows.neurons[0] + mu @ self._rows.neurons[1:] + y @ self._neurons.neurons
         return y - self._strip.slopes * a, mu
 
-    def _model(self, split: np.ndarray, *, deepest: bool) -> highspy.HighsLp:
+    def _model(self, split: np.ndarray, *, deepest: bool) -> highs.Program:
         """Columns: e, z, r and t, which all rows are at most. Rows: the equations, these rows, lines of every neuron.
 
         The objective is the first row, and t is zero; or, with ``deepest``, it is t.
@@ -137,26 +136,26 @@ class Program:
         limits = -self._rows.constant.numpy()
         if not deepest:
             limits[0] = np.inf
-        lp = highspy.HighsLp()
-        lp.num_col_, lp.num_row_ = matrix.shape[1], matrix.shape[0]
-        if deepest:
-            lp.col_cost_ = np.concatenate([np.zeros(n + 2 * m), [1.0]])
-        else:
-            lp.col_cost_ = np.concatenate(
-                [self._rows.inputs[0].numpy(), np.zeros(m), self._rows.neurons[0].numpy(), [0.0]]
-            )
+        first = np.concatenate([self._rows.inputs[0].numpy(), np.zeros(m), self._rows.neurons[0].numpy(), np.zeros(1)])
         unbounded, end = np.full(m, np.inf), np.inf if deepest else 0.0
-        lp.col_lower_ = np.concatenate([-np.ones(n), lower, -unbounded, [-end]])
-        lp.col_upper_ = np.concatenate([np.ones(n), upper, unbounded, [end]])
-        lp.row_lower_ = np.concatenate([constant, np.full(len(limits), -np.inf), zero, zero, -free, none])
-        lp.row_upper_ = np.concatenate([constant, limits, free, free, top, none])
-        lp.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
-        lp.a_matrix_.start_, lp.a_matrix_.index_, lp.a_matrix_.value_ = matrix.indptr, matrix.indices, matrix.data
-        return lp
+        return highs.Program(
+            cost=np.append(np.zeros(n + 2 * m), 1.0) if deepest else first,
+            lower=np.concatenate([-np.ones(n), lower, -unbounded, [-end]]),
+            upper=np.concatenate([np.ones(n), upper, unbounded, [end]]),
+            row_lower=np.concatenate([constant, np.full(len(limits), -np.inf), zero, zero, -free, none]),
+            row_upper=np.concatenate([constant, limits, free, free, top, none]),
+            starts=matrix.indptr,
+            columns=matrix.indices,
+            entries=matrix.data,
+            integral=np.zeros(n + 2 * m + 1, dtype=bool),
+        )
 
 
-def _solver(seconds: float) -> highspy.Highs:
-    solver = highspy.Highs()
-    for option, value in {"output_flag": False, "threads": 1, "time_limit": max(seconds, 0.0)}.items():
-        solver.setOptionValue(option, value)
-    return solver
+def _solved(program: highs.Program, seconds: float, *, ray: bool) -> highs.Solved | None:
+    """What HiGHS makes of a program, None if it does not stop in time."""
+    task = highs.Task(program, {"output_flag": False, "threads": 1}, seconds, ray)
+    try:
+        solved: highs.Solved = highs.HIGHS.call(task, max(seconds, 0.0) + PATIENCE)
+    except OutOfTime:
+        return None
+    return solved

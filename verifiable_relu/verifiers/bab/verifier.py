@@ -1,28 +1,26 @@
 """``bab``: branch and bound over the phases of unstable neurons, complete for piecewise-linear networks.
 
 Boxes are bounded in batches; what these bounds leave open is folded to its inputs and unstable neurons, one query
-after the other (``root``), and each polytope of the unsafe set that is left becomes a tree (``tree``). An *unsat*
+after the other (``system``), and each polytope of the unsafe set that is left becomes a tree (``tree``). An *unsat*
 rests on bounds in float64 with rounding accounted for, and on nothing that a solver or a search in float32 says.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import torch
 
-from verifiable_relu.bounds import Ascent, input_box, neurons, relaxed
-from verifiable_relu.bounds.linear import MEMORY
+from verifiable_relu.bounds import MEMORY, Ascent, input_box, neurons, unstable
 from verifiable_relu.bounds.rounding import covers
 from verifiable_relu.errors import OutOfTime
 from verifiable_relu.network.graph import Network
 from verifiable_relu.spec.property import Query, RowBatch
-from verifiable_relu.verifiers.bab.folding import require_piecewise_linear
 from verifiable_relu.verifiers.bab.forest import Candidates, Forest
-from verifiable_relu.verifiers.bab.root import Root, tree_bytes
 from verifiable_relu.verifiers.bab.strip import Slopes
+from verifiable_relu.verifiers.bab.system import System, tree_bytes
 from verifiable_relu.verifiers.bab.tree import Search
 from verifiable_relu.verifiers.base import (
     SILENT,
@@ -37,6 +35,7 @@ from verifiable_relu.verifiers.base import (
     deadline,
     fault,
 )
+from verifiable_relu.verifiers.root import NONE, Roots, relaxation
 
 _BATCH = 64
 """Most queries bounded at once."""
@@ -59,13 +58,14 @@ class Bab:
     memory: int = MEMORY
 
     name: ClassVar[str] = "bab"
-    complete: ClassVar[bool] = True
 
     def fits(self, inputs: int, neurons: float) -> bool:
         """Whether there is memory for a query's trees, by how many inputs vary and neurons are unstable."""
         return neurons < self.memory and tree_bytes(inputs, int(neurons)) <= self.memory / 2
 
-    def verify(self, queries: Sequence[Query], budget: Budget, progress: Progress = SILENT) -> list[Outcome]:
+    def verify(
+        self, queries: Sequence[Query], budget: Budget, progress: Progress = SILENT, roots: Roots = NONE
+    ) -> list[Outcome]:
         outcomes: dict[int, Outcome] = {}
 
         def close(index: int, outcome: Outcome) -> None:
@@ -85,7 +85,7 @@ class Bab:
                 try:
                     with budget.charging(part) as elapsed:
                         chosen = [queries[i] for i in part]
-                        bounds = _Bounds(self, network, chosen, deadline(elapsed, allowance))
+                        bounds = _Bounds(self, network, chosen, deadline(elapsed, allowance), roots)
                         share = elapsed() / len(part)
                 except Exception as error:
                     for index in part:
@@ -124,17 +124,15 @@ class Bab:
     def _searched(self, bounds: _Bounds, number: int, left: Callable[[], float]) -> Outcome:
         """The outcome of the trees of one query; ``left``: seconds."""
         candidates = Candidates(bounds.queries[number], self.name)
-        margins = bounds.margins(number)
-        open_ = [i for i, margin in enumerate(margins) if not margin > 0]
+        open_ = [i for i, lower in enumerate(bounds.lower[number].tolist()) if not lower > 0]
         if any(bounds.rows_of(number, i) == 0 for i in open_):
             return candidates.anywhere() or Outcome.unknown(Reason.UNCONFIRMED, self.name, "any point should do")
         with torch.no_grad():
             args = (candidates.query, bounds.relaxation, number, open_, self.slopes, lambda: left() <= 0)
-            forest = Forest(Root(*args), candidates, self.search, self.memory // 2, left)
+            forest = Forest(System(*args), candidates, self.search, self.memory // 2, left)
             ended = forest.search()
-            for polytope, lower in forest.lower.items():
-                margins[polytope] = max(margins[polytope], lower)
-        margin = min(margins)
+        bounds.prove(number, forest.lower)
+        margin = bounds.margin(number)
         if candidates.found is not None:
             return candidates.found
         # Nothing but what was proved of every polytope decides.
@@ -145,38 +143,58 @@ class Bab:
 
 
 class _Bounds:
-    """Bounds of a batch of boxes of one network, and of the property's rows there."""
+    """Bounds of a batch of boxes of one network, and of the property's rows there.
 
-    def __init__(self, method: Bab, network: Network, queries: Sequence[Query], stop: Callable[[], bool]) -> None:
-        require_piecewise_linear(network)
-        self.queries = queries
+    Args:
+        method: the options.
+        network: of the queries.
+        queries: the batch.
+        stop: asked now and then.
+        roots: what is known of the queries, to which the bounds are added.
+
+    Attributes:
+        relaxation: of the boxes.
+        lower: for each query (polytopes,) proven lower bounds of the largest row of each polytope, as ``RowBatch``
+            counts polytopes.
+        unstable: (batch,) how many neurons are unstable.
+        trust: in all of this.
+    """
+
+    def __init__(
+        self, method: Bab, network: Network, queries: Sequence[Query], stop: Callable[[], bool], roots: Roots
+    ) -> None:
+        network.require_piecewise_linear()
+        self.queries, self._roots = queries, roots
         net, properties = network.to(torch.float64), [query.property for query in queries]
+        memory = method.memory // 2
         with torch.no_grad():
             box = input_box(properties, network)
-            search = neurons(method.intermediate, memory=method.memory // 2, stop=stop)
-            self.relaxation = relaxed(net, box, memory=method.memory // 2, stop=stop, search=search)
+            known = roots.known(queries, net, box.lower)
+            search = neurons(method.intermediate, memory=memory, stop=stop)
+            self.relaxation = relaxation(net, box, known, search=search, memory=memory, stop=stop)
+            whole = not stop()
             rows = RowBatch.of(properties, network.output_size)
-            values = self.relaxation.outputs(rows.matrix, rows.sample, memory=method.memory // 2, stop=stop)
+            values = self.relaxation.outputs(rows.matrix, rows.sample, memory=memory, stop=stop)
             values = torch.maximum(values, self.relaxation.outputs(rows.matrix, rows.sample, intervals=True))
-        below = torch.nextafter(values - rows.bound, torch.tensor(-torch.inf, dtype=torch.float64))
-        slack = rows.unscaled(below).nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
-        best = torch.full((len(rows.owner),), -torch.inf, dtype=torch.float64)
-        best = best.scatter_reduce(0, rows.polytope, slack, "amax")
-        self._margins = [best[rows.owner == number].tolist() for number in range(len(queries))]
-        counts = torch.bincount(rows.polytope, minlength=len(rows.owner))
-        self._counts = [counts[rows.owner == number].tolist() for number in range(len(queries))]
-        unstable = [~((b.lower >= 0) | (b.upper <= 0)).flatten(1) for b in self.relaxation.pre.values()]
-        self.unstable = torch.cat([torch.zeros(len(queries), 0, dtype=torch.bool), *unstable], 1).sum(1)
+            values = torch.nextafter(values - rows.bound, torch.tensor(-torch.inf, dtype=torch.float64))
+        pre = self.relaxation.pre
+        lower = roots.learn(queries, net, pre, rows, values, bounded=whole, searched=whole)
+        self.lower = list(lower.split(rows.polytopes))
+        self._counts = torch.bincount(rows.polytope, minlength=len(rows.owner)).split(rows.polytopes)
+        free = [unstable(net.nodes[index], bounds).flatten(1).sum(1) for index, bounds in pre.items()]
+        self.unstable = sum(free, start=torch.zeros(len(queries), dtype=torch.long))
         self.trust = Trust.ROUNDED if covers(net, torch.float64, "cpu") else Trust.FLOAT
 
     def rows_of(self, number: int, polytope: int) -> int:
         """How many rows a polytope of one query has, as ``RowBatch`` counts polytopes."""
         return int(self._counts[number][polytope])
 
-    def margins(self, number: int) -> list[float]:
-        """Proven lower bounds of the largest row of each polytope of one query."""
-        return list(self._margins[number])
+    def prove(self, number: int, lower: Mapping[int, float]) -> None:
+        """Take proven lower bounds of some polytopes of one query, by the polytopes' numbers in ``RowBatch``."""
+        for polytope, value in lower.items():
+            self.lower[number][polytope] = max(float(self.lower[number][polytope]), value)
+        self._roots.prove(self.queries[number], lower)
 
     def margin(self, number: int) -> float:
         """A proven lower bound of one query's margin."""
-        return min(self._margins[number], default=torch.inf)
+        return min(self.lower[number].tolist(), default=torch.inf)

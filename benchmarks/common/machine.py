@@ -1,0 +1,50 @@
+"""What a figure was measured on and by which command."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import sys
+from pathlib import Path
+
+
+def processor() -> str:
+    """The processor's name as the system gives it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def describe() -> str:
+    """One line: processor, cores, Python and package versions."""
+    # torch comes with it, which --help should not wait for.
+    from verifiable_relu.campaign.result import versions
+
+    return f"{processor()}, {os.cpu_count()} cores, {', '.join(f'{name} {v}' for name, v in versions().items())}"
+
+
+def load_average() -> float:
+    """How many processes wanted to run on the machine, mean over the last minute; NaN where the system says nothing."""
+    return os.getloadavg()[0] if hasattr(os, "getloadavg") else float("nan")
+
+
+def command(module: str, arguments: list[str] | None = None) -> str:
+    """The command line that runs a script again, from the root of the clone.
+
+    Args:
+        module: the script's name, as ``benchmarks.training.arms``.
+        arguments: of the command line; None takes those of this process.
+    """
+    return f"python -m {module} {shlex.join(sys.argv[1:] if arguments is None else arguments)}".strip()
+
+
+def conditions(module: str, arguments: list[str] | None = None) -> str:
+    """What is noted before the first record of a run: command, load and machine, as one line.
+
+    Of the command's arguments those that are absolute paths are left out: they say nothing on another machine.
+    """
+    told = ["PATH" if Path(text).is_absolute() else text for text in (sys.argv[1:] if arguments is None else arguments)]
+    return f"`{command(module, told)}`. Load average {load_average():.1f} at the start. {describe()}."

@@ -1,0 +1,1 @@
+"""Studies of what single parts of the project cost."""

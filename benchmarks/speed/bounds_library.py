@@ -1,0 +1,189 @@
+"""The other side of the comparison: auto_LiRPA, with the settings that are fastest for it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from benchmarks.common.clock import Late, limited, seconds
+from benchmarks.speed.bounds_cases import ITERATIONS
+from benchmarks.speed.bounds_ours import Problem
+from verifiable_relu.bounds import Bounds
+from verifiable_relu.errors import InputError
+from verifiable_relu.network import Network, nodes
+from verifiable_relu.network.nodes import Conv2d
+from verifiable_relu.verifiers.adapters import library as adapter
+from verifiable_relu.verifiers.adapters.operators import Graph
+
+_NAMES = {"ibp": "IBP", "crown": "CROWN", "alpha-crown": "alpha-CROWN"}
+"""The methods as the library calls them."""
+
+PARTS = (1, 16)
+"""Numbers of images that the library may get at once in place of a batch, which takes it longer on some networks."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings of auto_LiRPA on which its speed depends.
+
+    Attributes:
+        conv: how it represents coefficients of convolutions, ``patches`` or ``matrix``.
+        sparse: whether α is stored for unstable neurons alone.
+        inference: whether it runs in torch's inference mode.
+        images: how many of a batch it gets at once.
+    """
+
+    conv: str
+    sparse: bool
+    inference: bool
+    images: int
+
+    def __str__(self) -> str:
+        return f"{self.conv}, {'sparse' if self.sparse else 'dense'} α, {self.images} at once"
+
+
+class Theirs:
+    """auto_LiRPA, prepared once for a network, dtype and settings."""
+
+    def __init__(
+        self, network: Network, method: str, dtype: torch.dtype, settings: Settings, *, given: bool = True
+    ) -> None:
+        self.method = _NAMES[method]
+        self.given = given and method == "alpha-crown"
+        self.inference, self.images = settings.inference, settings.images
+        self.dtype = dtype
+        options = {
+            "conv_mode": settings.conv,
+            "sparse_features_alpha": settings.sparse,
+            "sparse_spec_alpha": settings.sparse,
+            # No early stop.
+            "optimize_bound_args": {"iteration": ITERATIONS, "early_stop_patience": ITERATIONS + 1},
+        }
+        dummy = torch.zeros(1, *network.input_shape, dtype=dtype)
+        module = adapter.bounded_module()
+        with adapter.quiet(dtype):
+            self.module = module(Graph(network.to(dtype)), dummy, options, device="cpu")
+
+    def __call__(self, problem: Problem) -> Tensor:
+        """Its lower bounds, (batch, rows)."""
+        parts = self._parts(problem)
+        with adapter.quiet(self.dtype):
+            return torch.cat([self._bounds(part) for part in parts])
+
+    def seconds(self, problem: Problem, least: float = 0.0) -> float:
+        """Wall clock of one run (``seconds``), without the adapter's preparations."""
+        parts = self._parts(problem)
+        with adapter.quiet(self.dtype):
+            return seconds(lambda: [self._bounds(part) for part in parts], least)
+
+    def _parts(self, problem: Problem) -> list[Problem]:
+        """The parts of a problem that the library gets one after another."""
+        return problem.parts(self.images, bounded=self.given)
+
+    def _bounds(self, problem: Problem) -> Tensor:
+        library, box = adapter.library(), problem.box
+        with torch.inference_mode() if self.inference else torch.set_grad_enabled(self.method == "alpha-CROWN"):
+            ball = library.PerturbationLpNorm(norm=np.inf, x_L=box.lower, x_U=box.upper)
+            x = library.BoundedTensor((box.lower + box.upper) / 2, ball)
+            lower, _ = self.module.compute_bounds(
+                x=(x,), C=problem.objective, method=self.method, bound_upper=False, **self._given(problem)
+            )
+        return lower.detach()
+
+    def _inputs(self) -> list[Any]:
+        """Its nodes before every activation, in our order."""
+        return [node.inputs[0] for node in self.module._modules.values() if type(node).__name__ == "BoundRelu"]
+
+    def preactivations(self, problem: Problem) -> dict[int, Bounds]:
+        """Its bounds of every activation's input, by our index, in a run of their own."""
+        found: dict[int, list[Bounds]] = {i: [] for i in problem.network.activations}
+        for part in self._parts(problem):
+            with adapter.quiet(self.dtype):
+                self._bounds(part)
+            for (i, boxes), node in zip(found.items(), self._inputs(), strict=True):
+                shape = (-1, *problem.network.nodes[i].shape)
+                lower, upper = (side.detach().double().reshape(shape) for side in (node.lower, node.upper))
+                boxes.append(Bounds(lower, upper))
+        return {
+            i: Bounds(torch.cat([b.lower for b in boxes]), torch.cat([b.upper for b in boxes]))
+            for i, boxes in found.items()
+        }
+
+    def _given(self, problem: Problem) -> dict[str, Any]:
+        """For α-CROWN the same intermediate bounds as ours; without, it optimises its own at every step."""
+        if not self.given:
+            return {}
+        known = inspect.signature(self.module.compute_bounds).parameters
+        option = "interm_bounds" if "interm_bounds" in known else "intermediate_layer_bounds"
+        nodes = [node.name for node in self._inputs()]
+        # Copies, since it writes into them.
+        bounds = [
+            [box.lower.to(self.dtype, copy=True), box.upper.to(self.dtype, copy=True)] for box in problem.pre.values()
+        ]
+        return {option: dict(zip(nodes, bounds, strict=True))}
+
+
+def fastest(problem: Problem, method: str, dtype: torch.dtype, limit: float) -> tuple[Theirs, str]:
+    """auto_LiRPA with the settings that take least time on this problem, and their names.
+
+    Raises:
+        Late, or what the library raised: if no settings work within the limit.
+    """
+    convolutions = any(isinstance(node, Conv2d) for node in problem.network.nodes)
+    alpha, batch = method == "alpha-crown", len(problem.objective)
+    best: tuple[float, Theirs, str] | None = None
+    failure: BaseException | None = None
+    for settings in (
+        Settings(conv, sparse, inference, images)
+        for images in (*(n for n in PARTS if n < batch), batch)
+        for conv in (("patches", "matrix") if convolutions else ("patches",))
+        for sparse in ((True, False) if alpha else (True,))
+        for inference in ((False,) if alpha else (True, False))
+    ):
+        try:
+            with limited(limit if best is None else min(limit, 3 * best[0] + 1)):
+                theirs = Theirs(problem.network, method, dtype, settings)
+                # One part stands for all.
+                first, *others = theirs._parts(problem)
+                theirs(first)
+                taken = theirs.seconds(first) * (1 + len(others))
+        except (Exception, Late) as error:
+            failure = failure or error
+            continue
+        if best is None or taken < best[0]:
+            best = (taken, theirs, str(settings))
+    if best is None:
+        assert failure is not None
+        raise failure
+    return best[1:]
+
+
+@contextmanager
+def smooth_operator() -> Iterator[None]:
+    """Let networks compute GELU by the operator that newer versions of the library trace."""
+    try:
+        operator = import_module("auto_LiRPA.operators.gelu").GELUOp
+    except (ImportError, AttributeError):
+        yield
+        return
+    functions = SimpleNamespace(**{**vars(torch.nn.functional), "gelu": operator.apply})
+    with patch.object(nodes, "F", functions):
+        yield
+
+
+def library_version() -> str:
+    """auto_LiRPA's version, or that there is none."""
+    try:
+        return str(adapter.library().__version__)
+    except InputError:
+        return "none"

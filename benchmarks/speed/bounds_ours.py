@@ -1,0 +1,177 @@
+"""Our side of the comparison: the only place here that knows how ``verifiable_relu.bounds`` is called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import cached_property, partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from benchmarks.speed.bounds_cases import ITERATIONS, Case
+from verifiable_relu.bounds import (
+    TUNING,
+    Bounds,
+    Relaxation,
+    Tuning,
+    alpha_lower_bounds,
+    crown_relaxation,
+    linear_lower_bounds,
+    preactivation_bounds,
+)
+from verifiable_relu.bounds.activations import unstable
+from verifiable_relu.bounds.alpha import Ascent
+from verifiable_relu.data import load
+from verifiable_relu.network import Network
+from verifiable_relu.network.nodes import Gelu, Relu
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """A network, a batch of L∞ balls, and linear functions of the outputs whose least values are to be bounded.
+
+    Attributes:
+        network: its weights in the dtype that auto_LiRPA computes in. We compute in float64 throughout, but for the
+            coefficients of linear bounds, which are in float32 if that dtype is float32.
+        box: the balls as boxes, in the same dtype.
+        objective: (batch, rows, outputs), the coefficients of the functions.
+        known: bounds of every activation's input by CROWN, where they have been worked out.
+    """
+
+    network: Network
+    box: Bounds
+    objective: Tensor
+    known: dict[int, Bounds] | None = None
+
+    @cached_property
+    def float32(self) -> bool:
+        """Whether our coefficients are in float32."""
+        return self.box.lower.dtype == torch.float32
+
+    @cached_property
+    def given(self) -> tuple[Network, Bounds]:
+        """Network and balls in float64, as our bounds take them."""
+        return self.network.to(torch.float64), Bounds(self.box.lower.double(), self.box.upper.double())
+
+    @cached_property
+    def pre(self) -> dict[int, Bounds]:
+        """CROWN's bounds of every activation's input, by its index."""
+        if self.known is not None:
+            return self.known
+        with torch.no_grad():
+            return preactivation_bounds(*self.given, float32=self.float32)
+
+    @cached_property
+    def rows(self) -> tuple[Tensor, Tensor]:
+        """The objective as our bounds take it: (batch · rows, outputs), and the sample that each row belongs to."""
+        samples, rows, outputs = self.objective.shape
+        return self.objective.double().reshape(-1, outputs), torch.arange(samples).repeat_interleave(rows)
+
+    def relaxation(self, known: dict[int, Bounds] | None = None, tuning: Tuning = TUNING) -> Relaxation:
+        """Our linear bounds of this problem, with the activations' inputs bounded as ``known`` says, if given."""
+        return Relaxation(*self.given, known, self.float32, tuning=tuning)
+
+    def parts(self, size: int, *, bounded: bool) -> list[Problem]:
+        """The same problem in parts of ``size`` samples each.
+
+        Args:
+            size: of a part; the last one may have fewer.
+            bounded: whether the parts come with the bounds of the activations' inputs that this problem has.
+        """
+        found = []
+        for start in range(0, len(self.objective), size):
+            part = slice(start, start + size)
+            box = Bounds(self.box.lower[part], self.box.upper[part])
+            known = {i: Bounds(b.lower[part], b.upper[part]) for i, b in self.pre.items()} if bounded else None
+            found.append(replace(self, box=box, objective=self.objective[part], known=known))
+        return found
+
+    def both_signs(self) -> Problem:
+        """The same problem with the negatives of the rows behind the rows: upper bounds too, and so widths."""
+        return replace(self, objective=torch.cat([self.objective, -self.objective], 1))
+
+
+def problem_of(case: Case, network: Network, batch: int, dtype: torch.dtype) -> Problem:
+    """Balls around the first ``batch`` exact test images that are classified rightly; rows: label minus other class."""
+    data = load(case.data, "test")
+    chosen = np.flatnonzero(data.exact)[: 4 * batch + 50]
+    images, labels = torch.from_numpy(data.images[chosen]).double(), torch.from_numpy(data.labels[chosen])
+    mean, std = (torch.tensor(c, dtype=torch.float64).reshape(-1, 1, 1) for c in (case.mean, case.std))
+
+    def seen(x: Tensor) -> Tensor:
+        return ((x - mean) / std).reshape(len(x), *network.input_shape).to(dtype)
+
+    with torch.no_grad():
+        right = network(seen(images)).flatten(1).argmax(1) == labels
+    images, labels = images[right][:batch], labels[right][:batch]
+    eps = float(Fraction(case.eps))
+    box = Bounds(seen((images - eps).clamp(0, 1)), seen((images + eps).clamp(0, 1)))
+    every = torch.eye(network.output_size, dtype=dtype)
+    margins = every[labels][:, None] - every
+    others = torch.stack([rows[torch.arange(len(every)) != y] for rows, y in zip(margins, labels, strict=True)])
+    return Problem(network.to(dtype), box, others)
+
+
+def ours(problem: Problem, method: str) -> Tensor:
+    """Our lower bounds by one of ``bounds_cases.METHODS``, (batch, rows)."""
+    network, box = problem.given
+    matrix, sample = problem.rows
+    float32 = problem.float32
+    with torch.no_grad() if method == "alpha-crown" else torch.inference_mode():
+        if method == "ibp":
+            lower = linear_lower_bounds(network, box, {}, matrix, intervals=True)
+        elif method == "crown":
+            lower = crown_relaxation(network, box, float32=float32).outputs(matrix)
+        else:
+            ascent = Ascent(steps=ITERATIONS)
+            lower = alpha_lower_bounds(network, box, problem.pre, matrix, sample, ascent, float32=float32)
+    return lower.reshape(problem.objective.shape[:2])
+
+
+def unstable_share(problem: Problem, method: str) -> float:
+    """The share of all neurons that are unstable, by intervals or by CROWN."""
+    with torch.no_grad():
+        relaxation = problem.relaxation(problem.pre if method != "ibp" else None)
+        relaxation.advance(len(problem.network.nodes) - 1)
+        parts = [unstable(problem.network.nodes[i], box) for i, box in relaxation.pre.items()]
+    return sum(int(p.sum()) for p in parts) / sum(p.numel() for p in parts)
+
+
+def crown_given(problem: Problem, known: dict[int, Bounds], rows: tuple[Tensor, Tensor]) -> Tensor:
+    """Our CROWN's lower bounds of ``rows``, with the bounds of the activations' inputs taken from ``known``."""
+    with torch.inference_mode():
+        given = problem.relaxation()
+        given.advance(problem.network.last_activation, lambda index, _: known[index])
+        return given.outputs(*rows)
+
+
+def passes(problem: Problem) -> list[Callable[[], Tensor]]:
+    """The pass of the output's rows in three ways: without regard to rounding, with it in float64, and as proven.
+
+    As proven, coefficients are in float32 where what that costs can be borne. All of them start from the same bounds of
+    the activations' inputs, which are worked out here.
+    """
+    last = len(problem.network.nodes) - 1
+    matrix, sample = problem.rows
+    mixed, plain = (problem.relaxation(problem.pre, tuning) for tuning in (TUNING, replace(TUNING, float32=False)))
+    with torch.inference_mode():
+        for relaxation in (mixed, plain):
+            relaxation.advance(last)
+    ways: tuple[Callable[..., tuple[Tensor, Tensor | None]], ...] = (
+        partial(plain.lower, rounded=False),
+        plain.lower,
+        mixed.lower,
+    )
+    return [lambda way=way: way(last, matrix, sample)[0] for way in ways]  # type: ignore[misc]
+
+
+def with_gelu(problem: Problem, lam: float) -> Problem:
+    """The same of the network with λ-GELU in place of ReLU."""
+    nodes = tuple(
+        Gelu(name=n.name, inputs=n.inputs, shape=n.shape, lam=torch.tensor(lam)) if isinstance(n, Relu) else n
+        for n in problem.network.nodes
+    )
+    return replace(problem, network=Network(nodes).to(torch.float64), known=None)

@@ -1,0 +1,1 @@
+"""Studies of what training with λ-GELU does."""

@@ -1,0 +1,278 @@
+"""What the records of the comparison say, as tables, figures and sentences."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.common.measures import reading
+from benchmarks.common.records import Record, notes, of
+from benchmarks.common.runs import VARIANTS, architecture, place, variant_name
+from benchmarks.report import Estimate, Table, estimate
+from benchmarks.report.figures import cactus, levels, pairs, profiles
+from benchmarks.report.page import Page
+from verifiable_relu.train.arms import ARMS
+
+BOUNDS = ("ibp", "crown", "alpha-crown")
+SOLVERS = ("milp", "smt")
+LEARNED = next(iter(ARMS))
+"""The arm that the question is about: the first of the table, λ-GELU learned and hardened."""
+
+HARDENED = tuple(variant for variant, arm in VARIANTS.items() if ARMS[arm].hardness != "none")
+RIVALS = tuple(
+    sorted(
+        (variant for variant, arm in VARIANTS.items() if variant not in HARDENED and ARMS[arm].ends_in_relu),
+        key=lambda variant: ARMS[VARIANTS[variant]].swap != "never",
+    )
+)
+"""What has no hardness and ends as a ReLU network; ReLU from the start comes first."""
+
+
+def grouped(records: Sequence[Record], *names: str) -> dict[tuple[Any, ...], list[Record]]:
+    """By the values of some fields, the arms in their order."""
+    groups: dict[tuple[Any, ...], list[Record]] = defaultdict(list)
+    for record in sorted(records, key=lambda r: (r["data"], r["architecture"], place(r["arm"]), r["seed"])):
+        groups[tuple(record[name] for name in names)].append(record)
+    return dict(groups)
+
+
+def share(records: Sequence[Record], eps: str, method: str) -> Estimate:
+    """The part of the images that survives ``method`` (attacked, or a bound's name)."""
+    return estimate([record["eps"][eps][method] / record["images"] for record in records])
+
+
+def accuracy_table(records: Sequence[Record]) -> Table:
+    """A row per data set, ε and arm."""
+    columns: tuple[str, ...] = ("data", "net", "images", "ε", "arm", "seeds", "clean", "attacked")
+    columns += (*(f"certified, {method}" for method in BOUNDS), "unstable", "per layer")
+    rows = []
+    for (data, net, images), group in grouped(records, "data", "architecture", "images").items():
+        for eps in group[0]["eps"]:
+            for (arm,), runs in grouped(group, "arm").items():
+                neurons = [run["eps"][eps]["unstable"] for run in runs]
+                per_layer = " + ".join(f"{np.mean(layer):.1f}" for layer in zip(*neurons, strict=True))
+                rows.append(
+                    (
+                        *(data, net, images, eps, arm, len(runs)),
+                        estimate([run["clean"] / images for run in runs]),
+                        *(share(runs, eps, method) for method in ("attacked", *BOUNDS)),
+                        *(estimate([sum(each) for each in neurons]), per_layer),
+                    )
+                )
+    return Table(columns, rows)
+
+
+def solver_table(records: Sequence[Record]) -> Table:
+    """A row per data set, arm and solver; an unanswered question counts with the limit."""
+    columns: tuple[str, ...] = (
+        "data",
+        "net",
+        "ε",
+        "arm",
+        "seeds",
+        "questions",
+        "unstable",
+        "by bounds",
+        "solver",
+        "limit, s",
+    )
+    columns += ("safe", "unsafe", "undecided", "mean s", "median s", "mean s, bounds undecided")
+    rows = []
+    for (data, net, eps, limit, arm), runs in grouped(records, "data", "architecture", "eps", "limit", "arm").items():
+        for method in SOLVERS:
+            answers = [answer for run in runs for answer in run["answers"][method]]
+            verdicts = [answer["verdict"] for answer in answers]
+            seconds = [min(limit, a["seconds"]) if a["verdict"] != "unknown" else limit for a in answers]
+            hard = [s for s, answer in zip(seconds, answers, strict=True) if not answer["by_bounds"]]
+            neurons = [a["unstable"] for a in answers if a["unstable"] is not None]
+            rows.append(
+                (
+                    *(data, net, eps, arm, len(runs), len(answers), float(np.mean(neurons))),
+                    *(len(answers) - len(hard), method, limit),
+                    *(verdicts.count(verdict) for verdict in ("unsat", "sat", "unknown")),
+                    *(float(np.mean(seconds)), float(np.median(seconds))),
+                    float(np.mean(hard)) if hard else None,
+                )
+            )
+    return Table(columns, rows)
+
+
+def share_gained(gained: Sequence[int], images: int) -> Estimate:
+    """Of whole numbers of images, so that differences that cancel out are 0, as a part of all."""
+    found = estimate(gained)
+    return Estimate(found.mean / images, found.half / images, found.n)
+
+
+def difference_table(records: Sequence[Record]) -> Table:
+    """λ-GELU hardened minus each rival, paired by seed."""
+    columns: tuple[str, ...] = (
+        "data",
+        "ε",
+        "λ-GELU hardened minus",
+        "seeds",
+        "Δ clean",
+        "Δ attacked",
+        "Δ certified, alpha-crown",
+    )
+    columns += ("certified", "Δ unstable", "unstable neurons")
+    rows = []
+    for (data, _, images), group in grouped(records, "data", "architecture", "images").items():
+        by = {(run["arm"], run["seed"]): run for run in group}
+        for eps in group[0]["eps"]:
+            for rival in RIVALS:
+                seeds = [seed for arm, seed in by if arm == LEARNED and (rival, seed) in by]
+                if not seeds:
+                    continue
+                matched = [(by[LEARNED, seed], by[rival, seed]) for seed in seeds]
+                correct = share_gained([a["clean"] - b["clean"] for a, b in matched], images)
+                attacked, certified = (
+                    share_gained([a["eps"][eps][method] - b["eps"][eps][method] for a, b in matched], images)
+                    for method in ("attacked", "alpha-crown")
+                )
+                neurons = estimate(
+                    [sum(a["eps"][eps]["unstable"]) - sum(b["eps"][eps]["unstable"]) for a, b in matched]
+                )
+                rows.append(
+                    (
+                        *(data, eps, rival, len(seeds), correct, attacked, certified),
+                        *(reading(certified, "more", "fewer"), neurons, reading(neurons, "more", "fewer")),
+                    )
+                )
+    return Table(columns, rows)
+
+
+def answer(differences: Table) -> Iterator[str]:
+    """What the differences say about the question, a sentence per rival."""
+    for rival in dict.fromkeys(row[2] for row in differences.rows):
+        rows = [row for row in differences.rows if row[2] == rival]
+        certified, neurons = [row[7] for row in rows], [row[9] for row in rows]
+        yield (
+            f"- Against `{rival}`, over {len(rows)} pairs of data set and ε: more images certified (α-CROWN) in "
+            f"{certified.count('more')}, fewer in {certified.count('fewer')}, no difference shown in "
+            f"{certified.count('not shown')}; fewer unstable neurons in {neurons.count('fewer')}, more in "
+            f"{neurons.count('more')}, no difference shown in {neurons.count('not shown')}. Means of the differences: "
+            f"certified {_range(rows, 6, '.4f')}, unstable neurons {_range(rows, 8, '.1f')}."
+        )
+
+
+def _range(rows: Sequence[Sequence[Any]], column: int, form: str) -> str:
+    means = [row[column].mean for row in rows]
+    return f"from {min(means):+{form}} to {max(means):+{form}}"
+
+
+def figures(folder: Path, bounds: Sequence[Record], solvers: Sequence[Record], runs: Sequence[Record]) -> None:
+    """Every figure, from records.
+
+    Raises:
+        InputError: without matplotlib.
+    """
+    panels: dict[str, Any] = defaultdict(dict)
+    heat: dict[str, list[list[float]]] = {}
+    for (data, net, arm), group in grouped(runs, "data", "architecture", "arm").items():
+        swap = [[run["results"].get(f"clean_{side}_substitution") for run in group] for side in ("before", "after")]
+        if None not in swap[0] + swap[1]:
+            panels[f"{data}, {net}"][arm] = (estimate(swap[0]), estimate(swap[1]))
+        if arm in HARDENED:
+            epochs = [[epoch["lam"] for epoch in run["epochs"]] for run in group]
+            heat[f"{data}, {net}, {arm}"] = np.mean(epochs, axis=0).tolist()
+    if panels:
+        pairs(folder / "swap.png", panels, "test accuracy")
+    if heat:
+        profiles(folder / "profiles.png", heat)
+    panels = defaultdict(dict)
+    for (data, net, arm), group in grouped(bounds, "data", "architecture", "arm").items():
+        panels[f"{data}, {net}"][arm] = [(float(eps), share(group, eps, "alpha-crown")) for eps in group[0]["eps"]]
+    if panels:
+        levels(folder / "certified.png", panels, "ε", "certified accuracy, α-CROWN")
+    panels = defaultdict(dict)
+    limits: dict[str, float] = {}
+    for (data, net, eps, limit, arm), group in grouped(solvers, "data", "architecture", "eps", "limit", "arm").items():
+        for method in SOLVERS:
+            title = f"{data}, {net}, ε = {eps}, {method}"
+            limits[title] = limit
+            answers = [a for run in group for a in run["answers"][method] if a["verdict"] != "unknown"]
+            panels[title][arm] = [a["seconds"] for a in answers]
+    if panels:
+        cactus(folder / "solvers.png", panels, limits)
+
+
+def cut(bounds: Sequence[Record], solvers: Sequence[Record], full: tuple[int, int]) -> str:
+    """What was asked of fewer images, seeds or arms than a full run asks, as a sentence.
+
+    Args:
+        bounds, solvers: the records.
+        full: how many images a full run asks bounds about, and how many the solvers.
+    """
+    images = sorted({record["images"] for record in bounds})
+    said = [f"{', '.join(map(str, images))} test images for the bounds (a full run: {full[0]})"]
+    for (data, eps), group in grouped(solvers, "data", "eps").items():
+        counts = [len(group[0]["images"]), len({r["seed"] for r in group}), len({r["arm"] for r in group})]
+        said.append(
+            "on {}, {} images, {} seed(s), {} arms for the solvers (a full run: {}, 3 and {}), at ε = {}".format(
+                data, *counts, full[1], len(VARIANTS), eps
+            )
+        )
+    return f"Asked: {'; '.join(said)}."
+
+
+def page(records: Sequence[Record], runs: Sequence[Record], folder: Path, full: tuple[int, int]) -> Page:
+    """Tables, figures and what they say.
+
+    Args:
+        records: of the study.
+        runs: the trainings of its networks.
+        folder: of the figures.
+        full: how many images a full run asks bounds about, and how many the solvers.
+
+    Raises:
+        InputError: without matplotlib.
+    """
+    bounds, solvers = of(records, "bounds"), of(records, "solvers")
+    accuracy, differences, times = accuracy_table(bounds), difference_table(bounds), solver_table(solvers)
+    made = Page("comparison")
+    for name, table in (("accuracy", accuracy), ("differences", differences), ("solvers", times)):
+        made.save(name, table, latex=True)
+    figures(folder, bounds, solvers, runs)
+    made.add("# The first comparison: does hardening give networks that are easier to verify?")
+    made.bullets(notes(records))
+    made.add(cut(bounds, solvers, full), "## What the figures say", "\n".join(answer(differences)))
+    made.add(
+        """\
+A difference is *shown* where the 95 % interval of the paired difference (same seed: same initial weights and data
+order) leaves out zero and has a width. The intervals are Student's t over the seeds, not corrected for the number of
+comparisons; few seeds show large differences only.""",
+        differences,
+        "## Accuracy and unstable neurons",
+        """\
+Mean over the seeds ± half a 95 % interval (Student's t), parts of all images. *attacked*: classified rightly and not
+refuted by the project's attack, each refutation confirmed by exact evaluation and replay; images that α-CROWN proves
+are not attacked. *certified*: classified rightly and proven by the method with rounding accounted for. *unstable*:
+neurons per image, classified rightly, whose input can have either sign by CROWN's bounds. Every network is the one
+after the swap, ReLU throughout, but `prelu`, which is never swapped.""",
+        accuracy,
+        "![certified accuracy against ε](certified.png)",
+        "## Accuracy before and after the swap",
+        "Over the whole test set, from the records of `arms.py`. Axes do not begin at zero.",
+        "![accuracy before and after the swap](swap.png)",
+        "## Solvers",
+        """\
+The same images for all arms: the first that all networks of the data set classify rightly. Wall clock, each question
+alone, bounds included; an undecided question counts with the limit. *by bounds*: decided before the solver began.""",
+        times,
+        "![seconds by which questions were answered](solvers.png)",
+        "## λ per layer and epoch",
+        "Mean over the seeds, at the end of each epoch.",
+        "![λ profiles](profiles.png)",
+    )
+    return made
+
+
+def titled(run: Record) -> Record:
+    """A training's record with what the records of the comparison call its network."""
+    options = run["options"]
+    title = {name: options[name] for name in ("data", "seed")}
+    return {**title, "architecture": architecture(options), "arm": variant_name(options), **run}

@@ -1,0 +1,1 @@
+"""Studies of what the verifiers decide, and in what time."""

@@ -1,0 +1,110 @@
+"""What holds of every script of benchmarks/: its help, its imports, its place in the README, its committed tables."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.common.records import read_records
+from benchmarks.common.study import RESULTS, Study
+
+ROOT = Path(__file__).resolve().parents[2]
+BENCHMARKS = ROOT / "benchmarks"
+SCRIPTS = sorted(
+    ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    for path in BENCHMARKS.rglob("*.py")
+    if '__name__ == "__main__"' in path.read_text(encoding="utf-8")
+)
+HEAVY = ("torch", "numpy", "scipy", "onnx", "matplotlib", "sklearn")
+"""What takes longer to import than a help should take."""
+
+
+def files(folder: Path) -> dict[Path, tuple[int, int]]:
+    """Every file below a folder but Python's caches, with its size and time of change."""
+    found = (path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    return {path: (path.stat().st_size, path.stat().st_mtime_ns) for path in found}
+
+
+def test_there_are_scripts_of_every_folder() -> None:
+    assert {name.split(".")[1] for name in SCRIPTS} == {"training", "verification", "speed"}
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_help_imports_nothing_heavy_and_changes_no_file(script: str, tmp_path: Path) -> None:
+    before = files(BENCHMARKS)
+    # Run as by "python -m", and then asked what it has imported.
+    code = (
+        "import runpy, sys\n"
+        "sys.argv = ['', '--help']\n"
+        f"try: runpy.run_module({script!r}, run_name='__main__', alter_sys=True)\n"
+        "except SystemExit as end: status = end.code\n"
+        f"print([name for name in {HEAVY!r} if name in sys.modules], file=sys.stderr)\n"
+        "sys.exit(status)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{code}"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"usage: python -m {script} ")
+    assert done.stderr == "[]\n"
+    assert files(BENCHMARKS) == before and not files(tmp_path)
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_an_unknown_option_is_one_line_and_status_2(script: str, capsys: pytest.CaptureFixture[str]) -> None:
+    module = importlib.import_module(script)
+    main = module.STUDY.main if hasattr(module, "STUDY") else module.main
+    with pytest.raises(SystemExit) as end:
+        main(["--colour", "red"])
+    error = capsys.readouterr().err
+    assert end.value.code == 2 and error.startswith("error: ") and error.count("\n") == 1
+
+
+def test_no_script_imports_another() -> None:
+    for path in BENCHMARKS.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = []
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                assert node.level == 0, f"{path}: a relative import"
+                names = [f"{node.module}.{alias.name}" for alias in node.names] + [str(node.module)]
+            assert not set(names) & set(SCRIPTS), f"{path} imports a script"
+
+
+def test_the_readme_has_every_script_and_no_other() -> None:
+    text = (BENCHMARKS / "README.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"benchmarks\.\w+\.\w+", text)) == set(SCRIPTS)
+
+
+@pytest.mark.parametrize("folder", sorted(path.name for path in RESULTS.iterdir()))
+def test_committed_tables_are_those_of_the_committed_records(folder: str, tmp_path: Path) -> None:
+    committed = RESULTS / folder
+    if not (committed / "records.jsonl").exists():
+        pytest.skip("follows from the records of other studies; test_correlations_benchmark.py has it")
+    if folder == "comparison":
+        pytest.importorskip("matplotlib", reason="needs matplotlib")
+    script = next((name for name in SCRIPTS if folder.startswith(name.rpartition(".")[2])), None)
+    assert script is not None, f"results of no script: {folder}"
+    study = importlib.import_module(script).STUDY
+    assert isinstance(study, Study)
+    # The comparison finds the records of the trainings beside its own folder.
+    (tmp_path / "arms").symlink_to(RESULTS / "arms")
+    out = tmp_path / "out" if folder == "arms" else tmp_path / folder
+    out.mkdir()
+    study.page(read_records(committed), out).write(out)
+    made = {path.name for path in out.iterdir()}
+    assert {path.name for path in committed.iterdir()} - {".lock"} == {*made, "records.jsonl"}
+    for name in made:
+        if not name.endswith(".png"):
+            assert (out / name).read_text(encoding="utf-8") == (committed / name).read_text(encoding="utf-8"), name

@@ -1,0 +1,138 @@
+"""The command and its solver's process: whichever of them ends, and however, nothing is left running."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.support.solver_cases import mlp
+from verifiable_relu.network import write_onnx
+
+ROOT = Path(__file__).parents[2]
+METHODS = ("milp", "smt")
+INPUTS = 20
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A property that neither solver decides in the time that a test has."""
+    made = tmp_path_factory.mktemp("hard")
+    write_onnx(mlp(np.random.default_rng(1), (INPUTS, 60, 60, 60, 2)), made / "net.onnx")
+    names = [*(f"X_{i}" for i in range(INPUTS)), "Y_0", "Y_1"]
+    lines = [f"(declare-const {name} Real)" for name in names]
+    lines += [f"(assert (>= X_{i} -0.5)) (assert (<= X_{i} 0.5))" for i in range(INPUTS)]
+    (made / "hard.vnnlib").write_text("\n".join([*lines, "(assert (<= (- Y_0 Y_1) -300.0))"]))
+    return made
+
+
+def session(number: int) -> set[int]:
+    """The processes of a session that have not ended."""
+    members = set()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                state, _, _, of = (entry / "stat").read_text().rpartition(")")[2].split()[:4]
+            except OSError:
+                continue
+            if int(of) == number and state != "Z":
+                members.add(int(entry.name))
+    return members
+
+
+def busy(number: int) -> bool:
+    """Whether a process has computed for 0.8 s: longer than it takes to start and to import a solver."""
+    fields = Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[11]) > 0.8 * os.sysconf("SC_CLK_TCK")
+
+
+@contextmanager
+def command(folder: Path, method: str, seconds: float) -> Iterator[subprocess.Popen[str]]:
+    """The command, in a session of its own."""
+    arguments = ["--spec", "hard.vnnlib", "--net", "net.onnx", "--method", method, "--timeout", f"{seconds}"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    # Whoever started the tests in the background may have had the interrupt ignored.
+    code = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    code += "from verifiable_relu.certify import main; sys.exit(main(alone=True))"
+    with subprocess.Popen(
+        [sys.executable, "-c", code, *arguments],
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as started:
+        try:
+            yield started
+        finally:
+            for left in session(started.pid):
+                os.kill(left, signal.SIGKILL)
+
+
+@contextmanager
+def working(folder: Path, method: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """The command, and the number of its solver's process, when that is at work."""
+    with command(folder, method, 600.0) as started:
+        end = time.monotonic() + 120
+        while time.monotonic() < end and started.poll() is None:
+            workers = session(started.pid) - {started.pid}
+            if len(workers) == 1 and busy(*workers):
+                yield started, *workers
+                return
+            time.sleep(0.05)
+        pytest.fail("no solver is at work")
+
+
+def is_empty(number: int) -> bool:
+    """Whether a session's processes have all ended within a minute."""
+    end = time.monotonic() + 60
+    while session(number) and time.monotonic() < end:
+        time.sleep(0.02)
+    return not session(number)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_ctrl_c_ends_the_command_and_its_solver(folder: Path, method: str) -> None:
+    """A terminal sends the signal to both. The command is done when the solver has ended, too."""
+    with working(folder, method) as (started, _):
+        os.killpg(started.pid, signal.SIGINT)
+        _, errors = started.communicate(timeout=60)
+        assert session(started.pid) == set()
+    assert started.returncode == 130
+    assert errors.startswith("certify: interrupted") and errors.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("method", "sent"), [("milp", signal.SIGKILL), ("smt", signal.SIGKILL), ("milp", signal.SIGTERM)]
+)
+def test_the_solver_ends_with_the_command(folder: Path, method: str, sent: signal.Signals) -> None:
+    with working(folder, method) as (started, _):
+        started.send_signal(sent)
+        started.communicate(timeout=60)
+        assert is_empty(started.pid)
+    assert started.returncode == -sent
+
+
+def test_a_solver_that_is_killed_costs_the_query_and_not_the_command(folder: Path) -> None:
+    with working(folder, "milp") as (started, worker):
+        os.kill(worker, signal.SIGKILL)
+        answer, errors = started.communicate(timeout=60)
+    assert answer == "unknown\n" and started.returncode == 1
+    assert "fault of milp: its process was ended by the signal SIGKILL" in errors
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_nothing_is_left_after_the_time_limit(folder: Path, method: str) -> None:
+    with command(folder, method, 1.0) as started:
+        answer, _ = started.communicate(timeout=120)
+        assert session(started.pid) == set()
+    assert (answer, started.returncode) == ("timed-out\n", 0)

@@ -1,0 +1,107 @@
+"""Random networks and boxes, exact values and geometries for tests of float32 within bounds in float64."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import replace
+from fractions import Fraction
+
+import torch
+from torch import Tensor
+
+from verifiable_relu.bounds import TUNING, Bounds, Relaxation, Tuning
+from verifiable_relu.bounds.operators import ConvolutionOperator, prepared
+from verifiable_relu.network.build import Builder
+from verifiable_relu.network.graph import Network
+from verifiable_relu.trust.exact import evaluate_exact
+
+WAYS = {
+    "channels first": replace(TUNING, channels_last=1 << 10),
+    "channels last": replace(TUNING, channels_last=0),
+}
+"""The orders of numbers in which a convolution is pulled back in float32; without strides they are one."""
+
+
+SEEDS = range(32)
+
+
+class Draw:
+    """Random tensors in float64; those of weights are float32 numbers."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def __call__(self, *shape: int) -> Tensor:
+        value = torch.randn(*shape, generator=self.generator, dtype=torch.float64)
+        if self.random.random() < 0.3:
+            value = value * 2.0 ** torch.randint(-6, 7, shape, generator=self.generator)
+        return value * 10 ** self.random.uniform(-8, 8) if self.random.random() < 0.2 else value
+
+    def weight(self, *shape: int) -> Tensor:
+        return self(*shape).float().double()
+
+    def integers(self, *shape: int) -> Tensor:
+        """Small enough for sums in float32 to be exact."""
+        return torch.randint(-9, 10, shape, generator=self.generator).double()
+
+
+def rounded(weight: Tensor) -> Tensor:
+    """The nearest float32 numbers, in float64."""
+    return weight.float().double()
+
+
+def exact(net: Network, index: int, x: Tensor) -> list[Fraction]:
+    """The values of a node at a point."""
+    part = Network(net.nodes[: index + 1], name="part")
+    return evaluate_exact(part, [Fraction(v) for v in x.flatten().tolist()])
+
+
+def excluded(bound: Tensor, values: list[Fraction]) -> int:
+    """How many of the values lie below their bound, NaN being none."""
+    return sum(b > v for b, v in zip(bound.tolist(), values, strict=True) if not math.isnan(b))
+
+
+def box_of(draw: Draw, net: Network) -> Bounds:
+    """A batch of four points, or boxes: small ones, ones about as large as their distance from zero, larger ones; some
+    much smaller than others."""
+    center = draw(4, *net.input_shape)
+    share = draw.random.choice((0, 1e-6, 0.3, 1, 1, 30))
+    width = share * center.abs().amax() * torch.rand(center.shape, generator=draw.generator, dtype=torch.float64)
+    width = width * torch.tensor([1, 1, 1e-6, 0]).double().reshape(-1, *[1] * len(net.input_shape))
+    return Bounds(center - width, center + width)
+
+
+def last_in_float32(net: Network, box: Bounds, every: bool = False, tuning: Tuning = TUNING) -> int:
+    """The last node with coefficients in float32, which all nodes should have if ``every``; −1 if none has."""
+    return Relaxation(net, box, float32=every, tuning=tuning).backward.float32.last_node
+
+
+Geometry = tuple[tuple[int, int], tuple[int, int], tuple[int, int, int, int], tuple[int, int]]
+"""Kernel, stride and padding of a convolution, height and width of its input."""
+
+
+GEOMETRIES: list[Geometry] = [
+    ((1, 1), (1, 1), (0, 0, 0, 0), (3, 4)),
+    ((3, 2), (1, 1), (1, 0, 2, 1), (4, 5)),
+    ((3, 3), (2, 2), (1, 1, 1, 1), (6, 7)),
+    ((2, 3), (2, 3), (0, 0, 0, 0), (5, 8)),
+    ((1, 2), (3, 4), (0, 1, 0, 0), (8, 9)),
+    ((4, 4), (2, 3), (0, 3, 1, 2), (5, 6)),
+    ((2, 2), (1, 2), (5, 0, 0, 4), (2, 3)),
+    ((5, 3), (1, 2), (2, 1, 2, 1), (3, 1)),
+]
+
+
+def convolution(
+    draw: Draw, geometry: Geometry, channels: int = 3, out: int = 4, tuning: Tuning = TUNING
+) -> tuple[Network, ConvolutionOperator]:
+    """A convolution of small integers."""
+    kernel, stride, padding, size = geometry
+    build = Builder((channels, *size))
+    weight = draw.integers(out, channels, *kernel)
+    net = build.network(build.conv2d(0, weight, None, "conv", padding=padding, stride=stride), name="conv")
+    operator = prepared(net, tuning)[1]
+    assert isinstance(operator, ConvolutionOperator)
+    return net, operator

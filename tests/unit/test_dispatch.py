@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+import ast
+import pkgutil
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import verifiable_relu
+from verifiable_relu.errors import UnsupportedError
+from verifiable_relu.network import nodes
+from verifiable_relu.network.dispatch import Refusal, Table
+from verifiable_relu.network.nodes import Activation, Add, Affine, Input, Node, Relu, Sigmoid
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Doubled(Relu):
+    """A kind derived from a concrete one, which computes something else."""
+
+    op = "Doubled"
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class NewNode(Node):
+    """A kind that no consumer has heard of."""
+
+    op = "NewNode"
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class NewActivation(Activation):
+    """An activation that no consumer has heard of."""
+
+    op = "NewActivation"
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class NewAffine(Affine):
+    """A way of storing an affine map that no consumer has heard of."""
+
+    op = "NewAffine"
+    weight_error: float = 0.0
+
+
+def tables() -> dict[str, Table[Any]]:
+    """Every table of the package, by "module:attribute", of the module that declares it rather than of an importer."""
+    found: dict[int, tuple[str, Table[Any]]] = {}
+    for info in pkgutil.walk_packages(verifiable_relu.__path__, "verifiable_relu."):
+        if info.name.endswith("__main__"):
+            continue
+        module = import_module(info.name)
+        for name, value in vars(module).items():
+            if isinstance(value, Table) and (id(value) not in found or name in vars(module).get("__annotations__", {})):
+                found[id(value)] = f"{info.name}:{name}", value
+    return dict(found.values())
+
+
+def forgetful(kind: type[Node]) -> list[str]:
+    """The consumers that are asked about a kind of node and neither take nor refuse it."""
+    return [name for name, table in tables().items() if issubclass(kind, table.group) and table.find(kind) is None]
+
+
+# The input is no operator: where the walks over a network begin, or end.
+KINDS = [
+    kind
+    for kind in vars(nodes).values()
+    if isinstance(kind, type) and issubclass(kind, Node) and "op" in vars(kind) and kind is not Input
+]
+
+
+def kinds_asked_for(source: str) -> set[str]:
+    """The kinds of node that a module's text asks for with isinstance or match."""
+    asked: list[ast.AST] = []
+    imported: set[str] = set()
+    for part in ast.walk(ast.parse(source)):
+        if isinstance(part, ast.ImportFrom) and part.module == nodes.__name__:
+            imported |= {name.asname or name.name for name in part.names}
+        if isinstance(part, ast.Call) and isinstance(part.func, ast.Name) and part.func.id == "isinstance":
+            asked.append(part.args[1])
+        elif isinstance(part, ast.MatchClass):
+            asked.append(part.cls)
+    names = {name.id for part in asked for name in ast.walk(part) if isinstance(name, ast.Name)}
+    return names & imported & {kind.__name__ for kind in KINDS}
+
+
+def made(kind: type[Node]) -> Node:
+    return kind(name="here", inputs=(0,), shape=(2,))
+
+
+TABLE: Table[str] = Table(
+    "the test",
+    {Node: "any", Activation: "activation", Relu: "relu", Sigmoid: Refusal("sigmoids are not taken")},
+)
+
+
+def test_a_kind_with_a_row_of_its_own_gets_this_row() -> None:
+    assert TABLE[made(Relu)] == "relu"
+
+
+def test_a_kind_without_a_row_gets_that_of_the_narrowest_group() -> None:
+    assert TABLE[made(Add)] == "any"
+    assert Table("the test", {Node: "any", Activation: "activation"})[made(Relu)] == "activation"
+
+
+def test_the_row_of_a_concrete_kind_does_not_serve_a_kind_derived_from_it() -> None:
+    assert TABLE[made(Doubled)] == "activation"
+    assert made(Doubled) not in Table("the test", {Relu: "relu"})
+
+
+def test_a_refused_kind_is_an_error_that_names_the_node_and_says_why() -> None:
+    assert made(Sigmoid) not in TABLE
+    with pytest.raises(UnsupportedError) as caught:
+        TABLE[made(Sigmoid)]
+    assert str(caught.value) == "node 'here' (Sigmoid): sigmoids are not taken"
+
+
+def test_an_unknown_kind_is_an_error_that_names_the_node_and_the_consumer() -> None:
+    with pytest.raises(UnsupportedError) as caught:
+        Table("the test", {Relu: "relu"})[made(Add)]
+    assert str(caught.value) == "node 'here' (Add): the test does not know this kind of node"
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.op)
+def test_every_consumer_takes_or_refuses_every_kind(kind: type[Node]) -> None:
+    forgotten = forgetful(kind)
+    assert not forgotten, f"{kind.__name__} has neither a row nor a refusal in {', '.join(forgotten)}"
+
+
+@pytest.mark.parametrize("kind", [NewNode, NewActivation, NewAffine], ids=lambda kind: kind.op)
+def test_consumers_that_a_new_kind_is_forgotten_in_are_named(kind: type[Node]) -> None:
+    exact, enclosed = "verifiable_relu.trust.exact:VALUES", "verifiable_relu.trust.enclose:ENCLOSURES"
+    assert {exact, enclosed, "verifiable_relu.network.onnx.write:WRITERS"} <= set(forgetful(kind))
+
+
+def test_isinstance_and_match_on_a_kind_are_seen() -> None:
+    text = """
+from verifiable_relu.network.nodes import Add, Affine, Relu, Scale
+match node:
+    case Relu() | Add(): pass
+    case Linear(): pass
+isinstance(node, Scale | Affine)
+isinstance(module, nn.Conv2d)
+"""
+    assert kinds_asked_for(text) == {"Relu", "Add", "Scale"}
+
+
+def test_no_consumer_outside_network_and_bounds_asks_a_node_for_its_kind() -> None:
+    """They look it up in their tables, which the tests above know; groups of kinds (``Affine``) may be asked for."""
+    root = Path(verifiable_relu.__file__).parent
+    sources = [path for path in root.rglob("*.py") if path.relative_to(root).parts[0] not in ("network", "bounds")]
+    asked = {str(path.relative_to(root)): kinds_asked_for(path.read_text("utf-8")) for path in sources}
+    assert {name: kinds for name, kinds in asked.items() if kinds} == {}

@@ -1,0 +1,292 @@
+"""Roots: what is proven of a query is computed once, holds for that query alone, and makes no verdict less certain."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from tests.support.families import NETWORKS, Random, member, mlp, points
+from verifiable_relu.bounds import Ascent, Bounds, Relaxation, crown_relaxation, input_box
+from verifiable_relu.network import hardened
+from verifiable_relu.network.graph import Network
+from verifiable_relu.spec.property import Box, Property, Query, Row, RowBatch
+from verifiable_relu.trust.replay import Confirmation
+from verifiable_relu.verifiers import portfolio
+from verifiable_relu.verifiers import root as module
+from verifiable_relu.verifiers.bab import Bab
+from verifiable_relu.verifiers.base import SILENT, Budget, Outcome, Reason, Trust, Verdict, Verifier
+from verifiable_relu.verifiers.incomplete import AlphaCrown, Crown, Ibp
+from verifiable_relu.verifiers.milp import Milp
+from verifiable_relu.verifiers.portfolio import Auto
+from verifiable_relu.verifiers.root import NONE, Roots
+from verifiable_relu.verifiers.smt import Smt
+
+PLENTY = 1 << 26
+SEARCHING = AlphaCrown(intermediate=Ascent(steps=4))
+
+
+def queries(network: Network, count: int = 3, radius: float = 0.3, depth: float = -0.01, seed: int = 0) -> list[Query]:
+    """Each asks whether the first output gets below its least value at some points of a box, or the second one's.
+
+    ``depth``: how far below; where it is negative, both polytopes are reached.
+    """
+    rng, asked = Random(seed), []
+    for _ in range(count):
+        center = rng.normal(*network.input_shape)
+        box = Bounds((center - radius)[None].float().double(), (center + radius)[None].float().double())
+        least = network(points(box).flatten(0, 1)).flatten(1).amin(0)
+        unsafe = tuple((Row(((i, Fraction(1)),), Fraction(float(least[i])) - Fraction(depth)),) for i in (0, 1))
+        ends = (end.flatten().numpy() for end in (box.lower, box.upper))
+        asked.append(Query(network, Property(Box(*ends), unsafe)))
+    return asked
+
+
+def ask(method: Verifier, asked: Sequence[Query], roots: Roots = NONE, seconds: float = 20.0) -> list[Outcome]:
+    return method.verify(asked, Budget.each(seconds, len(asked)), SILENT, roots)
+
+
+def pre(query: Query) -> dict[int, Bounds]:
+    """CROWN's bounds of the query alone."""
+    return crown_relaxation(query.network, input_box([query.property], query.network)).pre
+
+
+def before(network: Network, index: int, x: Tensor) -> Tensor:
+    """The values of an activation's input at some inputs."""
+    return network.values(x)[network.nodes[index].inputs[0]]
+
+
+@pytest.fixture
+def bounded(monkeypatch: pytest.MonkeyPatch) -> Counter[bool]:
+    """How many whole boxes are bounded from nothing, by whether slopes are searched for too."""
+    counted: Counter[bool] = Counter()
+
+    def counting(
+        network: Network, box: Bounds, *, search: Any = None, crown: bool = True, **options: Any
+    ) -> Relaxation:
+        if crown:
+            counted[search is not None] += len(box.lower)
+        return crown_relaxation(network, box, search=search, crown=crown, **options)
+
+    monkeypatch.setattr(module, "crown_relaxation", counting)
+    return counted
+
+
+@pytest.fixture
+def nothing_is_confirmed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every counterexample is refused, so that every stage has its turn."""
+    monkeypatch.setattr(portfolio, "confirm", lambda *_: Confirmation(False, "refused"))
+
+
+@pytest.mark.usefixtures("nothing_is_confirmed")
+@pytest.mark.parametrize(
+    ("sizes", "stages"),
+    [
+        ((3, 6, 5, 3), {"crown", "attack", "bounds", "bab", "split", "milp", "smt"}),
+        ((30, 20, 15, 3), {"crown", "attack", "bounds", "bab", "milp"}),
+    ],
+)
+def test_auto_bounds_each_whole_box_once(sizes: tuple[int, ...], stages: set[str], bounded: Counter[bool]) -> None:
+    asked = queries(mlp(1, sizes))
+    outcomes = ask(Auto(), asked)
+    for outcome in outcomes:
+        assert stages <= set(outcome.seconds), outcome
+    assert bounded == {False: len(asked)}
+
+
+@pytest.mark.usefixtures("nothing_is_confirmed")
+def test_without_room_for_roots_every_stage_bounds_anew(bounded: Counter[bool]) -> None:
+    asked = queries(mlp(1, (3, 6, 5, 3)))
+    ask(Auto(), asked, Roots(0))
+    assert bounded[False] >= 3 * len(asked) and bounded[True] >= 2 * len(asked)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_each_stage_tightens_what_the_one_before_has_proven(name: str) -> None:
+    network, roots = NETWORKS[name](), Roots(PLENTY)
+    asked = queries(network, radius=0.5)
+    known: dict[tuple[int, int], Bounds] = {}
+    for method in (Ibp(), Crown(), SEARCHING, Bab()):
+        ask(method, asked, roots)
+        for number, query in enumerate(asked):
+            root = roots.of(query)
+            assert root is not None
+            for index, bounds in root.pre.items():
+                last = known.get((number, index), bounds)
+                assert bool((bounds.lower >= last.lower).all() and (bounds.upper <= last.upper).all())
+                known[number, index] = bounds
+        assert root.bounded == (not isinstance(method, Ibp)) and root.searched == (method in (SEARCHING, Bab()))
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_root_holds_at_all_points_of_its_own_box(name: str) -> None:
+    network, roots = NETWORKS[name](), Roots(PLENTY)
+    asked = queries(network, radius=0.5)
+    for method in (Crown(), SEARCHING, Bab()):
+        # In every order and number, so that each query has other neighbours in its batch.
+        ask(method, asked, roots)
+        ask(method, asked[::-2], roots)
+        for query in asked:
+            root, box = roots.of(query), input_box([query.property], network)
+            assert root is not None
+            x = points(box, 200).flatten(0, 1)
+            for index, bounds in root.pre.items():
+                values = before(network, index, x)
+                assert bool((values >= bounds.lower - 1e-12).all() and (values <= bounds.upper + 1e-12).all())
+            rows = RowBatch.of([query.property], network.output_size)
+            reached = rows.largest(network(x).flatten(1) @ rows.matrix.T - rows.bound).amin(0)
+            assert bool((root.lower <= reached + 1e-12).all())
+
+
+@pytest.mark.parametrize("other", ["box", "unsafe set", "weights", "family"])
+def test_a_root_is_of_its_query_alone(other: str) -> None:
+    network, roots = mlp(), Roots(PLENTY)
+    query = queries(network, 1)[0]
+    prop = query.property
+    ask(Crown(), [query], roots)
+    assert roots.of(Query(mlp(), Property(prop.box, prop.unsafe))) is not None
+    family = hardened(network, 5.0)
+    different = {
+        "box": Query(network, Property(Box(np.nextafter(prop.box.lower, -9), prop.box.upper), prop.unsafe)),
+        "unsafe set": Query(network, Property(prop.box, prop.unsafe[:1])),
+        "weights": Query(mlp(7), prop),
+        "family": Query(family, prop),
+    }
+    assert roots.of(different[other]) is None
+    # Neither is that of a family one of its limit's, which has the same weights, or of a smooth member's.
+    ask(Crown(), [different["family"]], roots)
+    assert roots.of(Query(member(family, [6.0] * 3), prop)) is None
+
+
+def test_bounds_of_another_box_are_noticed_before_they_prove_anything() -> None:
+    network = mlp()
+    one, two = queries(network, 1, radius=0.05)[0], queries(network, 1, radius=0.05, seed=9)[0]
+    for method in (Crown(), SEARCHING, Bab(), Milp(), Smt()):
+        roots = Roots(PLENTY)
+        rows = RowBatch.of([one.property], network.output_size)
+        nothing = torch.full((len(rows.bound),), -torch.inf, dtype=torch.float64)
+        roots.learn([one], network, pre(two), rows, nothing, bounded=True)
+        (outcome,) = ask(method, [one], roots)
+        assert (outcome.verdict, outcome.reason) == (Verdict.UNKNOWN, Reason.ERROR)
+        assert "exclude" in outcome.detail
+
+
+def test_bounds_whose_rounding_is_not_covered_are_not_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, roots = queries(mlp()), Roots(PLENTY)
+    monkeypatch.setattr(module, "covers", lambda *_: False)
+    ask(Crown(), asked, roots)
+    assert not any(roots.of(query) for query in asked)
+    monkeypatch.undo()
+    ask(Crown(dtype="float32"), asked, roots)
+    assert all(roots.of(query) for query in asked)
+    # Nor does a verifier use roots in whose own arithmetic rounding is not covered.
+    monkeypatch.setattr(module, "covers", lambda *_: False)
+    assert roots.known(asked, mlp(), torch.zeros(1, dtype=torch.float64)) is None
+
+
+def test_roots_in_another_dtype_are_left_alone() -> None:
+    roots, asked = Roots(PLENTY), queries(mlp())
+    ask(Crown(), asked, roots)
+    assert roots.known(asked, mlp().to(torch.float32), torch.zeros(1)) is None
+    assert roots.known(asked, mlp(), torch.zeros(1, dtype=torch.float64)) is not None
+
+
+def test_roots_keep_within_their_memory_and_what_is_missing_is_computed_again() -> None:
+    network, everything = mlp(), Roots(PLENTY)
+    asked = queries(network, 4, radius=0.5)
+    ask(Crown(), asked, everything)
+    sizes = [root.bytes for query in asked if (root := everything.of(query))]
+    few = Roots(2 * max(sizes))
+    for method in (Crown(), SEARCHING, Bab()):
+        ask(method, asked, few)
+        kept = [root for query in asked if (root := few.of(query))]
+        assert len(kept) == 2 and sum(root.bytes for root in kept) <= 2 * max(sizes)
+    for one, other in zip(ask(Bab(), asked, few), ask(Bab(), asked), strict=True):
+        assert one.verdict is other.verdict
+
+
+def test_a_decided_query_leaves_no_root() -> None:
+    roots = Roots(PLENTY)
+    asked = [*queries(mlp()), *queries(mlp(), depth=100.0, seed=1)]
+    outcomes = ask(Auto(), asked, roots)
+    assert {outcome.verdict for outcome in outcomes} >= {Verdict.UNSAT}
+    for query, outcome in zip(asked, outcomes, strict=True):
+        assert outcome.verdict is Verdict.UNKNOWN or roots.of(query) is None
+
+
+def test_a_root_keeps_no_other_query_in_memory() -> None:
+    roots, asked = Roots(PLENTY), queries(mlp())
+    ask(Crown(), asked, roots)
+    for query in asked:
+        root = roots.of(query)
+        assert root is not None
+        tensors = [root.lower, *(end for b in root.pre.values() for end in (b.lower, b.upper))]
+        assert sum(t.untyped_storage().nbytes() for t in tensors) == root.bytes
+
+
+def test_bounding_that_was_cut_short_is_taken_up_again(bounded: Counter[bool]) -> None:
+    network = mlp(0, (5, 8, 8, 7, 3))
+    query = queries(network, 1, radius=0.5)[0]
+    roots = Roots(PLENTY)
+    found = module.relaxation(network, input_box([query.property], network), None, stop=lambda: True)
+    rows = RowBatch.of([query.property], network.output_size)
+    nothing = torch.full((len(rows.bound),), -torch.inf, dtype=torch.float64)
+    roots.learn([query], network, found.pre, rows, nothing, bounded=False)
+    ask(Crown(), [query], roots)
+    root, alone = roots.of(query), pre(query)
+    assert root is not None and root.bounded
+    width, least = (sum(float((b.upper - b.lower).sum()) for b in p.values()) for p in (root.pre, alone))
+    assert width <= least * 1.001
+
+
+def test_polytopes_that_one_stage_excludes_stay_excluded() -> None:
+    network, roots = mlp(), Roots(PLENTY)
+    query = queries(network, 1, radius=0.1)[0]
+    ask(Crown(), [query], roots)
+    root = roots.of(query)
+    assert root is not None and not bool((root.lower > 0).any())
+    roots.prove(query, {0: 0.125})
+    for method in (Crown(), SEARCHING, Bab(), Milp(), Smt()):
+        ask(method, [query], roots)
+        root = roots.of(query)
+        assert root is not None and float(root.lower[0]) >= 0.125
+
+
+def test_what_several_stages_exclude_together_is_a_verdict() -> None:
+    query = queries(mlp(), 1, radius=0.1)[0]
+    for method in (Crown(), SEARCHING, Bab(), Milp(), Smt()):
+        roots = Roots(PLENTY)
+        ask(Crown(), [query], roots)
+        roots.prove(query, {0: 0.125})
+        roots.prove(query, {1: 0.25})
+        (outcome,) = ask(method, [query], roots)
+        assert (outcome.verdict, outcome.trust, outcome.margin) == (Verdict.UNSAT, Trust.ROUNDED, 0.125)
+
+
+def test_a_smooth_network_is_searched_from_what_crown_has_proven() -> None:
+    network = member(hardened(mlp(0, (4, 6, 6, 3)), 3.0), [3.0] * 2)
+    asked, roots = queries(network), Roots(PLENTY)
+    for method in (Crown(), SEARCHING, Crown()):
+        for outcome in ask(method, asked, roots):
+            assert outcome.reason is Reason.INCOMPLETE, outcome.detail
+    found = [roots.of(query) for query in asked]
+    assert all(root is not None and root.searched for root in found)
+
+
+def test_a_bound_that_is_not_a_number_says_nothing() -> None:
+    network, roots = mlp(), Roots(PLENTY)
+    query = queries(network, 1)[0]
+    rows, found = RowBatch.of([query.property], network.output_size), pre(query)
+    broken = {i: Bounds(b.lower * torch.nan, b.upper) for i, b in found.items()}
+    values = torch.tensor([torch.nan, -1.0], dtype=torch.float64)
+    assert roots.learn([query], network, broken, rows, values, bounded=True).tolist() == [-torch.inf, -1.0]
+    ask(Crown(), [query], roots)
+    root = roots.of(query)
+    assert root is not None
+    assert all(bool(b.lower.isfinite().all() and b.upper.isfinite().all()) for b in root.pre.values())

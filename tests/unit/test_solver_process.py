@@ -1,0 +1,276 @@
+"""A process for a foreign library: it answers, it is ended at its limits, it harms nobody, and it outlives nobody."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support import hostile
+from verifiable_relu.errors import CallFailed, OutOfTime
+from verifiable_relu.verifiers.solvers import process
+from verifiable_relu.verifiers.solvers.process import Worker, default_memory, processor_seconds
+
+ROOT = Path(__file__).parents[2]
+
+
+@contextlib.contextmanager
+def working(function: str) -> Iterator[Worker]:
+    made = Worker(function)
+    yield made
+    made.stop()
+    assert threading.active_count() == 1
+
+
+@pytest.fixture
+def worker() -> Iterator[Worker]:
+    with working("builtins:eval") as made:
+        yield made
+
+
+def alive(pid: int) -> bool:
+    """Whether there is such a process, other than one that has ended and waits for its parent to notice."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def has_ended(pid: int) -> bool:
+    """Whether a process ends within a minute."""
+    patience = time.monotonic() + 60
+    while alive(pid) and time.monotonic() < patience:
+        time.sleep(0.02)
+    return not alive(pid)
+
+
+def test_one_process_answers_many_calls(worker: Worker) -> None:
+    assert worker.pid is None
+    assert worker.call("6 * 7") == 42
+    first = worker.pid
+    assert worker.call("__import__('os').getpid()", 60.0) == first == worker.pid
+    assert len(worker.call("bytes(10_000_000)")) == 10_000_000
+    assert worker.call("len(" + repr("x" * 1_000_000) + ")") == 1_000_000
+    assert worker.pid == first
+
+
+def test_a_limit_ends_with_its_call(worker: Worker) -> None:
+    assert worker.call("1", 0.2) == 1
+    assert worker.call("__import__('time').sleep(0.5)") is None
+
+
+@pytest.mark.parametrize("kind", hostile.KINDS, ids=lambda kind: kind.__name__)
+def test_whatever_a_library_does_costs_one_call(kind: Callable[[], None]) -> None:
+    error, _ = hostile.KINDS[kind]
+    with working("tests.support.hostile:does") as worker:
+        worker.start()
+        first = worker.pid
+        with pytest.raises(error):
+            worker.call(kind.__name__, 0.5 if error is OutOfTime else 60.0, hostile.MEMORY)
+        if error is not OutOfTime and kind is not hostile.raises:
+            assert worker.pid is None
+        assert worker.pid is None or kind is hostile.raises
+        assert first is not None and (worker.pid == first or not alive(first))
+        with pytest.raises(CallFailed, match="KeyError"):
+            worker.call("nothing of that name", 60.0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [("crashes", "signal SIGSEGV"), ("aborts", "signal SIGABRT"), ("is_killed", "signal SIGKILL"),
+     ("leaves", "status 0"), ("raises", "^ArithmeticError: nothing works$")],
+)  # fmt: skip
+def test_it_is_said_how_a_call_failed(kind: str, said: str) -> None:
+    with working("tests.support.hostile:does") as worker, pytest.raises(CallFailed, match=said):
+        worker.call(kind, 60.0)
+
+
+def test_a_call_within_its_memory_is_answered(worker: Worker) -> None:
+    assert worker.call("len(b'x' * (100 << 20))", 60.0, hostile.MEMORY) == 100 << 20
+
+
+def test_a_process_that_keeps_much_memory_is_replaced(worker: Worker) -> None:
+    worker.call("globals().__setitem__('kept', b'x' * (100 << 20))", 60.0, 1 << 30)
+    first = worker.pid
+    assert first is not None
+    assert worker.call("len(kept)", 60.0, hostile.MEMORY) == 100 << 20
+    assert worker.pid is None and not alive(first)
+
+
+def test_the_default_limit_of_memory_is_half_of_the_machines() -> None:
+    physical = next(line for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemTotal"))
+    assert 0 < default_memory() <= int(physical.split()[1]) * 1024 / 2
+
+
+def test_a_container_may_have_less_memory_than_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "max").write_text("1000000\n")
+    (tmp_path / "unlimited").write_text("max\n")
+    named = (tmp_path / "missing", tmp_path / "unlimited", tmp_path / "max")
+    monkeypatch.setattr(process, "CONTROL_GROUPS", named)
+    assert process.default_memory.__wrapped__() == 500_000
+
+
+def test_a_process_killed_between_two_calls_costs_none(worker: Worker) -> None:
+    worker.start()
+    assert worker.pid is not None
+    os.kill(worker.pid, signal.SIGKILL)
+    assert has_ended(worker.pid)
+    assert worker.call("1") == 1
+
+
+def test_what_cannot_be_imported_is_said() -> None:
+    with working("tests.support.hostile:no_such_function") as worker, pytest.raises(CallFailed, match="no_such"):
+        worker.start()
+    with working("no_such_module:function") as worker, pytest.raises(CallFailed, match="no_such_module"):
+        worker.call(1)
+
+
+def test_what_is_printed_does_not_get_among_the_answers(worker: Worker) -> None:
+    assert worker.call("__import__('os').write(1, b'hello') + len(str(print('hello', flush=True)))") == 9
+
+
+def test_what_a_library_reads_is_no_message_of_ours(worker: Worker) -> None:
+    assert worker.call("__import__('os').read(0, 10)", 60.0) == b""
+
+
+def test_questions_are_answered_while_the_call_lasts() -> None:
+    with working("tests.support.hostile:asks") as worker:
+        assert worker.call(4, 60.0, converse=lambda number: number * number) == 0 + 1 + 4 + 9
+        # What is raised by who answers reaches the caller, and the process is not left waiting.
+        with pytest.raises(ZeroDivisionError):
+            worker.call(1, 60.0, converse=lambda number: 1 / number)
+        assert worker.pid is None
+        with pytest.raises(OutOfTime):
+            worker.call(2, 0.3, converse=lambda number: time.sleep(0.5) or 1)
+
+
+def test_threads_wait_for_one_another(worker: Worker) -> None:
+    found: list[int] = []
+    threads = [
+        threading.Thread(target=lambda n=n: found.append(worker.call(f"{n} * len(bytes(100_000))"))) for n in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(found) == [n * 100_000 for n in range(8)]
+
+
+def test_processor_time_counts_what_workers_do(worker: Worker) -> None:
+    def others() -> float:
+        return processor_seconds() - time.process_time()
+
+    before = others()
+    clock = "__import__('time').process_time()"
+    spent = worker.call(f"sum(0 for _ in iter(lambda: {clock} < 0.7, False)) or {clock}")
+    running = others() - before
+    worker.stop()
+    assert spent >= 0.7 and running == pytest.approx(spent, abs=0.05)
+    assert others() - before == pytest.approx(running, abs=0.05)
+
+
+def test_ctrl_c_ends_the_process_at_once(worker: Worker) -> None:
+    worker.call("1")
+    number = worker.pid
+    assert number is not None
+    interrupt = threading.Timer(0.3, os.kill, [os.getpid(), signal.SIGINT])
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        interrupt.start()
+        with pytest.raises(KeyboardInterrupt):
+            worker.call("__import__('time').sleep(600)")
+    finally:
+        signal.signal(signal.SIGINT, before)
+        interrupt.join()
+    assert not alive(number)
+
+
+OWNER = """
+import os, signal, sys, threading
+from verifiable_relu.verifiers.solvers.process import Worker
+signal.signal(signal.SIGINT, signal.default_int_handler)
+worker = Worker("tests.support.hostile:does")
+worker.start()
+print(worker.pid, flush=True)
+{end}
+"""
+
+
+def owner(end: str, **options: object) -> subprocess.Popen[str]:
+    """A process with a worker, which says the worker's number and ends as it is told."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.Popen(
+        [sys.executable, "-c", OWNER.format(end=end)], stdout=subprocess.PIPE, text=True, env=environment, **options
+    )  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("end", ["", "os._exit(0)", "os.kill(os.getpid(), signal.SIGKILL)", "1 / 0"])
+def test_an_idle_process_ends_with_whoever_started_it(end: str) -> None:
+    with owner(end, stderr=subprocess.DEVNULL) as started:
+        assert has_ended(int(started.communicate(timeout=120)[0]))
+
+
+@pytest.mark.parametrize("kind", ["hangs", "hangs_in_python", "hangs_holding_the_interpreter", "eats_memory"])
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGTERM])
+def test_a_process_at_work_ends_with_whoever_started_it(kind: str, sent: signal.Signals) -> None:
+    with owner(f"worker.call('{kind}', memory=8 << 30)") as started:
+        assert started.stdout is not None
+        number = int(started.stdout.readline())
+        time.sleep(0.2)
+        started.send_signal(sent)
+        assert has_ended(number)
+
+
+@pytest.mark.parametrize("kind", ["hangs", "hangs_in_python", "hangs_holding_the_interpreter"])
+def test_ctrl_c_in_a_terminal_ends_both_processes(kind: str) -> None:
+    """A terminal sends the signal to all its processes."""
+    with owner(f"worker.call('{kind}')", start_new_session=True, stderr=subprocess.PIPE) as started:
+        assert started.stdout is not None and started.stderr is not None
+        number = int(started.stdout.readline())
+        time.sleep(0.2)
+        os.killpg(started.pid, signal.SIGINT)
+        said = started.stderr.read()
+        assert started.wait(60) == -signal.SIGINT and not alive(number)
+        # The worker says nothing about it.
+        assert said.count("KeyboardInterrupt") == said.count("Traceback") == 1
+
+
+def test_a_worker_works_where_standard_input_is_closed() -> None:
+    """The pipes that it opens get the descriptor that is free then."""
+    code = """
+worker.stop()
+os.close(0)
+try:
+    worker.call("raises", 60.0)
+except Exception as error:
+    print(error)
+"""
+    with owner(code) as started:
+        assert "nothing works" in started.communicate(timeout=60)[0]
+
+
+FORK = """
+child = os.fork()
+try:
+    worker.call("raises", 60.0)
+except Exception as error:
+    print("child" if child == 0 else "parent", error, flush=True)
+if child:
+    os.waitpid(child, 0)
+    worker.call("raises", 60.0)
+"""
+
+
+def test_after_a_fork_each_process_has_its_own() -> None:
+    with owner(FORK, stderr=subprocess.DEVNULL) as started:
+        lines = started.communicate(timeout=120)[0].splitlines()
+    assert sorted(lines[1:]) == ["child ArithmeticError: nothing works", "parent ArithmeticError: nothing works"]
+    assert has_ended(int(lines[0]))

@@ -1,0 +1,198 @@
+"""Bounds of every node from the box of the inputs on, and for every node a point about which rows are propagated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from verifiable_relu.bounds import rounding
+from verifiable_relu.bounds.interval import affine_image, intersect, largest, node_image
+from verifiable_relu.bounds.operators import Operators, prepared
+from verifiable_relu.bounds.rules import Rules
+from verifiable_relu.bounds.tuning import Tuning
+from verifiable_relu.bounds.types import Bounds
+from verifiable_relu.network.graph import Network
+from verifiable_relu.network.nodes import Activation, Affine, Node, Permute, Relu, Reshape, Scale
+
+Tighten = Callable[[int, Bounds], Bounds]
+"""Better bounds of an activation's input, of (the activation's index, the bounds so far); both (batch, *shape)."""
+
+
+def input_box_node(network: Network) -> int:
+    """The last node up to which a network only scales, shifts and reorders its inputs: a box there is a box still."""
+    index = 0
+    while index + 1 < len(network.nodes) and network.uses[index] == 1:
+        after = network.nodes[index + 1]
+        if after.inputs != (index,) or not isinstance(after, Scale | Reshape | Permute):
+            break
+        index += 1
+    return index
+
+
+class NodeBounds:
+    """Bounds of a network's nodes over a batch of boxes, node after node.
+
+    A row A of coefficients of a node's value v is propagated about a point v̂ of the node (``slack``): the centre of the
+    box of the inputs and of every activation's output, and of any other node its value at its inputs' points.
+
+    Args:
+        network: in the dtype and on the device of ``box``.
+        box: the inputs, (batch, *input_shape).
+        rules: what activations are taken for.
+        tuning: of sums in float32.
+        known: bounds of activations' inputs, by the activation's index, which are intersected with.
+
+    Attributes:
+        network: as given.
+        operators: its affine maps, ready for products.
+        start: the node at which rows end (``input_box_node``).
+        samples: the size of the batch.
+        values: the bounds of the nodes so far, in node order.
+        pre: the bounds of activations' inputs so far, by the activation's index.
+    """
+
+    def __init__(
+        self, network: Network, box: Bounds, rules: Rules, tuning: Tuning, known: Mapping[int, Bounds] | None = None
+    ) -> None:
+        self.network = network
+        self.operators: Operators = prepared(network, tuning)
+        self.rules = rules
+        self.start = input_box_node(network)
+        self.samples = len(box.lower)
+        self.values: list[Bounds] = [box]
+        self.pre: dict[int, Bounds] = {}
+        self._known = known or {}
+        # Sums in float32 have no derivative in float64.
+        plain = tuning.float32 and rounding.float32_is_plain(box.lower)
+        self.float32 = plain and not (box.lower.requires_grad or box.upper.requires_grad)
+        self._intervals: dict[int, Bounds] = {}
+        self._largest: dict[int, Tensor] = {}
+        self._points: dict[int, Tensor] = {}
+        self._magnitudes: dict[int, Tensor] = {}
+        self._radii: dict[int, Tensor] = {}
+        self._possibly_active: dict[int, Tensor] = {}
+
+    def advance(self, index: int, tighten: Tighten | None = None) -> None:
+        """Extend the bounds through node ``index``.
+
+        Args:
+            index: the node.
+            tighten: asked for better bounds of each activation's input.
+        """
+        rows = tighten is not None or bool(self._known)
+        for current in range(len(self.values), index + 1):
+            node = self.network.nodes[current]
+            if isinstance(node, Activation):
+                source = node.inputs[0]
+                box = before = self.values[source]
+                if current in self._known:
+                    box = intersect(box, self._known[current])
+                if tighten is not None:
+                    box = tighten(current, box)
+                if box is not before:
+                    self._intervals.setdefault(source, before)
+                    self.values[source] = box
+                self.pre[current] = box
+                self.values.append(self.rules.image(current, node, box))
+            elif isinstance(node, Affine):
+                self.values.append(self._affine_image(current, node, rows))
+            else:
+                boxes = [self.values[i] for i in node.inputs]
+                self.values.append(node_image(node, current, self.operators, boxes))
+
+    def _affine_image(self, index: int, node: Affine, rows: bool) -> Bounds:
+        """``rows``: whether rows will be propagated, which need the nodes' points and sizes anyway."""
+        source, about, most = node.inputs[0], None, None
+        if rows and self.is_centred(source):
+            about = self.point(source), self.point(index)
+        if rows or isinstance(self.network.nodes[source], Relu):
+            most = self.largest(source)
+        return affine_image(self.operators[index], self.values[source], most, about, self.float32)
+
+    def of(self, index: int) -> Bounds:
+        """The bounds of node ``index``, (batch, *shape)."""
+        self.advance(index)
+        return self.values[index]
+
+    def interval(self, index: int) -> Bounds:
+        """What intervals make of node ``index`` from the bounds of those before it."""
+        return self._intervals.get(index, self.of(index))
+
+    def empty(self) -> Tensor:
+        """(batch,) whether the bounds of some activation's input so far exclude every value: no input is in the box."""
+        found = torch.zeros(self.samples, dtype=torch.bool, device=self.values[0].lower.device)
+        for box in self.pre.values():
+            found |= (box.lower > box.upper).flatten(1).any(1)
+        return found
+
+    def largest(self, index: int) -> Tensor:
+        """(batch,) the largest absolute value that node ``index`` may have."""
+        if index not in self._largest:
+            node = self.network.nodes[index]
+            if isinstance(node, Reshape | Permute):
+                self._largest[index] = self.largest(node.inputs[0])
+            elif isinstance(node, Relu):
+                self._largest[index] = self.of(index).upper.flatten(1).amax(1)
+            else:
+                self._largest[index] = largest(self.of(index))
+        return self._largest[index]
+
+    def point(self, index: int) -> Tensor:
+        """v̂ of node ``index``, (batch, *shape)."""
+        if index not in self._points:
+            node = self.network.nodes[index]
+            if index == self.start or isinstance(node, Activation):
+                box = self.of(index)
+                self._points[index] = torch.lerp(box.lower, box.upper, 0.5)
+            elif isinstance(node, Affine):
+                self._points[index] = self.operators[index].forward(self.point(node.inputs[0]))
+            else:
+                self._points[index] = node.forward(*(self.point(i) for i in node.inputs))
+        return self._points[index]
+
+    def is_centred(self, index: int) -> bool:
+        """Whether v̂ is the centre of the node's box: not of a box that was tightened after its point was taken."""
+        if index == self.start:
+            return True
+        if self.interval(index) is not self.of(index):
+            return False
+        node = self.network.nodes[index]
+        return isinstance(node, Activation) or (_moves(node) and self.is_centred(node.inputs[0]))
+
+    def magnitude(self, index: int) -> Tensor:
+        """(batch,) ≥ |v|, |v̂| of node ``index``."""
+        if self.is_centred(index):
+            return self.largest(index)
+        if index not in self._magnitudes:
+            size = self.point(index).flatten(1).abs().amax(1)
+            self._magnitudes[index] = torch.maximum(self.largest(index), size)
+        return self._magnitudes[index]
+
+    def radius(self, index: int) -> Tensor:
+        """≥ |v − v̂| of node ``index``, but for rounding (``rounding.radius``); (batch, *shape)."""
+        if index not in self._radii:
+            self._radii[index] = rounding.radius(self.of(index), self.point(index))
+        return self._radii[index]
+
+    def reach(self, index: int) -> Tensor:
+        """≥ |W|·|x − x̂| of the affine map ``index`` whose input x is centred; (batch, *shape)."""
+        return rounding.radius(self.interval(index), self.point(index))
+
+    def ball(self, index: int) -> tuple[Tensor, Tensor]:
+        """Centre and radius of the box of node ``index``: (batch, neurons) each."""
+        box = self.of(index).flat()
+        return torch.lerp(box.lower, box.upper, 0.5), (box.upper - box.lower) / 2
+
+    def possibly_active(self, index: int) -> Tensor:
+        """Which neurons of the ReLU ``index`` are not known to be inactive: (batch, neurons) bool."""
+        if index not in self._possibly_active:
+            # What is NaN may be active. Where intervals leave nothing, the point is 0 as well.
+            self._possibly_active[index] = self.interval(index).upper.flatten(1) != 0
+        return self._possibly_active[index]
+
+
+def _moves(node: Node) -> bool:
+    """Whether the node has the numbers of its input in another order."""
+    return isinstance(node, Reshape | Permute)

@@ -1,0 +1,28 @@
+"""scikit-learn's digits: 1,797 images of 8×8 pixels, of which the first 1,347 are for training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from verifiable_relu.data.samples import Samples, Split
+from verifiable_relu.errors import UnsupportedError
+
+TRAINING = 1_347
+"""Images of the training split: three quarters of all."""
+
+_BRIGHTEST = 16
+
+
+def read(folder: Path | None, split: Split) -> Samples:
+    """The split; ``folder`` is not used, since the package brings the data.
+
+    Raises:
+        UnsupportedError: without scikit-learn.
+    """
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError:
+        raise UnsupportedError("the data set 'digits' needs the package scikit-learn") from None
+    images, labels = load_digits(return_X_y=True)
+    part = slice(None, TRAINING) if split == "train" else slice(TRAINING, None)
+    return Samples(images[part].reshape(-1, 1, 8, 8) / _BRIGHTEST, labels[part])

@@ -1,0 +1,39 @@
+"""The kinds of node that the ONNX reader makes on the way, and that no network keeps.
+
+Files spell GELU as x·½·(1 + erf(k·x)): the reader makes nodes of the error function and of the product of two computed
+values, and puts λ-GELU in the place of those that spell it (``network.onnx.gelu``). A file of which others are left is
+refused, so that of all consumers only the comparison with the file (``network.agreement``) meets these kinds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from verifiable_relu.network.nodes import Node
+
+
+class Transient(Node):
+    """A kind that no network keeps."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Erf(Transient):
+    """The error function, element by element."""
+
+    op = "Erf"
+
+    def forward(self, *xs: Tensor) -> Tensor:
+        return torch.erf(xs[0])
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Product(Transient):
+    """The product of two nodes of the same shape, element by element."""
+
+    op = "Mul of two computed values"
+
+    def forward(self, *xs: Tensor) -> Tensor:
+        return xs[0] * xs[1]

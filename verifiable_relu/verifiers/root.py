@@ -1,0 +1,238 @@
+"""``Root``: what is proven of one query before anything is split, handed from one verifier to the next.
+
+A verifier that bounds the whole box of a query starts from the bounds that are known, tightens them, and hands on the
+result (``Roots``). So the stages of ``auto`` compute CROWN's bounds of a query once, and a later stage has the tighter
+bounds of every earlier one.
+
+Everything in a root is proven, with rounding accounted for: bounds from arithmetic whose rounding errors are not
+covered (``rounding.covers``) are neither handed on nor mixed with such bounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from verifiable_relu.bounds import MEMORY, Bounds, Relaxation, crown_relaxation
+from verifiable_relu.bounds.interval import intersect
+from verifiable_relu.bounds.rounding import covers
+from verifiable_relu.bounds.tighten import Search
+from verifiable_relu.network.graph import Network
+from verifiable_relu.network.nodes import Node
+from verifiable_relu.spec.property import Query, RowBatch
+
+
+@dataclass(frozen=True, eq=False)
+class Root:
+    """What is proven of one query over its whole box.
+
+    Attributes:
+        pre: bounds of every activation's input, by the activation's node index, (1, *shape) in float64 on the CPU.
+        lower: (polytopes,) lower bounds of the largest row of each polytope of the unsafe set, in the units of the
+            property and as ``RowBatch`` counts polytopes; −inf where nothing is proven.
+        bounded: whether CROWN has bounded every unstable neuron, so that it need not do so again.
+        searched: whether slopes have been searched for the bounds of every neuron that CROWN left unstable.
+    """
+
+    pre: Mapping[int, Bounds]
+    lower: Tensor
+    bounded: bool
+    searched: bool
+
+    @property
+    def bytes(self) -> int:
+        """The memory that the root takes."""
+        return self.lower.nbytes + sum(b.lower.nbytes + b.upper.nbytes for b in self.pre.values())
+
+
+@dataclass(frozen=True, eq=False)
+class Known:
+    """Bounds of a batch of boxes that are known before the batch is bounded.
+
+    Attributes:
+        pre: bounds of every activation's input, by the activation's node index, (batch, *shape); infinite for a box
+            of which nothing is known.
+        bounded: whether CROWN has bounded every unstable neuron of every box.
+        searched: whether slopes have been searched for these bounds, too.
+    """
+
+    pre: Mapping[int, Bounds]
+    bounded: bool
+    searched: bool
+
+
+class Roots:
+    """The roots of queries, by the queries' digests: of the network that is bounded, the box and the unsafe set.
+
+    There is room for so many bytes. A root for which there is none is not kept, and whoever needs it computes it
+    again: since every stage goes through all queries in the same order, dropping the oldest root instead would leave
+    each stage with the roots that it needs last.
+
+    Args:
+        memory: bytes that all roots may take together; with 0 nothing is handed on.
+    """
+
+    def __init__(self, memory: int = 0) -> None:
+        self._free = memory
+        self._roots: dict[str, Root] = {}
+
+    def of(self, query: Query) -> Root | None:
+        """The root of a query, if there is one."""
+        return self._roots.get(query.digest)
+
+    def drop(self, query: Query) -> None:
+        """Forget a query, which is decided."""
+        root = self._roots.pop(query.digest, None)
+        if root is not None:
+            self._free += root.bytes
+
+    def known(self, queries: Sequence[Query], network: Network, like: Tensor) -> Known | None:
+        """What is known of the boxes of these queries, None if nothing is or nothing may be used.
+
+        Args:
+            queries: all of one network.
+            network: that network, as it is to be bounded.
+            like: a tensor of the dtype and on the device of the boxes.
+        """
+        roots = [self.of(query) for query in queries]
+        if not any(roots) or not _shared(network, like):
+            return None
+        pre = {}
+        for index in network.activations:
+            shape = (1, *network.nodes[network.nodes[index].inputs[0]].shape)
+            free = torch.full(shape, torch.inf, dtype=torch.float64)
+            found = [Bounds(-free, free) if root is None else root.pre[index] for root in roots]
+            ends = (torch.cat([b.lower for b in found]), torch.cat([b.upper for b in found]))
+            pre[index] = Bounds(*(end.to(like) for end in ends))
+        bounded = all(root is not None and root.bounded for root in roots)
+        return Known(pre, bounded, all(root is not None and root.searched for root in roots))
+
+    def learn(
+        self,
+        queries: Sequence[Query],
+        network: Network,
+        pre: Mapping[int, Bounds],
+        rows: RowBatch,
+        values: Tensor,
+        *,
+        bounded: bool,
+        searched: bool = False,
+    ) -> Tensor:
+        """Take what a verifier has proven over the boxes of a batch of queries, and tell what is proven altogether.
+
+        Args:
+            queries: the batch.
+            network: the network that was bounded.
+            pre: bounds of every activation's input, by the activation's node index, (batch, *shape).
+            rows: the rows of the queries' properties, in the order of the queries.
+            values: (rows,) proven lower bounds of matrix·y − bound of ``rows``, in float64 on the CPU.
+            bounded: whether these are CROWN's bounds of every unstable neuron, or better ones.
+            searched: whether slopes have been searched for them, too.
+
+        Returns:
+            (polytopes,) for each polytope of ``rows`` the best lower bound known of its largest row, in the
+            property's units; −inf where nothing is known.
+        """
+        lower = rows.largest(torch.where(values.isnan(), -torch.inf, values))
+        if not pre or not _shared(network, next(iter(pre.values())).lower):
+            return lower
+        parts = [lower[:0]]
+        with torch.inference_mode(False):
+            for number, (query, mine) in enumerate(zip(queries, lower.split(rows.polytopes), strict=True)):
+                before = self.of(query)
+                best = mine.clone() if before is None else torch.maximum(mine, before.lower)
+                parts.append(best)
+                # Of a query that is decided nobody needs bounds any more.
+                if bool((best > 0).all()):
+                    self.drop(query)
+                    continue
+                own = {i: _copy(b, number) for i, b in pre.items()}
+                root = Root(own, best, bounded, searched)
+                if before is not None:
+                    own = {i: met(network.nodes[i], b, before.pre[i]) for i, b in own.items()}
+                    root = Root(own, best, bounded or before.bounded, searched or before.searched)
+                self._keep(query, root)
+        return torch.cat(parts)
+
+    def prove(self, query: Query, lower: Mapping[int, float]) -> None:
+        """Take proven lower bounds of some polytopes' largest rows, by the polytopes' numbers in ``RowBatch``."""
+        root = self.of(query)
+        if root is None:
+            return
+        best = root.lower.clone()
+        for polytope, value in lower.items():
+            best[polytope] = max(float(best[polytope]), value)
+        self._roots[query.digest] = replace(root, lower=best)
+
+    def _keep(self, query: Query, root: Root) -> None:
+        self.drop(query)
+        if root.bytes <= self._free:
+            self._free -= root.bytes
+            self._roots[query.digest] = root
+
+
+def _shared(network: Network, like: Tensor) -> bool:
+    """Whether bounds of the network in the dtype and on the device of a tensor may be part of a root."""
+    return like.dtype == torch.float64 and covers(network, like.dtype, like.device)
+
+
+def _copy(bounds: Bounds, sample: int) -> Bounds:
+    """A copy of one sample's bounds on the CPU, which keeps no other sample's in memory; NaN, of which nothing is
+    known, becomes infinite."""
+    lower, upper = (end.detach()[sample : sample + 1].cpu() for end in (bounds.lower, bounds.upper))
+    return Bounds(torch.where(lower.isnan(), -torch.inf, lower), torch.where(upper.isnan(), torch.inf, upper))
+
+
+NONE = Roots()
+"""For verifiers that are asked by themselves: nothing is known, and nothing is kept."""
+
+
+def met(node: Node, first: Bounds, second: Bounds) -> Bounds:
+    """Both bounds of the input of an activation at once.
+
+    Raises:
+        RuntimeError: if they leave nothing of some neuron. Sound bounds over the same box, which has points, cannot do
+            that: one of them is of another query.
+    """
+    both = intersect(first, second)
+    if bool((both.lower > both.upper).any()):
+        raise RuntimeError(f"two bounds before node '{node.name}' ({node.op}) exclude each other")
+    return both
+
+
+def relaxation(
+    network: Network,
+    box: Bounds,
+    known: Known | None,
+    *,
+    search: Search | None = None,
+    memory: int = MEMORY,
+    stop: Callable[[], bool] | None = None,
+    float32: bool = False,
+) -> Relaxation:
+    """A relaxation with CROWN's bounds of every unstable neuron, or with better ones that are known.
+
+    Args:
+        network: in the dtype and on the device of ``box``.
+        box: the whole boxes of some queries, shaped (batch, *input_shape).
+        known: what is known of these queries. What CROWN, or the search, has done before is not done again.
+        search: better bounds of neurons that CROWN leaves unstable (``bounds.neurons``).
+        memory: a limit in bytes on the coefficients held at once.
+        stop: asked between chunks; once it returns True the rest keeps the bounds that it has.
+        float32: coefficients in float32 (``Relaxation``).
+
+    Raises:
+        RuntimeError: if what is known leaves nothing of some box, as bounds of another query would (``met``).
+    """
+    options: dict[str, Any] = {"memory": memory, "stop": stop, "float32": float32}
+    if known is None:
+        return crown_relaxation(network, box, search=search, **options)
+    search = None if known.searched else search
+    found = crown_relaxation(network, box, known=known.pre, crown=not known.bounded, search=search, **options)
+    if bool(found.nodes.empty().any()):
+        raise RuntimeError(f"bounds that are known of the network '{network.name}' exclude those by intervals")
+    return found
