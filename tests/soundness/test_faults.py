@@ -7,9 +7,8 @@ import pytest
 from .faults import FAULTS, KINDS, Fault
 from .judge import Report
 
-ELSEWHERE = ("points", "planted", "trees")
-"""Kinds of which other tests show it: ``test_kinds`` asks all methods about the same points and planted
-counterexamples, and the tests of branch and bound examine the same trees."""
+ELSEWHERE = ("points", "planted")
+"""Kinds of which ``test_kinds`` shows it, where all methods are asked about the same cases."""
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ELSEWHERE])

@@ -263,13 +263,13 @@ OFFSETS = (1e-9, -1e-9, -1e-3, -1e-2, -0.1, -0.4)
 """How far the cases are from their decision boundary."""
 
 
-def trees(*, seed: int = 2, offsets: Sequence[float] = OFFSETS, report: Report | None = None) -> Report:
+def trees(*, seed: int = 0, offsets: Sequence[float] = OFFSETS, report: Report | None = None) -> Report:
     """Branch and bound on random networks near the decision boundary, each leaf proved again."""
     rng, report = np.random.default_rng(seed), report or Report()
     leaves = 0
     networks = [*nets.pieces(rng, nets.gaussian(rng)), *nets.pieces(rng, nets.uneven(rng, 2))]
     cases = boundary_cases(rng, networks, offsets, boxes=1)
-    for case in (*cases, *(case for network in networks for case in conjunctions(rng, network))):
+    for case in (*(case for network in networks for case in conjunctions(rng, network)), *cases):
         outcome, found = examine(case, report)
         judge(case, "bab", outcome, report)
         leaves += found

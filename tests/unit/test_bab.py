@@ -101,7 +101,7 @@ def test_forms_are_the_network_but_for_their_errors(seed: int, leaky: bool | Non
 
 
 def test_leaves_are_proved_again_in_rational_arithmetic() -> None:
-    report = trees()
+    report = trees(seed=2)
     assert report.problems == []
     assert report.decided["leaves", Verdict.UNSAT] > 100
     assert report.decided["bab", Verdict.UNSAT] > 20 < report.decided["bab", Verdict.SAT] + 10
