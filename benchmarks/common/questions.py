@@ -25,6 +25,7 @@ from verifiable_relu.trust.replay import confirm
 from verifiable_relu.verifiers.base import Budget, Outcome, Verdict, Verifier
 from verifiable_relu.verifiers.incomplete import Crown
 from verifiable_relu.verifiers.root import Known
+from verifiable_relu.verifiers.solvers.process import processor_seconds
 
 _BATCH = 256
 
@@ -78,10 +79,10 @@ class Balls:
     def ask(self, verifier: Verifier, bar: Progress, seconds: float = math.inf) -> Answers:
         """Ask a verifier, all at once, for at most so many seconds per ball."""
         label = f"{self.network.name} ε={self.eps} {verifier.name}".strip()
-        wall, cpu = time.perf_counter(), time.process_time()
+        wall, cpu = time.perf_counter(), processor_seconds()
         with Bar(bar, label, len(self)) as shown:
             outcomes = verifier.verify(self.queries, Budget.each(seconds, len(self)), shown)
-        wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+        wall, cpu = time.perf_counter() - wall, processor_seconds() - cpu
         verdicts = [checked(query, outcome) for query, outcome in zip(self.queries, outcomes, strict=True)]
         return Answers(tuple(outcomes), tuple(verdicts), wall, cpu)
 
@@ -93,7 +94,7 @@ class Answers:
     Attributes:
         outcomes: for each query.
         verdicts: the same, where a counterexample counts only if exact evaluation and replay confirm it.
-        wall, cpu: seconds of the clock and of the processor for all queries together.
+        wall, cpu: seconds of the clock and of the processor for all queries together, a solver's process included.
     """
 
     outcomes: tuple[Outcome, ...]
@@ -118,9 +119,9 @@ class Answers:
 
 def timed(query: Query, verifier: Verifier, limit: float) -> tuple[Outcome, float, float]:
     """What a verifier says of one query alone within ``limit`` seconds, and its seconds of clock and of processor."""
-    wall, cpu = time.perf_counter(), time.process_time()
+    wall, cpu = time.perf_counter(), processor_seconds()
     (outcome,) = verifier.verify([query], Budget.each(limit, 1))
-    return outcome, time.perf_counter() - wall, time.process_time() - cpu
+    return outcome, time.perf_counter() - wall, processor_seconds() - cpu
 
 
 def checked(query: Query, outcome: Outcome) -> Verdict:

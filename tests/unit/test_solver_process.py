@@ -243,18 +243,19 @@ def test_ctrl_c_in_a_terminal_ends_both_processes(kind: str) -> None:
         assert said.count("KeyboardInterrupt") == said.count("Traceback") == 1
 
 
-def test_a_worker_works_where_standard_input_is_closed() -> None:
-    """The pipes that it opens get the descriptor that is free then."""
-    code = """
+@pytest.mark.parametrize("closed", [(0,), (2,), (0, 2)])
+def test_a_worker_works_where_standard_streams_are_closed(closed: tuple[int, ...]) -> None:
+    """Whatever is opened gets a descriptor that is free then."""
+    code = f"""
 worker.stop()
-os.close(0)
-try:
-    worker.call("raises", 60.0)
-except Exception as error:
-    print(error)
+for stream in {closed}:
+    os.close(stream)
+other = Worker("builtins:eval")
+print(other.call("[__import__('os').write(fd, b'noise') for fd in (1, 2)] and 42"))
+print(other.call("43"))
 """
     with owner(code) as started:
-        assert "nothing works" in started.communicate(timeout=60)[0]
+        assert started.communicate(timeout=60)[0].splitlines()[1:] == ["42", "43"]
 
 
 FORK = """

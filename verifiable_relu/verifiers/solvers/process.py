@@ -1,8 +1,8 @@
 """Calls of a foreign library in another process, which is ended when it takes too much time or memory.
 
 A library in C or C++ cannot be stopped from Python, may crash, and may use up all memory. In a process of its own it
-takes down nothing but one call: a ``Worker`` keeps such a process, and starts another after it had to end one. The
-process runs ``serve``. Both sides exchange pickled messages over pipes.
+takes down nothing but one call: a ``Worker`` keeps such a process, and starts another after it had to end one. What the
+process does is in ``serve``. Both sides exchange pickled messages over pipes.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
-from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from verifiable_relu.errors import CallFailed, OutOfTime
+from verifiable_relu.verifiers.solvers import serve
+from verifiable_relu.verifiers.solvers.serve import Kind
 
 _SCRIPT = "import sys; sys.path[:] = {path!r}; from {module} import serve; serve({function!r}, {lifeline})"
 
@@ -41,9 +42,6 @@ CONTROL_GROUPS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory
 
 _WORKERS: set[Worker] = set()
 """All workers; each is needed until the end, when its process is ended."""
-
-_Kind = Literal["ready", "question", "done", "memory", "failed"]
-"""What a message of the process is: the library is imported, an interim question, an answer, and two ways to fail."""
 
 
 @cache
@@ -194,7 +192,7 @@ class Worker:
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}) if sys.platform != "win32" else set()
         held, self._lifeline = _lifeline()
         try:
-            code = _SCRIPT.format(path=sys.path, module=__name__, function=self._function, lifeline=held)
+            code = _SCRIPT.format(path=sys.path, module=serve.__name__, function=self._function, lifeline=held)
             self._process = subprocess.Popen(
                 [sys.executable, "-c", code],
                 stdin=subprocess.PIPE,
@@ -218,7 +216,7 @@ class Worker:
         except OSError as error:
             raise _Gone from error
 
-    def _receive(self) -> tuple[_Kind, Any]:
+    def _receive(self) -> tuple[Kind, Any]:
         assert self._process is not None and self._process.stdout is not None
         try:
             kind, value = pickle.load(self._process.stdout)
@@ -312,60 +310,3 @@ def _ended(status: int | None) -> str:
         with suppress(ValueError):
             return f"its process was ended by the signal {signal.Signals(-status).name}"
     return f"its process ended with the status {status}"
-
-
-def serve(function: str, lifeline: int) -> None:
-    """Answer the calls of a ``Worker`` until it is gone: what its process runs.
-
-    Args:
-        function: ``module:name``.
-        lifeline: the reading end of a pipe whose other end the parent holds and never writes to.
-    """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if sys.platform == "linux":
-        _end_with(lifeline)
-    requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    # What the library prints or reads must not get among the messages.
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    os.dup2(2, 1)
-
-    def send(kind: _Kind, value: object) -> None:
-        replies.write(pickle.dumps((kind, value), pickle.HIGHEST_PROTOCOL))
-        replies.flush()
-
-    def ask(question: object) -> Any:
-        send("question", question)
-        return pickle.load(requests)
-
-    module, _, name = function.partition(":")
-    try:
-        called = getattr(import_module(module), name)
-    except Exception as error:
-        send("failed", f"{type(error).__name__}: {error}")
-        return
-    send("ready", None)
-    while True:
-        try:
-            argument, converses = pickle.load(requests)
-        except EOFError:
-            return
-        try:
-            send("done", called(argument, ask) if converses else called(argument))
-        except MemoryError:
-            send("memory", None)
-        except Exception as error:
-            send("failed", f"{type(error).__name__}: {error}")
-        del argument
-
-
-def _end_with(lifeline: int) -> None:
-    """Have the kernel end this process as soon as the other end of a pipe is closed.
-
-    Linux sends SIGIO when that happens, and the signal ends the process whatever it does: a thread that waits for the
-    end of the pipe would need the interpreter, which the library's code may hold.
-    """
-    import fcntl
-
-    signal.signal(signal.SIGIO, signal.SIG_DFL)
-    fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
-    fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
