@@ -269,7 +269,7 @@ def trees(*, seed: int = 0, offsets: Sequence[float] = OFFSETS, report: Report |
     leaves = 0
     networks = [*nets.pieces(rng, nets.gaussian(rng)), *nets.pieces(rng, nets.uneven(rng, 2))]
     cases = boundary_cases(rng, networks, offsets, boxes=1)
-    for case in (*(case for network in networks for case in conjunctions(rng, network)), *cases):
+    for case in (*cases, *(case for network in networks for case in conjunctions(rng, network))):
         outcome, found = examine(case, report)
         judge(case, "bab", outcome, report)
         leaves += found
