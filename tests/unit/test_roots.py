@@ -255,6 +255,19 @@ def test_bounding_that_was_cut_short_is_taken_up_again() -> None:
     assert width <= least * 1.001
 
 
+def test_what_decides_a_query_decides_it_whoever_was_asked_before() -> None:
+    asked = queries(mlp(), 6, radius=0.05, depth=0.02)
+    verdicts = [outcome.verdict for outcome in ask(Bab(), asked)]
+    assert Verdict.UNSAT in verdicts
+    roots = Roots(PLENTY)
+    for method in (Ibp(), Crown(), Bab()):
+        outcomes = ask(method, asked, roots)
+        decided = {outcome.verdict for query, outcome in zip(asked, outcomes, strict=True) if roots.of(query) is None}
+        assert decided <= {Verdict.UNSAT}
+    assert Verdict.UNSAT in decided
+    assert [outcome.verdict for outcome in outcomes] == verdicts
+
+
 def test_polytopes_that_one_stage_excludes_stay_excluded() -> None:
     network, roots = mlp(), Roots(PLENTY)
     query = queries(network, 1, radius=0.1)[0]
@@ -269,12 +282,15 @@ def test_polytopes_that_one_stage_excludes_stay_excluded() -> None:
 
 
 def test_what_several_stages_exclude_together_is_a_verdict() -> None:
-    query = queries(mlp(), 1, radius=0.1)[0]
+    (near,), (far,) = queries(mlp(), 1, radius=0.1), queries(mlp(), 1, radius=0.1, depth=100.0)
+    unsafe = (near.property.unsafe[0], far.property.unsafe[1])
+    query = Query(near.network, Property(near.property.box, unsafe))
     for method in (Crown(), SEARCHING, Bab(), Milp(), Smt()):
         roots = Roots(PLENTY)
-        ask(Crown(), [query], roots)
+        ask(Ibp(), [query], roots)
+        root = roots.of(query)
+        assert root is not None and root.lower[0] < 0 < root.lower[1]
         roots.prove(query, {0: 0.125})
-        roots.prove(query, {1: 0.25})
         (outcome,) = ask(method, [query], roots)
         assert (outcome.verdict, outcome.trust, outcome.margin) == (Verdict.UNSAT, Trust.ROUNDED, 0.125)
 
