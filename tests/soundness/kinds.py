@@ -224,14 +224,18 @@ def corner_networks(rng: np.random.Generator, smooth: bool) -> list[Network]:
     if smooth:
         return nets.smooth(rng, nets.gaussian(rng))
     uneven = nets.uneven(rng)
-    return [
+    pieces = [
         *nets.pieces(rng, uneven),
         *nets.pieces(rng, nets.uneven(rng, 3)),
         *nets.pieces(rng, nets.uneven(rng, 6, positive=True)),
         *(_active(nets.mlp(rng, nets.uneven(rng, spread), widths=(4, 6, 5, 3)), 4.0) for spread in (1, 4, 10)),
         nets.mlp(rng, uneven, widths=(4, 5)),
+    ]
+    # First those in which most of what is computed for images alone shows.
+    return [
         *(nets.image(rng, nets.uneven(rng, spread)) for spread in (0, 3, 10)),
         *(nets.opposed(rng, nets.uneven(rng, 0), *of) for of in itertools.product((False, True), repeat=2)),
+        *pieces,
         nets.mlp(rng, nets.uneven(rng, 0), widths=(24, 12)),
     ]
 

@@ -86,7 +86,7 @@ def faults(found: list[Answer]) -> str:
 
 
 def asked(network: Path, prop: Path) -> list[str]:
-    return ["--net", str(network), "--spec", str(prop), "--timeout", "3", "--quiet"]
+    return ["--net", str(network), "--spec", str(prop), "--timeout", "1", "--quiet"]
 
 
 def properties(folder: Path, network: Path) -> list[Path]:

@@ -7,9 +7,11 @@ import pytest
 from .faults import FAULTS, KINDS, Fault
 from .judge import Report
 
+ELSEWHERE = ("points", "planted")
+"""Kinds of which ``test_kinds`` shows it, where all methods are asked about the same cases."""
 
-# ``test_kinds`` asks all methods about the same points and planted counterexamples, and these among them.
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("points", "planted")])
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ELSEWHERE])
 def test_nothing_is_found_where_no_fault_is_seeded(kind: str) -> None:
     report = Report()
     KINDS[kind](report)

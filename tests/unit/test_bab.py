@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.soundness.judge import Report
 from tests.soundness.trees import TIGHT, covers, trees
 from tests.support.exact import exact_outputs, exact_values
 from tests.support.solver_cases import ball, barely_unstable, chain, mlp, random_query, residual, row, union_in_order
@@ -102,7 +101,7 @@ def test_forms_are_the_network_but_for_their_errors(seed: int, leaky: bool | Non
 
 
 def test_leaves_are_proved_again_in_rational_arithmetic() -> None:
-    report = trees(seed=2, report=Report())
+    report = trees(seed=2)
     assert report.problems == []
     assert report.decided["leaves", Verdict.UNSAT] > 100
     assert report.decided["bab", Verdict.UNSAT] > 20 < report.decided["bab", Verdict.SAT] + 10

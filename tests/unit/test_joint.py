@@ -45,8 +45,9 @@ from verifiable_relu.certify import main
 from verifiable_relu.errors import InputError
 from verifiable_relu.network import hardened, write_onnx
 from verifiable_relu.network.build import Builder
+from verifiable_relu.network.dispatch import Table
 from verifiable_relu.network.graph import Network
-from verifiable_relu.network.nodes import Gelu, Hardened, Input, Linear, Relu
+from verifiable_relu.network.nodes import Gelu, Hardened, Input, LeakyRelu, Linear, Relu, Sigmoid, Tanh
 from verifiable_relu.spec import Query, linf_properties
 from verifiable_relu.trust.replay import confirm
 from verifiable_relu.verifiers.base import Budget, Reason, Trust, Verdict
@@ -436,7 +437,10 @@ Patch = Callable[[pytest.MonkeyPatch], None]
 
 
 def _row(patch: pytest.MonkeyPatch, **changes: object) -> None:
-    patch.setitem(activations.TABLE, Hardened, dataclasses.replace(activations.TABLE[Hardened], **changes))  # type: ignore[arg-type]
+    kinds = (Relu, LeakyRelu, Sigmoid, Tanh, Gelu, Hardened)
+    rows = {kind: activations.TABLE.find(kind) for kind in kinds}
+    rows[Hardened] = dataclasses.replace(rows[Hardened], **changes)  # type: ignore[type-var]
+    patch.setattr(activations, "TABLE", Table("bound propagation", rows))  # type: ignore[arg-type]
 
 
 def _intervals_of_relu(patch: pytest.MonkeyPatch) -> None:
@@ -447,7 +451,7 @@ def _intervals_of_relu(patch: pytest.MonkeyPatch) -> None:
 
 
 def _lower_line_of_relu(patch: pytest.MonkeyPatch) -> None:
-    relu = activations.TABLE[Relu].relax
+    relu = activations.TABLE.find(Relu).relax
     _row(patch, relax=relu, curve=None)
 
 
@@ -461,7 +465,7 @@ def _no_dip(patch: pytest.MonkeyPatch) -> None:
 
 
 def _upper_line_of_gelu(patch: pytest.MonkeyPatch) -> None:
-    _row(patch, relax=activations.TABLE[Gelu].relax, curve=activations.TABLE[Gelu].curve)
+    _row(patch, relax=activations.TABLE.find(Gelu).relax, curve=activations.TABLE.find(Gelu).curve)
 
 
 def _first_layer_alone(patch: pytest.MonkeyPatch) -> None:

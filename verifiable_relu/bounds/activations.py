@@ -27,9 +27,8 @@ from torch import Tensor
 
 from verifiable_relu.bounds import envelope
 from verifiable_relu.bounds.types import Bounds, Lines
-from verifiable_relu.errors import UnsupportedError
+from verifiable_relu.network.dispatch import Table
 from verifiable_relu.network.nodes import (
-    PIECEWISE_LINEAR,
     Activation,
     Gelu,
     Hardened,
@@ -49,6 +48,7 @@ class Row:
         image: the interval image (see ``image``).
         relax: the linear relaxation (see ``relax``).
         ulps: relative rounding error of an image's ends and of a line, in units of the unit roundoff.
+        unstable: which neurons need a relaxation (see ``unstable``).
         absolute: absolute rounding error of the same, in the same units, for a node.
         curve: for smooth activations, how their lines are made; ``relax`` is its own.
     """
@@ -56,6 +56,7 @@ class Row:
     image: Callable[[Any, Bounds], Bounds]
     relax: Callable[[Any, Bounds, Tensor | None], Lines]
     ulps: int
+    unstable: Callable[[Any, Bounds], Tensor]
     absolute: Callable[[Any], Tensor | float] = lambda node: 0.0
     curve: Curve | None = None
 
@@ -93,12 +94,7 @@ def row(node: Activation) -> Row:
     Raises:
         UnsupportedError: if the activation is not in the table.
     """
-    try:
-        return TABLE[type(node)]
-    except KeyError:
-        raise UnsupportedError(
-            "no bounds are known for this activation", place=f"node '{node.name}' ({node.op})"
-        ) from None
+    return TABLE[node]
 
 
 def image(node: Activation, bounds: Bounds) -> Bounds:
@@ -298,17 +294,24 @@ def _hardened_lines(node: Hardened, bounds: Bounds, low: Tensor, high: Tensor) -
 
 
 def unstable(node: Node, pre: Bounds) -> Tensor:
-    """Which neurons need a relaxation, and tight bounds for it: (batch, *shape) bool.
+    """Which neurons need a relaxation, and tight bounds for it: (batch, *shape) bool."""
+    return TABLE[node].unstable(node, pre)
 
-    Those of piecewise-linear nodes straddle zero, and NaN is none. λ-GELU is 0 or x up to |x|·Φ(−6) < 1e-9·|x| where
-    |λx| ≥ 6.
-    """
-    if isinstance(node, PIECEWISE_LINEAR):
-        return (pre.lower < 0) & (pre.upper > 0)
-    straddles = ~(pre.lower >= pre.upper)
-    if isinstance(node, Gelu | Hardened):
-        return straddles & ~((node.lam * pre.lower >= _SATURATED) | (node.lam * pre.upper <= -_SATURATED))
-    return straddles
+
+def _straddles_zero(node: Activation, pre: Bounds) -> Tensor:
+    """Of an activation with one kink, at zero; NaN is none."""
+    return (pre.lower < 0) & (pre.upper > 0)
+
+
+def _varies(node: Activation, pre: Bounds) -> Tensor:
+    """Of an activation that is a line nowhere."""
+    return ~(pre.lower >= pre.upper)
+
+
+def _is_soft(node: Gelu | Hardened, pre: Bounds) -> Tensor:
+    """Of λ-GELU, which is 0 or x up to |x|·Φ(−6) < 1e-9·|x| where |λx| ≥ 6."""
+    hard = (node.lam * pre.lower >= _SATURATED) | (node.lam * pre.upper <= -_SATURATED)
+    return _varies(node, pre) & ~hard
 
 
 _SATURATED = 6.0
@@ -321,17 +324,26 @@ def _smooth(
     slopes: Callable[[Any, Bounds, bool], tuple[Tensor, ...]],
     lines: Callable[[Any, Bounds, Tensor, Tensor], Lines],
     absolute: Callable[[Any], Tensor | float] = lambda node: 0.0,
+    unstable: Callable[[Any, Bounds], Tensor] = _varies,
 ) -> Row:
     curve = Curve(slopes, lines)
-    return Row(image, curve.relax, _SMOOTH_ULPS, absolute, curve)
+    return Row(image, curve.relax, _SMOOTH_ULPS, unstable, absolute, curve)
 
 
-TABLE: dict[type[Activation], Row] = {
-    Relu: Row(_relu_image, _relu_lines, ulps=4),
-    LeakyRelu: Row(_leaky_image, _leaky_lines, ulps=8),
-    Sigmoid: _smooth(_increasing_image, _sigmoid_slopes, _sigmoid_lines),
-    Tanh: _smooth(_increasing_image, _tanh_slopes, _tanh_lines),
-    # An argument λx off by u moves f by u·|x·f'(x)| ≤ u·(|f(x)| + 0.294/λ), t²·φ(t) being at most 0.294.
-    Gelu: _smooth(_gelu_image, _gelu_slopes, _gelu_lines, absolute=lambda node: _SMOOTH_ULPS / node.lam),
-    Hardened: _smooth(_hardened_image, _gelu_slopes, _hardened_lines, absolute=lambda node: _SMOOTH_ULPS / node.lam),
-}
+def _soft_error(node: Gelu | Hardened) -> Tensor:
+    """An argument λx off by u moves f by u·|x·f'(x)| ≤ u·(|f(x)| + 0.294/λ), t²·φ(t) being at most 0.294."""
+    return _SMOOTH_ULPS / node.lam
+
+
+TABLE: Table[Row] = Table(
+    "bound propagation",
+    {
+        Relu: Row(_relu_image, _relu_lines, ulps=4, unstable=_straddles_zero),
+        LeakyRelu: Row(_leaky_image, _leaky_lines, ulps=8, unstable=_straddles_zero),
+        Sigmoid: _smooth(_increasing_image, _sigmoid_slopes, _sigmoid_lines),
+        Tanh: _smooth(_increasing_image, _tanh_slopes, _tanh_lines),
+        Gelu: _smooth(_gelu_image, _gelu_slopes, _gelu_lines, _soft_error, _is_soft),
+        Hardened: _smooth(_hardened_image, _gelu_slopes, _hardened_lines, _soft_error, _is_soft),
+    },
+    group=Activation,
+)

@@ -341,6 +341,3 @@ class Hardened(Activation):
     @property
     def limit(self) -> Node:
         return Relu(name=self.name, inputs=self.inputs, shape=self.shape)
-
-
-PIECEWISE_LINEAR = (Relu, LeakyRelu)

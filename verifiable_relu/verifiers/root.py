@@ -66,7 +66,10 @@ class Known:
 
 
 class Roots:
-    """The roots of queries, by the queries' digests: of the network that is bounded, the box and the unsafe set.
+    """The roots of queries.
+
+    A root is that of one ``Query`` object. Another object may ask the same and still not share it: queries with equal
+    digests may scale a row, and so the lower bounds, differently.
 
     There is room for so many bytes. A root for which there is none is not kept, and whoever needs it computes it
     again: since every stage goes through all queries in the same order, dropping the oldest root instead would leave
@@ -78,15 +81,15 @@ class Roots:
 
     def __init__(self, memory: int = 0) -> None:
         self._free = memory
-        self._roots: dict[str, Root] = {}
+        self._roots: dict[Query, Root] = {}
 
     def of(self, query: Query) -> Root | None:
         """The root of a query, if there is one."""
-        return self._roots.get(query.digest)
+        return self._roots.get(query)
 
     def drop(self, query: Query) -> None:
         """Forget a query, which is decided."""
-        root = self._roots.pop(query.digest, None)
+        root = self._roots.pop(query, None)
         if root is not None:
             self._free += root.bytes
 
@@ -166,13 +169,13 @@ class Roots:
         best = root.lower.clone()
         for polytope, value in lower.items():
             best[polytope] = max(float(best[polytope]), value)
-        self._roots[query.digest] = replace(root, lower=best)
+        self._roots[query] = replace(root, lower=best)
 
     def _keep(self, query: Query, root: Root) -> None:
         self.drop(query)
         if root.bytes <= self._free:
             self._free -= root.bytes
-            self._roots[query.digest] = root
+            self._roots[query] = root
 
 
 def _shared(network: Network, like: Tensor) -> bool:
