@@ -35,6 +35,7 @@ from verifiable_relu.verifiers.base import Budget, Outcome, Reason, Trust, Verdi
 from verifiable_relu.verifiers.encoding import Folding, Phases, Sizes
 from verifiable_relu.verifiers.milp import Milp
 from verifiable_relu.verifiers.mixed_integer import Model
+from verifiable_relu.verifiers.root import NONE
 from verifiable_relu.verifiers.solvers.highs import Solved, Task
 from verifiable_relu.verifiers.solving import bounded
 
@@ -304,7 +305,7 @@ def test_a_rescaled_network_makes_the_same_program(exponents: tuple[int, int]) -
     programs = []
     for net in (network, rescaled(network, exponents)):
         query = Query(net, prop)
-        (problem,) = bounded(Folding(net, exact=False), [query], lambda: False)
+        (problem,) = bounded(Folding(net, exact=False), [query], lambda: False, NONE)
         program = Model(problem, lambda: 60.0).program(prop.unsafe[0], 1e-6, None)
         programs.append((program.entries, program.row_lower, program.row_upper, program.lower, program.upper))
     assert len(programs[0][0]) > 50

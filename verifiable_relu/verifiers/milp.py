@@ -100,6 +100,8 @@ class Milp:
                 Reason.UNCONFIRMED, "any point should do"
             )
         program, seconds = model.program(polytope, self.slack, loose), left()
+        if seconds <= 0:
+            return _unknown(Reason.TIMEOUT, "the budget ran out")
         solved: Solved | Outcome
         try:
             solved = HIGHS.call(

@@ -43,7 +43,6 @@ from verifiable_relu.verifiers.solving import Problem, solve_each
 _DEPTHS = tuple(Fraction(1, 1 << bits) for bits in (4, 8, 12, 16, 20, 24, 30))
 """How far beyond the boundary a counterexample is looked for, so that rounding it to floats leaves it one."""
 
-
 _STOPPED = ("timeout", "canceled")
 """The reasons that z3 gives where it was told to stop."""
 
@@ -89,6 +88,8 @@ class Smt:
     def _reach(self, formula: _Formula, assertions: str, left: Callable[[], float]) -> Outcome:
         """Look for a point whose output lies in one polytope; unsat only if z3 says that there is none."""
         seconds = left()
+        if seconds <= 0:
+            return Outcome.unknown(Reason.TIMEOUT, self.name, "the budget ran out")
         task = Task(formula.declarations, assertions, self._options(), seconds)
         search = _Search(formula, self.name, left)
         try:

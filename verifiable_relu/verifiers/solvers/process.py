@@ -31,6 +31,9 @@ _SCRIPT = "import sys; sys.path[:] = {path!r}; from {module} import serve; serve
 _STARTING = 120.0
 """Seconds that a process may take to start and to import its library."""
 
+_ENDING = 1.0
+"""Seconds that a process which has closed its pipes gets to end by itself, so that it can be said how it ended."""
+
 _TICK = 0.02
 """Seconds between two looks at the memory of a process. Touching memory for the first time, a core gets a few GB/s."""
 
@@ -177,6 +180,8 @@ class Worker:
             with watch:
                 yield
         except _Gone:
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(_ENDING)
             status = self.stop()
             raise watch.broken or CallFailed(_ended(status)) from None
         except BaseException:

@@ -57,6 +57,9 @@ def serve(function: str, lifeline: int) -> None:
             argument, converses = pickle.load(requests)
         except EOFError:
             return
+        except MemoryError:
+            send("memory", None)
+            return
         try:
             send("done", called(argument, ask) if converses else called(argument))
         except MemoryError:

@@ -15,7 +15,21 @@ _LONGEST = 2**31
 
 
 def search(task: Task, judge: Judge) -> None:
-    """Check a formula, and then, as long as the judge says so, the formula with further assertions."""
+    """Check a formula, and then, as long as the judge says so, the formula with further assertions.
+
+    Raises:
+        MemoryError: if z3 gets no more memory.
+        z3.Z3Exception: if it fails otherwise.
+    """
+    try:
+        _search(task, judge)
+    except z3.Z3Exception as error:
+        if "out of memory" in str(error):
+            raise MemoryError from None
+        raise
+
+
+def _search(task: Task, judge: Judge) -> None:
     end = time.perf_counter() + task.seconds
     solver = z3.SolverFor("QF_LRA", ctx=z3.Context())
     for option, value in task.options.items():
