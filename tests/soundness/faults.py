@@ -397,6 +397,14 @@ FAULTS: tuple[Fault, ...] = (
         ),
     ),
     Fault(
+        "a root that serves every query of its network",
+        "points",
+        (
+            Change("verifiers.root:Roots.of", "self._roots.get(query)", "self._roots.get(query.network)"),
+            Change("verifiers.root:Roots._keep", "self._roots[query] = root", "self._roots[query.network] = root"),
+        ),
+    ),
+    Fault(
         "stale intermediate bound in the encoding: that of the batch's first box",
         "agreement",
         (
