@@ -216,11 +216,22 @@ def test_the_command_trains_in_a_process_of_its_own_and_then_only_tabulates(
     assert "'letters' is none of" in capsys.readouterr().err
 
 
+INTERRUPTIBLE = """
+import signal, sys
+from benchmarks.training.arms import STUDY
+
+if __name__ == "__main__":
+    # Whoever starts the tests in the background has Ctrl-C ignored in them and in all that they start.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    sys.exit(STUDY.main())
+"""
+
+
 def test_ctrl_c_keeps_every_run_that_was_finished(tmp_path: Path) -> None:
     pytest.importorskip("sklearn", reason="needs scikit-learn")
     command = [*COMMAND, "--seeds", "50", "--results", str(tmp_path), "--networks", str(tmp_path / "networks")]
     with subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.training.arms", *command],
+        [sys.executable, "-c", INTERRUPTIBLE, *command],
         cwd=ROOT,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
