@@ -168,7 +168,8 @@ def finished(options: Options, records: Sequence[Record]) -> bool:
 
 
 @lru_cache(maxsize=2)
-def _data(name: str, split: str) -> Any:
+def dataset_of(name: str, split: str) -> Any:
+    """A split of a data set; the last two are kept, for the runs that a process trains one after another."""
     from verifiable_relu.data import load
 
     return load(name, split)  # type: ignore[arg-type]
@@ -191,7 +192,7 @@ def run(options: Options, networks: Path) -> Record:
     from verifiable_relu.train.loop import train
 
     torch.set_num_threads(1)
-    training, test = _data(options.data, "train"), _data(options.data, "test")
+    training, test = dataset_of(options.data, "train"), dataset_of(options.data, "test")
     hard, record = finish(train(options, training, checkpoint(networks, options), test=test), options, training, test)
     write_whole(network_path(networks, options), write_onnx(from_torch(hard, training.images.shape[1:])))
     return {"run": run_name(options), **record}

@@ -34,7 +34,7 @@ def blobs(monkeypatch: pytest.MonkeyPatch) -> None:
     random = np.random.default_rng(0)
     images, labels = random.random((40, 1, 3, 3)).astype(np.float32), np.arange(40) % 2
     data = Dataset("blobs", images, labels, (0.5,), (0.3,), np.ones(40, bool))
-    monkeypatch.setattr(runs, "_data", lambda *_: data)
+    monkeypatch.setattr(runs, "dataset_of", lambda *_: data)
 
 
 def train(folder: Path, *grid: Options) -> None:

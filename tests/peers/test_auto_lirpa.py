@@ -276,9 +276,9 @@ def test_without_the_package_the_message_says_how_to_get_it(monkeypatch: pytest.
 
 def test_a_model_is_made_once_for_all_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
-    original = auto_lirpa._Model
-    monkeypatch.setattr(auto_lirpa, "_Model", lambda *arguments: made.append(arguments) or original(*arguments))
-    monkeypatch.setattr(auto_lirpa, "_BATCH", 2)
+    original = auto_lirpa.Model
+    monkeypatch.setattr(auto_lirpa, "Model", lambda *arguments: made.append(arguments) or original(*arguments))
+    monkeypatch.setattr(auto_lirpa, "MOST_BOXES", 2)
     monkeypatch.setattr(auto_lirpa.AUTO_LIRPA, "call", lambda task, *limits: auto_lirpa.work(task))
     assert len(margins(AutoLirpa("crown"), queries(mlp(), count=5))) == 5 and len(made) == 1
     margins(AutoLirpa("ibp"), queries(mlp(), count=1))
@@ -288,7 +288,7 @@ def test_a_model_is_made_once_for_all_batches(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("batch", [1, 64])
 def test_a_crash_of_the_library_costs_one_query(batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(auto_lirpa, "_BATCH", batch)
+    monkeypatch.setattr(auto_lirpa, "MOST_BOXES", batch)
     asked = queries(mlp(), count=3)
     alone = AutoLirpa("ibp").verify(asked, Budget.each(60, 3))
     call = auto_lirpa.AUTO_LIRPA.call

@@ -486,7 +486,7 @@ FAULTS: tuple[Fault, ...] = (
         "agreement",
         (
             Change(
-                "verifiers.input_split:_Search._halve",
+                "verifiers.input_split:Frontier.halve",
                 "torch.cat([upper.scatter(1, dimension, middle), upper])",
                 "torch.cat([upper.scatter(1, dimension, middle)] * 2)",
             ),

@@ -27,7 +27,7 @@ from verifiable_relu.bounds import (
     linear_lower_bounds,
     preactivation_bounds,
 )
-from verifiable_relu.bounds.alpha import _Search
+from verifiable_relu.bounds.alpha import SlopeSearch
 from verifiable_relu.bounds.chunks import groups
 from verifiable_relu.bounds.interval import intersect, largest
 from verifiable_relu.bounds.restrict import Restriction
@@ -586,13 +586,13 @@ def test_alpha_tries_the_mean_of_its_later_slopes(monkeypatch: pytest.MonkeyPatc
     network, box = mlp(ACTS["relu"]), boxes(mlp(ACTS["relu"]))
     matrix, sample = rows(network, len(box.lower))
     seen: list[tuple[Tensor, Tensor]] = []
-    keep = _Search._keep
+    keep = SlopeSearch.keep
 
-    def record(self: _Search, at: Tensor, values: Tensor, slopes: Tensor) -> None:
+    def record(self: SlopeSearch, at: Tensor, values: Tensor, slopes: Tensor) -> None:
         seen.append((at.clone(), slopes.clone()))
         keep(self, at, values, slopes)
 
-    monkeypatch.setattr(_Search, "_keep", record)
+    monkeypatch.setattr(SlopeSearch, "keep", record)
     pre, steps = preactivation_bounds(network, box), 6
 
     def settled(number: Tensor, best: Tensor) -> Tensor:

@@ -101,7 +101,7 @@ def ascend(
     for first in range(0, len(rows), size):
         part = slice(first, min(len(rows), first + size))
         number = torch.arange(part.start, part.stop, device=rows.device)
-        search = _Search(relaxation, target, rows[part], sample[part], constant[part], ascent)
+        search = SlopeSearch(relaxation, target, rows[part], sample[part], constant[part], ascent)
         if start is not None:
             search.slopes = start[part].to(search.slopes)
         mine = None if settled is None else (lambda at, best, number=number: settled(number[at], best))
@@ -193,7 +193,7 @@ def _involved(relaxation: Relaxation, target: int) -> list[int]:
     return [i for i in sorted(reached) if isinstance(nodes[i], Activation)]
 
 
-class _Search:
+class SlopeSearch:
     """The slopes of one chunk of rows, (rows, neurons of all activations on the way, one after another).
 
     In float32, or in float64 where float32 does not hold the weights.
@@ -242,7 +242,7 @@ class _Search:
             if stop is not None and stop():
                 return
             values, gradient = view(slopes.value)
-            self._keep(at, values, slopes.value)
+            self.keep(at, values, slopes.value)
             if step == self.ascent.steps:
                 break
             going = None
@@ -259,7 +259,7 @@ class _Search:
         # Steps of this size go to and fro about a maximum at which the bound has a kink.
         if slopes.counted and not (stop is not None and stop()):
             mean = slopes.mean()
-            self._keep(at, view(mean)[0], mean)
+            self.keep(at, view(mean)[0], mean)
 
     def _each(self, slopes: Tensor) -> dict[int, Tensor]:
         """The part of every activation, (rows, *shape)."""
@@ -354,7 +354,8 @@ class _Search:
                 values[index] = torch.where(below < 0, high, low)
         return found
 
-    def _keep(self, at: Tensor, values: Tensor, slopes: Tensor) -> None:
+    def keep(self, at: Tensor, values: Tensor, slopes: Tensor) -> None:
+        """Take the slopes of those of the rows ``at`` whose bounds are better than the best so far."""
         better = values > self.best[at]
         chosen = at[better]
         self.best[chosen] = values[better]

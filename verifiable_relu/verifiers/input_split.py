@@ -65,7 +65,7 @@ class InputSplit:
     ) -> list[Outcome]:
         outcomes: dict[int, Outcome] = {}
         for network, members in by_network(queries):
-            search = _Search(self, network, [queries[i] for i in members], budget.subset(members))
+            search = Frontier(self, network, [queries[i] for i in members], budget.subset(members))
             try:
                 with torch.no_grad():
                     while search.frontier_size:
@@ -83,8 +83,8 @@ class InputSplit:
         return [outcomes[i] for i in range(len(queries))]
 
 
-class _Search:
-    """The frontier over the queries of one network."""
+class Frontier:
+    """The sub-boxes that are still to be bounded, of all queries of one network."""
 
     def __init__(self, options: InputSplit, network: Network, queries: Sequence[Query], budget: Budget) -> None:
         self.options = options
@@ -166,7 +166,7 @@ class _Search:
         if len(open_):
             self._charge(owner)
             self._look_for_witness(lower[open_], upper[open_], owner[open_], direction[open_], rows, open_)
-            self._halve(lower[open_], upper[open_], owner[open_], influence[open_])
+            self.halve(lower[open_], upper[open_], owner[open_], influence[open_])
 
     def _look_for_witness(
         self, lower: Tensor, upper: Tensor, owner: Tensor, direction: Tensor, rows: RowBatch, chosen: Tensor
@@ -183,7 +183,7 @@ class _Search:
                 if found is not None:
                     self._decide(local, found)
 
-    def _halve(self, lower: Tensor, upper: Tensor, owner: Tensor, influence: Tensor) -> None:
+    def halve(self, lower: Tensor, upper: Tensor, owner: Tensor, influence: Tensor) -> None:
         """Put the boxes back, each cut along its most influential inputs: several while the frontier is small."""
         for _ in range(max(1, (self.batch // (2 * max(1, len(owner)))).bit_length())):
             width = upper - lower

@@ -42,7 +42,7 @@ from verifiable_relu.verifiers.solvers.process import Worker
 Bound = Literal["ibp", "crown", "alpha-crown"]
 
 _METHODS: dict[Bound, str] = {"ibp": "IBP", "crown": "CROWN", "alpha-crown": "alpha-CROWN"}
-_BATCH = 64
+MOST_BOXES = 64
 """Most queries bounded at once: the α of a batch are optimised together, and for all of them or none."""
 
 _ULPS = 4
@@ -93,7 +93,7 @@ class AutoLirpa:
             raise missing
         outcomes: dict[int, Outcome] = {}
         for network, members in by_network(queries):
-            size = max(1, min(_BATCH, self.memory // _bytes(network)))
+            size = max(1, min(MOST_BOXES, self.memory // _bytes(network)))
             for start in range(0, len(members), size):
                 part = members[start : start + size]
                 for index, outcome in zip(part, self._batch(network, queries, part, budget), strict=True):
@@ -187,15 +187,15 @@ def _outcome(name: str, margin: float, seconds: float) -> Outcome:
     return Outcome.unknown(Reason.INCOMPLETE, name, "the bounds do not decide", margin=known, seconds=spent)
 
 
-_PREPARED: dict[tuple[str, AutoLirpa], _Model] = {}
+_PREPARED: dict[tuple[str, AutoLirpa], Model] = {}
 """The latest model, which the next task may be about, too."""
 
 
-def _prepared(task: _Task) -> _Model:
+def _prepared(task: _Task) -> Model:
     key = task.digest, task.options
     if key not in _PREPARED:
         _PREPARED.clear()
-        _PREPARED[key] = _Model(Network(task.nodes), task.options)
+        _PREPARED[key] = Model(Network(task.nodes), task.options)
     return _PREPARED[key]
 
 
@@ -214,7 +214,7 @@ def _doubt(network: Network, box: Bounds, rows: RowBatch) -> Tensor:
     return _ULPS * torch.finfo(matrix.dtype).eps * (matrix.abs() * size[rows.sample]).sum(1)
 
 
-class _Model:
+class Model:
     """A network as the library sees it, prepared once for all batches."""
 
     def __init__(self, network: Network, options: AutoLirpa) -> None:
