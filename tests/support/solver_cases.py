@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from scipy.optimize import linprog
 
+from tests.support.exact import exact_outputs
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import (
     Activation,
@@ -221,3 +222,14 @@ def random_query(seed: int, *, leaky: bool = False, dyadic: bool = False) -> tup
         for polytope, d in zip(polytopes, distance, strict=True)
     )
     return Query(network, Property(box, moved)), gap
+
+
+def planted(seed: int) -> Query:
+    """A query that a corner of its box meets exactly, with very little to spare for even seeds, else with nothing."""
+    rng = np.random.default_rng(seed)
+    network = mlp(rng, (6, 16, 16, 3))
+    box = ball(rng.normal(size=6).round(3), 0.3)
+    corner = np.where(rng.random(6) < 0.5, box.lower, box.upper)
+    y = exact_outputs(network, [Fraction(float(v)) for v in corner])
+    spare = Fraction(1, 10**8) if seed % 2 == 0 else Fraction(0)
+    return Query(network, Property(box, ((row({0: 1, 1: -1}, y[0] - y[1] + spare), row({2: 1}, y[2] + spare)),)))

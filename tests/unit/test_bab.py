@@ -13,7 +13,17 @@ from torch import Tensor
 
 from tests.soundness.trees import TIGHT, covers, trees
 from tests.support.exact import exact_outputs, exact_values
-from tests.support.solver_cases import ball, barely_unstable, chain, mlp, random_query, residual, row, union_in_order
+from tests.support.solver_cases import (
+    ball,
+    barely_unstable,
+    chain,
+    mlp,
+    planted,
+    random_query,
+    residual,
+    row,
+    union_in_order,
+)
 from verifiable_relu.bounds import crown_relaxation, input_box
 from verifiable_relu.errors import UnsupportedError
 from verifiable_relu.network.graph import Network
@@ -116,15 +126,7 @@ def test_leaves_that_leave_something_out_are_no_tree() -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_planted_witness_is_never_denied(seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    network = mlp(rng, (6, 16, 16, 3))
-    box = ball(rng.normal(size=6).round(3), 0.3)
-    corner = np.where(rng.random(6) < 0.5, box.lower, box.upper)
-    y = exact_outputs(network, [Fraction(float(v)) for v in corner])
-    # The property is met at the planted point with nothing to spare, or with very little.
-    spare = Fraction(0) if seed % 2 else Fraction(1, 10**8)
-    unsafe = ((row({0: 1, 1: -1}, y[0] - y[1] + spare), row({2: 1}, y[2] + spare)),)
-    (outcome,) = decide(Query(network, Property(box, unsafe)), seconds=5)
+    (outcome,) = decide(planted(seed), seconds=5)
     assert outcome.verdict is not Verdict.UNSAT
 
 
