@@ -135,32 +135,36 @@ def _bearable(operator: Operator[Affine], size: Tensor, radius: Tensor) -> bool:
     return bool((size * part <= allowed).all())
 
 
-def _activation_image(node: Activation, boxes: Sequence[Bounds]) -> Bounds:
+def _of_affine(node: Affine, boxes: Sequence[Bounds], operator: Operator[Affine]) -> Bounds:
+    return affine_image(operator, boxes[0])
+
+
+def _activation_image(node: Activation, boxes: Sequence[Bounds], _: None) -> Bounds:
     return rounding.interval_activation(node, image(node, boxes[0]))
 
 
-def _sum_image(node: Add, boxes: Sequence[Bounds]) -> Bounds:
+def _sum_image(node: Add, boxes: Sequence[Bounds], _: None) -> Bounds:
     total = Bounds(boxes[0].lower + boxes[1].lower, boxes[0].upper + boxes[1].upper)
     error = rounding.interval_sum(largest(total)).reshape(-1, *[1] * len(node.shape))
     return Bounds(total.lower - error, total.upper + error)
 
 
-def _moved_image(node: Reshape | Permute, boxes: Sequence[Bounds]) -> Bounds:
+def _moved_image(node: Reshape | Permute, boxes: Sequence[Bounds], _: None) -> Bounds:
     return Bounds(node.forward(boxes[0].lower), node.forward(boxes[0].upper))
 
 
-IMAGES: Table[Callable[[Any, Sequence[Bounds]], Bounds]] = Table(
+IMAGES: Table[Callable[[Any, Sequence[Bounds], Any], Bounds]] = Table(
     "interval arithmetic",
     {
         Input: Refusal("the input's box is given"),
-        Affine: Refusal("an affine map's box is that of its operator"),
+        Affine: _of_affine,
         Activation: _activation_image,
         Add: _sum_image,
         Reshape: _moved_image,
         Permute: _moved_image,
     },
 )
-"""The box of a node's value over boxes of its inputs, (batch, *shape); for affine maps there is ``affine_image``."""
+"""The box of a node's value, (batch, *shape): of the node, its inputs' boxes, and an affine map's operator."""
 
 
 def intersect(first: Bounds, second: Bounds) -> Bounds:
@@ -194,5 +198,4 @@ def interval_bounds(
 
 def node_image(node: Node, index: int, operators: Operators, boxes: Sequence[Bounds]) -> Bounds:
     """The box of one node's value over boxes of its inputs."""
-    operator = operators.find(index)
-    return IMAGES[node](node, boxes) if operator is None else affine_image(operator, boxes[0])
+    return IMAGES[node](node, boxes, operators.find(index))

@@ -201,7 +201,6 @@ class Relaxation:
         network = self.network
         last = len(network.nodes) - 1
         self.advance(network.last_activation)
-        backward = self.backward64 if self._little(matrix.shape[0]) and not intervals else self.backward
         rows = matrix.to(self.box.lower).reshape(-1, *network.output_shape)
         count, found = rows.shape[0], rows.new_full((matrix.shape[0],), -math.inf)
         first = network.last_activation if intervals else 0
@@ -215,6 +214,7 @@ class Relaxation:
             if intervals:
                 bounded = self.by_intervals(chosen, mine)
             else:
+                backward = self.backward64 if self._little(count) else self.backward
                 bounded = backward.rows({last: chosen}, None, self._chunk(chosen, mine))[0]
             if isinstance(part, slice) and bounded.shape[0] == count:
                 return bounded

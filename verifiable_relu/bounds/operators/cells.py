@@ -38,7 +38,7 @@ def _in_step(phase: int, stride: int, first: int, cells: int, length: int) -> tu
     return start, place, max(0, min(cells - start, -(-(length - place) // stride)))
 
 
-def _phases(cells: Tensor, image: Tensor, stride: Pair, corner: Pair) -> Iterator[Pair2]:
+def _phases(cells: Tensor, image: Tensor, stride: Pair, corner: Pair) -> Iterator[tuple[Tensor, Tensor]]:
     """Views of the same numbers in cells and in an image that begins at a corner, one pixel of a cell at a time."""
     (up, across), (down, right), (rows, channels, height, width) = stride, cells.shape[2:], image.shape
     ours, theirs = cells.stride(), image.stride()
@@ -51,9 +51,6 @@ def _phases(cells: Tensor, image: Tensor, stride: Pair, corner: Pair) -> Iterato
         part = cells.as_strided(size, (ours[0], up * across * ours[1], ours[2], ours[3]), start)
         start = image.storage_offset() + top * theirs[2] + left * theirs[3]
         yield part, image.as_strided(size, (theirs[0], theirs[1], up * theirs[2], across * theirs[3]), start)
-
-
-Pair2 = tuple[Tensor, Tensor]
 
 
 def fill(cells: Tensor, image: Tensor, stride: Pair, corner: Pair) -> None:
