@@ -115,6 +115,14 @@ def ball(box: Bounds, center: Tensor | None = None) -> tuple[Tensor, Tensor]:
     return center, box.upper - center
 
 
+def weight_share(node: Affine) -> float:
+    """By what part of |W|·|x| the true W·x may differ from that of the stored weights W, twice.
+
+    Once for W·x itself, and once more to spare for |W|, which is computed from the stored weights, too.
+    """
+    return 2 * node.weight_error
+
+
 def interval_affine(operator: Operator[Affine], largest: Tensor, terms: int = 0) -> tuple[float, Tensor]:
     """How much W·c + b ∓ |W|·r, computed of a box's ``ball``, is to be widened.
 
@@ -132,7 +140,7 @@ def interval_affine(operator: Operator[Affine], largest: Tensor, terms: int = 0)
     """
     node, dtype = operator.node, largest.dtype
     # What γ says of the rows' sums, which are computed, too, is the second factor.
-    relative = gamma(node.terms + 16, dtype) * (1 + 2 * gamma(node.terms, dtype)) + 2 * node.weight_error
+    relative = gamma(node.terms + 16, dtype) * (1 + 2 * gamma(node.terms, dtype)) + weight_share(node)
     growth = 1 + relative + (1.01 * gamma(terms + 4, torch.float32) if terms else 0)
     least, offset, row = operator.once(("interval", terms), lambda: _interval(operator, dtype, terms))
     reach = torch.addcmul(offset, largest.reshape(-1, *[1] * len(node.shape)), row)
@@ -263,7 +271,7 @@ def backward_affine(operator: Operator[Affine], reach: Tensor, sums: int) -> Ten
     """
     node, dtype = operator.node, reach.dtype
     lines = (_LINES + 2 * sums) * unit_roundoff(dtype)
-    relative = 5 * gamma(max(node.terms, node.size) + 2, dtype) + lines + 2 * node.weight_error
+    relative = 5 * gamma(max(node.terms, node.size) + 2, dtype) + lines + weight_share(node)
     tiny = 8 * node.size * _tiny(dtype)
     least = operator.once(("least error", sums), lambda: relative * operator.offset_magnitude + tiny)
     slope = operator.once(("error slope", sums), lambda: relative * operator.row_sums)

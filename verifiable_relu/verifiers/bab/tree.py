@@ -180,15 +180,13 @@ class Tree:
         nodes = Batch.cat([chunk.batch(self._size) for chunk in chosen])
         neuron, number = torch.cat([chunk.neuron for chunk in chosen]), torch.arange(len(nodes))
         nodes.multipliers[number, neuron] = 0
-        active, inactive = nodes.split, nodes.split.clone()
-        active[number, neuron], inactive[number, neuron] = 1, -1
-        return Batch(torch.cat([active, inactive]), nodes.multipliers.repeat(2, 1), nodes.mu.repeat(2, 1))
+        return Batch(torch.cat(children(nodes.split, neuron)), nodes.multipliers.repeat(2, 1), nodes.mu.repeat(2, 1))
 
     def _bound(self, batch: Batch) -> None:
         """Bound nodes, close those that are proved, and put the others where they are split later."""
         found = self._ascent.run(batch, self._search.steps)
         self.nodes += len(batch)
-        rest = (~self._prove(batch, found)).nonzero().squeeze(1)
+        rest = (~self.prove(batch, found)).nonzero().squeeze(1)
         batch, blame, bound = batch[rest], found.blame[rest], found.bound[rest]
         if len(batch):
             worst = bound.topk(min(len(bound), self._search.candidates), largest=False).indices
@@ -201,7 +199,7 @@ class Tree:
             for part in stalled.nonzero().squeeze(1).split(_TOGETHER):
                 if self._left() > 0 and self.state is State.OPEN:
                     is_open[part] = self._finish(batch, blame, part)
-            self._push(batch[is_open], blame[is_open])
+            self.push(batch[is_open], blame[is_open])
         if self.state is State.OPEN and not self._stack:
             self.state = State.PROVED
 
@@ -211,7 +209,7 @@ class Tree:
             self._everywhere = Ascent(self._strip, torch.ones(self._size, dtype=torch.bool), torch.float64)
         mine = batch[part]
         found = self._everywhere.run(mine, self._search.finishing)
-        is_open = ~self._prove(mine, found)
+        is_open = ~self.prove(mine, found)
         settled = (_total(found.blame) <= self._search.exact * found.bound.abs()) | (mine.split != 0).all(1)
         for number in (is_open & settled).nonzero().squeeze(1).tolist():
             if self._left() <= 0 or self.state is not State.OPEN:
@@ -251,7 +249,7 @@ class Tree:
             self.state = State.STUCK
         return False
 
-    def _prove(self, batch: Batch, found: Bounded) -> Tensor:
+    def prove(self, batch: Batch, found: Bounded) -> Tensor:
         """Which nodes the multipliers that were found prove."""
         proved = ~(found.bound <= 0)
         likely = proved.nonzero().squeeze(1)
@@ -279,7 +277,7 @@ class Tree:
         # Rounded down. Where arithmetic broke down nothing is known, and Python's min would lose a NaN.
         return torch.where(quotient.isfinite(), quotient - 1e-12 * quotient.abs(), -torch.inf)
 
-    def _push(self, batch: Batch, blame: Tensor) -> None:
+    def push(self, batch: Batch, blame: Tensor) -> None:
         """Keep open nodes."""
         if not len(batch):
             return
@@ -289,6 +287,18 @@ class Tree:
         self._stack.append(_Chunk(columns, split, multipliers, batch.mu, neuron))
         if sum(chunk.bytes for chunk in self._stack) > self._memory and self.state is State.OPEN:
             self.state = State.FULL
+
+
+def children(split: Tensor, neuron: Tensor) -> tuple[Tensor, Tensor]:
+    """The two nodes that each node is split into: those in which its neuron is active, and those in which it is not.
+
+    Args:
+        split: (nodes, m) int8, as ``Proofs.lower`` takes them.
+        neuron: (nodes,) the number of the neuron that each node is split on.
+    """
+    active, inactive, number = split.clone(), split.clone(), torch.arange(len(split))
+    active[number, neuron], inactive[number, neuron] = 1, -1
+    return active, inactive
 
 
 def _total(blame: Tensor) -> Tensor:
