@@ -45,7 +45,7 @@ def _agreement(report: Report) -> None:
 
 
 def _boundary(report: Report) -> None:
-    boundary({"crown": 1.0}, kinds=("LeakyRelu", "PRelu"), count=160, report=report)
+    boundary({"crown": 1.0}, kinds=("LeakyRelu", "PRelu", "SteepPRelu"), count=240, report=report)
     boundary({"ibp": 1.0, "crown": 1.0}, count=70, report=report)
     boundary({"milp": 1.0, "smt": 0.5}, kinds=("Relu", "LeakyRelu"), count=40, report=report)
 

@@ -190,7 +190,7 @@ def examine(case: Case, report: Report, *, seconds: float = 10.0) -> tuple[Outco
         if rows is None:
             report.note(case.name, "a tree's rows are those of no polytope")
             continue
-        for leaf in tree.leaves:
+        for leaf in (*tree.leaves, *_probes(tree)):
             behind = (Fraction(max(m, 0.0)) * row for m, row in zip(leaf.mu, rows[1:], strict=True))
             objective = sum(behind, start=rows[0])
             least = system.least(objective, tree.strip.slopes.tolist(), leaf)
@@ -202,6 +202,24 @@ def examine(case: Case, report: Report, *, seconds: float = 10.0) -> tuple[Outco
         if outcome.verdict is Verdict.UNSAT and not covers([leaf.split for leaf in tree.leaves]):
             report.note(case.name, "the leaves of a proof leave out some phases")
     return outcome, sum(len(tree.leaves) for tree in trees)
+
+
+def _probes(tree: Recorded, count: int = 4) -> list[Leaf]:
+    """What the library makes of splits and multipliers that no search has chosen: each of them gives a bound.
+
+    Many mistakes hardly show at the multipliers that a search ends with: there the rows behind the objective are not
+    needed, or they are near zero where the bound is least.
+    """
+    generator = torch.Generator().manual_seed(0)
+    size, others = tree.strip.folded.size, tree.strip.rows.matrix.shape[0] - 1
+    split = torch.randint(-1, 2, (count, size), generator=generator, dtype=torch.int8)
+    scale = tree.strip.rows.matrix.abs().amax() if tree.strip.rows.matrix.numel() else 1.0
+    w = torch.randn(count, size, generator=generator, dtype=torch.float64) * scale
+    # Some are negative and count as zero.
+    mu = torch.rand(count, others, generator=generator, dtype=torch.float64) * 4 - 1
+    lower = tree.proofs.lower(split, torch.arange(size), w, mu)
+    columns = (value.tolist() for value in (split, w, mu, lower))
+    return [Leaf(tuple(s), tuple(a), tuple(m), low) for s, a, m, low in zip(*columns, strict=True)]
 
 
 def _rows(system: System, polytopes: set[Polytope], strip: Strip) -> list[np.ndarray] | None:
