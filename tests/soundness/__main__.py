@@ -9,10 +9,10 @@ from .faults import FAULTS, KINDS, caught_by
 
 HEAD = """# Soundness tests and the faults that they catch
 
-Made by `python -m tests.soundness`. Each fault is a public function of the library with a wrong one in its place
-(`hooks.py`, `faults_in_bounds.py`, `faults_in_verifiers.py`). With the fault in place, each kind of test (`kinds.py`)
-is run in its quick form (`faults.py`); *yes* means that the test fails, as it should, a dash that it was not tried.
-`test_faults.py` holds each fault against the kind that it names.
+Made by `python -m tests.soundness`. Each fault puts something wrong in the place of a public function of the library
+(`faults_in_bounds.py`, `faults_in_verifiers.py`, by the hooks of `tests/support/hooks.py`). Each kind of test
+(`kinds.py`) is then run in its quick form (`faults.py`): *yes* means that the test fails, as it should, a dash that it
+was not tried. `test_faults.py` holds each fault against the kind that it names.
 
 - **corners**: exact rational values at box corners, which no bound of any node may exclude
 - **points**: boxes of one point, margins of exactly zero and ± next to nothing

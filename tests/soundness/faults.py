@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 from verifiable_relu.bounds import Tuning
 
+from .fault import Fault
 from .faults_in_bounds import IN_BOUNDS
 from .faults_in_verifiers import IN_VERIFIERS
-from .hooks import Fault
 from .judge import Caught, Report
 from .kinds import agreement, boundary, corners, planted, points
 from .trees import trees

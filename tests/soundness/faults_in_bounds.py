@@ -19,7 +19,7 @@ from verifiable_relu.bounds.slack import Slack
 from verifiable_relu.bounds.window import Grid, Window
 from verifiable_relu.network.nodes import Activation, Affine, Conv2d, Relu
 
-from .hooks import Fault, instead
+from .fault import Fault, instead
 
 Right = Callable[..., Any]
 

@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
+from tests.support.hooks import Hook
 from verifiable_relu.dyadic import Dyadic
 from verifiable_relu.errors import OutOfTime
 from verifiable_relu.network.nodes import Affine, Node
@@ -21,7 +22,7 @@ from verifiable_relu.verifiers.root import Root, Roots
 from verifiable_relu.verifiers.solvers import highs, z3
 from verifiable_relu.verifiers.solvers.process import Worker
 
-from .hooks import Fault, Hook, instead
+from .fault import Fault, instead
 
 Right = Callable[..., Any]
 

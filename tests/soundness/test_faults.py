@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from .fault import Fault
 from .faults import FAULTS, KINDS, caught_by
-from .hooks import Fault
 from .judge import Report
 
 ELSEWHERE = ("points", "planted")

@@ -1,4 +1,4 @@
-"""Faults are seeded by hooks: a public name of the library stands for something wrong while it runs."""
+"""Hooks: a public name of the library stands for something else while a test runs, so that faults can be seeded."""
 
 from __future__ import annotations
 
@@ -89,31 +89,3 @@ class _Altered:
     def __getitem__(self, node: Node) -> Any:
         right = self._table[node]
         return _calling(self._wrong, right) if isinstance(node, self._kind) else right
-
-
-@dataclass(frozen=True)
-class Fault:
-    """A mistake that someone could make in the library.
-
-    Attributes:
-        name: what is wrong.
-        best: the kind of test to ask first.
-        hooks: what is replaced: the mistake, and what gives the occasion for it where it needs one.
-    """
-
-    name: str
-    best: str
-    hooks: tuple[Hook, ...]
-
-    @contextmanager
-    def applied(self) -> Iterator[None]:
-        """The library with the fault in it."""
-        with ExitStack() as stack:
-            for hook in self.hooks:
-                stack.enter_context(hook.applied())
-            yield
-
-
-def instead(path: str, wrong: Callable[..., Any], kind: type[Node] = Node) -> tuple[Hook, ...]:
-    """The hooks of a fault that has one."""
-    return (Hook(path, wrong, kind),)
