@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from .faults import FAULTS, KINDS, Fault
+from .fault import Fault
+from .faults import FAULTS, KINDS, caught_by
 from .judge import Report
 
 ELSEWHERE = ("points", "planted")
@@ -20,4 +21,4 @@ def test_nothing_is_found_where_no_fault_is_seeded(kind: str) -> None:
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_a_seeded_fault_is_caught(fault: Fault) -> None:
-    assert fault.caught_by(fault.best) is not None
+    assert caught_by(fault.best, fault) is not None

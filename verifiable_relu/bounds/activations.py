@@ -143,9 +143,7 @@ def _leaky_image(node: LeakyRelu, bounds: Bounds) -> Bounds:
 def _kinked(left: Tensor, bounds: Bounds, alpha: Tensor | None) -> Lines:
     """Lines of max(x, 0) + left·min(x, 0): one through the kink, the other the chord of [l, u].
 
-    Convex for left ≤ 1 (kink line below, chord above), concave for left ≥ 1 (the other way round). Every line
-    through the kink with a slope between ``left`` and 1 is sound on the whole axis, and none with any other slope:
-    so the slope is rounded into that interval, which left + α·(1 − left) may leave by all of it (left = −1e16).
+    Convex for left ≤ 1 (kink line below, chord above), concave for left ≥ 1 (the other way round).
     """
     lb, ub = bounds.lower, bounds.upper
     one, zero = torch.ones_like(lb), torch.zeros_like(lb)
@@ -153,8 +151,7 @@ def _kinked(left: Tensor, bounds: Bounds, alpha: Tensor | None) -> Lines:
     side = torch.where(lb >= 0, one, left.expand_as(lb))
 
     adaptive = torch.where(ub > -lb, one, zero) if alpha is None else alpha
-    between = torch.lerp(left.expand_as(lb), one, adaptive).clamp(left.clamp(max=1), left.clamp(min=1))
-    kink = torch.where(stable, side, between)
+    kink = torch.where(stable, side, kink_slope(left, adaptive))
 
     # Stable neurons get a harmless interval: the gradient of a quotient that is not used must be finite too.
     lo, hi = torch.where(stable, -one, lb), torch.where(stable, one, ub)
@@ -173,6 +170,19 @@ def _kinked(left: Tensor, bounds: Bounds, alpha: Tensor | None) -> Lines:
         upper_slope=torch.where(convex, chord, kink),
         upper_offset=torch.where(convex, above, zero),
     )
+
+
+def kink_slope(left: Tensor, weight: Tensor) -> Tensor:
+    """The slope left + weight·(1 − left) of a line through the kink of max(x, 0) + left·min(x, 0), 0 ≤ weight ≤ 1.
+
+    A line through the kink is sound on the whole axis if its slope lies between ``left`` and 1, and with no other
+    slope. Rounding may take the sum out of that interval by as much as the interval's width (at left = −1e16), so the
+    slope is moved to the nearer end of the interval.
+
+    ``left`` and ``weight`` are broadcastable to each other.
+    """
+    slope = torch.lerp(left, torch.ones_like(left), weight)
+    return slope.clamp(left.clamp(max=1), left.clamp(min=1))
 
 
 def _relu_lines(node: Relu | Hardened, bounds: Bounds, slope: Tensor | None) -> Lines:

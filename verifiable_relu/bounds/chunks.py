@@ -53,7 +53,7 @@ def groups(
         for start in range(0, count, size):
             yield slice(start, start + size), None
         return
-    if count <= size and (sample is None or _in_turn(sample, samples)):
+    if count <= size and (sample is None or in_turn(sample, samples)):
         yield slice(0, count), None
         return
     assert sample is not None
@@ -88,7 +88,7 @@ def _last_digit(number: int, digits: int) -> int:
     return 1 << max(0, number.bit_length() - digits)
 
 
-def _in_turn(sample: Tensor, samples: int) -> bool:
+def in_turn(sample: Tensor, samples: int) -> bool:
     """Whether equally many rows of every sample come, one sample after another."""
     each, more = divmod(sample.shape[0], samples)
     return not more and torch.equal(sample, torch.arange(samples, device=sample.device).repeat_interleave(each))

@@ -89,7 +89,7 @@ def affine_image(
         size = narrow.abs()
         sums = size.flatten(1).sum(1), radius.flatten(1).sum(1)
         if _bearable(operator, *sums):
-            middle = operator.linear32(narrow).add_(operator.offset)
+            middle = operator.forward32(narrow)
             radius = rounding.interval_single(size, radius, operator.terms32[0])
             # Beside sums in float32 it does not count that this may be far too large.
             most = rounding.reach_single(*sums, size[0].numel()) if most is None else most

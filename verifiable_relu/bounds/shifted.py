@@ -148,16 +148,23 @@ class ShiftedLines:
 
         lines = Lines(*(t.flatten(1) for t in lines.parts()))
         z, error = of(bounds.point(source).flatten(1)), of(slack.error(source, slack.after_relu(index)))
-        rise = lines.upper_slope - lines.lower_slope
         if isinstance(node, Relu):
             error = error * of(bounds.possibly_active(index))
-            top = torch.addcmul(lines.upper_offset, rise, z)
         else:
             error = error * torch.maximum(lines.lower_slope.abs(), lines.upper_slope.abs())
             magnitude, image = of(bounds.magnitude(source)), of(bounds.magnitude(index))
             radius = of(bounds.radius(source).flatten(1)) if self._float32.holds(index) else None
             error = error + rounding.backward_activation(node, magnitude, image, lines, slack.sums, radius)
-            top = torch.addcmul(lines.upper_offset - lines.lower_offset, rise, z)
-        floor = torch.addcmul(lines.lower_offset, lines.lower_slope, z) - of(bounds.point(index).flatten(1))
+        top, floor = width_at(lines, z), height_at(lines, z, of(bounds.point(index).flatten(1)))
         lift, floor = rounding.outward(top, floor, error, node.size + slack.sums)
-        return Step(lines.lower_slope, rise, floor, lift)
+        return Step(lines.lower_slope, lines.upper_slope - lines.lower_slope, floor, lift)
+
+
+def width_at(lines: Lines, z: Tensor) -> Tensor:
+    """How far the upper line lies above the lower line at z."""
+    return torch.addcmul(lines.upper_offset - lines.lower_offset, lines.upper_slope - lines.lower_slope, z)
+
+
+def height_at(lines: Lines, z: Tensor, value: Tensor) -> Tensor:
+    """How far the lower line lies above a value at z."""
+    return torch.addcmul(lines.lower_offset, lines.lower_slope, z) - value

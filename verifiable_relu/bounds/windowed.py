@@ -59,7 +59,7 @@ class Windowed:
             return None
         rows = self._clean(rows, index)
         if self._last.operator(index) is not None:
-            return Stepped(self._added(-self._in_cells(rows, operator, chunk.sample), chunk))
+            return Stepped(self._added(-self.in_cells(rows, operator, chunk.sample), chunk))
         return Stepped(None, operator.node.inputs[0], rows.before(operator))
 
     def weighed(self, rows: Window, index: int, name: str, values: Tensor, chunk: Chunk) -> Tensor:
@@ -117,10 +117,10 @@ class Windowed:
         constant = sums.last_axes(offsets.addcmul_(a.values, floor), 3, self._tuning)
         return Stepped(self._added(constant, chunk), node.inputs[0], replace(a, values=values, clean=True))
 
-    def _in_cells(self, a: Window, operator: ConvolutionOperator, sample: Tensor | None) -> Tensor:
+    def in_cells(self, a: Window, operator: ConvolutionOperator, sample: Tensor | None) -> Tensor:
         """|A|·radius in cells of the inputs, (rows,), of rows of the convolution at which they end."""
-        shape = operator.cells_shape(a.grid.size)
-        cells, reached = self._last.radius(operator, shape), replace(a.grid, size=(shape[1], shape[2]))
+        cells = self._last.radius(operator, operator.cells_shape(a.grid.size))
+        reached = a.grid.cells_before(operator)
         many = len(cells) > 1
         radius = a.of(of_samples(cells, sample), reached) if many else self._table(a, reached, "cells", lambda: cells)
         return sums.last_axes(operator.cells(a.values).abs_().mul_(radius), 3, self._tuning)

@@ -86,10 +86,7 @@ def bounded(folding: Folding, queries: Sequence[Query], stop: Callable[[], bool]
             Problem(
                 query,
                 folding,
-                {
-                    i: Phases(b.lower[sample].flatten().numpy(), b.upper[sample].flatten().numpy())
-                    for i, b in pre.items()
-                },
+                {i: Phases.of(b, sample) for i, b in pre.items()},
                 sizes[sample],
                 tuple(query.property.unsafe[i] for i in order),
                 float(min(margins, default=np.inf)),

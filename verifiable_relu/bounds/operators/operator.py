@@ -63,6 +63,10 @@ class Operator(Generic[Kind]):
         """W·x with sums in float32, in the dtype of W; only where ``fits32``."""
         raise NotImplementedError
 
+    def forward32(self, x: Tensor) -> Tensor:
+        """W·x + b, the sums of W·x in float32, in the dtype of W; only where ``fits32``."""
+        return self.linear32(x).add_(self.offset)
+
     def absolute32(self, x: Tensor) -> Tensor:
         """|W|·x with sums in float32, in the dtype of W; only where ``fits32``."""
         raise NotImplementedError

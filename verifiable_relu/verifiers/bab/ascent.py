@@ -57,6 +57,12 @@ class Batch:
         """At most ``size`` nodes at a time."""
         return (self[number] for number in torch.arange(len(self)).split(size))
 
+    def split_on(self, neuron: Tensor) -> Batch:
+        """Twice as many nodes: those in which each node's neuron (nodes,) is active, then those in which it is not."""
+        multipliers = self.multipliers.scatter(1, neuron[:, None], 0)
+        rest = (t.repeat(2, *[1] * (t.dim() - 1)) for t in (multipliers, self.mu, self.objective))
+        return Batch(torch.cat(children(self.split, neuron)), *rest)
+
     @staticmethod
     def roots(neurons: int, behind: int, objectives: int = 1) -> Batch:
         """A node without splits for each objective, of so many neurons and rows behind the objectives."""
@@ -69,6 +75,18 @@ class Batch:
         """The nodes of several."""
         fields = zip(*((p.split, p.multipliers, p.mu, p.objective) for p in parts), strict=True)
         return Batch(*(torch.cat(field) for field in fields))
+
+
+def children(split: Tensor, neuron: Tensor) -> tuple[Tensor, Tensor]:
+    """The two nodes that each node is split into: those in which its neuron is active, and those in which it is not.
+
+    Args:
+        split: (nodes, m) int8, as ``Proofs.lower`` takes them.
+        neuron: (nodes,) the number of the neuron that each node is split on.
+    """
+    active, inactive, number = split.clone(), split.clone(), torch.arange(len(split))
+    active[number, neuron], inactive[number, neuron] = 1, -1
+    return active, inactive
 
 
 @dataclass(eq=False)

@@ -165,7 +165,7 @@ class Folded:
         gone, kept = stable.nonzero().squeeze(1), (~stable).nonzero().squeeze(1)
         if not len(gone):
             return replace(self, lower=lower, upper=upper), rows
-        substitution = _Substitution(self, gone, kept, torch.where(active, torch.ones_like(self.slope), self.slope))
+        substitution = _Substitution(self, gone, kept, slopes_of(active, self.slope))
         forms = substitution.of(self.neurons[kept])
         return self._of(kept, forms, lower, upper, self.free), substitution.of(rows)
 
@@ -179,6 +179,11 @@ class Folded:
             start = end
         places = (self.slope[kept], self.places[kept])
         return Folded(self.center, self.radius, free, lower[kept], upper[kept], *places, tuple(blocks), neurons)
+
+
+def slopes_of(active: Tensor, below: Tensor) -> Tensor:
+    """(m,) the slopes of stable neurons: 1 where a neuron is active, else that of its activation below zero."""
+    return torch.where(active, torch.ones_like(below), below)
 
 
 class _Substitution:

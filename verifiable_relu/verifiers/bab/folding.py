@@ -21,7 +21,7 @@ from verifiable_relu.network.dispatch import Table
 from verifiable_relu.network.nodes import Activation, Add, Affine, Input, Permute, Reshape
 from verifiable_relu.network.piecewise import SLOPES
 from verifiable_relu.spec.property import Box
-from verifiable_relu.verifiers.bab.folded import OWN, TINY, Folded, Rows
+from verifiable_relu.verifiers.bab.folded import OWN, TINY, Folded, Rows, slopes_of
 
 _WORKING = 1 << 27
 """Bytes of coefficients that are pulled back at once."""
@@ -84,7 +84,7 @@ class _Folding:
             active = low >= 0
             inactive = (high <= 0) & ~active
             chosen = (~(active | inactive)).nonzero().squeeze(1)
-            self._passing[index] = passing_slopes(active, inactive, below)
+            self._passing[index] = torch.where(active | inactive, slopes_of(active, below), 0.0)
             self._unstable[index], self._start[index] = chosen, self.unstable
             if len(chosen):
                 self._blocks.append((self.unstable, self.unstable + len(chosen)))
@@ -175,16 +175,6 @@ class _Folding:
         error = walk.error + walk.entry.abs() @ magnitude + 4 * nodes[0].size * TINY
         scaled = (walk.entry * self.radius)[:, self.free]
         return Rows(scaled, walk.neurons, walk.constant + walk.entry @ self.center, OWN * error)
-
-
-def passing_slopes(active: Tensor, inactive: Tensor, below: Tensor) -> Tensor:
-    """(size,) the slope with which rows go through each neuron: 0 where they end, at a neuron that is unstable.
-
-    Args:
-        active, inactive: (size,) bool, the phase of stable neurons.
-        below: (size,) the activations' slopes below zero.
-    """
-    return torch.where(active, torch.ones_like(below), torch.where(inactive, below, 0.0))
 
 
 class _Walk:

@@ -61,20 +61,12 @@ class Proofs:
         """
         strip = self._strip
         n, m = strip.folded.inputs, strip.folded.size
-        w = w.double()
-        # The objective is the sum of all rows with these weights, the rows behind it included.
-        weight = torch.zeros(len(w), len(strip.rows.constant), dtype=torch.float64)
-        weight[:, self._objectives :] = mu.double().clamp(min=0)
-        first = torch.zeros(len(w), 1, dtype=torch.long) if objective is None else objective[:, None]
-        weight.scatter_(1, first, 1)
+        w, weight = w.double(), of_rows(mu, objective, self._objectives)
         c = torch.addmm(weight @ strip.rows.matrix, w, strip.neurons.matrix[columns])
         constant = weight @ strip.rows.constant + w @ strip.neurons.constant[columns]
-        # −w·z at either end.
-        pull = torch.zeros(len(w), m, dtype=torch.float64)
-        pull[:, columns] = -w
-        q = c[:, n:]
-        above = (q * self._at_upper).addcmul_(pull, self._upper).clamp_(max=0)
-        below = (q * self._at_lower).addcmul_(pull, self._lower).clamp_(max=0)
+        q, pull = c[:, n:], of_neurons(w, columns, m)
+        above = least_to(self._upper, q, self._at_upper, pull)
+        below = least_to(self._lower, q, self._at_lower, pull)
         above.masked_fill_(split < 0, 0)
         below.masked_fill_(split > 0, 0)
         found = constant - c[:, :n].abs().sum(1) + torch.minimum(above, below).sum(1)
@@ -83,4 +75,52 @@ class Proofs:
         size = weight @ self._of_rows + w.abs() @ self._of_neurons[columns]
         error = weight @ strip.rows.error + w.abs() @ strip.neurons.error[columns]
         error = error + 3 * gamma(terms, torch.float64) * size + 16 * terms * (n + m + 1) * TINY
-        return found - OWN * error
+        return rounded_down(found, error)
+
+
+def of_rows(mu: Tensor, objective: Tensor | None, objectives: int) -> Tensor:
+    """What rows are multiplied by: a node's objective by 1, the rows behind the objectives by μ if that is positive.
+
+    Args:
+        mu: (nodes, rows behind the objectives).
+        objective: (nodes,) the number of each node's objective; None for the first.
+        objectives: how many of the rows are objectives.
+
+    Returns:
+        (nodes, rows) in float64.
+    """
+    chosen = torch.zeros(len(mu), dtype=torch.long) if objective is None else objective
+    which = torch.nn.functional.one_hot(chosen, objectives).double()
+    return torch.cat([which, mu.double().clamp(min=0)], 1)
+
+
+def of_neurons(w: Tensor, columns: Tensor, count: int) -> Tensor:
+    """What the pre-activations z of all neurons are multiplied by in the bound: −w, (nodes, count).
+
+    Args:
+        w: (nodes, k) the multipliers of some neurons; those of the others are zero.
+        columns: (k,) these neurons.
+        count: of all neurons.
+    """
+    found = torch.zeros(len(w), count, dtype=torch.float64)
+    found[:, columns] = -w
+    return found
+
+
+def least_to(end: Tensor, q: Tensor, q_at_end: Tensor, pull: Tensor) -> Tensor:
+    """The least value of c·q̃(z) − w·z where z lies between 0 and an end of its phase, (nodes, m).
+
+    It is linear there, and 0 at z = 0.
+
+    Args:
+        end: (m,) of z.
+        q: (nodes, m) c, what q̃ is multiplied by.
+        q_at_end: (m,) the value of q̃ where z is at the end.
+        pull: (nodes, m) −w, what z is multiplied by.
+    """
+    return (q * q_at_end).addcmul_(pull, end).clamp_(max=0)
+
+
+def rounded_down(found: Tensor, error: Tensor) -> Tensor:
+    """Bounds as computed, less what rounding may have changed in them."""
+    return found - OWN * error

@@ -159,13 +159,7 @@ class _Trees:
             chosen = self._worst()
             if not len(chosen):
                 return
-            batch, neuron = self._leaves[chosen], self._neuron[chosen]
-            number = torch.arange(len(chosen))
-            batch.multipliers[number, neuron] = 0
-            active, inactive = batch.split, batch.split.clone()
-            active[number, neuron], inactive[number, neuron] = 1, -1
-            rest = (batch.multipliers, batch.mu, batch.objective)
-            children = Batch.cat([Batch(active, *rest), Batch(inactive, *rest)])
+            children = self._leaves[chosen].split_on(self._neuron[chosen])
             bound, split = self._run(children, self._options.steps)
             # What holds of a node holds of its children.
             bound = torch.maximum(bound, self._bound[chosen].repeat(2))
@@ -200,10 +194,14 @@ class _Trees:
 
     def proven(self) -> Tensor:
         """(2·k,) proven lower bounds: the least of all leaves of each tree."""
-        lower = torch.full((len(self._rows),), torch.inf, dtype=torch.float64)
+        bounds = []
         for batch in self._leaves.parts(4 * self._options.batch):
             found = self._ascent.run(batch, 0)
             proven = self._proofs.lower(batch.split, found.columns, found.w, batch.mu, batch.objective)
-            proven = torch.where(proven.isfinite(), proven, -torch.inf)
-            lower.scatter_reduce_(0, batch.objective, proven, "amin")
-        return lower
+            bounds.append(torch.where(proven.isfinite(), proven, -torch.inf))
+        return least(torch.cat(bounds), self._leaves.objective, len(self._rows))
+
+
+def least(bounds: Tensor, objective: Tensor, objectives: int) -> Tensor:
+    """(objectives,) the least of the bounds of all leaves (leaves,) of each objective's tree."""
+    return torch.full((objectives,), torch.inf, dtype=torch.float64).scatter_reduce(0, objective, bounds, "amin")

@@ -184,19 +184,14 @@ class Tree:
             chosen.append(chunk)
             count -= len(chunk.neuron)
         nodes = Batch.cat([chunk.batch(self._size) for chunk in chosen])
-        neuron, number = torch.cat([chunk.neuron for chunk in chosen]), torch.arange(len(nodes))
-        nodes.multipliers[number, neuron] = 0
-        active, inactive = nodes.split, nodes.split.clone()
-        active[number, neuron], inactive[number, neuron] = 1, -1
-        parts = (nodes.multipliers.repeat(2, 1), nodes.mu.repeat(2, 1), nodes.objective.repeat(2))
-        return Batch(torch.cat([active, inactive]), *parts)
+        return nodes.split_on(torch.cat([chunk.neuron for chunk in chosen]))
 
     def _bound(self, batch: Batch) -> None:
         """Bound nodes, close those that are proved, and put the others where they are split later."""
         found = self._ascent.run(batch, self._search.steps)
         self.nodes += len(batch)
         self._count(len(batch), self._search.steps, len(found.columns))
-        rest = (~self._prove(batch, found)).nonzero().squeeze(1)
+        rest = (~self.prove(batch, found)).nonzero().squeeze(1)
         batch, blame, bound = batch[rest], found.blame[rest], found.bound[rest]
         if len(batch):
             worst = bound.topk(min(len(bound), self._search.candidates), largest=False).indices
@@ -209,7 +204,7 @@ class Tree:
             for part in stalled.nonzero().squeeze(1).split(_TOGETHER):
                 if self._left() > 0 and self.state is State.OPEN:
                     is_open[part] = self._finish(batch, blame, part)
-            self._push(batch[is_open], blame[is_open])
+            self.push(batch[is_open], blame[is_open])
         if self.state is State.OPEN and not self._stack:
             self.state = State.PROVED
 
@@ -220,7 +215,7 @@ class Tree:
         mine = batch[part]
         found = self._everywhere.run(mine, self._search.finishing)
         self._count(len(mine), self._search.finishing, self._size)
-        is_open = ~self._prove(mine, found)
+        is_open = ~self.prove(mine, found)
         settled = (_total(found.blame) <= self._search.exact * found.bound.abs()) | (mine.split != 0).all(1)
         for number in (is_open & settled).nonzero().squeeze(1).tolist():
             if self._left() <= 0 or self.state is not State.OPEN:
@@ -265,7 +260,7 @@ class Tree:
         """Take note of the work of so many steps with so many rows of the system."""
         self.work += 2.0 * nodes * (steps + 1) * (rows + _OTHER) * (self._strip.folded.inputs + self._size)
 
-    def _prove(self, batch: Batch, found: Bounded) -> Tensor:
+    def prove(self, batch: Batch, found: Bounded) -> Tensor:
         """Which nodes the multipliers that were found prove."""
         proved = ~(found.bound <= 0)
         likely = proved.nonzero().squeeze(1)
@@ -293,7 +288,7 @@ class Tree:
         # Rounded down. Where arithmetic broke down nothing is known, and Python's min would lose a NaN.
         return torch.where(quotient.isfinite(), quotient - 1e-12 * quotient.abs(), -torch.inf)
 
-    def _push(self, batch: Batch, blame: Tensor) -> None:
+    def push(self, batch: Batch, blame: Tensor) -> None:
         """Keep open nodes."""
         if not len(batch):
             return
