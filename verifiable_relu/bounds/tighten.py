@@ -220,4 +220,4 @@ def _exact_by_intervals(network: Network) -> tuple[bool, ...]:
             exact.append(exact[node.inputs[0]] if moves else shaped[-1] or (before and isinstance(node, Affine)))
         return tuple(exact)
 
-    return network.keep(interval_is_exact, find)
+    return network.once(interval_is_exact, find)

@@ -22,7 +22,7 @@ def receptive(network: Network) -> tuple[int, ...]:
         earlier = (0, *itertools.accumulate(node.size for node in network.nodes))
         return tuple(_receptive(network, index, earlier) for index in range(len(network.nodes)))
 
-    return network.keep(receptive, count)
+    return network.once(receptive, count)
 
 
 def _receptive(network: Network, index: int, earlier: tuple[int, ...]) -> int:
