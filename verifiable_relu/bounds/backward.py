@@ -62,7 +62,7 @@ class Backward:
         chunk: Chunk,
         record: dict[int, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Lower bounds of Σ rows_k·v_k + constant, v_k being the values of the nodes k (``Relaxation.lower``)."""
+        """Lower bounds of Σ rows_k·v_k + constant, where v_k is the value of node k (``Relaxation.lower``)."""
         total, starts = None, {}
         for index, given in rows.items():
             starts[index] = a = given.reshape(chunk.groups, chunk.each, -1)
@@ -121,7 +121,7 @@ class Walk:
     """One chunk of rows on its way back.
 
     Args:
-        of: what the walk needs.
+        of: what the walk needs of the relaxation.
         chunk: which rows they are.
         record: takes the coefficients of the activations that have their own lines, (rows, neurons), by index.
     """
@@ -226,7 +226,13 @@ class Walk:
         return rounding.weighed_single(found, sums.depth(count, self.of.tuning)) if self.narrow(index) else found
 
     def _summed(self, size: Tensor, index: int, values: Tensor) -> Tensor:
-        """|A|·values of node ``index``, (groups or 1, size), as it is summed, of |A|, which nobody else wants."""
+        """The sum |A|·values as it is computed at node ``index``, (groups, each).
+
+        Args:
+            size: |A|, (groups, each, size); spent.
+            index: the node.
+            values: (groups or 1, size).
+        """
         if not self.narrow(index):
             return sums.dot(size, values)
         return sums.last_axes(size.mul_(values.to(size.dtype)[:, None]), 1, self.of.tuning)

@@ -1,4 +1,4 @@
-"""Bounds of every node from the box of the inputs on, and for every node a point about which rows are propagated."""
+"""Bounds of every node, from the inputs on, and the point of every node about which rows are propagated."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Tighten = Callable[[int, Bounds], Bounds]
 
 
 def input_box_node(network: Network) -> int:
-    """The last node up to which a network only scales, shifts and reorders its inputs: a box there is a box still."""
+    """The last node up to which a network only scales, shifts and reorders its inputs, so that a box stays a box."""
     index = 0
     while index + 1 < len(network.nodes) and network.uses[index] == 1:
         after = network.nodes[index + 1]
@@ -37,15 +37,16 @@ def input_box_node(network: Network) -> int:
 class NodeBounds:
     """Bounds of a network's nodes over a batch of boxes, node after node.
 
-    A row A of coefficients of a node's value v is propagated about a point v̂ of the node (``slack``): the centre of the
-    box of the inputs and of every activation's output, and of any other node its value at its inputs' points.
+    Every node has a point v̂, about which rows of coefficients of its value v are propagated (``slack``). The point of
+    the inputs, and of an activation's output, is the centre of the box; that of any other node is its value at its
+    inputs' points.
 
     Args:
         network: in the dtype and on the device of ``box``.
         box: the inputs, (batch, *input_shape).
         rules: what activations are taken for.
-        tuning: of sums in float32.
-        known: bounds of activations' inputs, by the activation's index, which are intersected with.
+        tuning: which sums are in float32.
+        known: bounds of activations' inputs, by the activation's index, with which the nodes' own are intersected.
 
     Attributes:
         network: as given.
@@ -78,11 +79,11 @@ class NodeBounds:
         self._possibly_active: dict[int, Tensor] = {}
 
     def advance(self, index: int, tighten: Tighten | None = None) -> None:
-        """Extend the bounds through node ``index``.
+        """Bound all nodes up to ``index`` that have no bounds yet.
 
         Args:
-            index: the node.
-            tighten: asked for better bounds of each activation's input.
+            index: the last of these nodes.
+            tighten: asked for better bounds of the input of each activation that is passed.
         """
         for current in range(len(self.values), index + 1):
             node = self.network.nodes[current]
@@ -123,7 +124,7 @@ class NodeBounds:
         return self.values[index]
 
     def interval(self, index: int) -> Bounds:
-        """What intervals make of node ``index`` from the bounds of those before it."""
+        """The box of node ``index`` by intervals, over the bounds of the nodes before it: before it was tightened."""
         return self._intervals.get(index, self.of(index))
 
     def empty(self) -> Tensor:
@@ -203,7 +204,7 @@ class NodeBounds:
     def possibly_active(self, index: int) -> Tensor:
         """Which neurons of the ReLU ``index`` are not known to be inactive: (batch, neurons) bool."""
         if index not in self._possibly_active:
-            # What is NaN may be active. Where intervals leave nothing, the point is 0 as well.
+            # An upper bound of 0 leaves the value 0 alone, so that the point is 0, too. A bound of NaN says nothing.
             self._possibly_active[index] = self.interval(index).upper.flatten(1) != 0
         return self._possibly_active[index]
 

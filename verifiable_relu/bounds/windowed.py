@@ -68,10 +68,15 @@ class Windowed:
         return self._added(sums.last_axes(products, 3, self._tuning), chunk)
 
     def at(self, a: Window, index: int, name: str, sample: Tensor | None, *values: Tensor) -> Tensor:
-        """Some values of node ``index`` within windows, (rows, channels, *size).
+        """Values of node ``index`` that lie in the windows of rows, (rows, channels, *size of the window).
 
-        ``values`` (batch, size) each, or (1, size) of every sample alike; several as if the node had a multiple of its
-        channels. ``sample`` is that of the chunk.
+        Args:
+            a: the rows.
+            index: the node.
+            name: of the values, under which the windows are kept.
+            sample: of the chunk.
+            values: (batch, size) each, or (1, size) if every sample has the same. Several come one after another, as
+                more channels.
         """
         shape = self._bounds.network.nodes[index].shape
 
@@ -81,11 +86,11 @@ class Windowed:
 
         if len(values[0]) > 1:
             return a.of(images(sample))
-        # Which is worth keeping for the next chunk.
+        # The windows of one image serve the next chunk, too.
         return self._table(a, a.grid, (index, name), images)
 
     def _table(self, a: Window, grid: Grid, key: Hashable, images: Callable[[], Tensor]) -> Tensor:
-        """What ``Window.of`` returns of one image."""
+        """What ``Window.of`` returns for one image, which ``images`` makes; its windows are kept under the key."""
         if (grid, key) not in self.tables:
             self.tables[grid, key] = grid.table(images())
         return self.tables[grid, key].index_select(0, a.point)
