@@ -479,7 +479,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "a union of polytopes taken for their intersection",
         "points",
-        (Change("spec.property:RowBatch.least", 'largest, "amin"', 'largest, "amax", include_self=False'),),
+        (Change("spec.row_batch:RowBatch.least", 'largest, "amin"', 'largest, "amax", include_self=False'),),
     ),
     Fault(
         "half of a split box forgotten",

@@ -21,7 +21,8 @@ from verifiable_relu.bounds import MEMORY, Bounds, input_box
 from verifiable_relu.errors import CallFailed, InputError, UnsupportedError
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Node
-from verifiable_relu.spec.property import Property, Query, RowBatch
+from verifiable_relu.spec.property import Property, Query
+from verifiable_relu.spec.row_batch import RowBatch
 from verifiable_relu.verifiers.adapters.library import bounded_module, explained, library, quiet
 from verifiable_relu.verifiers.adapters.operators import Graph, largest_terms, takes_patches
 from verifiable_relu.verifiers.base import (
