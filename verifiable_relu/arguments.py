@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import math
 import re
 from fractions import Fraction
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from verifiable_relu.errors import LONGEST, printable
 
@@ -14,11 +15,35 @@ _LONGEST_NUMBER = 1_000
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line of at most about ``LONGEST`` characters, and exit status 2."""
+    """A parser whose errors are one printable line of at most about ``LONGEST`` characters, and exit status 2.
+
+    Args:
+        label: the word with which an error line begins.
+        options: the arguments of ``argparse.ArgumentParser``.
+    """
+
+    def __init__(self, label: str = "error", **options: Any) -> None:
+        super().__init__(**options)
+        self.label = label
 
     def error(self, message: str) -> NoReturn:
         """Print an error line to stderr and end the process with status 2."""
-        self.exit(2, f"error: {printable(message, LONGEST)} (--help says more)\n")
+        self.exit(2, f"{self.label}: {printable(message, LONGEST)} (--help says more)\n")
+
+
+def seconds(text: str) -> float:
+    """A time limit on the command line: a positive, finite number of seconds.
+
+    Raises:
+        argparse.ArgumentTypeError: for any other text.
+    """
+    try:
+        limit = float(text)
+    except ValueError:
+        limit = math.nan
+    if not 0 < limit < math.inf:
+        raise argparse.ArgumentTypeError(f"'{text}' is no positive number of seconds")
+    return limit
 
 
 def fraction(text: str) -> Fraction:

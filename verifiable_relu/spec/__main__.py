@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from verifiable_relu.arguments import Parser, fraction
+from verifiable_relu.arguments import Parser, fraction, seconds
 from verifiable_relu.data.registry import DATASETS
 from verifiable_relu.errors import InputError
 from verifiable_relu.files import on_disk
@@ -72,7 +72,7 @@ def _parser() -> argparse.ArgumentParser:
     which.add_argument("--correct", type=_count, metavar="K", help="take the first K correctly classified images")
     parser.add_argument("--eps", type=_eps, nargs="+", required=True, metavar="1/255", help="radii of the balls")
     parser.add_argument(
-        "--timeout", type=_seconds, default=60.0, metavar="S", help="time limit in seconds per instance (default: 60)"
+        "--timeout", type=seconds, default=60.0, metavar="S", help="time limit in seconds per instance (default: 60)"
     )
     parser.add_argument("--version", choices=("1.0", "2.0"), default="1.0", help="VNN-LIB version (default: 1.0)")
     parser.add_argument("--gzip", action="store_true", help="write .vnnlib.gz")
@@ -107,16 +107,6 @@ def _eps(text: str) -> Fraction:
         value = Fraction(-1)
     if not 0 <= value <= _LARGEST_EPS:
         raise argparse.ArgumentTypeError(f"'{text}' is no radius such as 1/255 or 0.01")
-    return value
-
-
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"'{text}' is no positive number of seconds")
     return value
 
 
