@@ -23,7 +23,7 @@ from verifiable_relu.errors import InputError
 from verifiable_relu.network import Network, nodes
 from verifiable_relu.network.nodes import Conv2d
 from verifiable_relu.verifiers.adapters import library as adapter
-from verifiable_relu.verifiers.adapters.operators import Graph
+from verifiable_relu.verifiers.adapters.conversion import Graph
 
 _NAMES = {"ibp": "IBP", "crown": "CROWN", "alpha-crown": "alpha-CROWN"}
 """The methods as the library calls them."""

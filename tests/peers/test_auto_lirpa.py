@@ -318,9 +318,9 @@ def test_an_unknown_kind_of_bound_is_refused() -> None:
         AutoLirpa("zonotope")  # type: ignore[arg-type]
 
 
-def test_what_the_library_breaks_down_on_is_unsupported() -> None:
-    """Values that overflow within the library, whose exceptions then say nothing of a fault of ours."""
+def test_a_network_on_which_the_library_fails_is_unsupported() -> None:
+    """The network's values overflow within the library, which raises exceptions that are no fault of this package."""
     case = list(cases(5, 24, ("Sigmoid", "Tanh", "Gelu", "LeakyRelu", "Relu")))[23]
     (outcome,) = make("auto_lirpa-crown").verify([case.query], Budget.each(5, 1))
     assert (outcome.verdict, outcome.reason) == (Verdict.UNKNOWN, Reason.UNSUPPORTED)
-    assert "auto_LiRPA breaks down" in outcome.detail
+    assert "auto_LiRPA fails" in outcome.detail

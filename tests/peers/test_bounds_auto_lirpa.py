@@ -14,8 +14,8 @@ from verifiable_relu.errors import InputError
 from verifiable_relu.network.build import Builder
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Activation, Relu, Sigmoid, Tanh
+from verifiable_relu.verifiers.adapters.conversion import Graph
 from verifiable_relu.verifiers.adapters.library import bounded_module, library, quiet
-from verifiable_relu.verifiers.adapters.operators import Graph
 
 try:
     library()

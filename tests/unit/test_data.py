@@ -45,7 +45,7 @@ def test_mnist_is_read_from_its_files(mnist: Path) -> None:
         ("t10k-images-idx3-ubyte", None, "no such file"),
         ("t10k-images-idx3-ubyte", b"PK\3\4", "not an IDX file"),
         ("t10k-images-idx3-ubyte", b"\0\0\x08\3\0", "ends within its header"),
-        ("t10k-images-idx3-ubyte", idx(np.zeros((2, 28, 28), np.uint8))[:-1], "1583 bytes where its shape"),
+        ("t10k-images-idx3-ubyte", idx(np.zeros((2, 28, 28), np.uint8))[:-1], "1583 bytes, but its shape"),
         ("t10k-images-idx3-ubyte", idx(np.zeros((2, 28, 28), np.uint8), kind=0x0D), "0x0d"),
         ("t10k-images-idx3-ubyte", idx(np.zeros((2, 28), np.uint8)), "dimension"),
         ("t10k-labels-idx1-ubyte.gz", gzip.compress(idx(np.zeros(3, np.uint8)), mtime=0), "3 labels for 2 images"),

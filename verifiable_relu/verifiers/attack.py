@@ -9,8 +9,8 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from verifiable_relu.attack import Pgd
 from verifiable_relu.network.graph import Network
+from verifiable_relu.pgd import Pgd
 from verifiable_relu.spec.property import Property, Query
 from verifiable_relu.spec.row_batch import RowBatch
 from verifiable_relu.verifiers.base import (
