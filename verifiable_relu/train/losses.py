@@ -15,6 +15,9 @@ from verifiable_relu.bounds.types import Bounds
 from verifiable_relu.network import from_torch
 from verifiable_relu.nn import LambdaSwish
 
+UNBOUNDED = (LambdaSwish, nn.SiLU)
+"""The classes of smooth activations for which ``verifiable_relu.bounds`` has no bounds."""
+
 
 def ball(x: Tensor, eps: float) -> Bounds:
     """The L∞ balls of radius ``eps`` around the images x, clipped to [0, 1]."""
@@ -48,8 +51,8 @@ def attacked(model: nn.Module, x: Tensor, y: Tensor, eps: float, steps: int, gen
 def bounded(model: nn.Module, box: Bounds) -> Relaxation:
     """Interval bounds of all nodes of a model over boxes of images, differentiable in the weights and λ.
 
-    The bounds are those of ``verifiable_relu.bounds``, for the activations in their present state. λ-Swish, for which
-    there are no bounds, is bounded as the ReLU that replaces it at the end. Batch normalisations are bounded with their
+    The bounds are those of ``verifiable_relu.bounds``, for the activations in their present state. Activations of
+    ``UNBOUNDED`` are bounded as the ReLU that replaces them at the end. Batch normalisations are bounded with their
     running means and variances, although a training step computes with those of the batch.
 
     Args:
@@ -63,14 +66,15 @@ def bounded(model: nn.Module, box: Bounds) -> Relaxation:
         UnsupportedError: if the model has a layer or an activation without bounds.
     """
     # This is called for the same module at each step. The comparison with the module is made once, on export.
-    network = from_torch(_with_relu_for_swish(model), tuple(box.lower.shape[1:]), compared=False)
+    network = from_torch(_with_bounded_activations(model), tuple(box.lower.shape[1:]), compared=False)
     relaxation = Relaxation(network, box)
     relaxation.advance(len(network.nodes) - 1)
     return relaxation
 
 
-def _with_relu_for_swish(model: nn.Module) -> nn.Module:
-    replaced = {id(module): nn.ReLU() for module in model.modules() if isinstance(module, LambdaSwish)}
+def _with_bounded_activations(model: nn.Module) -> nn.Module:
+    """The model with ReLU in place of activations without bounds; the model itself if it has none of these."""
+    replaced = {id(module): nn.ReLU() for module in model.modules() if isinstance(module, UNBOUNDED)}
     if not replaced:
         return model
     # deepcopy does not copy what its memo has: the copy shares the model's parameters, which thus get the gradients.
