@@ -14,7 +14,8 @@ from tests.support.hooks import Hook
 from verifiable_relu.dyadic import Dyadic
 from verifiable_relu.errors import OutOfTime
 from verifiable_relu.network.nodes import Affine, Node
-from verifiable_relu.spec.property import Query, RowBatch
+from verifiable_relu.spec.property import Query
+from verifiable_relu.spec.row_batch import RowBatch
 from verifiable_relu.verifiers.base import Outcome, Reason, Trust, Verdict
 from verifiable_relu.verifiers.encoding import Folding
 from verifiable_relu.verifiers.input_split import Frontier
@@ -184,7 +185,7 @@ IN_VERIFIERS: tuple[Fault, ...] = (
     Fault(
         "a union of polytopes taken for their intersection",
         "points",
-        instead("spec.property:RowBatch.least", _intersection),
+        instead("spec.row_batch:RowBatch.least", _intersection),
     ),
     Fault(
         "half of a split box forgotten",

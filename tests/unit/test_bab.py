@@ -28,7 +28,8 @@ from verifiable_relu.bounds import crown_relaxation, input_box
 from verifiable_relu.errors import UnsupportedError
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Gelu, Input, Linear, Node, Relu
-from verifiable_relu.spec.property import Box, Property, Query, RowBatch
+from verifiable_relu.spec.property import Box, Property, Query
+from verifiable_relu.spec.row_batch import RowBatch
 from verifiable_relu.verifiers.bab import Bab
 from verifiable_relu.verifiers.bab.ascent import Ascent, Batch, Bounded
 from verifiable_relu.verifiers.bab.folded import Folded, Rows

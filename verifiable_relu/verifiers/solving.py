@@ -10,7 +10,8 @@ import torch
 
 from verifiable_relu.bounds import Bounds, input_box, interval_bounds
 from verifiable_relu.errors import CallFailed, OutOfTime
-from verifiable_relu.spec.property import Polytope, Query, RowBatch
+from verifiable_relu.spec.property import Polytope, Query
+from verifiable_relu.spec.row_batch import RowBatch
 from verifiable_relu.verifiers.base import (
     Budget,
     Outcome,

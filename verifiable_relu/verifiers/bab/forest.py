@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from verifiable_relu.spec.property import Query, RowBatch
+from verifiable_relu.spec.property import Query
+from verifiable_relu.spec.row_batch import RowBatch
 from verifiable_relu.verifiers.attack import claim
 from verifiable_relu.verifiers.bab.system import System, tree_bytes
 from verifiable_relu.verifiers.bab.tree import Search, State, Tree

@@ -17,7 +17,8 @@ from verifiable_relu.bounds import MEMORY, Ascent, input_box, neurons, unstable
 from verifiable_relu.bounds.rounding import covers
 from verifiable_relu.errors import OutOfTime
 from verifiable_relu.network.graph import Network
-from verifiable_relu.spec.property import Query, RowBatch
+from verifiable_relu.spec.property import Query
+from verifiable_relu.spec.row_batch import RowBatch
 from verifiable_relu.verifiers.bab.forest import Candidates
 from verifiable_relu.verifiers.bab.rounds import Rounds, search
 from verifiable_relu.verifiers.bab.strip import Slopes
