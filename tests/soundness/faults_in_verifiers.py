@@ -99,20 +99,15 @@ def _both_active(right: Right, split: Tensor, neuron: Tensor) -> tuple[Tensor, T
     return active, active
 
 
-def _at_least_zero(right: Right, mu: Tensor) -> Tensor:
-    found = right(mu)
-    return torch.cat([found[:, :1], -found[:, 1:]], 1)
+def _at_least_zero(right: Right, mu: Tensor, objectives: int, objective: Tensor | None) -> Tensor:
+    found = right(mu, objectives, objective)
+    return torch.cat([found[:, :objectives], -found[:, objectives:]], 1)
 
 
 def _without_constant(right: Right, walk: Any, index: int, node: Affine, a: Tensor) -> None:
     constant = walk.constant
     right(walk, index, node, a)
     walk.constant = constant
-
-
-def _passing_alone(right: Right, folded: object, index: int) -> tuple[Tensor, int, Tensor]:
-    chosen, start, passing = right(folded, index)
-    return chosen, start, torch.where(passing == 1, passing, 0.0)
 
 
 def _replaced(right: Right, walk: Any, index: int, node: Node, a: Tensor) -> None:
@@ -232,7 +227,7 @@ IN_VERIFIERS: tuple[Fault, ...] = (
     Fault(
         "rows behind the objective that are taken for at least zero",
         "trees",
-        instead("verifiers.bab.proof:of_rows", _at_least_zero),
+        instead("verifiers.bab.proof:weights", _at_least_zero),
     ),
     Fault(
         "a bias dropped where rows are folded",
@@ -242,7 +237,10 @@ IN_VERIFIERS: tuple[Fault, ...] = (
     Fault(
         "an inactive neuron taken for zero where rows are folded, whatever its slope",
         "trees",
-        instead("verifiers.bab.folding:Folded.phases", _passing_alone),
+        instead(
+            "verifiers.bab.folding:passing_slopes",
+            lambda right, active, inactive, below: right(active, inactive, 0 * below),
+        ),
     ),
     Fault(
         "one of two nodes' rows alone where both come from a third, where rows are folded",

@@ -23,7 +23,7 @@ from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Activation, Input, LeakyRelu
 from verifiable_relu.spec.property import Box, Polytope, Property, Query, Row
 from verifiable_relu.verifiers.bab import Bab
-from verifiable_relu.verifiers.bab.folding import Folded
+from verifiable_relu.verifiers.bab.folded import Folded
 from verifiable_relu.verifiers.bab.proof import Proofs
 from verifiable_relu.verifiers.bab.strip import Strip
 from verifiable_relu.verifiers.base import Budget, Outcome, Verdict
@@ -60,8 +60,8 @@ def recorded() -> Iterator[list[Recorded]]:
     trees: list[Recorded] = []
     init, lower = Proofs.__init__, Proofs.lower
 
-    def watched_init(self: Proofs, strip: Strip) -> None:
-        init(self, strip)
+    def watched_init(self: Proofs, strip: Strip, objectives: int = 1) -> None:
+        init(self, strip, objectives)
         trees.append(Recorded(self, strip))
 
     def watched(self: Proofs, split: Tensor, columns: Tensor, w: Tensor, mu: Tensor) -> Tensor:
