@@ -89,7 +89,7 @@ def test_every_clause_holds_of_all_phases(leaky: bool) -> None:
             for pattern, margin in outcomes.items():
                 if all(pattern[places[abs(literal) - 1]] != (literal > 0) for literal in clause):
                     assert margin > 0, (seed, clause, pattern)
-    assert len(lengths) > 8 and 0 < min(lengths) < max(lengths)
+    assert len(lengths) > 8 and max(lengths) > 2
 
 
 def test_clauses_are_shorter_than_what_they_were_learned_from() -> None:
