@@ -71,12 +71,11 @@ def test_verdicts_agree_with_enumeration(leaky: bool) -> None:
     assert verdicts == {Verdict.SAT, Verdict.UNSAT}
 
 
-@pytest.mark.parametrize("leaky", [False, True])
-def test_every_clause_holds_of_all_phases(leaky: bool) -> None:
+def test_every_clause_holds_of_all_phases() -> None:
     """Phases that a clause rules out have no unsafe point, by a linear program for each pattern of phases."""
     lengths = []
-    for seed in range(3):
-        query = apart(seed, (3, 3, 4, 2), 0.02, leaky=leaky)
+    for seed in range(4):
+        query = apart(seed // 2, (3, 3, 4, 2), 0.02, leaky=seed % 2 == 1)
         # Without a search for multipliers a proof needs more phases.
         asked, system = theory(query, Bounding(steps=0, adaptive=0, stalled=0.0))
         rng, size = np.random.default_rng(seed), system.folded.size

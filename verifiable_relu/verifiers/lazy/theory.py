@@ -13,15 +13,17 @@ solved; it has multipliers for a proof, or a point at which the network is evalu
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from verifiable_relu.errors import CallFailed
 from verifiable_relu.verifiers.bab.ascent import Ascent, Batch, Bounded
 from verifiable_relu.verifiers.bab.folding import Rows
-from verifiable_relu.verifiers.bab.leaf import Program
+from verifiable_relu.verifiers.bab.leaf import Hint, Program
 from verifiable_relu.verifiers.bab.proof import Proofs
 from verifiable_relu.verifiers.bab.strip import Strip
 from verifiable_relu.verifiers.base import Reason
@@ -313,17 +315,16 @@ class Theory:
         seconds = self._left() * (1 if last else _PATIENCE)
         self._program = self._program or Program(self._strip, self._neurons, self._rows)
         self.counts.programs += 1
-        hint = self._program.solve(node.split, seconds)
-        columns, split = torch.arange(self._size), node.split.expand(len(hint.w), -1)
-        lower = self._proofs.lower(split, columns, hint.w, hint.mu)
-        if bool((lower > 0).any()):
-            best = torch.where(lower.isnan(), -torch.inf, lower).argmax()[None]
-            short = self._shortening.shorten(split[best], columns, hint.w[best], hint.mu[best], lower[best])
-            self._close(node, short[0])
-            return
-        points = [hint.point]
-        if self._others:
-            points.append(self._program.deepest(node.split, seconds))
+        points: list[Tensor | None] = []
+        # What its solver does not take or solve is a hint less.
+        with suppress(CallFailed):
+            hint = self._program.solve(node.split, seconds)
+            if self._hinted(node, hint):
+                return
+            points.append(hint.point)
+            if self._others:
+                # Where the objective is least, the other rows are zero at best: a point between them is further inside.
+                points.append(self._program.deepest(node.split, seconds))
         if any(point is not None and self._try(point) for point in points):
             self.reached = True
         elif last and self._left() > 0:
@@ -334,7 +335,18 @@ class Theory:
                 case False:
                     self.reached = True
                 case None:
-                    self.ended = Reason.INCOMPLETE
+                    self.ended = Reason.INCOMPLETE if self._left() > 0 else Reason.TIMEOUT
+
+    def _hinted(self, node: _Node, hint: Hint) -> bool:
+        """Whether the multipliers of a linear program prove a sub-problem, which is closed then."""
+        columns, split = torch.arange(self._size), node.split.expand(len(hint.w), -1)
+        lower = self._proofs.lower(split, columns, hint.w, hint.mu)
+        if not bool((lower > 0).any()):
+            return False
+        best = torch.where(lower.isnan(), -torch.inf, lower).argmax()[None]
+        short = self._shortening.shorten(split[best], columns, hint.w[best], hint.mu[best], lower[best])
+        self._close(node, short[0])
+        return True
 
     def _prove(self, nodes: list[_Node], batch: Batch, found: Bounded, which: Tensor) -> Tensor:
         """Close the sub-problems that the multipliers prove; ``which`` of the nodes are the batch's. Returns them."""
