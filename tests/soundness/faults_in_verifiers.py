@@ -18,7 +18,9 @@ from verifiable_relu.spec.property import Query, RowBatch
 from verifiable_relu.verifiers.base import Outcome, Reason, Trust, Verdict
 from verifiable_relu.verifiers.encoding import Folding
 from verifiable_relu.verifiers.input_split import Frontier
+from verifiable_relu.verifiers.milp import Milp
 from verifiable_relu.verifiers.root import Root, Roots
+from verifiable_relu.verifiers.smt import Smt
 from verifiable_relu.verifiers.solvers import highs, z3
 from verifiable_relu.verifiers.solvers.process import Worker
 
@@ -139,7 +141,7 @@ IN_VERIFIERS: tuple[Fault, ...] = (
         (
             _highs_with(time_limit=0.0),
             Hook("verifiers.milp:excludes", lambda right, status: right(status) or status == "kTimeLimit"),
-            _proved_by("milp"),
+            _proved_by(Milp.name),
         ),
     ),
     Fault(
@@ -164,7 +166,7 @@ IN_VERIFIERS: tuple[Fault, ...] = (
         # The occasion: the solver does not return in time.
         "smt reads unsat from a time-out",
         "planted",
-        (Hook("verifiers.solvers.process:Worker.call", _z3_too_slow), _proved_by("smt")),
+        (Hook("verifiers.solvers.process:Worker.call", _z3_too_slow), _proved_by(Smt.name)),
     ),
     Fault(
         "strict for non-strict in the SMT formula",
