@@ -47,6 +47,7 @@ from verifiable_relu.network.nodes import (
     Scale,
     Shape,
     Sigmoid,
+    Sparse,
     Tanh,
 )
 from verifiable_relu.network.transient import Erf, Product
@@ -187,6 +188,11 @@ def _scale(node: Scale, sources: Sequence[Source], unit: float) -> Source:
     return node.forward(x), node.scale.abs() * size + part * node.offset_magnitude()
 
 
+def _sparse(node: Sparse, sources: Sequence[Source], unit: float) -> Source:
+    (x, e), part = sources[0], _relative(node, unit)
+    return node.forward(x), node.absolute(e + part * (x.abs() + e)) + part * node.offset_magnitude()
+
+
 def _add(node: Add, sources: Sequence[Source], unit: float) -> Source:
     (x, e), (y, f) = sources
     return x + y, e + f + 2 * unit * (x.abs() + e + y.abs() + f)
@@ -233,6 +239,7 @@ STEPS: Table[Step] = Table(
     {
         Linear: _linear,
         Conv2d: _conv2d,
+        Sparse: _sparse,
         Scale: _scale,
         Add: _add,
         Product: _product,

@@ -34,10 +34,11 @@ from verifiable_relu.network.nodes import (
     Reshape,
     Scale,
     Sigmoid,
+    Sparse,
     Tanh,
 )
 from verifiable_relu.spec.property import Property
-from verifiable_relu.trust.affine import array, bias, product
+from verifiable_relu.trust.affine import Weighted, array, bias, product
 
 _UNIT = 2.0**-53
 _GENEROUS = 1 + 2.0**-20
@@ -70,7 +71,7 @@ def _summed(node: Affine, value: np.ndarray, size: np.ndarray, spread: np.ndarra
     return Enclosed(value, (spread + relative * size) * _GENEROUS + _TINY)
 
 
-def _weighted(node: Linear | Conv2d, x: Enclosed) -> Enclosed:
+def _weighted(node: Weighted, x: Enclosed) -> Enclosed:
     weights, offset = _wide(node.weight), bias(node).astype(np.float64)
     value = product(node, weights, x.value) + offset
     size = product(node, np.abs(weights), x.magnitude) + np.abs(offset)
@@ -137,6 +138,7 @@ ENCLOSURES: Table[Callable[..., Enclosed]] = Table(
     {
         Linear: _weighted,
         Conv2d: _weighted,
+        Sparse: _weighted,
         Scale: _scale,
         Add: _add,
         Relu: _relu,

@@ -32,9 +32,10 @@ from verifiable_relu.network.nodes import (
     Reshape,
     Scale,
     Sigmoid,
+    Sparse,
     Tanh,
 )
-from verifiable_relu.trust.affine import array, bias, product
+from verifiable_relu.trust.affine import Weighted, array, bias, product
 
 
 def _constant(stored: np.ndarray, denominator: int) -> Dyadic:
@@ -43,7 +44,7 @@ def _constant(stored: np.ndarray, denominator: int) -> Dyadic:
     return Dyadic(exact.numbers * denominator, exact.exponent)
 
 
-def _weighted(node: Linear | Conv2d, denominator: int, x: Dyadic) -> Dyadic:
+def _weighted(node: Weighted, denominator: int, x: Dyadic) -> Dyadic:
     weights = Dyadic.of(array(node.weight))
     linear = Dyadic(product(node, weights.numbers, x.numbers), weights.exponent + x.exponent)
     return linear + _constant(bias(node), denominator)
@@ -80,6 +81,7 @@ VALUES: Table[Callable[..., Dyadic]] = Table(
     {
         Linear: _weighted,
         Conv2d: _weighted,
+        Sparse: _weighted,
         Scale: _scale,
         Add: _add,
         Relu: _relu,
@@ -135,6 +137,7 @@ MULTIPLICATIONS: Table[Callable[[Any], int]] = Table(
     {
         Linear: _per_weight,
         Conv2d: _per_weight,
+        Sparse: lambda node: int(node.weight.numel()),
         Scale: lambda node: int(node.size),
         **dict.fromkeys((Add, Reshape, Permute, Activation), lambda node: 0),
     },

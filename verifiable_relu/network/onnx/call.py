@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import onnx
 import torch
 from torch import Tensor
 
@@ -41,6 +42,8 @@ class Call:
         name: what to call the node.
         inputs: constants, values, or None where an optional input is left out.
         attributes: by name.
+        node: as the file has it.
+        opset: the version of the standard's operators.
     """
 
     build: Builder
@@ -49,6 +52,8 @@ class Call:
     name: str
     inputs: tuple[np.ndarray | Value | None, ...]
     attributes: dict[str, Any]
+    node: onnx.NodeProto
+    opset: int
 
     def get(self, attribute: str, default: Any) -> Any:
         """An attribute or its default."""
@@ -76,6 +81,17 @@ class Call:
             raise UnsupportedError(f"its input {position} is missing")
         return found
 
+    def given(self) -> list[Result]:
+        """All inputs.
+
+        Raises:
+            UnsupportedError: if one is left out.
+        """
+        found = [value for value in self.inputs if value is not None]
+        if len(found) < len(self.inputs):
+            raise UnsupportedError("an input is missing")
+        return found
+
     def optional(self, position: int) -> np.ndarray | None:
         """An input that must be constant if it is there.
 
@@ -97,9 +113,9 @@ class Call:
             if (found := self.get(attribute, value)) != value:
                 raise UnsupportedError(f"its attribute {attribute} = {found}")
 
-    def shape(self, value: Value) -> Shape:
-        """The ONNX shape of a value, with a batch of 1."""
-        return (1,) * value.leading + self.build.shape(value.index)
+    def shape(self, given: Value | np.ndarray) -> Shape:
+        """The ONNX shape of an input, with a batch of 1."""
+        return (1,) * given.leading + self.build.shape(given.index) if isinstance(given, Value) else given.shape
 
     def reshaped(self, x: Value, shape: Sequence[int]) -> Value:
         """x under another ONNX shape; a leading 1 of two or more axes is the batch axis."""
@@ -131,9 +147,12 @@ def tensor(array: np.ndarray) -> Tensor:
     return torch.from_numpy(np.array(array, dtype=np.float64 if array.dtype == np.float64 else np.float32))
 
 
-Converter = Callable[[Call], Value]
+Result = Value | np.ndarray
+"""What a name of the file stands for."""
+
+Converter = Callable[[Call], Result | list[Result]]
 CONVERTERS: dict[tuple[str, int], Converter] = {}
-"""What reads a node, by operator and version of the operator."""
+"""What reads a node, by operator and version of the operator: its output, or its outputs in order."""
 
 
 def converts(operator: str, *versions: int) -> Callable[[Converter], Converter]:

@@ -20,8 +20,18 @@ from verifiable_relu.files import read_bytes
 from verifiable_relu.network.build import Builder, as_network
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Shape
-from verifiable_relu.network.onnx import activations, affine, shapes
-from verifiable_relu.network.onnx.call import CONVERTERS, Call, Value
+from verifiable_relu.network.onnx import (
+    activations,
+    convolution,
+    elementwise,
+    extremes,
+    moves,
+    pooling,
+    products,
+    reduce,
+    shapes,
+)
+from verifiable_relu.network.onnx.call import CONVERTERS, Call, Result, Value
 from verifiable_relu.network.onnx.compare import compare
 from verifiable_relu.network.onnx.constants import folded, written
 from verifiable_relu.network.onnx.gelu import spelled_gelus
@@ -29,7 +39,10 @@ from verifiable_relu.network.onnx.model import array, load_model, opset, require
 from verifiable_relu.network.simplify import simplify
 from verifiable_relu.network.transient import Transient
 
-__all__ = ["activations", "affine", "read_onnx", "shapes"]
+__all__ = ["read_onnx"]
+
+OPERATORS = (activations, convolution, elementwise, extremes, moves, pooling, products, reduce, shapes)
+"""The modules whose converters fill the table."""
 
 MAX_BYTES = 1 << 31
 """The largest file, unpacked: protobuf's own limit is 2 GiB."""
@@ -92,7 +105,7 @@ class _Reading:
     """
 
     model: onnx.ModelProto
-    tensors: dict[str, np.ndarray | Value] = field(default_factory=dict)
+    tensors: dict[str, Result] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         graph = self.model.graph
@@ -140,11 +153,13 @@ class _Reading:
         self._size += sum(made.size for made in self.build.nodes[known:])
         if self._size > MAX_VALUES:
             raise UnsupportedError(f"more than {MAX_VALUES} values in all nodes together", place=place)
-        if node.output[0] in self.tensors:
-            raise InputError(f"its output '{node.output[0]}' is the name of another tensor", place=place)
-        self.tensors[node.output[0]] = found
+        for name, result in zip(node.output, found if isinstance(found, list) else [found], strict=False):
+            if name in self.tensors:
+                raise InputError(f"its output '{name}' is the name of another tensor", place=place)
+            if name:
+                self.tensors[name] = result
 
-    def _converted(self, node: onnx.NodeProto, label: str) -> np.ndarray | Value:
+    def _converted(self, node: onnx.NodeProto, label: str) -> Result | list[Result]:
         if node.domain not in ("", "ai.onnx"):
             raise UnsupportedError(f"operators of the domain '{node.domain}' are not supported")
         if not node.output:
@@ -153,13 +168,12 @@ class _Reading:
         attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
         if node.op_type == "Constant":
             return written(attributes, f"node '{label}' (Constant)")
-        if node.op_type == "Shape" and inputs:
-            return self._shape(inputs[0], attributes)
-        constants = [value for value in inputs if isinstance(value, np.ndarray)]
-        if inputs and not any(isinstance(value, Value) for value in inputs):
-            if len(constants) < len(inputs):
-                raise UnsupportedError("of constants alone, with an input left out, is not supported")
-            return folded(node, constants, self.opset)
+        if node.op_type in ("Shape", "Size") and inputs:
+            shape = self._shape(inputs[0], attributes)
+            return shape if node.op_type == "Shape" else shape.prod(dtype=np.int64)[()].reshape(())
+        constants = [value for value in inputs if not isinstance(value, Value)]
+        if inputs and len(constants) == len(inputs):
+            return list(folded(node, constants, self.opset))
         try:
             version = onnx.defs.get_schema(node.op_type, self.opset, "").since_version
         except onnx.defs.SchemaError:
@@ -169,9 +183,9 @@ class _Reading:
             others = sorted(v for op, v in CONVERTERS if op == node.op_type)
             known = f"; versions {', '.join(map(str, others))} of it are" if others else ""
             raise UnsupportedError(f"version {version} of this operator is not supported{known}")
-        return converter(Call(self.build, node.op_type, version, label, inputs, attributes))
+        return converter(Call(self.build, node.op_type, version, label, inputs, attributes, node, self.opset))
 
-    def _lookup(self, name: str) -> np.ndarray | Value | None:
+    def _lookup(self, name: str) -> Result | None:
         if not name:
             return None
         try:
@@ -179,11 +193,11 @@ class _Reading:
         except KeyError:
             raise InputError(f"its input '{name}' is not computed before it") from None
 
-    def _shape(self, of: np.ndarray | Value | None, attributes: dict[str, int]) -> np.ndarray:
+    def _shape(self, of: Result | None, attributes: dict[str, int]) -> np.ndarray:
         """The ONNX shape of a tensor, with a batch of 1."""
         if of is None:
             raise InputError("its input is missing")
-        shape: Shape = (1,) * of.leading + self.build.shape(of.index) if isinstance(of, Value) else of.shape
+        shape = (1,) * of.leading + self.build.shape(of.index) if isinstance(of, Value) else of.shape
         return np.array(shape[attributes.get("start", 0) : attributes.get("end")], np.int64)
 
 

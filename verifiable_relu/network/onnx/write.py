@@ -29,6 +29,7 @@ from verifiable_relu.network.nodes import (
     Reshape,
     Scale,
     Sigmoid,
+    Sparse,
     Tanh,
 )
 
@@ -163,6 +164,22 @@ def _conv2d(writer: _Writer, node: Conv2d, inputs: list[str], output: str) -> No
     )
 
 
+def _sparse(writer: _Writer, node: Sparse, inputs: list[str], output: str) -> None:
+    """All terms gathered, weighed and summed; the terms of one output are next to each other."""
+    batch = (-1,) * writer.network.batched
+    flat = writer.constant(f"{output}.flat", np.array((*(batch and (0,)), -1), np.int64))
+    row = writer.emit("Reshape", [*inputs, flat], f"{output}.row")
+    index = writer.constant(f"{output}.index", node.index.cpu().numpy())
+    terms = writer.emit("Gather", [row, index], f"{output}.terms", axis=len(batch))
+    weight = writer.parameter(node, f"{output}.weight", node.weight)
+    products = writer.emit("Mul", [terms, weight], f"{output}.products")
+    last = writer.constant(f"{output}.last", np.array([-1], np.int64))
+    total = writer.emit("ReduceSum", [products, last], f"{output}.total", keepdims=0)
+    added = writer.emit("Add", [total, writer.parameter(node, f"{output}.bias", node.bias)], f"{output}.added")
+    shape = writer.constant(f"{output}.shape", np.array((*batch, *node.shape), np.int64))
+    writer.emit("Reshape", [added, shape], output)
+
+
 def _scale(writer: _Writer, node: Scale, inputs: list[str], output: str) -> None:
     steps: list[tuple[str, str, Tensor]] = []
     if bool(node.center.any()):
@@ -224,6 +241,7 @@ WRITERS: Table[Callable[[_Writer, Any, list[str], str], None]] = Table(
     {
         Linear: _linear,
         Conv2d: _conv2d,
+        Sparse: _sparse,
         Scale: _scale,
         Add: _plain("Add"),
         Reshape: _reshape,
