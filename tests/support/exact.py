@@ -24,6 +24,7 @@ from verifiable_relu.network.nodes import (
     Reshape,
     Scale,
     Sigmoid,
+    Sparse,
     Tanh,
 )
 from verifiable_relu.spec.property import Property
@@ -109,6 +110,9 @@ def node_value(node: Node, inputs: Sequence[np.ndarray]) -> np.ndarray:
             return _linear(node, inputs[0])
         case Conv2d():
             return _convolution(node, inputs[0])
+        case Sparse():
+            terms = rational(node.weight, node.weight.shape) * inputs[0].reshape(-1)[node.index.numpy()]
+            return (terms.sum(1) + rational(node.bias, node.bias.shape)).reshape(node.shape)
         case Scale():
             center, scale, shift = (rational(t, node.shape) for t in (node.center, node.scale, node.shift))
             return scale * (inputs[0] - center) + shift

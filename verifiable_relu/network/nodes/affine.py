@@ -212,11 +212,11 @@ class Sparse(Affine):
         return sum(parts, x.new_zeros(())).reshape(x.shape[0], *self.shape)
 
     def adjoint(self, a: Tensor, input_shape: Shape) -> Tensor:
-        flat, index = a.flatten(1), self.index.to(a.device)
-        back = a.new_zeros(a.shape[0], math.prod(input_shape))
+        flat, index = a.reshape(-1, self.size), self.index.to(a.device)
+        back = a.new_zeros(len(flat), math.prod(input_shape))
         for k in range(index.shape[1]):
             back = back.index_add(1, index[:, k], flat * self.weight[:, k])
-        return back.reshape(a.shape[0], *input_shape)
+        return back.reshape(len(flat), *input_shape)
 
     def offset(self) -> Tensor:
         return self.bias.reshape(self.shape)

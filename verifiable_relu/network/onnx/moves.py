@@ -65,7 +65,7 @@ def _moved(call: Call, data: Sequence[int]) -> list[Result]:
         else:
             inputs.append(call.optional(position))
     found = evaluated(_without_value(call.node), inputs, call.opset)
-    if call.op.startswith("Scatter") and not np.isin(inputs[2], found[0]).all():
+    if call.op.startswith("Scatter") and not np.isin(np.asarray(inputs[2]), found[0]).all():
         raise UnsupportedError("writes one element twice")
     return [moved(call, numbered, numbers, call.get("value", 0.0)) for numbers in found]
 

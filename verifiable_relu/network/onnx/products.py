@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -116,6 +119,59 @@ def _contracted(call: Call, x: Value, weight: np.ndarray, first: bool) -> Value:
         call.name,
     )
     return Value(found, leading)
+
+
+@converts("Einsum", 12, 28)
+def _einsum(call: Call) -> Value:
+    """A contraction of one computed value, with at most one constant."""
+    equation = call.get("equation", b"").decode().replace(" ", "")
+    given = call.given()
+    left, arrow, right = equation.partition("->")
+    labels = left.split(",")
+    if not (equation.replace(",", "").replace("->", "").isalpha() and len(labels) == len(given)):
+        raise UnsupportedError(f"its attribute equation = {equation}")
+    values = [i for i, one in enumerate(given) if isinstance(one, Value)]
+    if len(values) != 1 or len(given) > 2:
+        raise UnsupportedError("the product of two computed values, or of several constants")
+    everything = "".join(labels)
+    names = "".join(sorted(set(everything)))
+    result = right if arrow else "".join(name for name in names if everything.count(name) == 1)
+    order = [*result, *(name for name in names if name not in result)]
+    if len(set(result)) < len(result) or not set(result) <= set(names):
+        raise InputError(f"its attribute equation = {equation}")
+    x = given[values[0]]
+    assert isinstance(x, Value)
+    arrays = [one if isinstance(one, np.ndarray) else Numbered().add(call, one) - 1 for one in given]
+    sizes: dict[str, int] = {}
+    for names_of, array in zip(labels, arrays, strict=True):
+        if len(names_of) != array.ndim or any(
+            sizes.setdefault(n, s) != s for n, s in zip(names_of, array.shape, strict=True)
+        ):
+            raise InputError(f"its attribute equation = {equation} for shapes {[a.shape for a in arrays]}")
+    full = tuple(sizes[name] for name in order)
+    if math.prod(full) > MAX_TERMS:
+        raise UnsupportedError(f"more than {MAX_TERMS} products of weights and values")
+    spread = [np.broadcast_to(_along(array, one, order), full) for array, one in zip(arrays, labels, strict=True)]
+    outputs = full[: len(result)]
+    weight = np.ones(full, np.float32) if len(given) == 1 else spread[1 - values[0]]
+    rows = math.prod(outputs)
+    leading = len(outputs) >= 2 and outputs[0] == 1
+    found = call.build.sparse(
+        x.index,
+        torch.from_numpy(np.ascontiguousarray(spread[values[0]].reshape(rows, -1))),
+        tensor(np.ascontiguousarray(weight.reshape(rows, -1))),
+        None,
+        outputs[leading:],
+        call.name,
+    )
+    return Value(found, leading)
+
+
+def _along(array: np.ndarray, labels: str, order: Sequence[str]) -> np.ndarray:
+    """An array whose axes have labels, of which some may be the same, with an axis for each label of ``order``."""
+    kept = [name for name in order if name in labels]
+    found = np.einsum(array, [order.index(name) for name in labels], [order.index(name) for name in kept])
+    return found.reshape([found.shape[kept.index(name)] if name in kept else 1 for name in order])
 
 
 @converts("CumSum", 11, 14)

@@ -10,6 +10,7 @@ with what the file computes.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -29,23 +30,21 @@ from verifiable_relu.network.onnx import (
     pooling,
     products,
     reduce,
+    resize,
     shapes,
 )
 from verifiable_relu.network.onnx.call import CONVERTERS, Call, Result, Value
 from verifiable_relu.network.onnx.compare import compare
 from verifiable_relu.network.onnx.constants import folded, written
 from verifiable_relu.network.onnx.gelu import spelled_gelus
-from verifiable_relu.network.onnx.model import array, load_model, opset, require_onnx
+from verifiable_relu.network.onnx.model import MAX_BYTES, array, load_model, opset, require_onnx
 from verifiable_relu.network.simplify import simplify
 from verifiable_relu.network.transient import Transient
 
 __all__ = ["read_onnx"]
 
-OPERATORS = (activations, convolution, elementwise, extremes, moves, pooling, products, reduce, shapes)
+OPERATORS = (activations, convolution, elementwise, extremes, moves, pooling, products, reduce, resize, shapes)
 """The modules whose converters fill the table."""
-
-MAX_BYTES = 1 << 31
-"""The largest file, unpacked: protobuf's own limit is 2 GiB."""
 
 MAX_VALUES = 1 << 26
 """Most values of all nodes of a network together, for one sample."""
@@ -71,16 +70,17 @@ def read_onnx(source: Path | str | bytes, name: str | None = None) -> Network:
             infinite parameters, or computes something else than the network that was read from it.
     """
     if isinstance(source, bytes):
-        return _read(source, name or "network")
+        return _read(source, name or "network", None)
     path = Path(source)
     try:
-        return _read(read_bytes(path, MAX_BYTES, require_onnx), name or Path(path.name.removesuffix(".gz")).stem)
+        data = read_bytes(path, MAX_BYTES, require_onnx)
+        return _read(data, name or Path(path.name.removesuffix(".gz")).stem, path.parent)
     except InputError as error:
         raise error.located(path) from error
 
 
-def _read(data: bytes, name: str) -> Network:
-    model = load_model(data)
+def _read(data: bytes, name: str, folder: Path | None) -> Network:
+    model, data = load_model(data, folder)
     reading = _Reading(model)
     nodes, output = simplify(*spelled_gelus(reading.build.nodes, reading.output.index))
     for node in nodes:
@@ -171,6 +171,8 @@ class _Reading:
         if node.op_type in ("Shape", "Size") and inputs:
             shape = self._shape(inputs[0], attributes)
             return shape if node.op_type == "Shape" else shape.prod(dtype=np.int64)[()].reshape(())
+        if node.op_type == "CastLike" and len(inputs) == 2:
+            return self._cast_like(node, inputs[0], inputs[1])
         constants = [value for value in inputs if not isinstance(value, Value)]
         if inputs and len(constants) == len(inputs):
             return list(folded(node, constants, self.opset))
@@ -184,6 +186,36 @@ class _Reading:
             known = f"; versions {', '.join(map(str, others))} of it are" if others else ""
             raise UnsupportedError(f"version {version} of this operator is not supported{known}")
         return converter(Call(self.build, node.op_type, version, label, inputs, attributes, node, self.opset))
+
+    def _cast_like(self, node: onnx.NodeProto, given: Result | None, like: Result | None) -> Result:
+        """``given`` in the number type of ``like``.
+
+        Raises:
+            UnsupportedError: if that changes a computed value by more than the rounding of a narrower type.
+        """
+        if given is None or like is None:
+            raise InputError("an input is missing")
+        if isinstance(like, Value):
+            kind = self.types.get(node.input[1])
+            if kind is None:
+                raise UnsupportedError("of an unknown type")
+            dtype = onnx.helper.tensor_dtype_to_np_dtype(kind)
+        else:
+            dtype = like.dtype
+        if isinstance(given, Value):
+            if dtype not in (np.float32, np.float64):
+                raise UnsupportedError(f"casts a computed value to {dtype}")
+            return given
+        cast = onnx.helper.make_node(
+            "Cast", node.input[:1], node.output, to=onnx.helper.np_dtype_to_tensor_dtype(dtype)
+        )
+        return folded(cast, [given], self.opset)[0]
+
+    @cached_property
+    def types(self) -> dict[str, int]:
+        """The element types of the file's tensors, as the standard infers them, by name."""
+        graph = onnx.shape_inference.infer_shapes(self.model).graph
+        return {info.name: info.type.tensor_type.elem_type for info in (*graph.input, *graph.value_info, *graph.output)}
 
     def _lookup(self, name: str) -> Result | None:
         if not name:

@@ -40,7 +40,7 @@ def _dropout(call: Call) -> Value:
     return call.value()
 
 
-@converts("Cast", 6, 9, 13, 19, *SINCE_21)
+@converts("Cast", 6, 9, 13, 19, *SINCE_21, 28)
 def _cast(call: Call) -> Value:
     # A cast to float32 rounds what onnxruntime computes, as each of its operations does, and is no function of its own.
     if call.get("to", None) not in (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE):
