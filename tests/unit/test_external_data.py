@@ -104,5 +104,5 @@ def test_data_that_is_too_short_or_badly_named_is_refused(entries: dict[str, str
 
 
 def test_data_of_bytes_without_a_folder_is_refused() -> None:
-    with pytest.raises(InputError, match="'w'.*another file"):
+    with pytest.raises(InputError, match=r"'w'.*another file"):
         read_onnx(model(location="data").SerializeToString())

@@ -207,7 +207,7 @@ class Sparse(Affine):
         return self._product(x, self.weight.abs())
 
     def _product(self, x: Tensor, weight: Tensor) -> Tensor:
-        flat, index = x.flatten(1), self.index.to(x.device)
+        flat, index = x.reshape(x.shape[0], -1), self.index.to(x.device)
         parts = (flat.index_select(1, index[:, k]) * weight[:, k] for k in range(index.shape[1]))
         return sum(parts, x.new_zeros(())).reshape(x.shape[0], *self.shape)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -121,6 +122,31 @@ class Call:
         """x under another ONNX shape; a leading 1 of two or more axes is the batch axis."""
         leading = len(shape) >= 2 and shape[0] == 1
         return Value(self.build.reshape(x.index, tuple(shape[leading:]), self.name), leading)
+
+    def sparse(
+        self,
+        x: int,
+        index: np.ndarray,
+        weight: np.ndarray,
+        shape: Sequence[int],
+        bias: np.ndarray | None = None,
+        error: float = 0.0,
+    ) -> Value:
+        """Σ_k weight[i, k]·x[index[i, k]] + bias[i] under an ONNX shape.
+
+        Args:
+            x: the node whose elements are summed.
+            index: (outputs, terms), or any shape with as many elements, of whole numbers.
+            weight: like ``index``.
+            shape: of the result.
+            bias: (outputs,).
+            error: the relative error of the weights.
+        """
+        rows, leading = math.prod(shape), len(shape) >= 2 and shape[0] == 1
+        places = torch.from_numpy(np.array(index, np.int64).reshape(rows, -1))
+        numbers, added = tensor(weight.reshape(rows, -1)), None if bias is None else tensor(bias)
+        found = self.build.sparse(x, places, numbers, added, tuple(shape[leading:]), self.name, error)
+        return Value(found, leading)
 
     def beside(self, constant: np.ndarray, x: Value) -> Tensor:
         """A constant that is broadcast against x, without the batch axis.

@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 
 from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.network.onnx.call import Call, Value, converts, tensor
@@ -73,16 +72,8 @@ def convolved(call: Call, x: Value, weight: np.ndarray, seen: Windows) -> Value:
     first = np.arange(out)[:, None] // (out // groups) * channels + np.arange(channels)
     index = first[:, None, :, None] * math.prod(seen.sizes) + np.maximum(cells, 0)[None, :, None, :]
     products = np.where(cells[None, :, None, :] >= 0, weight.reshape(out, 1, channels, -1), weight.dtype.type(0))
-    rows = out * len(cells)
-    found = call.build.sparse(
-        x.index,
-        torch.from_numpy(index.reshape(rows, -1)),
-        tensor(products.reshape(rows, -1)),
-        None if bias is None else bias.expand(out).repeat_interleave(len(cells)),
-        result[1:],
-        call.name,
-    )
-    return Value(found, True)
+    added = None if bias is None else bias.expand(out).repeat_interleave(len(cells)).numpy()
+    return call.sparse(x.index, np.broadcast_to(index, products.shape), products, result, added)
 
 
 def _pair(sizes: tuple[int, ...]) -> tuple[int, int]:

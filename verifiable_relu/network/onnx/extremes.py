@@ -35,13 +35,13 @@ def extreme(call: Call, x: int, candidates: np.ndarray, sign: int) -> int:
     while len(candidates) > 1:
         count, results = len(candidates) // 2, candidates.shape[1]
         first, second = candidates[0 : 2 * count : 2], candidates[1 : 2 * count : 2]
-        pair = torch.from_numpy(np.stack([second, first], -1).reshape(-1, 2))
-        met = (pair >= 0).all(1)
-        weight = torch.tensor([sign, -sign], dtype=torch.float32) * met[:, None]
+        pair = np.stack([second, first], -1).reshape(-1, 2)
+        met = np.asarray((pair >= 0).all(1))
+        weight = np.array([sign, -sign], np.float32) * met[:, None]
         # Where there is no opponent, the difference is a negative number, of which the ReLU makes 0.
-        away = torch.where(met, 0.0, -1.0)
-        difference = call.build.sparse(x, pair.clamp(min=0), weight, away, (count * results,), call.name)
-        gained = call.build.activation(difference, Relu, call.name)
+        away = np.where(met, 0.0, -1.0).astype(np.float32)
+        difference = call.sparse(x, np.maximum(pair, 0), weight, (count * results,), away)
+        gained = call.build.activation(difference.index, Relu, call.name)
         left = np.concatenate([first, candidates[2 * count :]]).reshape(-1)
         gain = _select(call, gained, np.arange(len(left)), float(sign), count * results)
         x = call.build.add(_select(call, x, left, 1.0, call.build.size(x)), gain, call.name)
@@ -57,9 +57,8 @@ def _select(call: Call, x: int, index: np.ndarray, weight: float, size: int) -> 
     there = (index >= 0) & (index < size)
     if weight == 1 and there.all() and np.array_equal(index, np.arange(call.build.size(x))):
         return call.build.reshape(x, (size,), call.name)
-    places = torch.from_numpy(np.where(there, index, 0)[:, None])
-    weights = torch.from_numpy(np.where(there, weight, 0.0)[:, None]).to(torch.float32)
-    return call.build.sparse(x, places, weights, None, (len(index),), call.name)
+    weights = np.where(there, weight, 0.0).astype(np.float32)
+    return call.sparse(x, np.where(there, index, 0), weights, (len(index),)).index
 
 
 def larger(call: Call, left: Result, right: Result, sign: int) -> Value:

@@ -12,10 +12,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import onnx
-import torch
 
 from verifiable_relu.errors import InputError, UnsupportedError
-from verifiable_relu.network.onnx.call import Call, Result, Value, converts, tensor
+from verifiable_relu.network.onnx.call import Call, Result, Value, converts
 from verifiable_relu.network.onnx.constants import evaluated
 
 SINCE_21 = (21, 23, 24, 25)
@@ -108,18 +107,14 @@ def moved(call: Call, numbered: Numbered, numbers: np.ndarray, value: float = 0.
             rest = np.where(mine, given.reshape(-1)[index], rest)
     if not parts:
         return rest.reshape(numbers.shape)
-    shape = numbers.shape
-    leading = len(shape) >= 2 and shape[0] == 1
-    inner, bias = shape[leading:], tensor(rest)
-    if len(parts) == 1 and parts[0][1].all() and np.array_equal(parts[0][2], np.arange(call.build.size(parts[0][0]))):
-        return Value(call.build.reshape(parts[0][0], inner, call.name), leading)
-    total = -1
-    for source, mine, index in parts:
-        weight, places = torch.from_numpy(mine[:, None]).to(torch.float32), torch.from_numpy(index[:, None])
-        part = call.build.sparse(source, places, weight, bias, inner, call.name)
-        total = part if total < 0 else call.build.add(total, part, call.name)
-        bias = torch.zeros_like(bias)
-    return Value(total, leading)
+    source, mine, index = parts[0]
+    if len(parts) == 1 and mine.all() and np.array_equal(index, np.arange(call.build.size(source))):
+        return call.reshaped(Value(source, False), numbers.shape)
+    total = call.sparse(source, index, mine.astype(np.float32), numbers.shape, rest)
+    for source, mine, index in parts[1:]:
+        part = call.sparse(source, index, mine.astype(np.float32), numbers.shape)
+        total = Value(call.build.add(total.index, part.index, call.name), total.leading)
+    return total
 
 
 def expanded(call: Call, x: Value, shape: Sequence[int]) -> Value:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import torch
 
 from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.network.nodes import Shape
@@ -54,18 +53,8 @@ def _means(call: Call, x: Value, shape: Shape, outputs: Shape, cells: np.ndarray
     weight = np.where(cells >= 0, 1 / counts, 0.0).astype(np.float32 if exact else np.float64)
     images, size = math.prod(shape[:2]), math.prod(shape[2:])
     index = (np.arange(images)[:, None, None] * size + np.maximum(cells, 0)).reshape(-1, cells.shape[1])
-    result = (*shape[:2], *outputs)
-    leading = shape[0] == 1
-    found = call.build.sparse(
-        x.index,
-        torch.from_numpy(index),
-        torch.from_numpy(np.tile(weight, (images, 1))),
-        None,
-        result[leading:],
-        call.name,
-        error=0.0 if exact else UNIT,
-    )
-    return Value(found, leading)
+    error = 0.0 if exact else UNIT
+    return call.sparse(x.index, index, np.tile(weight, (images, 1)), (*shape[:2], *outputs), error=error)
 
 
 @converts("GlobalAveragePool", 1, 22)

@@ -36,7 +36,7 @@ def _gemm(call: Call) -> Value:
         weight = _scaled(left.T if call.get("transA", 0) else left, call.get("alpha", 1.0))
         product = ordered(call, Value(call.build.linear(x.index, weight, None, call.name), x.leading), (1, 0))
     else:
-        raise UnsupportedError("the product of two computed values")
+        raise UnsupportedError("not the product of one computed value and one constant")
     given = call.inputs[2] if len(call.inputs) > 2 else None
     if given is None or (beta := call.get("beta", 1.0)) == 0:
         return product
@@ -108,17 +108,7 @@ def _contracted(call: Call, x: Value, weight: np.ndarray, first: bool) -> Value:
     columns = right[None, :] if right.ndim == 1 else np.swapaxes(right, -1, -2)
     pairs = np.broadcast_arrays(rows[..., :, None, :], columns[..., None, :, :])
     index, numbers = reversed(pairs) if first else pairs
-    terms = left.shape[-1]
-    leading = len(shape) >= 2 and shape[0] == 1
-    found = call.build.sparse(
-        x.index,
-        torch.from_numpy(np.ascontiguousarray(index.reshape(-1, terms)).astype(np.int64)),
-        tensor(np.ascontiguousarray(numbers.reshape(-1, terms))),
-        None,
-        shape[leading:],
-        call.name,
-    )
-    return Value(found, leading)
+    return call.sparse(x.index, index, numbers, shape)
 
 
 @converts("Einsum", 12, 28)
@@ -154,17 +144,7 @@ def _einsum(call: Call) -> Value:
     spread = [np.broadcast_to(_along(array, one, order), full) for array, one in zip(arrays, labels, strict=True)]
     outputs = full[: len(result)]
     weight = np.ones(full, np.float32) if len(given) == 1 else spread[1 - values[0]]
-    rows = math.prod(outputs)
-    leading = len(outputs) >= 2 and outputs[0] == 1
-    found = call.build.sparse(
-        x.index,
-        torch.from_numpy(np.ascontiguousarray(spread[values[0]].reshape(rows, -1))),
-        tensor(np.ascontiguousarray(weight.reshape(rows, -1))),
-        None,
-        outputs[leading:],
-        call.name,
-    )
-    return Value(found, leading)
+    return call.sparse(x.index, spread[values[0]], weight, outputs)
 
 
 def _along(array: np.ndarray, labels: str, order: Sequence[str]) -> np.ndarray:

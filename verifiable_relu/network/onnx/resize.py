@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
-import torch
 
 from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.network.onnx.call import Call, Value, converts
@@ -168,20 +167,16 @@ def _interpolated(
         index = index * axes[d].before + places.reshape(size)
         weight = weight * shares.astype(np.float64).reshape(size)
     full = (*(len(places) for places, _ in lines), *shape)
-    rows = np.ascontiguousarray(np.broadcast_to(index, full).reshape(count, -1).T)
+    rows = np.broadcast_to(index, full).reshape(count, -1).T
     numbered = Numbered()
     numbers = numbered.add(call, x)
     if count == 1 and bool((weight == 1).all()):
         found = moved(call, numbered, numbers.reshape(-1)[rows].reshape(shape))
         assert isinstance(found, Value)
         return found
-    wide = torch.from_numpy(np.ascontiguousarray(np.broadcast_to(weight, full).reshape(count, -1).T))
+    wide = np.broadcast_to(weight, full).reshape(count, -1).T
     exact = all(_is_short(share) for _, shares in lines for share in shares.flat)
-    leading = len(shape) >= 2 and shape[0] == 1
-    error = 0.0 if exact else 2 * dims * UNIT
-    return Value(
-        call.build.sparse(x.index, torch.from_numpy(rows), wide, None, shape[leading:], call.name, error), leading
-    )
+    return call.sparse(x.index, rows, wide, shape, error=0.0 if exact else 2 * dims * UNIT)
 
 
 def _is_short(weight: Fraction) -> bool:
