@@ -32,11 +32,11 @@ BY_DEFAULT = ("basic block", "max pool, padded", "concatenation")
 """The default exporter takes a second for each module: it is asked of these alone unless more cases are wanted."""
 VERDICTS = (
     "relu6", "maxout", "absolute value", "concatenation", "max pool, padded", "average pool, padding left out",
-    "transposed convolution", "upsampling, bilinear", "conv3d", "smallest",
+    "transposed convolution", "upsampling, bilinear", "conv3d", "smallest", "silu", "selu", "sine and cosine",
 )  # fmt: skip
 """Modules with an operator each that no other of these has: about them alone methods are asked, likewise."""
-NEWER = {("bilinear with constants", "opset 11")}
-"""What an opset has no operator for."""
+NEWER = {(name, "opset 11") for name in ("bilinear with constants", "celu", "gelu by tanh", "hardswish")}
+"""What that opset has no operator for, or has in products that are not read."""
 
 
 def exported(name: str, way: str, path: Path) -> Network:

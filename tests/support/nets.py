@@ -26,6 +26,7 @@ from verifiable_relu.network.nodes import (
     Scale,
     Shape,
     Sigmoid,
+    Smooth,
     Sparse,
     Tanh,
 )
@@ -82,8 +83,15 @@ def uneven(rng: np.random.Generator, spread: int = 10, positive: bool = False) -
     return draw
 
 
+BOUNDED = ("SiLU", "Mish", "tanh-GELU", "ELU", "Softplus", "Softsign", "HardSwish", "Erf", "Atan", "Sin", "Cos")
+"""Functions whose slope is bounded; the others have one that is near 1 about 1."""
+
+
 def _activation(chain: Chain, kind: type[Activation], rng: np.random.Generator) -> int:
-    extra: dict[str, Tensor] = {}
+    extra: dict[str, object] = {}
+    if kind is Smooth:
+        extra["function"] = str(rng.choice([*BOUNDED, "Square", "Cube"]))
+        extra["parameter"] = torch.tensor(1.5 if extra["function"] == "ELU" else 1.0)
     if kind is LeakyRelu:
         extra["slope"] = torch.tensor(float(rng.choice([0.125, 0.01, 0.3])))
     if kind is Gelu:
@@ -233,6 +241,8 @@ def smooth(rng: np.random.Generator, draw: Weights) -> list[Network]:
         cnn(rng, draw, Sigmoid),
         residual(rng, draw, Gelu),
         normalised(rng, draw, Tanh),
+        mlp(rng, draw, Smooth),
+        cnn(rng, draw, Smooth),
     ]
 
 

@@ -275,7 +275,7 @@ _SLOPES = 4
 at most, for slopes low, up in [0, 1] of the lower and of the upper line. That is 3·up, or 4·low − up."""
 
 _ANY_SLOPES = 7
-"""The same for other activations, with slopes of any sign and of size 1 at most."""
+"""The same for other activations, with slopes of any sign: so many u of the larger slope."""
 
 
 def backward_single(reach: Tensor, terms: int | Tensor = 0, operator: Operator[Affine] | None = None) -> Tensor:
@@ -338,7 +338,7 @@ def backward_activation(
     tiny = 8 * node.size * _tiny(dtype) + 8 * _tiny(torch.float32) * (1 + reach[:, None])
     error = unit_roundoff(dtype) * line + 3 * gamma(node.size + 8, dtype) * size + tiny
     if radius is not None:
-        error = torch.addcmul(error, slope, radius, value=1.01 * gamma(_ANY_SLOPES - _SLOPES, torch.float32))
+        error = torch.addcmul(error, slope, radius, value=1.01 * gamma(_ANY_SLOPES, torch.float32))
     return error
 
 

@@ -34,11 +34,13 @@ from verifiable_relu.network.nodes import (
     Reshape,
     Scale,
     Sigmoid,
+    Smooth,
     Sparse,
     Tanh,
 )
 from verifiable_relu.spec.property import Property
 from verifiable_relu.trust.affine import Weighted, array, bias, product
+from verifiable_relu.trust.functions import FUNCTIONS
 
 _UNIT = 2.0**-53
 _GENEROUS = 1 + 2.0**-20
@@ -120,6 +122,13 @@ def _gelu(node: Gelu, x: Enclosed) -> Enclosed:
     return Enclosed(image, error)
 
 
+def _function(node: Smooth, x: Enclosed) -> Enclosed:
+    function, alpha = FUNCTIONS[node.function], float(node.parameter)
+    image = function.value(x.value, alpha)
+    spread = function.steepest(x.value - x.error, x.value + x.error, alpha) * x.error
+    return Enclosed(image, (spread + _SMOOTH_ULPS * _UNIT * (1 + np.abs(image))) * _GENEROUS + _TINY)
+
+
 def _reshape(node: Reshape, x: Enclosed) -> Enclosed:
     return Enclosed(x.value.reshape(node.shape), x.error.reshape(node.shape))
 
@@ -146,6 +155,7 @@ ENCLOSURES: Table[Callable[..., Enclosed]] = Table(
         Sigmoid: _sigmoid,
         Tanh: _tanh,
         Gelu: _gelu,
+        Smooth: _function,
         Reshape: _reshape,
         Permute: _permute,
         Hardened: Refusal("stands for a set of activations, not for one value"),
@@ -155,7 +165,7 @@ ENCLOSURES: Table[Callable[..., Enclosed]] = Table(
 
 
 # What overflows has an infinite error, or NaN for one.
-@np.errstate(over="ignore", invalid="ignore")
+@np.errstate(over="ignore", invalid="ignore", divide="ignore")
 def enclose(network: Network, x: Sequence[Fraction]) -> Enclosed:
     """The outputs of ``network`` at the exact point x, flat in row-major order, each with its error bound.
 

@@ -32,6 +32,7 @@ from verifiable_relu.network.nodes import (
     Reshape,
     Scale,
     Sigmoid,
+    Smooth,
     Sparse,
     Tanh,
 )
@@ -88,7 +89,7 @@ VALUES: Table[Callable[..., Dyadic]] = Table(
         LeakyRelu: _leaky_relu,
         Reshape: _reshape,
         Permute: _permute,
-        **dict.fromkeys((Sigmoid, Tanh, Gelu), Refusal("has irrational values")),
+        **dict.fromkeys((Sigmoid, Smooth, Tanh, Gelu), Refusal("has irrational values")),
         Hardened: Refusal("stands for a set of activations, not for one value"),
     },
 )

@@ -7,16 +7,20 @@ from verifiable_relu.network.nodes.activations import (
     LeakyRelu,
     Relu,
     Sigmoid,
+    Smooth,
     Tanh,
 )
 from verifiable_relu.network.nodes.affine import Affine, Conv2d, Linear, Scale, Sparse
+from verifiable_relu.network.nodes.functions import FUNCTIONS, Function
 from verifiable_relu.network.nodes.node import Add, Input, Node, Permute, Reshape, Shape
 
 __all__ = [
+    "FUNCTIONS",
     "Activation",
     "Add",
     "Affine",
     "Conv2d",
+    "Function",
     "Gelu",
     "Hardened",
     "Input",
@@ -29,6 +33,7 @@ __all__ = [
     "Scale",
     "Shape",
     "Sigmoid",
+    "Smooth",
     "Sparse",
     "Tanh",
 ]

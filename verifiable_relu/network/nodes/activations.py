@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from verifiable_relu.network.nodes.functions import FUNCTIONS
 from verifiable_relu.network.nodes.node import Node
 
 
@@ -78,3 +79,19 @@ class Hardened(Activation):
     @property
     def limit(self) -> Node:
         return Relu(name=self.name, inputs=self.inputs, shape=self.shape)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Smooth(Activation):
+    """A function of one variable, by its name in ``FUNCTIONS``; ``parameter`` is a positive scalar tensor."""
+
+    op = "Smooth"
+    function: str
+    parameter: Tensor
+
+    def forward(self, *xs: Tensor) -> Tensor:
+        return FUNCTIONS[self.function].value(xs[0], self.parameter)
+
+    @property
+    def place(self) -> str:
+        return f"node '{self.name}' ({self.function})"

@@ -3,8 +3,8 @@
 A tensor of the file is a constant (a numpy array) or a value, computed from the input. Files carry a batch axis,
 networks do not: a ``Value`` says whether the leading 1 of its ONNX shape is that axis. Reading goes in steps that know
 nothing of each other: the file is checked by the standard's checker, every node becomes nodes of a network one by
-one, written-out GELUs are recognised and neighbours merged by the network's own wiring, and the result is compared
-with what the file computes.
+one, functions that are written out are recognised and neighbours merged by the network's own wiring, and the result is
+compared with what the file computes.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from verifiable_relu.network.onnx import (
 from verifiable_relu.network.onnx.call import CONVERTERS, Call, Result, Value
 from verifiable_relu.network.onnx.compare import compare
 from verifiable_relu.network.onnx.constants import folded, written
-from verifiable_relu.network.onnx.gelu import spelled_gelus
 from verifiable_relu.network.onnx.model import MAX_BYTES, array, load_model, opset, require_onnx
+from verifiable_relu.network.onnx.spelled import spelled
 from verifiable_relu.network.simplify import simplify
 from verifiable_relu.network.transient import Transient
 
@@ -82,10 +82,10 @@ def read_onnx(source: Path | str | bytes, name: str | None = None) -> Network:
 def _read(data: bytes, name: str, folder: Path | None) -> Network:
     model, data = load_model(data, folder)
     reading = _Reading(model)
-    nodes, output = simplify(*spelled_gelus(reading.build.nodes, reading.output.index))
+    nodes, output = simplify(*spelled(reading.build.nodes, reading.output.index))
     for node in nodes:
         if isinstance(node, Transient):
-            raise UnsupportedError("is read only where it spells GELU, x·½·(1 + erf(k·x)) with k > 0", place=node.place)
+            raise UnsupportedError("is read only where it spells GELU, SiLU, Mish or a power", place=node.place)
     network = as_network(nodes, output, name=name, onnx=data, batched=reading.batched)
     nodes, names = reading.build.nodes, reading.computed()
     # Large files are in memory several times over by now.

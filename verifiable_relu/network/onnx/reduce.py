@@ -17,7 +17,7 @@ from verifiable_relu.network.onnx.moves import Numbered, ordered
 from verifiable_relu.network.onnx.shapes import axis_of
 
 
-def _axes(call: Call) -> tuple[int, ...]:
+def axes_of(call: Call) -> tuple[int, ...]:
     """The axes along which a node reduces: an attribute, or since opset 13 or 18 an input; all if none are named.
 
     Raises:
@@ -42,7 +42,7 @@ def _shape(call: Call, axes: Sequence[int]) -> list[int]:
 
 def summed(call: Call, x: Value, mean: bool = False) -> Value:
     """The sum or the mean of x along the axes that a node names."""
-    axes = _axes(call)
+    axes = axes_of(call)
     if not axes:
         return x
     shape = call.shape(x)
@@ -74,7 +74,7 @@ def _sum_of_sizes(call: Call) -> Value:
 
 
 def _extreme(call: Call, sign: int) -> Value:
-    x, axes = call.value(), _axes(call)
+    x, axes = call.value(), axes_of(call)
     if not axes:
         return x
     numbers = np.moveaxis(Numbered().add(call, x) - 1, axes, range(len(axes)))

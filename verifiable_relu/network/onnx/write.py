@@ -29,6 +29,7 @@ from verifiable_relu.network.nodes import (
     Reshape,
     Scale,
     Sigmoid,
+    Smooth,
     Sparse,
     Tanh,
 )
@@ -222,6 +223,28 @@ def _gelu(writer: _Writer, node: Gelu, inputs: list[str], output: str) -> None:
     writer.emit("Div", [writer.emit("Gelu", [hard], f"{output}.gelu"), lam], output)
 
 
+_SMOOTH = {
+    "Atan": "Atan", "Cos": "Cos", "ELU": "Elu", "Erf": "Erf", "Exp": "Exp", "HardSwish": "HardSwish", "Log": "Log",
+    "Mish": "Mish", "Sin": "Sin", "Softplus": "Softplus", "Softsign": "Softsign", "Sqrt": "Sqrt",
+}  # fmt: skip
+"""The operator of ONNX that computes a smooth function, by the function's name, where there is one."""
+
+
+def _smooth(writer: _Writer, node: Smooth, inputs: list[str], output: str) -> None:
+    writer.smooth = True
+    if node.function == "tanh-GELU":
+        writer.emit("Gelu", inputs, output, approximate="tanh")
+    elif node.function == "SiLU":
+        writer.emit("Mul", [*inputs, writer.emit("Sigmoid", inputs, f"{output}.sigmoid")], output)
+    elif node.function in ("Square", "Cube"):
+        square = writer.emit("Mul", inputs * 2, output if node.function == "Square" else f"{output}.square")
+        if node.function == "Cube":
+            writer.emit("Mul", [square, *inputs], output)
+    else:
+        attributes = {"alpha": float(node.parameter)} if node.function == "ELU" else {}
+        writer.emit(_SMOOTH[node.function], inputs, output, **attributes)
+
+
 def _leaky_relu(writer: _Writer, node: LeakyRelu, inputs: list[str], output: str) -> None:
     slope = writer.parameter(node, f"{output}.slope", writer.wide(node.slope, node))
     writer.emit("PRelu", [*inputs, slope], output)
@@ -251,6 +274,7 @@ WRITERS: Table[Callable[[_Writer, Any, list[str], str], None]] = Table(
         Relu: _plain("Relu"),
         Sigmoid: _plain("Sigmoid"),
         Tanh: _plain("Tanh"),
+        Smooth: _smooth,
         Hardened: Refusal("a set of networks cannot be written as one ONNX file"),
     },
 )

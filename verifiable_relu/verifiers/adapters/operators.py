@@ -27,6 +27,7 @@ from verifiable_relu.network.nodes import (
     Reshape,
     Scale,
     Sigmoid,
+    Smooth,
     Sparse,
     Tanh,
 )
@@ -162,6 +163,7 @@ OPERATORS: Table[Operator] = Table(
             lambda node: False,
         ),
         Relu: Operator(),
+        Smooth: Refusal("auto_LiRPA has no sound bounds of this function, or none that are tried here"),
         Sigmoid: Operator(lambda node, x: torch.ones_like(x)),
         Tanh: Operator(),
         Gelu: Operator(),
