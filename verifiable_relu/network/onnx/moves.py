@@ -151,7 +151,7 @@ def ordered(call: Call, x: Value, axes: Sequence[int]) -> Value:
     return call.reshaped(found, [shape[a] for a in axes])
 
 
-moves("Concat", 1, 4, 11, 13, data=(-1,))
+moves("Concat", 4, 11, 13, data=(-1,))
 moves("Slice", 1, 10, 11, 13)
 moves("Split", 2, 11, 13, 18)
 moves("Gather", 1, 11, 13)
