@@ -27,6 +27,8 @@ from verifiable_relu.network.nodes import (
     Reshape,
     Scale,
     Sigmoid,
+    Smooth,
+    Sparse,
     Tanh,
 )
 
@@ -149,6 +151,7 @@ OPERATORS: Table[Operator] = Table(
     {
         Linear: Operator(_affine_size, _linear_tensors, _linear),
         Conv2d: Operator(_affine_size, _conv2d_tensors, _conv2d, _conv2d_patches),
+        Sparse: Refusal("auto_LiRPA takes no affine map that is given term by term"),
         Scale: Operator(_affine_size, _scale_tensors, _scale, _by_channel),
         Add: Operator(lambda node, x, y: x + y, patches=lambda node: len(node.shape) == 3),
         Reshape: Operator(_moved_size, apply=_reshape, patches=lambda node: len(node.shape) == 1),
@@ -160,6 +163,7 @@ OPERATORS: Table[Operator] = Table(
             lambda node: False,
         ),
         Relu: Operator(),
+        Smooth: Refusal("auto_LiRPA has no sound bounds of this function, or none that are tried here"),
         Sigmoid: Operator(lambda node, x: torch.ones_like(x)),
         Tanh: Operator(),
         Gelu: Operator(),
