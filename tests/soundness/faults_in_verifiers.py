@@ -19,7 +19,9 @@ from verifiable_relu.spec.row_batch import RowBatch
 from verifiable_relu.verifiers.base import Outcome, Reason, Trust, Verdict
 from verifiable_relu.verifiers.encoding import Folding
 from verifiable_relu.verifiers.input_split import Frontier
+from verifiable_relu.verifiers.milp import Milp
 from verifiable_relu.verifiers.root import Root, Roots
+from verifiable_relu.verifiers.smt import Smt
 from verifiable_relu.verifiers.solvers import highs, z3
 from verifiable_relu.verifiers.solvers.process import Worker
 
@@ -140,7 +142,7 @@ IN_VERIFIERS: tuple[Fault, ...] = (
         (
             _highs_with(time_limit=0.0),
             Hook("verifiers.milp:excludes", lambda right, status: right(status) or status == "kTimeLimit"),
-            _proved_by("milp"),
+            _proved_by(Milp.name),
         ),
     ),
     Fault(
@@ -165,7 +167,7 @@ IN_VERIFIERS: tuple[Fault, ...] = (
         # The occasion: the solver does not return in time.
         "smt reads unsat from a time-out",
         "planted",
-        (Hook("verifiers.solvers.process:Worker.call", _z3_too_slow), _proved_by("smt")),
+        (Hook("verifiers.solvers.process:Worker.call", _z3_too_slow), _proved_by(Smt.name)),
     ),
     Fault(
         "strict for non-strict in the SMT formula",
@@ -228,7 +230,7 @@ IN_VERIFIERS: tuple[Fault, ...] = (
     Fault(
         "rows behind the objective that are taken for at least zero",
         "trees",
-        instead("verifiers.bab.proof:of_rows", _at_least_zero),
+        instead("verifiers.bab.proof:weights", _at_least_zero),
     ),
     Fault(
         "a bias dropped where rows are folded",
