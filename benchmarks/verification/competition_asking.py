@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import verifiable_relu
 from benchmarks.common.machine import commit, load_average
 from benchmarks.common.records import Records
+from benchmarks.common.searched import sub_problems
 from benchmarks.verification.competition_instances import Instance
 from verifiable_relu.errors import InputError
 
@@ -198,7 +199,7 @@ def _known(instance: Instance) -> dict[str, Any]:
 def _told(result: Result | None, complaint: str) -> dict[str, Any]:
     """What a record has of a result; without one, it is an error."""
     if result is None:
-        nothing = dict.fromkeys(("trust", "decided_by", "unstable", "margin", "version"))
+        nothing = dict.fromkeys(("trust", "decided_by", "unstable", "sub_problems", "margin", "version"))
         return {"verdict": "error", "reason": "error", "detail": complaint, "stages": {}, **nothing}
     record = result.to_json()
     return {
@@ -209,6 +210,7 @@ def _told(result: Result | None, complaint: str) -> dict[str, Any]:
         "trust": record["trust"],
         "decided_by": record["method"],
         "unstable": record["unstable"],
+        "sub_problems": sub_problems(record["detail"]),
         "margin": record["margin"],
         "version": record["versions"]["verifiable_relu"],
     }

@@ -22,7 +22,19 @@ KEYS = ("family", "set", "mode", "method", "limit")
 
 _FIELDS: tuple[str, ...] = (
     *("family", "set", "mode", "method", "limit", "onnx", "vnnlib", "truth", "verdict", "trust", "decided_by"),
-    *("reason", "unstable", "margin", "seconds", "cpu", "load", "version", "commit", "stages", "detail"),
+    *(
+        "reason",
+        "unstable",
+        "sub_problems",
+        "margin",
+        "seconds",
+        "cpu",
+        "load",
+        "version",
+        "commit",
+        "stages",
+        "detail",
+    ),
 )
 """Columns of the CSV with all answers."""
 
@@ -109,7 +121,7 @@ def deciders(records: Sequence[Record]) -> Table:
 
 def undecided(records: Sequence[Record]) -> Table:
     """A row per instance that is not decided, with what is known of it."""
-    columns = ("family", "mode", "network", "property", "truth", "reason", "last method", "unstable", "best margin")
+    columns = ("family", "mode", "network", "property", "truth", "reason", "last method", "unstable", "sub-problems")
     rows: list[tuple[Cell, ...]] = []
     for record in of(records, "answer"):
         if record["verdict"] not in SOLVED:
@@ -117,8 +129,9 @@ def undecided(records: Sequence[Record]) -> Table:
             # Infinities are texts in JSON.
             margin = record["margin"] if isinstance(record["margin"], float) else None
             title = (record["family"], record["mode"], *names, record["truth"], record["reason"])
-            rows.append((*title, record["decided_by"], record["unstable"], margin, record["seconds"]))
-    return Table((*columns, "seconds"), rows, {"seconds": ".1f"})
+            known = (record["decided_by"], record["unstable"], record["sub_problems"], margin, record["seconds"])
+            rows.append((*title, *known))
+    return Table((*columns, "best margin", "seconds"), rows, {"seconds": ".1f"})
 
 
 def ours(records: Sequence[Record], mode: str) -> dict[str, dict[Key, Record]]:
@@ -249,17 +262,7 @@ def page(records: Sequence[Record], folder: Path) -> Page:
     )
     if figure(records, folder / "competition.png"):
         made.add("![instances solved within so many seconds](competition.png)")
-    if of(records, "peer"):
-        made.add("## Beside other tools on such a machine", *(record["text"] for record in of(records, "source")))
-        made.add(
-            "Only instances that the other tool was asked about, whose verdict does not contradict the competition's. "
-            "*our part*: our seconds as a part of the other tool's, over what both solved.",
-            "One process for each instance on both sides, start-up included; our seconds are CPU seconds:",
-            beside(records, "process", "cpu"),
-            "One process for a family on our side, one for each instance on the other; our seconds are those that the "
-            "campaign charges to the instances:",
-            beside(records, "campaign", "seconds"),
-        )
+    _beside(made, records)
     made.add(
         "## Beside the competition",
         "How many instances the tools solved in the competition within the limit of our answers, on the competition's "
@@ -273,6 +276,26 @@ def page(records: Sequence[Record], folder: Path) -> Page:
     )
     made.save("competition", Table(_FIELDS, [[_cell(record[name]) for name in _FIELDS] for record in _sorted(records)]))
     return made
+
+
+def _beside(made: Page, records: Sequence[Record]) -> None:
+    """The part of the page on other tools, if they were asked about any of the instances."""
+    one, all_ = beside(records, "process", "cpu"), beside(records, "campaign", "seconds")
+    if not (one.rows or all_.rows):
+        return
+    made.add("## Beside other tools on such a machine", *(record["text"] for record in of(records, "source")))
+    made.add(
+        "Only instances that the other tool was asked about; what contradicts the competition's consensus counts as "
+        "not solved. *our part*: our seconds as a part of the other tool's, over what both solved."
+    )
+    if one.rows:
+        made.add("One process for each instance on both sides, start-up included; our seconds are CPU seconds:", one)
+    if all_.rows:
+        made.add(
+            "One process for a family on our side, one for each instance on the other; our seconds are those of the "
+            "clock that the campaign charges to the instances:",
+            all_,
+        )
 
 
 def _sorted(records: Sequence[Record]) -> list[Record]:

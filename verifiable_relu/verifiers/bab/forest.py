@@ -120,12 +120,14 @@ class Forest:
         if self._left() <= 0:
             for polytope, tree in self._trees.items():
                 self.lower[polytope] = tree.bound(lambda: self._left() < -_LATE)
-            return Ended(Reason.TIMEOUT, f"the budget ran out after {self._nodes()} sub-problems")
+            return Ended(Reason.TIMEOUT, f"the budget ran out after {self.nodes} sub-problems")
         if State.FULL in self._ended:
-            return Ended(Reason.MEMORY, f"{self._nodes()} sub-problems took too much memory")
+            return Ended(Reason.MEMORY, f"{self.nodes} sub-problems took too much memory")
         return Ended(Reason.INCOMPLETE, "there are sub-problems whose margin is within rounding of zero")
 
-    def _nodes(self) -> int:
+    @property
+    def nodes(self) -> int:
+        """How many sub-problems have been bounded."""
         return sum(self._counted.values())
 
     def _over(self) -> bool:

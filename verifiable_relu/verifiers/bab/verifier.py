@@ -133,11 +133,12 @@ class Bab:
             ended = forest.search()
         bounds.prove(number, forest.lower)
         margin = bounds.margin(number)
+        after = f"{forest.nodes} sub-problems"
         if candidates.found is not None:
-            return candidates.found
+            return replace(candidates.found, detail=after)
         # Nothing but what was proved of every polytope decides.
         if margin > 0:
-            return Outcome(Verdict.UNSAT, Reason.PROVED, self.name, bounds.trust, margin)
+            return Outcome(Verdict.UNSAT, Reason.PROVED, self.name, bounds.trust, margin, detail=after)
         known = margin if margin > -torch.inf else None
         return Outcome.unknown(ended.reason, self.name, ended.detail, margin=known)
 
