@@ -147,7 +147,7 @@ def test_processes_that_were_interrupted_go_on_after_the_last_instance(
     family: Path, out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stop(out, monkeypatch, "--modes", "process")
-    assert "interrupted; the same command goes on: python -m benchmarks.verification" in capsys.readouterr().err
+    assert "interrupted; the same command resumes: python -m benchmarks.verification" in capsys.readouterr().err
     before = read_records(out)
     assert len(of(before, "answer")) == 1
     again = ask(out, Certify(ANSWERS), monkeypatch, "--modes", "process")
