@@ -138,7 +138,7 @@ class Bab:
         told = f"{found.nodes} sub-problems, {found.rounds} refinements"
         margin = bounds.margin(number)
         if candidates.found is not None:
-            return candidates.found
+            return replace(candidates.found, detail=told)
         # Nothing but what was proved of every polytope decides.
         if margin > 0:
             return Outcome(Verdict.UNSAT, Reason.PROVED, self.name, bounds.trust, margin, detail=told)
