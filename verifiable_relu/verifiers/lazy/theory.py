@@ -263,8 +263,10 @@ class Theory:
 
     def _bound(self, nodes: list[_Node]) -> None:
         """Bound sub-problems; those that are proved are closed."""
-        parts = (torch.stack([getattr(n, name) for n in nodes]) for name in ("split", "multipliers", "mu"))
-        batch = Batch(*parts, torch.zeros(len(nodes), dtype=torch.long))
+        split, multipliers, mu = (
+            torch.stack([getattr(n, name) for n in nodes]) for name in ("split", "multipliers", "mu")
+        )
+        batch = Batch(split, multipliers, mu, torch.zeros(len(nodes), dtype=torch.long))
         batch.multipliers *= (batch.split != 0) | self._ascent.adaptive
         found = self._ascent.run(batch, self._bounding.steps)
         self.counts.bounded += len(nodes)
