@@ -40,7 +40,7 @@ from verifiable_relu.bounds.tuning import TUNING, Tuning
 from verifiable_relu.bounds.types import Bounds
 from verifiable_relu.network.dispatch import Refusal, Table
 from verifiable_relu.network.graph import Network
-from verifiable_relu.network.nodes import Add, Affine, Input, Permute, Relu, Reshape
+from verifiable_relu.network.nodes import Activation, Add, Affine, Input, Permute, Relu, Reshape
 
 
 @dataclass(frozen=True)
@@ -263,6 +263,7 @@ _STEPS: Table[Callable[[Zonotopes, int, Any, list[Form]], Form]] = Table(
     {
         Input: Refusal("the input's box is given"),
         Affine: _affine,
+        Activation: Refusal("zonotopes have a form of ReLU alone"),
         Relu: _relu,
         Add: _add,
         Reshape: _moved,
