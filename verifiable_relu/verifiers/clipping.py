@@ -58,7 +58,8 @@ def clip(box: Bounds, rows: RowBatch, values: Tensor, coefficients: Tensor) -> C
     # What is not cut off: |x_i − m_i| ≤ reach. NaN cuts nothing off.
     reach = ((1 + _SPARE) * -values.clamp(max=0) + rounded)[:, None] / slope
     reach = torch.nextafter(reach * (1 + 8 * unit), reach.new_full((), torch.inf))
-    cut = reach < width
+    spare = rows.unscaled(_SPARE / 2 * -values)
+    cut = (reach < width) & (spare > 0)[:, None]
     high = torch.nextafter(lower + reach, reach.new_full((), torch.inf))
     low = torch.nextafter(upper - reach, reach.new_full((), -torch.inf))
     high = torch.where(cut & (coefficients > 0), torch.minimum(high, upper), upper)
@@ -79,9 +80,8 @@ def clip(box: Bounds, rows: RowBatch, values: Tensor, coefficients: Tensor) -> C
     new_high.scatter_reduce_(0, owner, torch.where(gone[:, None], -outside, rest_high), "amax")
     empty = (new_low > new_high).any(1)
 
-    spare = torch.where(cut.any(1), rows.unscaled(_SPARE / 2 * -values), torch.inf)
     margin = rows.least(torch.where(proved, largest, torch.inf))
-    margin.scatter_reduce_(0, rows.sample, spare, "amin")
+    margin.scatter_reduce_(0, rows.sample, torch.where(cut.any(1), spare, torch.inf), "amin")
     return Clipped(Bounds(new_low, new_high), empty, margin)
 
 
