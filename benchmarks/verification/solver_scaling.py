@@ -30,7 +30,7 @@ TRAINING = 1500
 """Of the 1,797 digits; the others are asked about."""
 
 RADII = ("0.02", "0.03", "0.04", "0.05", "0.06", "0.08", "0.1", "0.12", "0.15")
-METHODS = ("milp", "smt")
+METHODS = ("milp", "smt", "smt-exact")
 BINS = (0, 4, 8, 12, 16, 20, 25, 30, 35, 40, 49)
 """Numbers of unstable neurons at which a row of the table ends and the next begins."""
 
