@@ -39,7 +39,7 @@ HARDENED = 0.1
 """Radius of the perturbations that networks are trained against: without, most open questions are refuted at once."""
 
 RADII = ("0.05", "0.08", "0.1", "0.12", "0.15", "0.2")
-METHODS = ("bab", "milp", "smt", "marabou")
+METHODS = ("bab", "milp", "smt", "smt-exact", "marabou")
 BINS = (0, 5, 10, 15, 20, 30, 40, 60, 80, 120, 160, 240, 320, 480, 640, 960, 1280, 2001)
 """Numbers of unstable neurons at which a row of the table ends and the next begins."""
 

@@ -42,7 +42,7 @@ METHODS = {
     "split": Method("input_split", "InputSplit", device=True, memory=True),
     "bab": Method("bab", "Bab", memory=True),
     "milp": Method("milp", "Milp"),
-    "smt": Method("lazy", "LazySmt", memory=True),
+    "smt": Method("lazy", "LazySmt"),
     "smt-exact": Method("smt", "Smt"),
     "auto_lirpa": Method("adapters.auto_lirpa", "AutoLirpa"),
     "auto_lirpa-ibp": Method("adapters.auto_lirpa", "AutoLirpa", {"bound": "ibp"}),
