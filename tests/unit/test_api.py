@@ -1,4 +1,4 @@
-"""``verifiable_relu.verify``."""
+"""The function ``verifiable_relu.verify``."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from verifiable_relu.verifiers.root import Roots
 
 
 class Brightness(nn.Module):
-    """Two classes for a 1×2×2 image: class 1 if the pixels sum to more than 2."""
+    """A classifier of 1×2×2 images: class 1 if the pixels sum to more than 2, else class 0."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Rows of properties in float64 hold the rows that they stand for, whatever these are; witnesses lie in their box."""
+"""Rows of properties in float64 describe a set that contains the exact one; witnesses lie in their box."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ rows = st.builds(
 
 
 def slack(batch: RowBatch, row: int, y: list[Fraction]) -> Fraction:
-    """matrix·y − bound, exactly."""
+    """The exact values of matrix·y − bound."""
     weights = [Fraction(v) for v in batch.matrix[row].tolist()]
     return sum((w * v for w, v in zip(weights, y, strict=True)), Fraction(0)) - Fraction(float(batch.bound[row]))
 

@@ -1,4 +1,4 @@
-"""Schedules, the rates of λ, and whole small trainings."""
+"""Training: schedules, learning rates of λ, and complete small trainings."""
 
 import json
 import math

@@ -77,7 +77,7 @@ def parser() -> argparse.ArgumentParser:
             shown = _shown(field.default)
             made.add_argument(flag(field.name), type=kind, default=field.default, help=f"{text} ({shown})")
     made.add_argument("--device", default="auto", help="a torch device (auto: a GPU if there is one)")
-    made.add_argument("--out", type=Path, required=True, help="the ONNX file to write, with a record N.json beside it")
+    made.add_argument("--out", type=Path, required=True, help="the ONNX file to write; its record goes beside it")
     return made
 
 
