@@ -10,7 +10,8 @@ import torch
 
 from verifiable_relu.bounds import MEMORY, Ascent, Bounds, Relaxation, input_box, interval_bounds, neurons
 from verifiable_relu.errors import CallFailed, OutOfTime
-from verifiable_relu.spec.property import Polytope, Query, RowBatch
+from verifiable_relu.spec.property import Polytope, Query
+from verifiable_relu.spec.row_batch import RowBatch
 from verifiable_relu.verifiers.base import (
     Budget,
     Outcome,
@@ -124,10 +125,7 @@ def bounded(
             Problem(
                 query,
                 folding,
-                {
-                    i: Phases(b.lower[sample].flatten().numpy(), b.upper[sample].flatten().numpy())
-                    for i, b in pre.items()
-                },
+                {i: Phases.of(b, sample) for i, b in pre.items()},
                 sizes[sample],
                 tuple(query.property.unsafe[i] for i in order),
                 float(min(margins, default=np.inf)),

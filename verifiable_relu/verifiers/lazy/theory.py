@@ -22,7 +22,7 @@ from torch import Tensor
 
 from verifiable_relu.errors import CallFailed
 from verifiable_relu.verifiers.bab.ascent import Ascent, Batch, Bounded
-from verifiable_relu.verifiers.bab.folding import Rows
+from verifiable_relu.verifiers.bab.folded import Rows
 from verifiable_relu.verifiers.bab.leaf import Hint, Program
 from verifiable_relu.verifiers.bab.proof import Proofs
 from verifiable_relu.verifiers.bab.strip import Strip
@@ -132,7 +132,6 @@ class Theory:
 
     Args:
         strip: the relaxation; its first row is the objective.
-        neurons: the pre-activations of the unstable neurons.
         rows: the objective and the other rows.
         reached: given scaled inputs (points, n), tells whether one of them is a counterexample.
         exactly: asked where float64 does not decide.
@@ -150,7 +149,6 @@ class Theory:
     def __init__(
         self,
         strip: Strip,
-        neurons: Rows,
         rows: Rows,
         reached: Callable[[Tensor], bool],
         exactly: Exactly,
@@ -158,7 +156,7 @@ class Theory:
         bounding: Bounding,
         memory: int,
     ) -> None:
-        self._strip, self._neurons, self._rows = strip, neurons, rows
+        self._strip, self._rows = strip, rows
         self._try, self._exactly, self._left, self._bounding, self._memory = reached, exactly, left, bounding, memory
         self._size, self._others = strip.folded.size, len(rows.constant) - 1
         self._proofs = Proofs(strip)
@@ -183,7 +181,7 @@ class Theory:
         self._new: list[Clause] = []
 
     def _start(self) -> Batch:
-        return Batch.root(self._size, self._others + 1)
+        return Batch.roots(self._size, self._others)
 
     def consult(self, phases: bytes) -> Advice:
         """What is known about an assignment of phases, an int8 for each neuron, after some work on it."""
@@ -265,7 +263,8 @@ class Theory:
 
     def _bound(self, nodes: list[_Node]) -> None:
         """Bound sub-problems; those that are proved are closed."""
-        batch = Batch(*(torch.stack([getattr(n, name) for n in nodes]) for name in ("split", "multipliers", "mu")))
+        split, multipliers, mu = (torch.stack([getattr(n, a) for n in nodes]) for a in ("split", "multipliers", "mu"))
+        batch = Batch(split, multipliers, mu, torch.zeros(len(nodes), dtype=torch.long))
         batch.multipliers *= (batch.split != 0) | self._ascent.adaptive
         found = self._ascent.run(batch, self._bounding.steps)
         self.counts.bounded += len(nodes)
@@ -313,7 +312,7 @@ class Theory:
         """Close a sub-problem by its linear program, or find a counterexample; if every phase is decided, exactly."""
         last = bool((node.split != 0).all())
         seconds = self._left() * (1 if last else _PATIENCE)
-        self._program = self._program or Program(self._strip, self._neurons, self._rows)
+        self._program = self._program or Program(self._strip, self._rows)
         self.counts.programs += 1
         points: list[Tensor | None] = []
         # What its solver does not take or solve is a hint less.

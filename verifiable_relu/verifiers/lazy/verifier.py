@@ -21,7 +21,8 @@ from torch import Tensor
 
 from verifiable_relu.bounds import MEMORY, Ascent
 from verifiable_relu.errors import CallFailed, OutOfTime
-from verifiable_relu.spec.property import Query, RowBatch
+from verifiable_relu.spec.property import Query
+from verifiable_relu.spec.row_batch import RowBatch
 from verifiable_relu.verifiers.bab.forest import Candidates
 from verifiable_relu.verifiers.bab.strip import Slopes, Strip
 from verifiable_relu.verifiers.bab.system import System, tree_bytes
@@ -116,7 +117,7 @@ class _Search:
         self._method, self._problem, self._candidates, self._origin = method, problem, candidates, origin
         self._left = left
         self._exact = Smt(seed=method.seed, process_memory=method.process_memory)
-        self._system = System(
+        self._system = System.of(
             problem.query, boxes.relaxation, boxes.sample, numbers, method.slopes, lambda: left() <= 0
         )
         self._counts: list[Counts] = []
@@ -154,8 +155,7 @@ class _Search:
         part, method, left = self._system.parts[number], self._method, self._left
         self._referred = None
         theory = Theory(
-            Strip(self._system.folded, self._system.neurons, part.rows, part.slopes),
-            self._system.neurons,
+            Strip(self._system.folded, part.rows, part.slopes),
             part.rows,
             self._reached,
             lambda split: self._exactly(number, split),
