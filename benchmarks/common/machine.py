@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 
@@ -24,6 +25,22 @@ def describe() -> str:
     from verifiable_relu.campaign.result import versions
 
     return f"{processor()}, {os.cpu_count()} cores, {', '.join(f'{name} {v}' for name, v in versions().items())}"
+
+
+def commit(folder: Path) -> str:
+    """The commit of the git clone that a folder lies in; ends with ``-changed`` where files in the folder differ.
+
+    Empty outside a clone, or where git is not installed.
+    """
+
+    def git(*arguments: str) -> str:
+        line = ["git", "-C", str(folder), *arguments]
+        return subprocess.run(line, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        return git("rev-parse", "--short=10", "HEAD") + ("-changed" if git("status", "--porcelain", "--", ".") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return ""
 
 
 def load_average() -> float:

@@ -18,7 +18,7 @@ from tests.support.solver_cases import mlp
 from verifiable_relu.network import write_onnx
 
 ROOT = Path(__file__).parents[2]
-METHODS = ("milp", "smt")
+METHODS = ("milp", "smt-exact")
 INPUTS = 20
 
 
@@ -112,7 +112,7 @@ def test_ctrl_c_ends_the_command_and_its_solver(folder: Path, method: str) -> No
 
 
 @pytest.mark.parametrize(
-    ("method", "sent"), [("milp", signal.SIGKILL), ("smt", signal.SIGKILL), ("milp", signal.SIGTERM)]
+    ("method", "sent"), [("milp", signal.SIGKILL), ("smt-exact", signal.SIGKILL), ("milp", signal.SIGTERM)]
 )
 def test_the_solver_ends_with_the_command(folder: Path, method: str, sent: signal.Signals) -> None:
     with working(folder, method) as (started, _):
@@ -130,7 +130,7 @@ def test_a_solver_that_is_killed_costs_the_query_and_not_the_command(folder: Pat
     assert "fault of milp: its process was ended by the signal SIGKILL" in errors
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [*METHODS, "smt"])
 def test_nothing_is_left_after_the_time_limit(folder: Path, method: str) -> None:
     with command(folder, method, 1.0) as started:
         answer, _ = started.communicate(timeout=120)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 
 import mpmath
@@ -24,6 +24,8 @@ from verifiable_relu.network.nodes import (
     Reshape,
     Scale,
     Sigmoid,
+    Smooth,
+    Sparse,
     Tanh,
 )
 from verifiable_relu.spec.property import Property
@@ -102,6 +104,42 @@ def _smooth(node: Sigmoid | Tanh | Gelu, x: np.ndarray) -> np.ndarray:
     return np.vectorize(at, otypes=[object])(x)
 
 
+def _softplus(x: mpmath.mpf) -> mpmath.mpf:
+    return max(x, mpmath.mpf(0)) + mpmath.log1p(mpmath.exp(-abs(x)))
+
+
+FUNCTIONS: dict[str, Callable[[mpmath.mpf, mpmath.mpf], mpmath.mpf]] = {
+    "SiLU": lambda x, _: x / (1 + mpmath.exp(-x)),
+    "Mish": lambda x, _: x * mpmath.tanh(_softplus(x)),
+    "tanh-GELU": lambda x, _: x / (1 + mpmath.exp(-mpmath.sqrt(8 / mpmath.pi) * (x + mpmath.mpf("0.044715") * x**3))),
+    "ELU": lambda x, alpha: x if x > 0 else alpha * mpmath.expm1(x),
+    "Softplus": lambda x, _: _softplus(x),
+    "Softsign": lambda x, _: x / (1 + abs(x)),
+    "HardSwish": lambda x, _: x * min(max(x + 3, 0), 6) / 6,
+    "Erf": lambda x, _: mpmath.erf(x),
+    "Atan": lambda x, _: mpmath.atan(x),
+    "Exp": lambda x, _: mpmath.exp(x),
+    "Square": lambda x, _: x * x,
+    "Cube": lambda x, _: x**3,
+    "Log": lambda x, _: mpmath.log(x),
+    "Sqrt": lambda x, _: mpmath.sqrt(x),
+    "Sin": lambda x, _: mpmath.sin(x),
+    "Cos": lambda x, _: mpmath.cos(x),
+}
+"""Smooth functions by name, of a number and the parameter."""
+
+
+def _function(node: Smooth, x: np.ndarray) -> np.ndarray:
+    parameter = mpmath.mpf(float(node.parameter))
+
+    def at(value: Fraction) -> Fraction:
+        # Far out digits before the point take the place of some after it.
+        with mpmath.workdps(DIGITS + 30):
+            return _rational(FUNCTIONS[node.function](mpmath.mpf(value.numerator) / value.denominator, parameter))
+
+    return np.vectorize(at, otypes=[object])(x)
+
+
 def node_value(node: Node, inputs: Sequence[np.ndarray]) -> np.ndarray:
     """The exact value of a node other than the input, from the exact values of its inputs in their shapes."""
     match node:
@@ -109,6 +147,9 @@ def node_value(node: Node, inputs: Sequence[np.ndarray]) -> np.ndarray:
             return _linear(node, inputs[0])
         case Conv2d():
             return _convolution(node, inputs[0])
+        case Sparse():
+            terms = rational(node.weight, node.weight.shape) * inputs[0].reshape(-1)[node.index.numpy()]
+            return (terms.sum(1) + rational(node.bias, node.bias.shape)).reshape(node.shape)
         case Scale():
             center, scale, shift = (rational(t, node.shape) for t in (node.center, node.scale, node.shift))
             return scale * (inputs[0] - center) + shift
@@ -120,6 +161,8 @@ def node_value(node: Node, inputs: Sequence[np.ndarray]) -> np.ndarray:
             return np.where(inputs[0] > 0, inputs[0], rational(node.slope, node.shape) * inputs[0])
         case Sigmoid() | Tanh() | Gelu():
             return _smooth(node, inputs[0])
+        case Smooth():
+            return _function(node, inputs[0])
         case Reshape():
             return inputs[0].reshape(node.shape)
         case Permute():

@@ -1,8 +1,9 @@
 """Functions that misbehave as a foreign library can (hang, crash, eat memory), and solvers that do so on some queries.
 
 ``tests.support.hostile:KIND`` misbehaves on every call. ``highs_KIND`` and ``z3_KIND`` stand in for the functions of
-HiGHS's and z3's processes: they misbehave on problems with ``MARKED`` inputs and solve all others. The module imports
-little, because every process that a test starts imports it.
+HiGHS's and z3's processes: they misbehave on problems with ``MARKED`` inputs and solve all others. ``phases_KIND``
+misbehaves in the middle of each of z3's searches over phases. The module imports little, because every process that
+a test starts imports it.
 """
 
 from __future__ import annotations
@@ -140,8 +141,24 @@ def _z3(name: str) -> Callable[..., Any]:
     return hostile
 
 
+def _phases(name: str) -> Callable[..., Any]:
+    from verifiable_relu.verifiers.solvers.phases_process import search
+
+    def hostile(task: Any, adviser: Any = None) -> Any:
+        """On every search, in the middle of it: once the adviser has been asked."""
+
+        def asked_once(phases: bytes) -> Any:
+            adviser(phases)
+            does(name)
+
+        return search(task, asked_once)
+
+    return hostile
+
+
 def __getattr__(name: str) -> Callable[..., Any]:
     solver, _, kind = name.partition("_")
-    if solver not in ("highs", "z3") or kind not in globals():
+    solvers = {"highs": _highs, "z3": _z3, "phases": _phases}
+    if solver not in solvers or kind not in globals():
         raise AttributeError(name)
-    return (_highs if solver == "highs" else _z3)(kind)
+    return solvers[solver](kind)

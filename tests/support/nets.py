@@ -26,6 +26,8 @@ from verifiable_relu.network.nodes import (
     Scale,
     Shape,
     Sigmoid,
+    Smooth,
+    Sparse,
     Tanh,
 )
 
@@ -81,8 +83,15 @@ def uneven(rng: np.random.Generator, spread: int = 10, positive: bool = False) -
     return draw
 
 
+BOUNDED = ("SiLU", "Mish", "tanh-GELU", "ELU", "Softplus", "Softsign", "HardSwish", "Erf", "Atan", "Sin", "Cos")
+"""Functions whose slope is bounded; the others have one that is near 1 about 1."""
+
+
 def _activation(chain: Chain, kind: type[Activation], rng: np.random.Generator) -> int:
-    extra: dict[str, Tensor] = {}
+    extra: dict[str, object] = {}
+    if kind is Smooth:
+        extra["function"] = str(rng.choice([*BOUNDED, "Square", "Cube"]))
+        extra["parameter"] = torch.tensor(1.5 if extra["function"] == "ELU" else 1.0)
     if kind is LeakyRelu:
         extra["slope"] = torch.tensor(float(rng.choice([0.125, 0.01, 0.3])))
     if kind is Gelu:
@@ -198,6 +207,21 @@ def residual(rng: np.random.Generator, draw: Weights, kind: type[Activation] = R
     return chain.network(f"residual-{kind.op}")
 
 
+def pooled(rng: np.random.Generator, draw: Weights) -> Network:
+    """Maxima as x + relu(y − x), numbers selected, repeated and left out, sums of few terms, and absolute values."""
+    chain = Chain((1, 3, 3))
+    index = torch.from_numpy(rng.integers(0, 9, size=(4, 2)))
+    chain.add(Sparse, (2, 2), index=index, weight=torch.tensor([[1.0, -1.0]]).repeat(4, 1), bias=draw((4,), 4))
+    ahead = chain.add(Relu, (2, 2))
+    behind = chain.add(Sparse, (2, 2), 0, index=index[:, 1:], weight=torch.ones(4, 1), bias=torch.zeros(4))
+    chain.add(Add, (2, 2), ahead, behind)
+    weight = draw((5, 3), 3) * torch.from_numpy(rng.integers(0, 2, size=(5, 3)))
+    chain.add(Sparse, (5,), index=torch.from_numpy(rng.integers(0, 4, size=(5, 3))), weight=weight, bias=draw((5,), 4))
+    chain.add(LeakyRelu, (5,), slope=torch.tensor(-1.0))
+    chain.linear(draw((2, 5), 5), draw((2,), 4))
+    return chain.network("pooled")
+
+
 def pieces(rng: np.random.Generator, draw: Weights) -> list[Network]:
     """One piecewise-linear network of each architecture."""
     return [
@@ -207,6 +231,7 @@ def pieces(rng: np.random.Generator, draw: Weights) -> list[Network]:
         cnn(rng, draw),
         cnn(rng, draw, LeakyRelu),
         residual(rng, draw),
+        pooled(rng, draw),
     ]
 
 
@@ -219,6 +244,8 @@ def smooth(rng: np.random.Generator, draw: Weights) -> list[Network]:
         cnn(rng, draw, Sigmoid),
         residual(rng, draw, Gelu),
         normalised(rng, draw, Tanh),
+        mlp(rng, draw, Smooth),
+        cnn(rng, draw, Smooth),
     ]
 
 

@@ -158,9 +158,17 @@ def least(network: Network, box: Box, polytope: Polytope) -> float:
     The function does not use the package's encoding: it finds the affine map of a pattern by evaluating the network
     under fixed phases at unit vectors.
     """
+    return min(least_by_phases(network, box, polytope).values())
+
+
+def least_by_phases(network: Network, box: Box, polytope: Polytope) -> dict[tuple[bool, ...], float]:
+    """The same for each pattern of phases by itself (which neurons are active, in the order of evaluation).
+
+    It is infinite where no point of the box has these phases.
+    """
     net = network.to(torch.float64)
     sizes = [net.nodes[i].size for i in net.activations]
-    best = np.inf
+    found = {}
     for pattern in itertools.product((False, True), repeat=sum(sizes)):
         sides = dict(zip(net.activations, np.split(np.array(pattern), np.cumsum(sizes)[:-1]), strict=True))
         a_ub, b_ub, output = _affine(net, sides)
@@ -177,9 +185,8 @@ def least(network: Network, box: Box, polytope: Polytope) -> float:
         )
         limits = np.concatenate([b_ub, bounds - rows_a @ offset])
         answer = linprog(cost, upper, limits, bounds=[*zip(box.lower, box.upper, strict=True), (None, None)])
-        if answer.status == 0:
-            best = min(best, answer.fun)
-    return best
+        found[pattern] = answer.fun if answer.status == 0 else np.inf
+    return found
 
 
 def _affine(net: Network, sides: dict[int, np.ndarray]) -> tuple[np.ndarray, np.ndarray, tuple[np.ndarray, np.ndarray]]:

@@ -10,6 +10,7 @@ from fractions import Fraction
 import mpmath
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -18,8 +19,9 @@ from verifiable_relu.bounds import Bounds, Lines, crown_relaxation, envelope
 from verifiable_relu.bounds.activations import image, relax, row
 from verifiable_relu.bounds.rounding import backward_activation, unit_roundoff
 from verifiable_relu.errors import UnsupportedError
+from verifiable_relu.network import nodes as nodes_module
 from verifiable_relu.network.build import Builder
-from verifiable_relu.network.nodes import Activation, Gelu, Hardened, LeakyRelu, Relu, Sigmoid, Tanh
+from verifiable_relu.network.nodes import Activation, Gelu, Hardened, LeakyRelu, Relu, Sigmoid, Smooth, Tanh
 
 LAMBDAS = (1.0, 5.0, 20.0, 160.0, 1e4)
 DTYPES = (torch.float64, torch.float32)
@@ -34,6 +36,17 @@ def leaky(slope: float) -> LeakyRelu:
     return LeakyRelu(slope=torch.tensor(slope, dtype=torch.float64), **PLACE)
 
 
+def function(name: str, parameter: float = 1.0) -> Smooth:
+    return Smooth(function=name, parameter=torch.tensor(parameter, dtype=torch.float64), **PLACE)
+
+
+FUNCTIONS: dict[str, Smooth] = {
+    **{name: function(name) for name in nodes_module.FUNCTIONS},
+    "ELU, convex": function("ELU", 0.5),
+    "ELU, with a kink": function("ELU", 1.6732632423543772),
+}
+DOMAINS = {"Exp": (-60.0, 60.0), "Log": (1e-8, 1e6), "Sqrt": (1e-8, 1e6), "Sin": (-1e3, 1e3), "Cos": (-1e3, 1e3)}
+"""Where functions are defined that are not everywhere, are no larger than numbers are, and turn at numbers nearby."""
 SMOOTH: dict[str, Activation] = {
     "sigmoid": Sigmoid(**PLACE),
     "tanh": Tanh(**PLACE),
@@ -45,8 +58,12 @@ NODES: dict[str, Activation] = {
     "leaky1.5": leaky(1.5),
     "leaky-0.3": leaky(-0.3),
     **SMOOTH,
+    **FUNCTIONS,
 }
+EVERYWHERE = {name: node for name, node in NODES.items() if name not in DOMAINS}
 nodes = pytest.mark.parametrize("node", NODES.values(), ids=NODES.keys())
+everywhere = pytest.mark.parametrize("node", EVERYWHERE.values(), ids=EVERYWHERE.keys())
+best = pytest.mark.parametrize("node", [n for n in NODES.values() if not isinstance(n, Smooth)], ids=lambda n: n.op)
 smooth = pytest.mark.parametrize("node", SMOOTH.values(), ids=SMOOTH.keys())
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 
@@ -63,6 +80,26 @@ def stored(node: Activation, dtype: torch.dtype) -> Activation:
     return cast
 
 
+OTHERWISE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "SiLU": lambda x, _: F.silu(x),
+    "Mish": lambda x, _: x * torch.tanh(torch.logaddexp(x, torch.zeros_like(x))),
+    "tanh-GELU": lambda x, _: x / (1 + torch.exp(-math.sqrt(8 / math.pi) * (x + 0.044715 * x**3))),
+    "ELU": lambda x, alpha: torch.where(x > 0, x, alpha * torch.expm1(x)),
+    "Softplus": lambda x, _: torch.logaddexp(x, torch.zeros_like(x)),
+    "Softsign": lambda x, _: F.softsign(x),
+    "HardSwish": lambda x, _: F.hardswish(x),
+    "Erf": lambda x, _: torch.special.erf(x),
+    "Atan": lambda x, _: torch.atan2(x, torch.ones_like(x)),
+    "Exp": lambda x, _: torch.exp2(x * math.log2(math.e)),
+    "Square": lambda x, _: x**2,
+    "Cube": lambda x, _: x**3,
+    "Log": lambda x, _: torch.log2(x) * math.log(2),
+    "Sqrt": lambda x, _: x**0.5,
+    "Sin": lambda x, _: torch.sin(x),
+    "Cos": lambda x, _: torch.cos(x),
+}
+
+
 def value(node: Activation, x: Tensor) -> Tensor:
     """The activation in float64, by formulas other than those of the table."""
     x = x.double()
@@ -75,6 +112,8 @@ def value(node: Activation, x: Tensor) -> Tensor:
             return x.clamp(min=0) + node.slope.double() * x.clamp(max=0)
         case Tanh():
             return torch.tanh(x)
+        case Smooth():
+            return OTHERWISE[node.function](x, node.parameter.double())
         case _:
             return x.clamp(min=0)
 
@@ -87,6 +126,8 @@ def corpus(node: Activation, dtype: torch.dtype = torch.float64) -> Bounds:
     positive = torch.tensor(SPECIAL, dtype=torch.float64)
     points = torch.cat([positive * scale(node), -positive * scale(node), torch.tensor([-1e6, -1.0, 1.0, 1e6])])
     points = points.to(dtype).sort().values
+    least, most = DOMAINS.get(node.function, (-1e9, 1e9)) if isinstance(node, Smooth) else (-1e9, 1e9)
+    points = points[(points >= least) & (points <= most)]
     lower, upper = torch.meshgrid(points, points, indexing="ij")
     keep = lower <= upper
     return Bounds(lower[keep], upper[keep])
@@ -146,7 +187,7 @@ def test_images_are_exact(node: Activation, dtype: torch.dtype) -> None:
     found, y = image(node, bounds), value(node, samples(node, bounds))
     known = row(node)
     # Samples miss the dip of λ-GELU by at most a sixteenth of its width, where f is flat to second order.
-    missed = 2e-3 * scale(node) if isinstance(node, Gelu) else 0.0
+    missed = 2e-3 * scale(node) if isinstance(node, Gelu | Smooth) else 0.0
     for outside in (y.amin(1) - found.lower.double(), found.upper.double() - y.amax(1)):
         magnitude = torch.maximum(found.lower.abs(), found.upper.abs()).double()
         allowed = unit_roundoff(dtype) * (known.ulps * magnitude + known.absolute(node)) + 8 * torch.finfo(dtype).tiny
@@ -285,7 +326,7 @@ def test_a_chord_that_is_lost_to_underflow(kind: type[Activation], flushing: boo
 ends = st.floats(-1e6, 1e6)
 
 
-@nodes
+@everywhere
 @settings(max_examples=25, deadline=None)
 @given(first=ends, second=ends, centre=st.floats(-12, 12), width=st.floats(0, 12))
 def test_lines_hold_on_any_interval(node: Activation, first: float, second: float, centre: float, width: float) -> None:
@@ -314,7 +355,7 @@ def envelope_at(node: Activation, bounds: Bounds, sign: int) -> Tensor:
     return sign * best[:, 0]
 
 
-@nodes
+@best
 def test_lines_are_as_tight_as_any(node: Activation) -> None:
     """At the midpoint, the lines touch the envelope, which no sound line crosses: their area is the least possible."""
     generator = torch.Generator().manual_seed(2)
@@ -351,7 +392,7 @@ def test_gelu_becomes_relu() -> None:
             torch.testing.assert_close(getattr(lines, name), getattr(limit, name), rtol=0, atol=1 / lam)
 
 
-@nodes
+@everywhere
 def test_lines_over_a_point_have_the_activations_value(node: Activation) -> None:
     x = torch.tensor([-1e6, -3.0, -0.75, 0.0, 1e-9, 0.3, 2.0, 1e6], dtype=torch.float64) * scale(node)
     bounds = Bounds(x, x)
@@ -456,3 +497,22 @@ def test_unknown_activations_are_named() -> None:
 
     with pytest.raises(UnsupportedError, match=r"node 'act' \(Swish\)"):
         relax(Swish(**PLACE), Bounds(torch.zeros(1), torch.ones(1)))
+
+
+@pytest.mark.parametrize("name", ["Sin", "Cos"])
+@dtypes
+def test_waves_far_out_are_taken_for_all_their_values(name: str, dtype: torch.dtype) -> None:
+    """There two neighbouring numbers may have the largest value between them."""
+    far = torch.tensor([1e7, 1e9, 1e15, -1e12], dtype=dtype)
+    bounds = Bounds(far, torch.nextafter(far, torch.full_like(far, torch.inf)))
+    node = stored(function(name), dtype)
+    found, lines = image(node, bounds), relax(node, bounds)
+    wide = far.abs() > torch.finfo(dtype).eps ** -0.5
+    assert bool((found.lower[wide] == -1).all() and (found.upper[wide] == 1).all())
+    assert bool((lines.lower_slope[wide] == 0).all() and (lines.upper_offset[wide] == 1).all())
+
+
+@pytest.mark.parametrize("name", ["Log", "Sqrt"])
+def test_functions_where_they_are_not_defined_prove_nothing(name: str) -> None:
+    found = image(function(name), interval(-1.0, 1.0))
+    assert not bool((found.lower > -torch.inf).any())

@@ -89,7 +89,7 @@ def nothing_is_confirmed(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("sizes", "stages"),
     [
-        ((3, 6, 5, 3), {"crown", "attack", "bounds", "bab", "split", "milp", "smt"}),
+        ((3, 6, 5, 3), {"crown", "attack", "bounds", "bab", "split", "milp", "smt-exact"}),
         ((30, 20, 15, 3), {"crown", "attack", "bounds", "bab", "milp"}),
     ],
 )

@@ -13,7 +13,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from torch import Tensor
 
 from verifiable_relu.network.dispatch import Refusal, Table
-from verifiable_relu.network.nodes import Affine, Conv2d, Linear, Scale
+from verifiable_relu.network.nodes import Affine, Conv2d, Linear, Scale, Sparse
 
 Array = np.ndarray
 
@@ -24,10 +24,12 @@ def array(tensor: Tensor) -> Array:
     return found
 
 
-def bias(node: Linear | Conv2d) -> Array:
+Weighted = Linear | Conv2d | Sparse
+
+
+def bias(node: Weighted) -> Array:
     """The stored bias, broadcastable to the node's shape."""
-    stored = array(node.bias)
-    return stored.reshape(-1, *(1,) * (node.weight.ndim - 2))
+    return array(node.offset())
 
 
 def _matrix(node: Linear, weights: Array, x: Array) -> Array:
@@ -52,14 +54,20 @@ def _windows(node: Conv2d, weights: Array, x: Array) -> Array:
     return np.concatenate(parts, axis=1).T.reshape(node.shape)
 
 
+def _terms(node: Sparse, weights: Array, x: Array) -> Array:
+    values = x.reshape(-1)[array(node.index)]
+    found: Array = (weights * values).sum(axis=1)
+    return found.reshape(node.shape)
+
+
 _PRODUCTS: Table[Callable[[Any, Array, Array], Array]] = Table(
     "the product of weights and values",
-    {Linear: _matrix, Conv2d: _windows, Scale: Refusal("has no weight matrix")},
+    {Linear: _matrix, Conv2d: _windows, Sparse: _terms, Scale: Refusal("has no weight matrix")},
     group=Affine,
 )
 
 
-def product(node: Linear | Conv2d, weights: Array, x: Array) -> Array:
+def product(node: Weighted, weights: Array, x: Array) -> Array:
     """The product W·x of weights in a node's layout and one sample; the bias is not added.
 
     Args:

@@ -37,10 +37,13 @@ from verifiable_relu.network.nodes import (
     Reshape,
     Scale,
     Sigmoid,
+    Smooth,
+    Sparse,
     Tanh,
 )
 from verifiable_relu.spec.property import Property
-from verifiable_relu.trust.affine import array, bias, product
+from verifiable_relu.trust.affine import Weighted, array, bias, product
+from verifiable_relu.trust.functions import FUNCTIONS
 
 _UNIT = 2.0**-53
 _GENEROUS = 1 + 2.0**-20
@@ -83,7 +86,7 @@ def _summed(node: Affine, value: np.ndarray, size: np.ndarray, spread: np.ndarra
     return Enclosed(value, (spread + relative * size) * _GENEROUS + _TINY)
 
 
-def _weighted(node: Linear | Conv2d, x: Enclosed) -> Enclosed:
+def _weighted(node: Weighted, x: Enclosed) -> Enclosed:
     weights, offset = _wide(node.weight), bias(node).astype(np.float64)
     value = product(node, weights, x.value) + offset
     size = product(node, np.abs(weights), x.magnitude) + np.abs(offset)
@@ -132,6 +135,13 @@ def _gelu(node: Gelu, x: Enclosed) -> Enclosed:
     return Enclosed(image, error)
 
 
+def _function(node: Smooth, x: Enclosed) -> Enclosed:
+    function, alpha = FUNCTIONS[node.function], float(node.parameter)
+    image = function.value(x.value, alpha)
+    spread = function.steepest(x.value - x.error, x.value + x.error, alpha) * x.error
+    return Enclosed(image, (spread + _SMOOTH_ULPS * _UNIT * (1 + np.abs(image))) * _GENEROUS + _TINY)
+
+
 def _reshape(node: Reshape, x: Enclosed) -> Enclosed:
     return Enclosed(x.value.reshape(node.shape), x.error.reshape(node.shape))
 
@@ -150,6 +160,7 @@ ENCLOSURES: Table[Callable[..., Enclosed]] = Table(
     {
         Linear: _weighted,
         Conv2d: _weighted,
+        Sparse: _weighted,
         Scale: _scale,
         Add: _add,
         Relu: _relu,
@@ -157,6 +168,7 @@ ENCLOSURES: Table[Callable[..., Enclosed]] = Table(
         Sigmoid: _sigmoid,
         Tanh: _tanh,
         Gelu: _gelu,
+        Smooth: _function,
         Reshape: _reshape,
         Permute: _permute,
         Hardened: Refusal("stands for a set of activations, not for one value"),
@@ -165,8 +177,9 @@ ENCLOSURES: Table[Callable[..., Enclosed]] = Table(
 """The enclosed value of each kind of node: a function of the node and the enclosed values of its inputs."""
 
 
-# An overflow leaves an error of inf or NaN, which ``margin_range`` recognises; numpy's warnings would add nothing.
-@np.errstate(over="ignore", invalid="ignore")
+# An overflow or a division by zero leaves an error of inf or NaN, which ``margin_range`` recognises; numpy's warnings
+# would add nothing.
+@np.errstate(over="ignore", invalid="ignore", divide="ignore")
 def enclose(network: Network, x: Sequence[Fraction]) -> Enclosed:
     """The outputs of ``network`` at an exact point, each with a bound of its error.
 

@@ -33,9 +33,11 @@ from verifiable_relu.network.nodes import (
     Reshape,
     Scale,
     Sigmoid,
+    Smooth,
+    Sparse,
     Tanh,
 )
-from verifiable_relu.trust.affine import array, bias, product
+from verifiable_relu.trust.affine import Weighted, array, bias, product
 
 
 def _constant(stored: np.ndarray, denominator: int) -> Dyadic:
@@ -44,7 +46,7 @@ def _constant(stored: np.ndarray, denominator: int) -> Dyadic:
     return Dyadic(exact.numbers * denominator, exact.exponent)
 
 
-def _weighted(node: Linear | Conv2d, denominator: int, x: Dyadic) -> Dyadic:
+def _weighted(node: Weighted, denominator: int, x: Dyadic) -> Dyadic:
     weights = Dyadic.of(array(node.weight))
     linear = Dyadic(product(node, weights.numbers, x.numbers), weights.exponent + x.exponent)
     return linear + _constant(bias(node), denominator)
@@ -81,13 +83,14 @@ VALUES: Table[Callable[..., Dyadic]] = Table(
     {
         Linear: _weighted,
         Conv2d: _weighted,
+        Sparse: _weighted,
         Scale: _scale,
         Add: _add,
         Relu: _relu,
         LeakyRelu: _leaky_relu,
         Reshape: _reshape,
         Permute: _permute,
-        **dict.fromkeys((Sigmoid, Tanh, Gelu), Refusal("has irrational values")),
+        **dict.fromkeys((Sigmoid, Smooth, Tanh, Gelu), Refusal("has irrational values")),
         Hardened: Refusal("stands for a set of activations, not for one value"),
     },
 )
@@ -139,6 +142,7 @@ MULTIPLICATIONS: Table[Callable[[Any], int]] = Table(
     {
         Linear: _per_weight,
         Conv2d: _per_weight,
+        Sparse: lambda node: int(node.weight.numel()),
         Scale: lambda node: int(node.size),
         **dict.fromkeys((Add, Reshape, Permute, Activation), lambda node: 0),
     },

@@ -27,6 +27,8 @@ from verifiable_relu.network.nodes import (
     Reshape,
     Scale,
     Sigmoid,
+    Smooth,
+    Sparse,
     Tanh,
 )
 
@@ -150,6 +152,7 @@ CONVERSIONS: Table[Conversion] = Table(
     {
         Linear: Conversion(_affine_size, _linear_tensors, _linear),
         Conv2d: Conversion(_affine_size, _conv2d_tensors, _conv2d, _conv2d_patches),
+        Sparse: Refusal("auto_LiRPA takes no affine map that is given term by term"),
         Scale: Conversion(_affine_size, _scale_tensors, _scale, _by_channel),
         Add: Conversion(lambda node, x, y: x + y, patches=lambda node: len(node.shape) == 3),
         Reshape: Conversion(_moved_size, apply=_reshape, patches=lambda node: len(node.shape) == 1),
@@ -161,6 +164,7 @@ CONVERSIONS: Table[Conversion] = Table(
             lambda node: False,
         ),
         Relu: Conversion(),
+        Smooth: Refusal("auto_LiRPA has no sound bounds of this function, or none that are tried here"),
         Sigmoid: Conversion(lambda node, x: torch.ones_like(x)),
         Tanh: Conversion(),
         Gelu: Conversion(),
