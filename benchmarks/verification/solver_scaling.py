@@ -1,9 +1,10 @@
-"""How do complete solvers scale with the number of unstable neurons? L∞ balls of growing radius on a small network.
+"""How do complete methods scale with the number of unstable neurons? L∞ balls of growing radius on growing networks.
 
     python -m benchmarks.verification.solver_scaling
 
-The network is an MLP trained here, in seconds, on scikit-learn's digits (8×8 pixels in [0, 1]). Only questions that
-bounds leave open are counted. Each answer is a record, and is not asked for again.
+The networks are MLPs trained here, in a minute, on scikit-learn's digits (8×8 pixels in [0, 1]). Only questions that
+bounds leave open are counted. Each answer is a record, and is not asked for again. Marabou is asked where the package
+has it as a method and it is installed.
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.common.records import Record, Records, notes, of
+from benchmarks.common.searched import sub_problems
 from benchmarks.common.study import Study
 from benchmarks.report import Cell, Table
 from benchmarks.report.page import Page
@@ -24,19 +27,29 @@ from benchmarks.report.page import Page
 if TYPE_CHECKING:
     from verifiable_relu.data import Dataset
     from verifiable_relu.network import Network
+    from verifiable_relu.spec import Query
 
-SIZES = (64, 24, 24, 10)
+WIDTHS = (24, 80, 300, 1000)
+"""Neurons of each of the two hidden layers of a network."""
+
 TRAINING = 1500
 """Of the 1,797 digits; the others are asked about."""
 
-RADII = ("0.02", "0.03", "0.04", "0.05", "0.06", "0.08", "0.1", "0.12", "0.15")
-METHODS = ("milp", "smt")
-BINS = (0, 4, 8, 12, 16, 20, 25, 30, 35, 40, 49)
+HARDENED = 0.1
+"""Radius of the perturbations that networks are trained against: without, most open questions are refuted at once."""
+
+RADII = ("0.05", "0.08", "0.1", "0.12", "0.15", "0.2")
+METHODS = ("bab", "milp", "smt", "smt-exact", "marabou")
+BINS = (0, 5, 10, 15, 20, 30, 40, 60, 80, 120, 160, 240, 320, 480, 640, 960, 1280, 2001)
 """Numbers of unstable neurons at which a row of the table ends and the next begins."""
 
 
-def train(seed: int) -> tuple[Network, Dataset]:
-    """The network, and the digits that it was not trained on."""
+def train(seed: int, width: int) -> tuple[Network, Dataset]:
+    """A network with two hidden layers of this width, and the digits that it was not trained on.
+
+    It is trained against perturbations, which take a step along the sign of the loss's gradient in every step of the
+    training and are kept for the next.
+    """
     import numpy as np
     import torch
     from sklearn.datasets import load_digits
@@ -51,15 +64,19 @@ def train(seed: int) -> tuple[Network, Dataset]:
     images = torch.from_numpy(digits.data / 16).float()
     labels = torch.from_numpy(digits.target)
     layers: list[nn.Module] = []
-    for before, after in pairwise(SIZES):
+    for before, after in pairwise((64, width, width, 10)):
         layers += [nn.Linear(before, after), nn.ReLU()]
     model = nn.Sequential(*layers[:-1])
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2 * (24 / width) ** 0.5)
+    shift = torch.zeros_like(images[:TRAINING])
     for _ in range(150):
+        shifted = (images[:TRAINING] + shift).clamp(0, 1).requires_grad_()
         optimizer.zero_grad()
-        nn.functional.cross_entropy(model(images[:TRAINING]), labels[:TRAINING]).backward()
+        nn.functional.cross_entropy(model(shifted), labels[:TRAINING]).backward()
         optimizer.step()
-    nodes: list[Node] = [Input(name="x", inputs=(), shape=(SIZES[0],))]
+        assert shifted.grad is not None
+        shift = (shift + HARDENED * shifted.grad.sign()).clamp(-HARDENED, HARDENED)
+    nodes: list[Node] = [Input(name="x", inputs=(), shape=(64,))]
     for index, layer in enumerate(model):
         if isinstance(layer, nn.Linear):
             weight, bias = layer.weight.detach(), layer.bias.detach()
@@ -73,92 +90,136 @@ def train(seed: int) -> tuple[Network, Dataset]:
 
 
 def measure(asked: argparse.Namespace, records: Records) -> None:
-    """Ask each solver, smallest radius first, for at most ``asked.allowance`` seconds in all."""
-    import numpy as np
+    """Ask each method about each network, smallest radius first, for ``asked.allowance`` seconds at the most."""
     import torch
 
-    from benchmarks.common.progress import bars
-    from benchmarks.common.questions import Balls, clean, timed
-    from verifiable_relu.verifiers.registry import make
+    from benchmarks.common.progress import bars, say
+    from verifiable_relu.verifiers.registry import methods
 
     torch.set_num_threads(1)
-    network, data = train(asked.seed)
-    first = np.flatnonzero(clean(network, data.images, data.labels))[: asked.images]
-    queries = [
+    missing = [method for method in asked.methods if method not in methods()]
+    if missing:
+        say(f"not asked, for the package has no such method: {', '.join(missing)}")
+    with bars() as bar:
+        for width in asked.widths:
+            queries = _queries(width, asked.seed, asked.images)
+            for method in asked.methods:
+                if method not in missing:
+                    title = {"method": method, "width": width, "seed": asked.seed, "limit": asked.limit}
+                    _ask(title, bar.track(queries, description=f"{method}, width {width}"), asked.allowance, records)
+
+
+def _queries(width: int, seed: int, images: int) -> list[tuple[int, str, Query]]:
+    """Images, radii, and balls of these radii around the images, smallest radius first."""
+    import numpy as np
+
+    from benchmarks.common.questions import Balls, clean
+
+    network, data = train(seed, width)
+    first = np.flatnonzero(clean(network, data.images, data.labels))[:images]
+    return [
         (image, radius, query)
         for radius in RADII
         for image, query in enumerate(Balls.around(network, data, first, radius).queries)
     ]
-    with bars() as bar:
-        for method in METHODS:
-            about = {"method": method, "seed": asked.seed, "limit": asked.limit}
-            known = [r for r in records.of("answer") if {name: r[name] for name in about} == about]
-            taken = sum(record["seconds"] for record in known)
-            answered = {(record["image"], record["radius"]) for record in known}
-            for image, radius, query in bar.track(queries, description=method):
-                if taken > asked.allowance:
-                    break
-                if (image, radius) in answered:
-                    continue
-                outcome, wall, cpu = timed(query, make(method), asked.limit)
-                taken += wall
-                if outcome.detail != "decided by bounds alone":
-                    records.append(
-                        "answer",
-                        {
-                            **about,
-                            "image": image,
-                            "radius": radius,
-                            "unstable": outcome.unstable or 0,
-                            "verdict": outcome.verdict.value,
-                            "reason": outcome.reason.value,
-                            "seconds": round(wall, 4),
-                            "cpu": round(cpu, 4),
-                        },
-                    )
+
+
+def _ask(title: dict[str, Any], queries: Iterable[tuple[int, str, Query]], allowance: float, records: Records) -> None:
+    """Ask one method what has no answer, until that has taken ``allowance`` seconds."""
+    from benchmarks.common.questions import timed
+    from verifiable_relu.verifiers.registry import make
+
+    known = [r for r in records.of("answer") if {name: r[name] for name in title} == title]
+    taken = sum(record["seconds"] for record in known)
+    answered = {(record["image"], record["radius"]) for record in known}
+    for image, radius, query in queries:
+        if taken > allowance:
+            break
+        if (image, radius) in answered:
+            continue
+        outcome, wall, cpu = timed(query, make(title["method"]), title["limit"])
+        taken += wall
+        if outcome.detail != "decided by bounds alone":
+            found = {
+                "unstable": outcome.unstable or 0,
+                "verdict": outcome.verdict.value,
+                "reason": outcome.reason.value,
+                "trust": outcome.trust and outcome.trust.value,
+                "sub_problems": sub_problems(outcome.detail),
+                "seconds": round(wall, 4),
+                "cpu": round(cpu, 4),
+            }
+            records.append("answer", {**title, "image": image, "radius": radius, **found})
 
 
 def table(answers: Sequence[Record]) -> Table:
     """A row per method and range of numbers of unstable neurons."""
-    columns = ("unstable neurons", "method", "questions", "sat", "unsat", "undecided")
+    columns = ("unstable neurons", "method", "questions", "sat", "unsat", "proven", "undecided")
     times = ("median s", "slowest s", "median CPU s", "most CPU s")
     rows: list[tuple[Cell, ...]] = []
     for low, high in pairwise(BINS):
         for method in METHODS:
             mine = [r for r in answers if r["method"] == method and low <= r["unstable"] < high]
             if mine:
-                verdicts = [record["verdict"] for record in mine]
-                counts = [verdicts.count(verdict) for verdict in ("sat", "unsat", "unknown")]
+                count = Counter(record["verdict"] for record in mine)
+                proven = sum(r["verdict"] == "unsat" and r["trust"] != "float" for r in mine)
                 wall, cpu = ([record[name] for record in mine] for name in ("seconds", "cpu"))
                 taken = (statistics.median(wall), max(wall), statistics.median(cpu), max(cpu))
-                rows.append((f"{low}–{high - 1}", method, len(mine), *counts, *taken))
-    return Table((*columns, *times), rows, dict.fromkeys(times, ".2f"))
+                counts = (len(mine), count["sat"], count["unsat"], proven, count["unknown"])
+                searched = [r["sub_problems"] for r in mine if r["sub_problems"] is not None]
+                middle = statistics.median(searched) if searched else None
+                rows.append((f"{low}–{high - 1}", method, *counts, *taken, middle))
+    forms = {**dict.fromkeys(times, ".2f"), "median sub-problems": ".0f"}
+    return Table((*columns, *times, "median sub-problems"), rows, forms)
 
 
 def page(records: Sequence[Record], folder: Path) -> Page:
     """The table, and the answers as CSV."""
     answers = of(records, "answer")
     made = Page("solver_scaling")
-    made.add("# Complete solvers against the number of unstable neurons")
+    made.add("# Complete methods against the number of unstable neurons")
     made.bullets(notes(records))
-    seeds, limits = ({record[name] for record in answers} for name in ("seed", "limit"))
+
+    def values(name: str) -> str:
+        return ", ".join(f"{value:g}" for value in sorted({record[name] for record in answers}))
+
+    missing = [method for method in METHODS if not any(record["method"] == method for record in answers)]
     made.add(
-        f"A {'-'.join(map(str, SIZES))} ReLU network on scikit-learn's digits (seed {', '.join(map(str, seeds))}), "
+        f"ReLU networks with two hidden layers of {values('width')} neurons on scikit-learn's digits (seed "
+        f"{values('seed')}; trained against perturbations of {HARDENED:g}), "
         f"{len({record['image'] for record in answers})} images, radii {', '.join(RADII)}; questions that bounds "
-        f"decide are left out. At most {', '.join(f'{limit:g}' for limit in limits)} s per question, one thread.",
+        f"decide are left out. At most {values('limit')} s per question, one thread. Each method is asked about a "
+        "network, smallest radius first, until its time for that network is spent; an undecided question counts with "
+        "the time that it took. *proven*: those of the unsats that do not rest on floating point as it comes.",
+        f"Not asked: {', '.join(missing)}." if missing else "",
         table(answers),
     )
-    names = ("method", "image", "radius", "unstable", "verdict", "reason", "seconds", "cpu")
+    names: tuple[str, ...] = (
+        "method",
+        "width",
+        "image",
+        "radius",
+        "unstable",
+        "verdict",
+        "reason",
+        "trust",
+        "sub_problems",
+    )
+    names += ("seconds", "cpu")
     made.save("solver_scaling", Table(names, [[record[name] for name in names] for record in answers]))
     return made
 
 
 def options(parser: argparse.ArgumentParser) -> None:
     """How much is asked."""
-    parser.add_argument("--seed", type=int, default=0, help="of the network's weights (default 0)")
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS, help="(default all)")
+    parser.add_argument(
+        "--widths", nargs="+", type=int, default=WIDTHS, help=f"of the networks (default {' '.join(map(str, WIDTHS))})"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the networks' weights (default 0)")
     parser.add_argument("--images", type=int, default=12, help="that are asked about (default 12)")
     parser.add_argument("--limit", type=float, default=10.0, help="seconds per question (default 10)")
-    parser.add_argument("--allowance", type=float, default=120.0, help="seconds per method (default 120)")
+    parser.add_argument("--allowance", type=float, default=60.0, help="seconds per method and network (default 60)")
 
 
 STUDY = Study("benchmarks.verification.solver_scaling", __doc__, options, measure, page)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import csv
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 
 from benchmarks.common.records import Record, Records, of, read_records
 from benchmarks.speed import activation_cost, activation_steps, memory, startup
-from benchmarks.verification import competition, shipped_networks, solver_scaling
+from benchmarks.verification import shipped_networks, solver_scaling
 
 
 def asked(study: Any, *arguments: str) -> argparse.Namespace:
@@ -20,84 +19,10 @@ def asked(study: Any, *arguments: str) -> argparse.Namespace:
     return found
 
 
-class Certify:
-    """The command, with answers by property file; it is interrupted at the file ``stop``."""
-
-    def __init__(self, answers: dict[str, str], stop: str = "") -> None:
-        self.answers, self.stop = answers, stop
-        self.calls: list[str] = []
-
-    def __call__(self, *arguments: str) -> tuple[str, float, float]:
-        spec = Path(arguments[arguments.index("--spec") + 1])
-        self.calls.append(spec.name)
-        if spec.name == self.stop:
-            raise KeyboardInterrupt
-        if spec.suffix == ".csv":
-            out = Path(arguments[arguments.index("--out") + 1])
-            out.mkdir()
-            with spec.open() as file, (out / "results.csv").open("w") as table:
-                writer = csv.writer(table)
-                writer.writerow(("onnx", "vnnlib", "answer", "seconds"))
-                for onnx, vnnlib, _ in csv.reader(file):
-                    writer.writerow((onnx, vnnlib, self.answers[Path(vnnlib).name], 0.5))
-            return "", 2.0, 3.0
-        return f"{self.answers[spec.name]}\n", 1.0, 0.75
-
-
-@pytest.fixture
-def family(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A family of three instances: one of undisputed truth, one disputed, one with a replayed counterexample."""
-    folder = tmp_path / "vnncomp" / "shapes"
-    folder.mkdir(parents=True)
-    names = ("agreed", "disputed", "replayed")
-    (folder / "instances.csv").write_text("".join(f"n.onnx,{name}.vnnlib,30\n" for name in names))
-    truth = "onnx,vnnlib,ce_check,consensus_verdict,note\n"
-    truth += "n.onnx,agreed.vnnlib,,unsat,\nn.onnx,disputed.vnnlib,,unsat,split\nn.onnx,replayed.vnnlib,strict,unsat,\n"
-    (folder / "truth.csv").write_text(truth)
-    monkeypatch.setenv("VERIFIABLE_RELU_DATA", str(tmp_path))
-    return folder
-
-
-ANSWERS = {"agreed.vnnlib": "sat", "disputed.vnnlib": "sat", "replayed.vnnlib": "timed-out"}
-
-
-def test_verdicts_are_judged_by_what_is_known(family: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(competition, "certify", Certify(ANSWERS))
-    assert competition.STUDY.main(["shapes", "--results", str(tmp_path / "out")]) == 0
-    table = competition.table(read_records(tmp_path / "out"))
-    rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
-    for row in rows:
-        counts = ("instances", "sat", "unsat", "undecided", "wrong", "outvoted")
-        assert [row[name] for name in counts] == [3, 2, 0, 1, 1, 1]
-    assert [(row["mode"], row["wall s"], row["CPU s"]) for row in rows] == [("campaign", 2, 3), ("process", 3, 2.25)]
-
-
-def test_a_family_that_was_interrupted_goes_on_after_its_last_instance(
-    family: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    line = ["shapes", "--results", str(tmp_path / "out")]
-    monkeypatch.setattr(competition, "certify", Certify(ANSWERS, stop="disputed.vnnlib"))
-    assert competition.STUDY.main(line) == 130
-    assert "interrupted; the same command goes on: python -m benchmarks.verification" in capsys.readouterr().err
-    before = read_records(tmp_path / "out")
-    again = Certify(ANSWERS)
-    monkeypatch.setattr(competition, "certify", again)
-    assert competition.STUDY.main(line) == 0
-    assert again.calls == ["disputed.vnnlib", "replayed.vnnlib"]
-    found = read_records(tmp_path / "out")
-    assert found[: len(before)] == before and len(of(found, "answer")) == 6
-    assert competition.STUDY.main(line) == 0 and len(again.calls) == 2
-
-
-def test_a_missing_family_is_one_line(family: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert competition.STUDY.main(["circles", "--results", str(tmp_path / "out")]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("error: ") and "circles" in error and error.count("\n") == 1
-
-
 def test_solvers_answer_each_open_question_once(tmp_path: Path) -> None:
     pytest.importorskip("sklearn", reason="needs scikit-learn")
-    chosen = asked(solver_scaling, "--images", "1", "--limit", "1", "--allowance", "2")
+    few = ("--widths", "24", "--images", "1", "--limit", "1", "--allowance", "1")
+    chosen = asked(solver_scaling, *few, "--methods", "bab", "milp", "smt")
     for _ in range(2):
         with Records(tmp_path) as records:
             solver_scaling.measure(chosen, records)

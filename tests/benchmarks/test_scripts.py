@@ -92,7 +92,7 @@ def test_committed_tables_are_those_of_the_committed_records(folder: str, tmp_pa
     committed = RESULTS / folder
     if not (committed / "records.jsonl").exists():
         pytest.skip("follows from the records of other studies; test_correlations_benchmark.py has it")
-    if folder == "comparison":
+    if folder in ("comparison", "competition"):
         pytest.importorskip("matplotlib", reason="needs matplotlib")
     script = next((name for name in SCRIPTS if folder.startswith(name.rpartition(".")[2])), None)
     assert script is not None, f"results of no script: {folder}"

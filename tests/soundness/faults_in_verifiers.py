@@ -14,11 +14,14 @@ from tests.support.hooks import Hook
 from verifiable_relu.dyadic import Dyadic
 from verifiable_relu.errors import OutOfTime
 from verifiable_relu.network.nodes import Affine, Node
-from verifiable_relu.spec.property import Query, RowBatch
+from verifiable_relu.spec.property import Query
+from verifiable_relu.spec.row_batch import RowBatch
 from verifiable_relu.verifiers.base import Outcome, Reason, Trust, Verdict
 from verifiable_relu.verifiers.encoding import Folding
 from verifiable_relu.verifiers.input_split import Frontier
+from verifiable_relu.verifiers.milp import Milp
 from verifiable_relu.verifiers.root import Root, Roots
+from verifiable_relu.verifiers.smt import Smt
 from verifiable_relu.verifiers.solvers import highs, z3
 from verifiable_relu.verifiers.solvers.process import Worker
 
@@ -99,20 +102,15 @@ def _both_active(right: Right, split: Tensor, neuron: Tensor) -> tuple[Tensor, T
     return active, active
 
 
-def _at_least_zero(right: Right, mu: Tensor) -> Tensor:
-    found = right(mu)
-    return torch.cat([found[:, :1], -found[:, 1:]], 1)
+def _at_least_zero(right: Right, mu: Tensor, objective: Tensor | None, objectives: int) -> Tensor:
+    found = right(mu, objective, objectives)
+    return torch.cat([found[:, :objectives], -found[:, objectives:]], 1)
 
 
 def _without_constant(right: Right, walk: Any, index: int, node: Affine, a: Tensor) -> None:
     constant = walk.constant
     right(walk, index, node, a)
     walk.constant = constant
-
-
-def _passing_alone(right: Right, folded: object, index: int) -> tuple[Tensor, int, Tensor]:
-    chosen, start, passing = right(folded, index)
-    return chosen, start, torch.where(passing == 1, passing, 0.0)
 
 
 def _replaced(right: Right, walk: Any, index: int, node: Node, a: Tensor) -> None:
@@ -144,7 +142,7 @@ IN_VERIFIERS: tuple[Fault, ...] = (
         (
             _highs_with(time_limit=0.0),
             Hook("verifiers.milp:excludes", lambda right, status: right(status) or status == "kTimeLimit"),
-            _proved_by("milp"),
+            _proved_by(Milp.name),
         ),
     ),
     Fault(
@@ -169,7 +167,7 @@ IN_VERIFIERS: tuple[Fault, ...] = (
         # The occasion: the solver does not return in time.
         "smt reads unsat from a time-out",
         "planted",
-        (Hook("verifiers.solvers.process:Worker.call", _z3_too_slow), _proved_by("smt")),
+        (Hook("verifiers.solvers.process:Worker.call", _z3_too_slow), _proved_by(Smt.name)),
     ),
     Fault(
         "strict for non-strict in the SMT formula",
@@ -189,7 +187,7 @@ IN_VERIFIERS: tuple[Fault, ...] = (
     Fault(
         "a union of polytopes taken for their intersection",
         "points",
-        instead("spec.property:RowBatch.least", _intersection),
+        instead("spec.row_batch:RowBatch.least", _intersection),
     ),
     Fault(
         "half of a split box forgotten",
@@ -199,7 +197,7 @@ IN_VERIFIERS: tuple[Fault, ...] = (
     Fault(
         "a child of a split neuron forgotten",
         "trees",
-        instead("verifiers.bab.tree:children", _both_active),
+        instead("verifiers.bab.ascent:children", _both_active),
     ),
     Fault(
         "the phases of split neurons exchanged in a proof",
@@ -232,7 +230,7 @@ IN_VERIFIERS: tuple[Fault, ...] = (
     Fault(
         "rows behind the objective that are taken for at least zero",
         "trees",
-        instead("verifiers.bab.proof:of_rows", _at_least_zero),
+        instead("verifiers.bab.proof:weights", _at_least_zero),
     ),
     Fault(
         "a bias dropped where rows are folded",
@@ -242,7 +240,7 @@ IN_VERIFIERS: tuple[Fault, ...] = (
     Fault(
         "an inactive neuron taken for zero where rows are folded, whatever its slope",
         "trees",
-        instead("verifiers.bab.folding:Folded.phases", _passing_alone),
+        instead("verifiers.bab.folding:slopes_of", lambda right, active, below: right(active, 0 * below)),
     ),
     Fault(
         "one of two nodes' rows alone where both come from a third, where rows are folded",
@@ -258,6 +256,16 @@ IN_VERIFIERS: tuple[Fault, ...] = (
         "open sub-problems forgotten",
         "trees",
         instead("verifiers.bab.tree:Tree.push", lambda right, *args: None),
+    ),
+    Fault(
+        "an active neuron taken for an inactive one where refined bounds make it stable",
+        "trees",
+        instead("verifiers.bab.folded:slopes_of", lambda right, active, below: right(~active, below)),
+    ),
+    Fault(
+        "the bound of the best leaf of a refined interval taken for that of all",
+        "trees",
+        instead("verifiers.bab.refine:least", lambda right, bounds, *args: -right(-bounds, *args)),
     ),
     Fault(
         "columns and rows of the MILP as they come, not scaled to their ranges",

@@ -286,7 +286,7 @@ class Evaluator:
         least = attributes.get("min") if low is None else low.array.item()
         most = attributes.get("max") if high is None else high.array.item()
         if self.absolute:
-            return x.array + sum(float(v) for v in (least, most) if v is not None)
+            return x.array + sum(abs(float(v)) for v in (least, most) if v is not None)
         made = x.array
         if least is not None:
             made = objects(made, lambda v: max(v, Fraction(least)))

@@ -12,6 +12,18 @@ from collections.abc import Callable
 import numpy as np
 
 from .onnx_graphs import DOUBLE, Draft, Shape, Tensor
+from .onnx_moves import (
+    clipped,
+    concat,
+    extreme,
+    gathered,
+    max_pool,
+    padded,
+    reduced,
+    repeated,
+    sliced,
+    split,
+)
 from .onnx_reshapes import alias, cast, flatten, ranked, reshape, squeeze, transpose, unread, unsqueeze
 
 MOST = 60
@@ -300,17 +312,6 @@ def spelt_gelu(draft: Draft, value: Tensor | None = None) -> Tensor | None:
     return draft.keep(both("Mul", first, factors[2]), value, value.shape)
 
 
-def clip(draft: Draft) -> Tensor | None:
-    """Clip: not read, or read as what it is."""
-    value = draft.pick()
-    if draft.opset < 11:
-        return draft.emit("Clip", [value.name], value, min=0.0, **({"max": 6.0} if draft.chance(0.5) else {}))
-    if draft.opset < 12 and value.kind == DOUBLE:
-        return None
-    low = draft.constant(np.array(0, dtype=np.float64 if value.kind == DOUBLE else np.float32))
-    return draft.emit("Clip", [value.name, low], value)
-
-
 # Files
 
 
@@ -336,9 +337,10 @@ def branches(draft: Draft) -> Tensor | None:
 
 OPERATORS: dict[Callable[[Draft], Tensor | None], float] = {
     with_constant: 6, of_two: 4, product: 0.03, negated: 0.7, matmul: 3, gemm: 3, batch_normalization: 1,
-    convolution: 4, average_pool: 1.5, relu: 2, leaky: 1, prelu: 1, smooth: 0.8, spelt_gelu: 0.6, clip: 0.05,
+    convolution: 4, average_pool: 1.5, relu: 2, leaky: 1, prelu: 1, smooth: 0.8, spelt_gelu: 0.6,
     alias: 3, branches: 4, cast: 0.15, reshape: 0.7, flatten: 0.6, squeeze: 0.5, unsqueeze: 0.6, transpose: 0.8,
-    unread: 0.04,
+    unread: 0.04, concat: 0.6, sliced: 0.4, gathered: 0.4, padded: 0.4, repeated: 0.3, split: 0.4, extreme: 0.6,
+    clipped: 0.6, reduced: 0.6, max_pool: 0.8,
 }  # fmt: skip
 
 

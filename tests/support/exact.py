@@ -1,9 +1,9 @@
-"""Rational evaluation of networks from each operator's definition, sharing no code with the library's own."""
+"""Rational evaluation of networks by each operator's definition, without code of the package."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 
 import mpmath
@@ -24,6 +24,8 @@ from verifiable_relu.network.nodes import (
     Reshape,
     Scale,
     Sigmoid,
+    Smooth,
+    Sparse,
     Tanh,
 )
 from verifiable_relu.spec.property import Property
@@ -68,11 +70,11 @@ def _convolution(node: Conv2d, x: np.ndarray) -> np.ndarray:
 
 
 DIGITS = 80
-"""To so many digits the values of smooth activations are known."""
+"""The number of digits to which the values of smooth activations are computed."""
 
 
 def _rational(value: mpmath.mpf) -> Fraction:
-    """The exact value of a number of mpmath, all of which are dyadic; 0 for one below 2^-5000."""
+    """The exact value of an mpmath number, which is always dyadic; 0 for a number below 2^-5000."""
     sign, mantissa, exponent, _ = value._mpf_
     if exponent < -5000:
         return ZERO
@@ -80,7 +82,7 @@ def _rational(value: mpmath.mpf) -> Fraction:
 
 
 _TAIL = 1000
-"""From here on smooth activations are their limits, to more digits than ``DIGITS``."""
+"""The argument from which on smooth activations equal their limits to more digits than ``DIGITS``."""
 
 
 def _smooth(node: Sigmoid | Tanh | Gelu, x: np.ndarray) -> np.ndarray:
@@ -102,13 +104,52 @@ def _smooth(node: Sigmoid | Tanh | Gelu, x: np.ndarray) -> np.ndarray:
     return np.vectorize(at, otypes=[object])(x)
 
 
+def _softplus(x: mpmath.mpf) -> mpmath.mpf:
+    return max(x, mpmath.mpf(0)) + mpmath.log1p(mpmath.exp(-abs(x)))
+
+
+FUNCTIONS: dict[str, Callable[[mpmath.mpf, mpmath.mpf], mpmath.mpf]] = {
+    "SiLU": lambda x, _: x / (1 + mpmath.exp(-x)),
+    "Mish": lambda x, _: x * mpmath.tanh(_softplus(x)),
+    "tanh-GELU": lambda x, _: x / (1 + mpmath.exp(-mpmath.sqrt(8 / mpmath.pi) * (x + mpmath.mpf("0.044715") * x**3))),
+    "ELU": lambda x, alpha: x if x > 0 else alpha * mpmath.expm1(x),
+    "Softplus": lambda x, _: _softplus(x),
+    "Softsign": lambda x, _: x / (1 + abs(x)),
+    "HardSwish": lambda x, _: x * min(max(x + 3, 0), 6) / 6,
+    "Erf": lambda x, _: mpmath.erf(x),
+    "Atan": lambda x, _: mpmath.atan(x),
+    "Exp": lambda x, _: mpmath.exp(x),
+    "Square": lambda x, _: x * x,
+    "Cube": lambda x, _: x**3,
+    "Log": lambda x, _: mpmath.log(x),
+    "Sqrt": lambda x, _: mpmath.sqrt(x),
+    "Sin": lambda x, _: mpmath.sin(x),
+    "Cos": lambda x, _: mpmath.cos(x),
+}
+"""Smooth functions by name, of a number and the parameter."""
+
+
+def _function(node: Smooth, x: np.ndarray) -> np.ndarray:
+    parameter = mpmath.mpf(float(node.parameter))
+
+    def at(value: Fraction) -> Fraction:
+        # Far out digits before the point take the place of some after it.
+        with mpmath.workdps(DIGITS + 30):
+            return _rational(FUNCTIONS[node.function](mpmath.mpf(value.numerator) / value.denominator, parameter))
+
+    return np.vectorize(at, otypes=[object])(x)
+
+
 def node_value(node: Node, inputs: Sequence[np.ndarray]) -> np.ndarray:
-    """The exact value of one operator other than the input, of exact inputs in their shapes."""
+    """The exact value of a node other than the input, from the exact values of its inputs in their shapes."""
     match node:
         case Linear():
             return _linear(node, inputs[0])
         case Conv2d():
             return _convolution(node, inputs[0])
+        case Sparse():
+            terms = rational(node.weight, node.weight.shape) * inputs[0].reshape(-1)[node.index.numpy()]
+            return (terms.sum(1) + rational(node.bias, node.bias.shape)).reshape(node.shape)
         case Scale():
             center, scale, shift = (rational(t, node.shape) for t in (node.center, node.scale, node.shift))
             return scale * (inputs[0] - center) + shift
@@ -120,6 +161,8 @@ def node_value(node: Node, inputs: Sequence[np.ndarray]) -> np.ndarray:
             return np.where(inputs[0] > 0, inputs[0], rational(node.slope, node.shape) * inputs[0])
         case Sigmoid() | Tanh() | Gelu():
             return _smooth(node, inputs[0])
+        case Smooth():
+            return _function(node, inputs[0])
         case Reshape():
             return inputs[0].reshape(node.shape)
         case Permute():
@@ -130,7 +173,7 @@ def node_value(node: Node, inputs: Sequence[np.ndarray]) -> np.ndarray:
 def exact_values(network: Network, x: Sequence[Fraction]) -> list[np.ndarray]:
     """Every node's exact value at a rational point, as object arrays in node order.
 
-    Smooth activations have no rational value: theirs are rounded to ``DIGITS`` digits.
+    The values of smooth activations, which are irrational, are rounded to ``DIGITS`` digits.
     """
     values: list[np.ndarray] = []
     for node in network.nodes:
@@ -149,7 +192,7 @@ def exact_outputs(network: Network, x: Sequence[Fraction]) -> list[Fraction]:
 
 
 def margin(prop: Property, y: Sequence[Fraction]) -> Fraction | float:
-    """min over polytopes of max over rows of A·y − b."""
+    """The margin of outputs y: the minimum over polytopes of the maximum over rows of A·y − b."""
     return min(
         (
             max((sum(c * y[i] for i, c in row.coefficients) - row.bound for row in polytope), default=-math.inf)
@@ -160,7 +203,7 @@ def margin(prop: Property, y: Sequence[Fraction]) -> Fraction | float:
 
 
 def violated(prop: Property, y: Sequence[Fraction]) -> bool:
-    """Whether y is in the unsafe set: equality is in, unless a row is strict."""
+    """Whether outputs y are in the unsafe set; a row that holds with equality counts unless the row is strict."""
     for polytope in prop.unsafe:
         inside = True
         for row in polytope:

@@ -1,4 +1,4 @@
-"""Small networks to be sound on: random ones of every architecture, and ones that hide a counterexample."""
+"""Small networks for soundness tests: random ones of every architecture, and some with a hidden counterexample."""
 
 from __future__ import annotations
 
@@ -26,15 +26,17 @@ from verifiable_relu.network.nodes import (
     Scale,
     Shape,
     Sigmoid,
+    Smooth,
+    Sparse,
     Tanh,
 )
 
 Weights = Callable[[Shape, int], Tensor]
-"""Draws a float32 tensor of a shape, for a given fan-in."""
+"""A function that draws a float32 tensor of a shape, for a given fan-in."""
 
 
 class Chain:
-    """A network under construction; methods append a node and return the index of the last."""
+    """A network under construction, whose methods append a node and return its index."""
 
     def __init__(self, shape: Shape) -> None:
         self.nodes: list[Node] = [Input(name="x", inputs=(), shape=shape)]
@@ -62,7 +64,7 @@ class Chain:
 
 
 def gaussian(rng: np.random.Generator) -> Weights:
-    """Normal weights that keep the scale of activations."""
+    """Normal weights, scaled such that a layer's outputs are as large as its inputs."""
     return lambda shape, fan: torch.from_numpy(rng.normal(size=shape) * 1.4 / fan**0.5).float()
 
 
@@ -81,8 +83,15 @@ def uneven(rng: np.random.Generator, spread: int = 10, positive: bool = False) -
     return draw
 
 
+BOUNDED = ("SiLU", "Mish", "tanh-GELU", "ELU", "Softplus", "Softsign", "HardSwish", "Erf", "Atan", "Sin", "Cos")
+"""Functions whose slope is bounded; the others have one that is near 1 about 1."""
+
+
 def _activation(chain: Chain, kind: type[Activation], rng: np.random.Generator) -> int:
-    extra: dict[str, Tensor] = {}
+    extra: dict[str, object] = {}
+    if kind is Smooth:
+        extra["function"] = str(rng.choice([*BOUNDED, "Square", "Cube"]))
+        extra["parameter"] = torch.tensor(1.5 if extra["function"] == "ELU" else 1.0)
     if kind is LeakyRelu:
         extra["slope"] = torch.tensor(float(rng.choice([0.125, 0.01, 0.3])))
     if kind is Gelu:
@@ -137,7 +146,10 @@ def cnn(rng: np.random.Generator, draw: Weights, kind: type[Activation] = Relu) 
 
 
 def image(rng: np.random.Generator, draw: Weights, kind: type[Activation] = Relu) -> Network:
-    """Plain convolutions with and without strides, one within a block x + f(x): coefficients in float32, in windows."""
+    """Plain convolutions with and without strides, one within a block x + f(x).
+
+    Bound propagation takes coefficients of such a network in float32 and in windows.
+    """
     chain = Chain((1, 4, 3))
     chain.add(Conv2d, (2, 4, 3), weight=draw((2, 1, 2, 2), 4), bias=draw((2,), 4), padding=(1, 0, 0, 1))
     before = _activation(chain, kind, rng)
@@ -152,7 +164,7 @@ def image(rng: np.random.Generator, draw: Weights, kind: type[Activation] = Relu
 
 
 def opposed(rng: np.random.Generator, draw: Weights, images: bool, relu: bool) -> Network:
-    """Neighbouring neurons nearly the same, then counted with opposite signs: little is left of large numbers."""
+    """Pairs of nearly equal neurons whose values the next layer subtracts, so that large numbers cancel."""
 
     def nearly(weight: Tensor) -> Tensor:
         return weight * (1 + torch.from_numpy(rng.uniform(size=weight.shape)) * 2.0**-20)
@@ -195,6 +207,21 @@ def residual(rng: np.random.Generator, draw: Weights, kind: type[Activation] = R
     return chain.network(f"residual-{kind.op}")
 
 
+def pooled(rng: np.random.Generator, draw: Weights) -> Network:
+    """Maxima as x + relu(y − x), numbers selected, repeated and left out, sums of few terms, and absolute values."""
+    chain = Chain((1, 3, 3))
+    index = torch.from_numpy(rng.integers(0, 9, size=(4, 2)))
+    chain.add(Sparse, (2, 2), index=index, weight=torch.tensor([[1.0, -1.0]]).repeat(4, 1), bias=draw((4,), 4))
+    ahead = chain.add(Relu, (2, 2))
+    behind = chain.add(Sparse, (2, 2), 0, index=index[:, 1:], weight=torch.ones(4, 1), bias=torch.zeros(4))
+    chain.add(Add, (2, 2), ahead, behind)
+    weight = draw((5, 3), 3) * torch.from_numpy(rng.integers(0, 2, size=(5, 3)))
+    chain.add(Sparse, (5,), index=torch.from_numpy(rng.integers(0, 4, size=(5, 3))), weight=weight, bias=draw((5,), 4))
+    chain.add(LeakyRelu, (5,), slope=torch.tensor(-1.0))
+    chain.linear(draw((2, 5), 5), draw((2,), 4))
+    return chain.network("pooled")
+
+
 def pieces(rng: np.random.Generator, draw: Weights) -> list[Network]:
     """One piecewise-linear network of each architecture."""
     return [
@@ -204,6 +231,7 @@ def pieces(rng: np.random.Generator, draw: Weights) -> list[Network]:
         cnn(rng, draw),
         cnn(rng, draw, LeakyRelu),
         residual(rng, draw),
+        pooled(rng, draw),
     ]
 
 
@@ -216,6 +244,8 @@ def smooth(rng: np.random.Generator, draw: Weights) -> list[Network]:
         cnn(rng, draw, Sigmoid),
         residual(rng, draw, Gelu),
         normalised(rng, draw, Tanh),
+        mlp(rng, draw, Smooth),
+        cnn(rng, draw, Smooth),
     ]
 
 

@@ -1,4 +1,4 @@
-"""Each acceleration of bound propagation on against off: the same bounds, or nearly so where float32 is involved."""
+"""Each acceleration of bound propagation, switched on and off: bounds are equal, or nearly so if float32 takes part."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from verifiable_relu.network.nodes import Relu
 
 
 def _narrowed(network: Network) -> Network:
-    """A network like it, whose weights are float32 numbers."""
+    """A copy of a network with its weights rounded to float32 numbers."""
     return replace(network, nodes=tuple(node.map_tensors(lambda t: t.float().double()) for node in network.nodes))
 
 
@@ -69,7 +69,7 @@ OFF: dict[str, Callable[[Tuning], Tuning]] = {
 
 
 def _found(network: Network, box: Bounds, tuning: Tuning) -> tuple[list[Bounds], dict[int, Bounds], torch.Tensor]:
-    """Interval bounds, CROWN's bounds of pre-activations, and those of every output and its negative."""
+    """Interval bounds of nodes, CROWN's bounds of pre-activations, and its bounds of every output and its negative."""
     with torch.no_grad():
         relaxation = crown_relaxation(network, box, tuning=tuning)
         matrix, sample = output_rows(network, len(box.lower))
@@ -86,7 +86,7 @@ CONCERNED = {
     "windows' adjoints as matrices": ("images",),
     "all of them": tuple(NETWORKS),
 }
-"""The networks in which each has something to do."""
+"""For each acceleration the networks in which it takes effect."""
 
 
 @pytest.mark.parametrize("batch", [1, 3])

@@ -1,4 +1,4 @@
-"""The activation table against sampling, brute force and 50 digits."""
+"""The table of activations against samples, against envelopes by brute force, and against 50-digit arithmetic."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from fractions import Fraction
 import mpmath
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -18,8 +19,9 @@ from verifiable_relu.bounds import Bounds, Lines, crown_relaxation, envelope
 from verifiable_relu.bounds.activations import image, relax, row
 from verifiable_relu.bounds.rounding import backward_activation, unit_roundoff
 from verifiable_relu.errors import UnsupportedError
+from verifiable_relu.network import nodes as nodes_module
 from verifiable_relu.network.build import Builder
-from verifiable_relu.network.nodes import Activation, Gelu, Hardened, LeakyRelu, Relu, Sigmoid, Tanh
+from verifiable_relu.network.nodes import Activation, Gelu, Hardened, LeakyRelu, Relu, Sigmoid, Smooth, Tanh
 
 LAMBDAS = (1.0, 5.0, 20.0, 160.0, 1e4)
 DTYPES = (torch.float64, torch.float32)
@@ -34,6 +36,17 @@ def leaky(slope: float) -> LeakyRelu:
     return LeakyRelu(slope=torch.tensor(slope, dtype=torch.float64), **PLACE)
 
 
+def function(name: str, parameter: float = 1.0) -> Smooth:
+    return Smooth(function=name, parameter=torch.tensor(parameter, dtype=torch.float64), **PLACE)
+
+
+FUNCTIONS: dict[str, Smooth] = {
+    **{name: function(name) for name in nodes_module.FUNCTIONS},
+    "ELU, convex": function("ELU", 0.5),
+    "ELU, with a kink": function("ELU", 1.6732632423543772),
+}
+DOMAINS = {"Exp": (-60.0, 60.0), "Log": (1e-8, 1e6), "Sqrt": (1e-8, 1e6), "Sin": (-1e3, 1e3), "Cos": (-1e3, 1e3)}
+"""Where functions are defined that are not everywhere, are no larger than numbers are, and turn at numbers nearby."""
 SMOOTH: dict[str, Activation] = {
     "sigmoid": Sigmoid(**PLACE),
     "tanh": Tanh(**PLACE),
@@ -45,14 +58,18 @@ NODES: dict[str, Activation] = {
     "leaky1.5": leaky(1.5),
     "leaky-0.3": leaky(-0.3),
     **SMOOTH,
+    **FUNCTIONS,
 }
+EVERYWHERE = {name: node for name, node in NODES.items() if name not in DOMAINS}
 nodes = pytest.mark.parametrize("node", NODES.values(), ids=NODES.keys())
+everywhere = pytest.mark.parametrize("node", EVERYWHERE.values(), ids=EVERYWHERE.keys())
+best = pytest.mark.parametrize("node", [n for n in NODES.values() if not isinstance(n, Smooth)], ids=lambda n: n.op)
 smooth = pytest.mark.parametrize("node", SMOOTH.values(), ids=SMOOTH.keys())
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 
 
 def scale(node: Activation) -> float:
-    """The width of what is curved about the activation."""
+    """The width of the interval on which the activation is curved."""
     return 1 / float(node.lam) if isinstance(node, Gelu) else 1.0
 
 
@@ -63,8 +80,28 @@ def stored(node: Activation, dtype: torch.dtype) -> Activation:
     return cast
 
 
+OTHERWISE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "SiLU": lambda x, _: F.silu(x),
+    "Mish": lambda x, _: x * torch.tanh(torch.logaddexp(x, torch.zeros_like(x))),
+    "tanh-GELU": lambda x, _: x / (1 + torch.exp(-math.sqrt(8 / math.pi) * (x + 0.044715 * x**3))),
+    "ELU": lambda x, alpha: torch.where(x > 0, x, alpha * torch.expm1(x)),
+    "Softplus": lambda x, _: torch.logaddexp(x, torch.zeros_like(x)),
+    "Softsign": lambda x, _: F.softsign(x),
+    "HardSwish": lambda x, _: F.hardswish(x),
+    "Erf": lambda x, _: torch.special.erf(x),
+    "Atan": lambda x, _: torch.atan2(x, torch.ones_like(x)),
+    "Exp": lambda x, _: torch.exp2(x * math.log2(math.e)),
+    "Square": lambda x, _: x**2,
+    "Cube": lambda x, _: x**3,
+    "Log": lambda x, _: torch.log2(x) * math.log(2),
+    "Sqrt": lambda x, _: x**0.5,
+    "Sin": lambda x, _: torch.sin(x),
+    "Cos": lambda x, _: torch.cos(x),
+}
+
+
 def value(node: Activation, x: Tensor) -> Tensor:
-    """The activation in float64, by other formulas than the table's."""
+    """The activation in float64, by formulas other than those of the table."""
     x = x.double()
     match node:
         case Gelu():
@@ -75,6 +112,8 @@ def value(node: Activation, x: Tensor) -> Tensor:
             return x.clamp(min=0) + node.slope.double() * x.clamp(max=0)
         case Tanh():
             return torch.tanh(x)
+        case Smooth():
+            return OTHERWISE[node.function](x, node.parameter.double())
         case _:
             return x.clamp(min=0)
 
@@ -83,17 +122,19 @@ SPECIAL = (0.0, 1e-300, 1e-30, 1e-8, 1e-3, 0.1, 0.5, -envelope.DIP, 1.0, math.sq
 
 
 def corpus(node: Activation, dtype: torch.dtype = torch.float64) -> Bounds:
-    """Every interval between points of interest, in units of the activation's own width and in plain ones."""
+    """All intervals between points of interest, in units of the activation's own width and in absolute units."""
     positive = torch.tensor(SPECIAL, dtype=torch.float64)
     points = torch.cat([positive * scale(node), -positive * scale(node), torch.tensor([-1e6, -1.0, 1.0, 1e6])])
     points = points.to(dtype).sort().values
+    least, most = DOMAINS.get(node.function, (-1e9, 1e9)) if isinstance(node, Smooth) else (-1e9, 1e9)
+    points = points[(points >= least) & (points <= most)]
     lower, upper = torch.meshgrid(points, points, indexing="ij")
     keep = lower <= upper
     return Bounds(lower[keep], upper[keep])
 
 
 def samples(node: Activation, bounds: Bounds, count: int = 101) -> Tensor:
-    """(intervals, points) within each interval: its ends, evenly spread, and around everything that is special."""
+    """Points (intervals, points) of each interval: its ends, evenly spaced points, and points near special ones."""
     lb, ub = bounds.lower.double()[:, None], bounds.upper.double()[:, None]
     even = lb + (ub - lb) * torch.linspace(0, 1, count, dtype=torch.float64)
     special = torch.cat([torch.linspace(-6, 6, 97), torch.logspace(-9, 2, 45), -torch.logspace(-9, 2, 45)])
@@ -102,7 +143,7 @@ def samples(node: Activation, bounds: Bounds, count: int = 101) -> Tensor:
 
 
 def slack(node: Activation, bounds: Bounds, slope: Tensor, offset: Tensor) -> Tensor:
-    """The rounding that the table allows itself (module docstring)."""
+    """The rounding error that the table states for its lines and images."""
     known, dtype = row(node), bounds.lower.dtype
     reach = torch.maximum(bounds.lower.abs(), bounds.upper.abs()).double()
     relative = known.ulps * (slope.double().abs() * reach + offset.double().abs())
@@ -146,7 +187,7 @@ def test_images_are_exact(node: Activation, dtype: torch.dtype) -> None:
     found, y = image(node, bounds), value(node, samples(node, bounds))
     known = row(node)
     # Samples miss the dip of λ-GELU by at most a sixteenth of its width, where f is flat to second order.
-    missed = 2e-3 * scale(node) if isinstance(node, Gelu) else 0.0
+    missed = 2e-3 * scale(node) if isinstance(node, Gelu | Smooth) else 0.0
     for outside in (y.amin(1) - found.lower.double(), found.upper.double() - y.amax(1)):
         magnitude = torch.maximum(found.lower.abs(), found.upper.abs()).double()
         allowed = unit_roundoff(dtype) * (known.ulps * magnitude + known.absolute(node)) + 8 * torch.finfo(dtype).tiny
@@ -175,7 +216,7 @@ def precise(node: Activation) -> Callable[[mpmath.mpf], mpmath.mpf]:
 
 
 def stationary(node: Activation, slope: mpmath.mpf) -> list[mpmath.mpf]:
-    """Where the activation has this slope, in mpmath's arithmetic."""
+    """The points at which the activation has a given slope, in mpmath's arithmetic."""
     if not isinstance(node, Gelu):
         factor = 1 if isinstance(node, Tanh) else 2
         if not 0 < slope * factor**2 < 1:
@@ -202,7 +243,7 @@ def stationary(node: Activation, slope: mpmath.mpf) -> list[mpmath.mpf]:
 @smooth
 @dtypes
 def test_rounding_is_a_few_units(node: Activation, dtype: torch.dtype) -> None:
-    """The allowance of 64 is an order of magnitude more than what is lost, at every point that can be worst."""
+    """At every point where rounding can be largest, the stated 64 units are ten times the actual error."""
     node = stored(node, dtype)
     generator = torch.Generator().manual_seed(1)
     centre = torch.randn(12, generator=generator, dtype=torch.float64) * torch.logspace(-2, 2, 12).double()
@@ -229,7 +270,7 @@ def test_rounding_is_a_few_units(node: Activation, dtype: torch.dtype) -> None:
 
 
 def extremes(dtype: torch.dtype) -> Bounds:
-    """Intervals of ends next to each other, near nothing, overflow and the floor under a width; any about zero."""
+    """Intervals with extreme ends: adjacent, near zero, near overflow, near the least width; and any around zero."""
     info, generator = torch.finfo(dtype), torch.Generator().manual_seed(3)
     smallest, floor = info.tiny * info.eps, info.tiny**0.5
     powers = [smallest, 3 * smallest, info.tiny / 2, info.tiny, floor / 4, floor, 2 * floor, 1e-4, 1.0, 1e4, 1 / floor]
@@ -244,8 +285,8 @@ def extremes(dtype: torch.dtype) -> Bounds:
 
 
 @dtypes
-def test_the_chord_of_relu_is_off_by_no_more_than_is_said(dtype: torch.dtype) -> None:
-    """Above and below, in exact arithmetic, and by more than a quarter of that somewhere."""
+def test_the_rounding_error_of_relus_chord_is_within_the_stated_one(dtype: torch.dtype) -> None:
+    """The error in exact arithmetic is within the stated one on both sides, and above a quarter of it somewhere."""
     node, bounds = Relu(**PLACE), extremes(dtype)
     lines, info = relax(node, bounds), torch.finfo(dtype)
     u, tiny, worst = Fraction(info.eps) / 2, Fraction(info.tiny), Fraction(0)
@@ -267,7 +308,7 @@ def test_the_chord_of_relu_is_off_by_no_more_than_is_said(dtype: torch.dtype) ->
 @pytest.mark.parametrize("flushing", (False, True))
 @pytest.mark.parametrize("kind", (Relu, Hardened))
 def test_a_chord_that_is_lost_to_underflow(kind: type[Activation], flushing: bool) -> None:
-    """A slope of u/(u − l) too small to be a number: the line lies below u, if not moved outward."""
+    """A slope u/(u − l) that underflows to zero: without outward rounding, the upper line would lie below relu(u)."""
     torch.set_flush_denormal(flushing)
     try:
         for low, high in itertools.product((-1e299, -1e150, -1.0), (1e-10, 1e-9, 1e-160, 1e-300, 5e-324)):
@@ -285,7 +326,7 @@ def test_a_chord_that_is_lost_to_underflow(kind: type[Activation], flushing: boo
 ends = st.floats(-1e6, 1e6)
 
 
-@nodes
+@everywhere
 @settings(max_examples=25, deadline=None)
 @given(first=ends, second=ends, centre=st.floats(-12, 12), width=st.floats(0, 12))
 def test_lines_hold_on_any_interval(node: Activation, first: float, second: float, centre: float, width: float) -> None:
@@ -296,7 +337,7 @@ def test_lines_hold_on_any_interval(node: Activation, first: float, second: floa
 
 
 def envelope_at(node: Activation, bounds: Bounds, sign: int) -> Tensor:
-    """By brute force, the convex (sign 1) or concave (−1) envelope at the midpoint: the best chord over it."""
+    """The convex (sign 1) or concave (sign −1) envelope at the midpoint by brute force, as the best chord over it."""
     middle, half = (bounds.lower + bounds.upper)[:, None] / 2, (bounds.upper - bounds.lower)[:, None] / 2
     # How far the chord reaches to each side, first over all orders of magnitude, then closer and closer.
     ticks = torch.cat([torch.zeros(1), torch.logspace(-6, 0, 100)]).double()
@@ -314,9 +355,9 @@ def envelope_at(node: Activation, bounds: Bounds, sign: int) -> Tensor:
     return sign * best[:, 0]
 
 
-@nodes
+@best
 def test_lines_are_as_tight_as_any(node: Activation) -> None:
-    """At the midpoint they meet the envelope, which no sound line passes: the least area there is."""
+    """At the midpoint, the lines touch the envelope, which no sound line crosses: their area is the least possible."""
     generator = torch.Generator().manual_seed(2)
     shape = (150,)
     centre = torch.randn(shape, generator=generator, dtype=torch.float64) * 2
@@ -351,8 +392,8 @@ def test_gelu_becomes_relu() -> None:
             torch.testing.assert_close(getattr(lines, name), getattr(limit, name), rtol=0, atol=1 / lam)
 
 
-@nodes
-def test_points_have_their_value(node: Activation) -> None:
+@everywhere
+def test_lines_over_a_point_have_the_activations_value(node: Activation) -> None:
     x = torch.tensor([-1e6, -3.0, -0.75, 0.0, 1e-9, 0.3, 2.0, 1e6], dtype=torch.float64) * scale(node)
     bounds = Bounds(x, x)
     lines, found = relax(node, bounds), image(node, bounds)
@@ -389,7 +430,7 @@ def test_gradients_are_finite(node: Activation, dtype: torch.dtype) -> None:
 
 @smooth
 def test_gradients_are_right(node: Activation) -> None:
-    """Tangent points are held constant under differentiation, which must not change the derivative."""
+    """The table treats tangent points as constants in differentiation, which must not change the derivative."""
     lower = torch.tensor([-4.0, -0.3, -1.0, -7.0, -2.5, 0.2, 1.6, 0.6], dtype=torch.float64) * scale(node)
     upper = torch.tensor([1.5, 2.9, 8.0, -0.4, 2.2, 0.9, 3.0, 5.0], dtype=torch.float64) * scale(node)
 
@@ -418,7 +459,7 @@ def test_gradient_in_lambda_is_right() -> None:
 
 
 @nodes
-def test_each_neuron_on_its_own(node: Activation) -> None:
+def test_neurons_of_one_layer_do_not_affect_each_other(node: Activation) -> None:
     bounds = corpus(node)
     count = len(bounds.lower) // 24 * 24
     flat = Bounds(bounds.lower[:count], bounds.upper[:count])
@@ -428,7 +469,7 @@ def test_each_neuron_on_its_own(node: Activation) -> None:
 
 
 def test_a_slope_per_channel() -> None:
-    """On [−1, 2]: one convex and one concave kink; the chords are (2 + slope) / 3."""
+    """On [−1, 2], one channel is convex and one concave at the kink; the slopes of the chords are (2 + slope) / 3."""
     slope = torch.tensor([0.5, 1.5]).double()[:, None]
     bounds = Bounds(torch.full((3, 2, 5), -1.0).double(), torch.full((3, 2, 5), 2.0).double())
     lines = relax(LeakyRelu(slope=slope, **PLACE), bounds)
@@ -439,7 +480,7 @@ def test_a_slope_per_channel() -> None:
 
 
 @nodes
-def test_nothing_is_known_from_nan(node: Activation) -> None:
+def test_nan_bounds_give_no_finite_bounds(node: Activation) -> None:
     nan, one = torch.tensor([[math.nan, 1.0, math.nan]]).double(), torch.tensor([[2.0, math.nan, math.nan]]).double()
     bounds = Bounds(nan, one)
     found, lines = image(node, bounds), relax(node, bounds)
@@ -456,3 +497,22 @@ def test_unknown_activations_are_named() -> None:
 
     with pytest.raises(UnsupportedError, match=r"node 'act' \(Swish\)"):
         relax(Swish(**PLACE), Bounds(torch.zeros(1), torch.ones(1)))
+
+
+@pytest.mark.parametrize("name", ["Sin", "Cos"])
+@dtypes
+def test_waves_far_out_are_taken_for_all_their_values(name: str, dtype: torch.dtype) -> None:
+    """There two neighbouring numbers may have the largest value between them."""
+    far = torch.tensor([1e7, 1e9, 1e15, -1e12], dtype=dtype)
+    bounds = Bounds(far, torch.nextafter(far, torch.full_like(far, torch.inf)))
+    node = stored(function(name), dtype)
+    found, lines = image(node, bounds), relax(node, bounds)
+    wide = far.abs() > torch.finfo(dtype).eps ** -0.5
+    assert bool((found.lower[wide] == -1).all() and (found.upper[wide] == 1).all())
+    assert bool((lines.lower_slope[wide] == 0).all() and (lines.upper_offset[wide] == 1).all())
+
+
+@pytest.mark.parametrize("name", ["Log", "Sqrt"])
+def test_functions_where_they_are_not_defined_prove_nothing(name: str) -> None:
+    found = image(function(name), interval(-1.0, 1.0))
+    assert not bool((found.lower > -torch.inf).any())

@@ -1,4 +1,4 @@
-"""A network is believed once it has been compared: what was misread is refused, and what is right never is."""
+"""The comparison of a network with its source: a misread network is refused, and a correct one never is."""
 
 from __future__ import annotations
 
@@ -58,14 +58,14 @@ def wrong_sign(call: Call) -> Value:
 
 
 def weights_off(call: Call) -> Value:
-    """A converter of MatMul that gets weights wrong by a thousandth."""
+    """A faulty converter of MatMul, whose weights are off by a thousandth."""
     x = call.value()
     weight = torch.tensor(1.001 * call.constant(1).T)
     return Value(call.build.linear(x.index, weight, None, call.name), x.leading)
 
 
 def capped(call: Call) -> Value:
-    """A converter of Neg that is right up to 1,000 and wrong beyond."""
+    """A faulty converter of Neg, which is wrong for inputs beyond 1,000."""
     x = call.value()
     negative = call.build.scale(x.index, call.name, scale=torch.tensor(-1.0))
     beyond = call.build.scale(x.index, call.name, shift=torch.tensor(-1000.0))

@@ -1,4 +1,4 @@
-"""``verifiable_relu.verify``."""
+"""The function ``verifiable_relu.verify``."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from verifiable_relu.verifiers.root import Roots
 
 
 class Brightness(nn.Module):
-    """Two classes for a 1×2×2 image: class 1 if the pixels sum to more than 2."""
+    """A classifier of 1×2×2 images: class 1 if the pixels sum to more than 2, else class 0."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -168,8 +168,8 @@ NAN = np.where(np.arange(4).reshape(1, 1, 2, 2) == 2, np.nan, 0.5)
         ({"images": np.zeros(3)}, r"\(n, \*input shape\)"),
         ({"images": np.array([["a"]] * 3)}, "dtype"),
         ({"labels": [0, 1]}, "2 labels for 3 images"),
-        ({"labels": [0, 1, 2]}, "image 2: label 2"),
-        ({"labels": [0, 1, -1]}, "image 2: label -1"),
+        ({"labels": [0, 1, 2]}, "image 2: the label is 2"),
+        ({"labels": [0, 1, -1]}, "image 2: the label is -1"),
         ({"labels": [0.0, 1.0, 0.0]}, "integers"),
         ({"labels": [[0], [1], [0]]}, "integers"),
         ({"eps": -0.1}, "eps"),
@@ -194,7 +194,7 @@ NAN = np.where(np.arange(4).reshape(1, 1, 2, 2) == 2, np.nan, 0.5)
             for clip in (None, 1, (0,), (0, 1, 2), (None, None), "ab", {0: 1}, (0, float("nan")))
         ),
         *(({"labels": labels}, "labels") for labels in (None, "abc", [[0], [1, 2]], 3, [None] * 3, {0, 1, 2})),
-        ({"labels": np.array([2**64 - 1, 0, 0], np.uint64)}, "image 0: label"),
+        ({"labels": np.array([2**64 - 1, 0, 0], np.uint64)}, "image 0: the label is"),
         *(({"images": images}, "images") for images in (None, "abc", [[1], [2, 3]], [None], torch.ones(3, 4).cfloat())),
         ({"images": IMAGES.astype(np.longdouble)}, "64 bits"),
         ({"images": np.full((3, 1, 2, 2), 2**60)}, "beyond 2"),

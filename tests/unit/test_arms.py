@@ -1,4 +1,4 @@
-"""The arms of the comparison: what they share, when ReLU takes over, what is measured, and λ's steps."""
+"""The arms of the comparison: their common data, the replacement by ReLU, the measurements, and the steps of λ."""
 
 import json
 import math
@@ -304,7 +304,7 @@ def test_there_is_a_look_at_each_twentieth_of_a_training() -> None:
 
 
 def models_of(options: Options, data: Dataset, patch: pytest.MonkeyPatch) -> list[nn.Module]:
-    """Copies of the network before each step of its training, and at the end."""
+    """Copies of the network before each step of its training, and after the last."""
     seen: list[nn.Module] = []
     real = loop.objective
 
@@ -435,7 +435,7 @@ def test_batch_normalisation_learns_in_training_and_is_fixed_elsewhere() -> None
     trained = train(options, data)
     seen = [module.num_batches_tracked for module in trained.model.modules() if isinstance(module, nn.BatchNorm2d)]
     assert [int(n) for n in seen] == [2] * 5, "neither the monitor nor the replacement moves the averages"
-    with pytest.raises(InputError, match="--batch: leaves one image"):
+    with pytest.raises(InputError, match="--batch: the last step of an epoch has one image"):
         train(replace(options, batch=199), data)
     with pytest.raises(InputError, match="--model: a 4×4 kernel does not fit the 1×1 input"):
         build(replace(BASE, model="cnn"), replace(data, images=data.images[:, :, :1, :1]))
@@ -447,7 +447,7 @@ def test_batch_normalisation_learns_in_training_and_is_fixed_elsewhere() -> None
 
 
 def steps_of_lambda(rule: str, optimizer: str, lam: float, n: int, rate: float = 1e-3, slope: float = -1.0) -> float:
-    """By how much λ moves in ``n`` steps where the loss is ``slope``·λ."""
+    """The change of λ in ``n`` steps if the loss is ``slope``·λ."""
     options = replace(BASE, lam_rate=rule, optimizer=optimizer, momentum=0.0, lam_factor=1.0)
     gate = LambdaGELU(lam).double()
     model = nn.Sequential(gate)
@@ -462,7 +462,7 @@ def steps_of_lambda(rule: str, optimizer: str, lam: float, n: int, rate: float =
 
 @pytest.mark.parametrize(("optimizer", "factor"), [("adamw", 10), ("sgd", 100)])
 def test_the_naive_rate_explodes_where_lambda_is_large(optimizer: str, factor: float) -> None:
-    """A weight would move by the rate; with t = 0.1 a raw λ moves 10 (Adam) or 100 (SGD) times as far."""
+    """With the raw rate and t = 0.1, λ moves 10 times (Adam) or 100 times (SGD) as far as a weight."""
     assert steps_of_lambda("raw", optimizer, 4.0, 1) == pytest.approx(factor * 1e-3, rel=0.12)
     assert steps_of_lambda("matched", optimizer, 4.0, 1) == pytest.approx(1e-3, rel=0.12)
     assert steps_of_lambda("natural", optimizer, 4.0, 1) == pytest.approx(1e-3, rel=1e-2)
@@ -470,7 +470,7 @@ def test_the_naive_rate_explodes_where_lambda_is_large(optimizer: str, factor: f
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
 def test_the_naive_rate_attenuates_near_one(optimizer: str) -> None:
-    """A raw λ far from 1 moves over ten times as far as one near 1; a natural λ does not care."""
+    """With the raw rate, λ moves over ten times as far far from 1 as near 1; with the natural rate, equally far."""
     near, far = (steps_of_lambda("raw", optimizer, lam, 1, rate=1e-5) for lam in (1.06, 4.0))
     assert far > 10 * near
     near, far = (steps_of_lambda("natural", optimizer, lam, 1, rate=1e-5) for lam in (1.06, 4.0))
@@ -478,7 +478,7 @@ def test_the_naive_rate_attenuates_near_one(optimizer: str) -> None:
 
 
 def test_the_naive_rate_of_sgd_diverges_on_a_quadratic_and_the_matched_one_settles() -> None:
-    """Towards λ = 3 by ½·(λ − 3)² with the rate 0.05, which is stable for a weight."""
+    """The loss is ½·(λ − 3)², on which SGD with the rate 0.05 is stable for a weight."""
     final = {}
     for rule in ("raw", "matched", "natural"):
         options = replace(BASE, lam_rate=rule, optimizer="sgd", momentum=0.0, lam_factor=1.0)

@@ -1,4 +1,4 @@
-"""Interval and CROWN bounds of whole networks: against samples, exact values, each other and pencil and paper."""
+"""Interval and CROWN bounds of whole networks: against samples, exact values, each other and results by hand."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ acts = pytest.mark.parametrize("act", ACTS.values(), ids=ACTS.keys())
 
 
 class Random:
-    """Random parameters, one after the other."""
+    """A source of random parameters."""
 
     def __init__(self, seed: int) -> None:
         self.generator = torch.Generator().manual_seed(seed)
@@ -87,7 +87,7 @@ def mlp(act: Act, seed: int = 0, sizes: tuple[int, ...] = (6, 9, 8, 3)) -> Netwo
 
 
 def mixed(act: Act, seed: int = 0) -> Network:
-    """Every kind of node: grouped, strided, dilated, unevenly padded convolutions, scales, a branch, reordering."""
+    """A network with every kind of node: grouped, strided, dilated and unevenly padded convolutions, a branch …"""
     rng, build = Random(seed), Builder((2, 5, 6))
     x = build.scale(0, "normalise", center=rng.normal(2, 1, 1), scale=0.5 + rng.uniform(2, 1, 1))
     x = build.conv2d(
@@ -109,7 +109,7 @@ networks = pytest.mark.parametrize("make", NETWORKS.values(), ids=NETWORKS.keys(
 
 
 def boxes(network: Network, batch: int = 8, seed: int = 1, dtype: torch.dtype = torch.float64) -> Bounds:
-    """From almost points to wide, one side of every fifth input being no wider than a point."""
+    """Boxes from narrow to wide ones; about a fifth of the inputs is fixed."""
     rng = Random(seed)
     center = rng.normal(batch, *network.input_shape)
     eps = torch.logspace(-3, 0, batch, dtype=torch.float64).reshape(-1, *[1] * len(network.input_shape))
@@ -118,7 +118,7 @@ def boxes(network: Network, batch: int = 8, seed: int = 1, dtype: torch.dtype = 
 
 
 def points(box: Bounds, count: int = 60, seed: int = 2) -> Tensor:
-    """(count, batch, *shape) within the boxes: corners, faces and the inside."""
+    """Points (count, batch, *shape) of the boxes: corners, points on faces, and inner ones."""
     mix = Random(seed).uniform(count, *box.lower.shape)
     spread = torch.linspace(0.5, 8, count, dtype=torch.float64).reshape(-1, *[1] * box.lower.dim())
     mix = (0.5 + (mix - 0.5) * spread).clamp(0, 1)
@@ -133,7 +133,7 @@ def rows(network: Network, batch: int) -> tuple[Tensor, Tensor]:
 
 
 def output_bounds(network: Network, box: Bounds, tuning: Tuning = TUNING, **options: object) -> Tensor:
-    """(rows,) CROWN lower bounds of every output and its negative."""
+    """CROWN's lower bounds (rows,) of every output and its negative."""
     matrix, sample = rows(network, len(box.lower))
     pre = preactivation_bounds(network, box, tuning=tuning)
     return linear_lower_bounds(network, box, pre, matrix, sample, tuning=tuning, **options)  # type: ignore[arg-type]
@@ -170,7 +170,7 @@ def test_every_node_stays_within_its_bounds(make: Callable[[Act], Network], act:
 @networks
 @acts
 def test_samples_reach_close_to_the_bounds(make: Callable[[Act], Network], act: Act) -> None:
-    """On small boxes the linear bounds lose little; bounds that merely are wide would pass every other test."""
+    """On small boxes, linear bounds are close to sampled values; bounds that are too wide would pass other tests."""
     network = make(act)
     box = boxes(network)
     small = Bounds(box.lower[:2], box.upper[:2])
@@ -248,7 +248,7 @@ def test_a_batch_is_its_samples(make: Callable[[Act], Network], act: Act) -> Non
 @networks
 @pytest.mark.parametrize("intervals", (False, True))
 def test_rows_may_come_in_any_order(make: Callable[[Act], Network], intervals: bool) -> None:
-    """In turn, sample by sample, they are taken as they are; as many of each, or not; with a stop or without."""
+    """Bounds do not depend on the order of the rows, on their number per sample, or on a stop function."""
     network = make(ACTS["relu"])
     box = boxes(network, batch=4)
     relaxation = crown_relaxation(network, box)
@@ -307,7 +307,7 @@ def test_of_no_boxes_there_are_no_bounds(make: Callable[[Act], Network]) -> None
 
 
 def moved(act: Act) -> Network:
-    """Numbers of both signs that are moved about before an activation."""
+    """A network in which numbers of both signs are reshaped and permuted before an activation."""
     rng, build = Random(0), Builder((2, 3, 4))
     x = build.conv2d(0, rng.normal(3, 2, 2, 2), rng.normal(3) - 3, "conv")
     x = act(build, build.reshape(build.permute(x, (2, 0, 1), "permute"), (18,), "flatten"))
@@ -316,7 +316,7 @@ def moved(act: Act) -> Network:
 
 @pytest.mark.parametrize("make", [mlp, mixed, moved])
 def test_the_largest_values_are_those_of_the_bounds(make: Callable[[Act], Network]) -> None:
-    """Where nothing is computed for a node that moves numbers about, and one side alone of ReLU, too."""
+    """The largest values are right, also where they are taken over from a node's input or from one side of ReLU."""
     network = make(ACTS["relu"])
     relaxation = crown_relaxation(network, boxes(network))
     assert len(relaxation.nodes.values) <= network.last_activation + 1 < len(network.nodes)
@@ -331,7 +331,7 @@ def test_the_largest_values_are_those_of_the_bounds(make: Callable[[Act], Networ
 
 @networks
 def test_a_relaxation_is_freed_at_once(make: Callable[[Act], Network]) -> None:
-    """With all that it holds, and without the garbage collector."""
+    """Nothing that a relaxation holds needs the garbage collector to be freed."""
     network = make(ACTS["relu"])
     box = boxes(network)
     matrix, sample = rows(network, len(box.lower))
@@ -379,7 +379,7 @@ def precise(network: Network, x: Tensor) -> list[mpmath.mpf]:
 
 @acts
 def test_points_are_enclosed_by_a_hair(act: Act) -> None:
-    """The exact value in 40 digits: what lies between the bounds of a point is the rounding slack and nothing else."""
+    """Bounds over a point contain the exact value, known to 40 digits, and are apart by the rounding slack only."""
     network = mlp(act)
     x = Random(3).normal(6, 6)
     box = Bounds(x, x)
@@ -395,7 +395,7 @@ def test_points_are_enclosed_by_a_hair(act: Act) -> None:
 
 
 def test_by_hand() -> None:
-    """On [−1, 1]²: a = relu(x₁ + x₂ + 1), b = relu(x₁ − x₂ − ½), v = a + b − 2, y = relu(v).
+    """The network on [−1, 1]² is a = relu(x₁ + x₂ + 1), b = relu(x₁ − x₂ − ½), v = a + b − 2, y = relu(v).
 
     a's input is in [−1, 3], so a ≥ x₁ + x₂ + 1 and a ≤ ¾·(x₁ + x₂ + 1) + ¾; b's in [−5/2, 3/2], so b ≥ 0 and
     b ≤ ⅜·(x₁ − x₂ − ½) + 15/16. So x₁ + x₂ − 1 ≤ v ≤ 9/8·x₁ + 3/8·x₂ + ¼, that is −3 ≤ v ≤ 7/4; intervals have
@@ -484,7 +484,7 @@ def test_alpha_is_sound_and_never_looser_than_crown(make: Callable[[Act], Networ
 
 
 def _by_rows_alone(network: Network, box: Bounds) -> Relaxation:
-    """With the last activation's unstable inputs bounded by CROWN's rows, whatever intervals say of them."""
+    """A relaxation in which rows alone, without intervals, bound the unstable inputs of the last activation."""
     relaxation, last = Relaxation(network, box), network.last_activation
 
     def tighten(index: int, interval: Bounds) -> Bounds:
@@ -506,7 +506,7 @@ def _by_rows_alone(network: Network, box: Bounds) -> Relaxation:
 
 
 def test_intervals_make_rows_no_looser() -> None:
-    """Where rows bound one layer, tighter bounds leave the choice of its lines as it is; another would be looser."""
+    """Tighter bounds of a layer that rows bound do not change the choice of its lines, which could loosen bounds."""
     changed, gained = 0, 0.0
     for seed in range(40):
         network = mlp(ACTS["relu"], seed)
@@ -522,7 +522,7 @@ def test_intervals_make_rows_no_looser() -> None:
 
 
 def test_an_activation_of_an_activation_that_others_use() -> None:
-    """Rows make the first one's box smaller after its centre was taken; intervals of another map go on from there."""
+    """Rows tighten the box of the first activation after its centre was taken, and another map's intervals use it."""
     smaller = 0
     for seed in range(30):
         rng, build = Random(seed), Builder((4,))
@@ -543,7 +543,7 @@ def test_an_activation_of_an_activation_that_others_use() -> None:
 
 
 def test_alpha_reaches_the_exact_bound_where_slopes_can() -> None:
-    """min of relu(x) − relu(x) + x/2 over [−1, 1] is −½; adaptive slopes give up to 1 more."""
+    """The minimum of relu(x) − relu(x) + x/2 over [−1, 1] is −½; CROWN's adaptive slopes lose up to 1."""
     build = Builder((1,))
     x = build.linear(0, torch.ones(2, 1, dtype=torch.float64), None, "copy")
     x = ACTS["relu"](build, x)
@@ -582,7 +582,7 @@ def test_alpha_stops_where_it_is_told_to() -> None:
 
 
 def test_alpha_tries_the_mean_of_its_later_slopes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the rows that are left: half of them are dropped between those slopes."""
+    """The mean is tried for the rows that are left, of which half are dropped between the later steps."""
     network, box = mlp(ACTS["relu"]), boxes(mlp(ACTS["relu"]))
     matrix, sample = rows(network, len(box.lower))
     seen: list[tuple[Tensor, Tensor]] = []
@@ -608,7 +608,7 @@ def test_alpha_tries_the_mean_of_its_later_slopes(monkeypatch: pytest.MonkeyPatc
 
 
 def images(act: Act, seed: int = 0) -> Network:
-    """Convolutions of images that are large enough for windows, which reach beyond every edge."""
+    """Convolutions of images that are large enough for windows; windows reach beyond every edge."""
     rng, build = Random(seed), Builder((2, 13, 12))
     x = build.scale(
         0, "normalise", center=rng.normal(2, 1, 1), scale=0.5 + rng.uniform(2, 1, 12), shift=rng.normal(2, 1, 1)
@@ -628,8 +628,8 @@ def images(act: Act, seed: int = 0) -> Network:
 
 @pytest.mark.parametrize("dtype", (torch.float64, torch.float32), ids=str)
 @pytest.mark.parametrize("make", [mlp, mixed, images])
-def test_rows_are_left_as_they_are(make: Callable[[Act], Network], dtype: torch.dtype) -> None:
-    """Those of every node, coefficients being in float32 somewhere or not."""
+def test_bounding_does_not_change_the_given_rows(make: Callable[[Act], Network], dtype: torch.dtype) -> None:
+    """This holds for rows of every node, with coefficients in float32 or not."""
     network = make(ACTS["relu"]).to(torch.float32).to(dtype)
     relaxation = crown_relaxation(network, boxes(network, batch=2, dtype=dtype))
     assert (relaxation.backward.float32.last_node > 0) == (make is images and dtype == torch.float64)

@@ -1,4 +1,4 @@
-"""Linear bounds of every node of many graphs against CROWN written down again, with dense matrices and no points."""
+"""Linear bounds of every node of many graphs, against CROWN implemented again with dense matrices."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from verifiable_relu.network.nodes import Activation, Add, Conv2d, LeakyRelu, Li
 
 
 class Draw:
-    """Layers of random weights, which are float32 numbers where ``float32`` says so."""
+    """The construction of networks with random weights, which are float32 numbers if ``float32`` is set."""
 
     def __init__(self, seed: int, float32: bool, *shape: int) -> None:
         self.generator = torch.Generator().manual_seed(seed)
@@ -70,7 +70,7 @@ SAME = {"padding": (1, 1, 1, 1)}
 
 
 def _chain(float32: bool) -> Network:
-    """Strides, uneven padding, windows up to three convolutions deep."""
+    """Convolutions with strides and uneven padding, up to three in a row."""
     draw = Draw(0, float32, 2, 8, 7)
     x = draw.relu(draw.conv(draw.scale(0), 3, (3, 2), padding=(1, 0, 1, 1)))
     x = draw.relu(draw.conv(x, 4, (2, 3), stride=(2, 1), padding=(0, 1, 0, 1)))
@@ -79,14 +79,14 @@ def _chain(float32: bool) -> Network:
 
 
 def _wide(float32: bool) -> Network:
-    """So many channels that another layout is taken, and a strided last step."""
+    """Convolutions with so many channels that another layout is taken, the last one with a stride."""
     draw = Draw(1, float32, 1, 6, 6)
     x = draw.relu(draw.conv(0, 40, (2, 2), stride=(2, 2)))
     return draw.end(draw.linear(draw.flat(draw.relu(draw.conv(x, 3, (2, 2)))), 3))
 
 
 def _blocks(float32: bool) -> Network:
-    """Residual blocks, ReLU on their sums; the second one's shortcut has a convolution of its own."""
+    """Residual blocks with ReLU on their sums; the shortcut of the second has a convolution."""
     draw = Draw(2, float32, 2, 5, 5)
     x = draw.relu(draw.conv(0, 3, (3, 3), **SAME))
     x = draw.relu(
@@ -109,7 +109,7 @@ def _sums(float32: bool) -> Network:
 
 
 def _many(float32: bool) -> Network:
-    """One node used five times, by convolutions, an activation and a sum."""
+    """A node that convolutions, an activation and a sum use five times."""
     draw = Draw(4, float32, 1, 4, 3)
     hub = draw.conv(0, 2, (2, 2), padding=(1, 0, 0, 1))
     parts = [draw.conv(hub, 2, (1, 1)), draw.relu(hub), draw.relu(draw.conv(hub, 2, (3, 3), **SAME)), draw.relu(hub)]
@@ -120,7 +120,7 @@ def _many(float32: bool) -> Network:
 
 
 def _reordered(float32: bool) -> Network:
-    """ReLU after a reordering and after a flattening, on which a residual sum follows."""
+    """ReLU after a reordering of axes and after a flattening, before a residual sum."""
     draw = Draw(5, float32, 2, 4, 3)
     x = draw.relu(draw.permute(draw.conv(0, 3, (2, 2)), 2, 0, 1))
     x = draw.flat(draw.permute(draw.conv(x, 2, (2, 1)), 1, 2, 0))
@@ -147,7 +147,7 @@ def _smooth(float32: bool) -> Network:
 
 
 def _image(float32: bool) -> Network:
-    """The output is an image, a ReLU's: rows begin in float32."""
+    """A network whose output is the image of a ReLU, so that rows begin in float32."""
     draw = Draw(8, float32, 1, 5, 4)
     x = draw.relu(draw.conv(0, 2, (2, 2)))
     return draw.end(draw.relu(draw.add(draw.conv(x, 2, (3, 3), **SAME), x)))
@@ -194,14 +194,14 @@ GRAPHS: dict[str, Callable[[bool], Network]] = {
 }
 graphs = pytest.mark.parametrize("make", GRAPHS.values(), ids=GRAPHS.keys())
 Zone = tuple[bool, bool]
-"""Whether weights are float32 numbers, and whether coefficients of every node are wanted in float32."""
+"""Whether weights are float32 numbers, and whether coefficients of every node are to be in float32."""
 
 ZONES: dict[str, Zone] = {"float64": (False, False), "float32": (True, False), "every": (True, True)}
 zones = pytest.mark.parametrize("zone", ZONES.values(), ids=ZONES.keys())
 
 
 def boxes(net: Network, batch: int) -> Bounds:
-    """Boxes that differ in place and size, so that other neurons are unstable in each."""
+    """Boxes of different places and sizes, so that different neurons are unstable in each."""
     generator = torch.Generator().manual_seed(batch)
     center = torch.randn(batch, *net.input_shape, generator=generator, dtype=torch.float64)
     size = torch.logspace(0, -1.2, batch, dtype=torch.float64).reshape(-1, *[1] * len(net.input_shape))
@@ -213,7 +213,7 @@ def boxes(net: Network, batch: int) -> Bounds:
 
 
 def _matrix(node: node_kinds.Node, before: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-    """W and b of y = W·x + b on flattened numbers."""
+    """The matrix W and the offset b of a node y = W·x + b on flattened tensors."""
     size = math.prod(before)
     match node:
         case Linear():
@@ -245,7 +245,7 @@ class ByHand:
         self.maps = {i: _matrix(n, self.nodes[n.inputs[0]].shape) for i, n in enumerate(self.nodes) if n.inputs}
 
     def least(self, index: int, a: np.ndarray, sample: int) -> float:
-        """Over a node's interval."""
+        """The least value of rows over a node's interval."""
         lower, upper = (t[sample].flatten().numpy() for t in _ends(self.relaxation.bounds(index)))
         return float(np.minimum(a * lower, a * upper).sum())
 
@@ -256,7 +256,7 @@ class ByHand:
         sample: int,
         own: Mapping[int, tuple[np.ndarray, ...]] | None = None,
     ) -> tuple[float, np.ndarray]:
-        """The bound, and coefficients of the input."""
+        """The lower bounds of rows of a node, and their coefficients of the input."""
         rows, constant = {target: row}, 0.0
         for index in range(target, 0, -1):
             if index not in rows:
@@ -280,7 +280,7 @@ class ByHand:
         return constant + self.least(0, a, sample), a
 
     def by_intervals(self, row: np.ndarray, sample: int) -> float:
-        """That of a row of the output from the interval of the last node, or before it if that is a linear map."""
+        """The lower bound of a row of the output by the interval of the last node, or of its input if it is linear."""
         last = len(self.nodes) - 1
         node = self.nodes[last]
         if not isinstance(node, Linear):
@@ -298,7 +298,7 @@ def _of(lines: Lines, row: int) -> tuple[np.ndarray, ...]:
 
 
 def assert_the_same(found: Tensor, right: list[float], float32: bool) -> None:
-    """Rows first, then their negatives: never higher, and lower by a small part of the width between the two."""
+    """Bounds of rows, and of their negatives, are at most the expected ones, and lower by a fraction of the width."""
     expected = torch.tensor(right, dtype=torch.float64)
     half = len(expected) // 2
     width = -(expected[:half] + expected[half:]).repeat(2)
@@ -330,7 +330,7 @@ WINDOWS = {
 def _relaxed(
     make: Callable[[bool], Network], zone: Zone, batch: int, tuning: Tuning = TUNING
 ) -> tuple[Network, Relaxation, bool]:
-    """And whether some of its coefficients are in float32."""
+    """The relaxation of a network over boxes, and whether some of its coefficients are in float32."""
     weights, every = zone
     net = make(weights)
     relaxation = crown_relaxation(net, boxes(net, batch), float32=every, tuning=tuning)
@@ -352,7 +352,7 @@ def _relaxed(
 def test_bounds_of_neurons_of_every_node_are_those_by_hand(
     make: Callable[[bool], Network], zone: Zone, tuning: Tuning
 ) -> None:
-    """In groups, of the samples in another order."""
+    """Rows come in groups, one for each sample, with the samples in another order."""
     net, relaxation, float32 = _relaxed(make, zone, 3, tuning)
     hand = ByHand(relaxation)
     for index in range(relaxation.nodes.start + 1, len(net.nodes)):
@@ -371,7 +371,7 @@ def test_bounds_of_neurons_of_every_node_are_those_by_hand(
 def test_bounds_of_rows_of_the_output_are_those_by_hand(
     make: Callable[[bool], Network], zone: Zone, batch: int
 ) -> None:
-    """In groups and one by one, with and without the coefficients of the input, which are the same."""
+    """Rows come in groups and one by one, with and without coefficients of the input, which are equal."""
     net, relaxation, float32 = _relaxed(make, zone, batch)
     hand, last = ByHand(relaxation), len(net.nodes) - 1
     rows, constant = _opposed(net), torch.tensor([1.0, 2.0, -1.0, -2.0]).double()
@@ -402,7 +402,7 @@ def test_bounds_of_rows_of_the_output_are_those_by_hand(
 def test_interval_bounds_of_rows_of_the_output_are_those_by_hand(
     make: Callable[[bool], Network], zone: Zone, batch: int
 ) -> None:
-    """In groups and one by one, and without what rounding adds."""
+    """Rows come in groups and one by one, with rounding accounted for and without."""
     net, relaxation, _ = _relaxed(make, zone, batch)
     hand, rows, samples = ByHand(relaxation), _opposed(net), torch.arange(batch)
     right = [hand.by_intervals(row, sample) for sample in samples.tolist() for row in rows.numpy()]
@@ -418,7 +418,7 @@ def test_interval_bounds_of_rows_of_the_output_are_those_by_hand(
 @graphs
 @zones
 def test_bounds_of_rows_with_lines_of_their_own_are_those_by_hand(make: Callable[[bool], Network], zone: Zone) -> None:
-    """For all activations or for some; points are those of the lines that rows share."""
+    """Rows have lines of their own for all activations or for some; the points are those of the shared lines."""
     net, relaxation, float32 = _relaxed(make, zone, 3)
     hand, last = ByHand(relaxation), len(net.nodes) - 1
     generator = torch.Generator().manual_seed(1)

@@ -1,4 +1,4 @@
-"""Bounds against exact rational values where rounding is all that lies between them: points, tiny and huge numbers."""
+"""Bounds against exact rational values where only rounding separates them: points, tiny and huge numbers."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ SEEDS = range(30)
 DTYPES = (torch.float64, torch.float32)
 
 Situation = Callable[[int, torch.dtype], int]
-"""How many values a bound excludes, by seed and dtype."""
+"""A function from seed and dtype to the number of exact values that bounds exclude."""
 
 Without = Callable[[Callable[..., Any]], Callable[..., Any]]
-"""A function of ``rounding`` without its slack, from the function."""
+"""A function that turns a function of ``rounding`` into one without slack."""
 
 
 def _none_of(full: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -40,7 +40,7 @@ def _none_of(full: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 class Numbers:
-    """Random tensors of full mantissas whose magnitudes lie far apart."""
+    """A source of random tensors with full mantissas and very different magnitudes."""
 
     def __init__(self, seed: int, decades: float) -> None:
         self.random = random.Random(seed)
@@ -55,7 +55,7 @@ class Numbers:
 
 
 def network(numbers: Numbers, images: bool) -> Network:
-    """Reordered and scaled inputs, convolutions if ``images``, residual sums, ReLU and PReLU with any slopes."""
+    """A network with reordered and scaled inputs, residual sums, ReLU and PReLU; with convolutions if ``images``."""
     rng, draw = numbers.random, numbers.tensor
     build = Builder((2, 3, 2))
     x = build.scale(0, "scale", center=draw(2, 1, 1), scale=draw(2, 3, 2), shift=draw(1, 1, 2))
@@ -89,7 +89,7 @@ def network(numbers: Numbers, images: bool) -> Network:
 
 
 def stored(net: Network, dtype: torch.dtype) -> Network:
-    """In another dtype, the narrowed weights being the ones that are meant."""
+    """A network in another dtype, whose rounded weights count as the true ones."""
     nodes = tuple(replace(n, weight_error=0.0) if isinstance(n, Affine) else n for n in net.to(dtype).nodes)
     return replace(net, nodes=nodes)
 
@@ -113,12 +113,12 @@ def exact(net: Network, x: Tensor) -> list[Fraction]:
 
 
 def excluded(bound: Tensor, values: list[Fraction]) -> int:
-    """How many of the values lie below their bound, NaN being none."""
+    """The number of values below their lower bounds; a bound of NaN excludes none."""
     return sum(not math.isnan(b) and b > v for b, v in zip(bound.tolist(), values, strict=True))
 
 
 def count(net: Network, box: Bounds, tuning: Tuning = TUNING) -> tuple[int, int]:
-    """How many exact values the network's bounds exclude, and how many were compared."""
+    """The number of exact values that the network's bounds exclude, and the number of those compared."""
     wrong = compared = 0
     relaxation, intervals = crown_relaxation(net, box, tuning=tuning), interval_bounds(net, box, tuning=tuning)[-1]
     last, outputs = len(net.nodes) - 1, net.output_size
@@ -158,7 +158,7 @@ def test_no_exact_value_is_excluded(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("share", (0.0, 1 / 64))
 def test_without_slack_many_exact_values_are_excluded(dtype: torch.dtype, share: float) -> None:
-    """Which shows that the test above can fail."""
+    """The test above can fail: without slack, bounds exclude exact values."""
     with Hook("bounds.rounding:unit_roundoff", lambda right, dtype: share * right(dtype)).applied():
         assert sum(bool(count(net, box)[0]) for net, box in cases(dtype)) > (len(SEEDS) // 2 if share == 0 else 0)
 
@@ -176,7 +176,7 @@ def test_no_exact_value_is_excluded_with_sparse_weights_and_neurons_whose_sides_
 
 
 def _shifted(node: Node, rng: random.Random, error: float) -> Node:
-    """An operator that the node may stand for: each weight off by its weight_error, up or down."""
+    """A true operator of which the node is an approximation: each weight is off by ``weight_error``, up or down."""
 
     def off(weight: Tensor) -> Tensor:
         signs = torch.tensor([rng.choice((-1.0, 1.0)) for _ in range(weight.numel())], dtype=weight.dtype)
@@ -191,8 +191,7 @@ def _shifted(node: Node, rng: random.Random, error: float) -> Node:
 
 
 def _off(factor: float) -> int:
-    """How many values of operators that one small network stands for its bounds exclude, ``factor`` being how much
-    of its weight_error it admits to."""
+    """The number of values of true operators that bounds exclude if the network states ``factor``·``weight_error``."""
     # A power of two less than rounding leaves in float64.
     error, wrong = 2.0**-20, 0
     for seed in range(6):
@@ -227,8 +226,10 @@ def test_operators_within_the_weight_error_are_enclosed() -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("terms", (1, 2, 30))
 def test_the_error_of_a_row_pulled_back_through_an_affine_map_is_granted(dtype: torch.dtype, terms: int) -> None:
-    """In exact arithmetic: what is granted to one unit of |A| covers A·ŷ and A′·(x − x̂) about the point, and is not
-    larger by magnitudes than the number of terms asks for."""
+    """In exact arithmetic, the slack for one unit of |A| covers the errors of A·ŷ and of A′·(x − x̂) about the point.
+
+    The slack is of the order of magnitude that the number of terms requires.
+    """
     worst = Fraction(0)
     for seed, sign, width in itertools.product(range(12), (1, -1), (0, 1)):
         numbers = Numbers(seed, 3)
@@ -257,7 +258,7 @@ def _fractions(values: Tensor) -> list[Fraction]:
 
 
 def _times(a: Tensor, values: list[Fraction]) -> Fraction:
-    """a·values, exactly."""
+    """The exact products of a row with values."""
     return sum((c * v for c, v in zip(_fractions(a), values, strict=True)), Fraction(0))
 
 
@@ -271,7 +272,7 @@ def _outside(net: Network, box: Bounds, target: int, a: Tensor, x: Tensor, const
 
 
 def _cancelling(seed: int, place: str, dtype: torch.dtype) -> int:
-    """Whether a bound of one row excludes the row's value at a point; large numbers cancel at one ``place`` alone."""
+    """Whether a bound of one row excludes the row's value at a point, if large numbers cancel at one ``place`` only."""
     numbers = Numbers(seed, 0)
     weight = numbers.tensor(2, 2).to(dtype)
     point, a = numbers.tensor(1, 2).to(dtype), numbers.tensor(1, 2).to(dtype)
@@ -291,7 +292,7 @@ def _cancelling(seed: int, place: str, dtype: torch.dtype) -> int:
 
 
 def _before_relu(seed: int, dtype: torch.dtype) -> int:
-    """Here the products before a ReLU cancel, so that nothing but its outward lines knows how large they were."""
+    """Whether a bound excludes a value if products before a ReLU cancel, whose size only its outward lines know."""
     numbers = Numbers(seed, 0)
     weight, point = 1e6 * numbers.tensor(1, 2).to(dtype), numbers.tensor(1, 2).to(dtype)
     weight[0, 1] = -weight[0, 0] * point[0, 0] / point[0, 1]
@@ -303,7 +304,7 @@ def _before_relu(seed: int, dtype: torch.dtype) -> int:
 
 
 def _many_uses(seed: int, dtype: torch.dtype) -> int:
-    """Many rows are added to the first, each too small to be seen in the sum, of which the last leaves little."""
+    """Whether a bound excludes a value if many rows, each below the sum's resolution, are summed and nearly cancel."""
     build, uses = Builder((1,)), 200
     small = 0.99 * rounding.unit_roundoff(dtype)
     # Rows come in the opposite order.
@@ -320,7 +321,7 @@ def _many_uses(seed: int, dtype: torch.dtype) -> int:
 
 
 def _underflowing(seed: int, dtype: torch.dtype) -> int:
-    """The one coefficient of the input is too small to be a number."""
+    """Whether a bound excludes a value if the only coefficient of the input underflows."""
     out, inner, value = (1e-30, 1e-17, 1e25) if dtype == torch.float32 else (1e-300, 1.1e-26, 1e100)
     build = Builder((1,))
     x = build.linear(0, torch.full((1, 1), inner, dtype=dtype), None, "fc")
@@ -343,7 +344,7 @@ SLACKS: dict[str, tuple[Situation, Without]] = {
     "accumulate": (_many_uses, _none_of),
     "lost": (_underflowing, _none_of),
 }
-"""By the name of its function, where each slack is needed, and what the function is without it."""
+"""For each function of ``rounding`` a situation that needs its slack, and the function without slack."""
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -363,7 +364,7 @@ def test_each_slack_is_needed_somewhere(place: str, dtype: torch.dtype, monkeypa
 def test_an_upper_line_rises_twice_as_far_as_a_lower_one_falls(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Negative coefficients take back what positive ones lose at the lower line."""
+    """Negative coefficients use the upper line, which must cover the slack of the lower line and its own."""
     assert not any(_before_relu(seed, dtype) for seed in range(20))
     full = rounding.outward
     monkeypatch.setattr(rounding, "outward", lambda top, *others: (top, full(top, *others)[1]))
@@ -371,7 +372,7 @@ def test_an_upper_line_rises_twice_as_far_as_a_lower_one_falls(
 
 
 def _by_intervals(seed: int, place: str, dtype: torch.dtype) -> int:
-    """How many ends of one row of the output its bound by intervals excludes, where one thing alone is rounded."""
+    """The number of ends of a row's range that its bound by intervals excludes, if only one operation rounds."""
     numbers, low = Numbers(seed, 0), 0.0
     weight, a = numbers.tensor(2, 2).to(dtype), numbers.tensor(1, 2).to(dtype)
     point = numbers.tensor(1, 2).to(dtype)
@@ -407,7 +408,7 @@ def _by_intervals(seed: int, place: str, dtype: torch.dtype) -> int:
 
 
 def _rows_outside(weight: Tensor | None, box: Bounds, a: Tensor) -> int:
-    """Of a row and its negative, at every corner of a box of two inputs."""
+    """The number of values of a row and its negative, at the corners of a box of two inputs, that bounds exclude."""
     build = Builder((2,))
     x = 0 if weight is None else build.linear(0, weight, None, "fc")
     net = build.network(build.reshape(x, (2, 1), "column"), name="rows")
@@ -427,7 +428,7 @@ ROWS: dict[str, tuple[str, Without]] = {
     "underflow": ("interval_rows", lambda full: lambda *given: (full(*given)[0], 0 * full(*given)[1])),
     "subnormal radius": ("concretise", lambda full: lambda radius, terms, dtype: radius),
 }
-"""Where slack of rows by intervals is needed: the function that gives it, and what it is without it."""
+"""For each situation that needs slack in rows by intervals, the function that gives the slack and one without."""
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -443,7 +444,7 @@ def test_each_slack_of_rows_by_intervals_is_needed(
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_rows_by_intervals_lie_close_to_what_is_attained(dtype: torch.dtype) -> None:
-    """Of one linear map, whatever reshapes its values, the bound is the least value but for rounding."""
+    """For one linear map, also with a reshaped output, the bound equals the least value up to rounding."""
     numbers = Numbers(0, 0)
     weight, bias, rows = (numbers.tensor(*shape).to(dtype) for shape in ((6, 5), (6,), (4, 6)))
     center, radius = numbers.tensor(3, 5).to(dtype), numbers.tensor(3, 5).to(dtype).abs()
@@ -498,7 +499,7 @@ def test_rows_by_intervals_whose_sums_overflow_prove_nothing(merged: bool, dtype
 def test_an_activation_may_be_off_by_as_much_as_is_granted_to_its_library(
     dtype: torch.dtype, off: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """σ(z) for next to no z, where it is nearly all offset, by a library that is wrong in the last digits."""
+    """The library's σ is wrong in its last digits, and z is so small that the line is nearly all offset."""
     point = torch.full((1, 1), 2.0**-60, dtype=dtype)
     build = Builder((1,))
     one = torch.ones(1, 1, dtype=dtype)
@@ -518,7 +519,7 @@ def test_an_activation_may_be_off_by_as_much_as_is_granted_to_its_library(
 
 
 def test_radii_may_be_summed_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One after the other, the first ones large and the others lost beside them."""
+    """Radii are summed one after the other; the first ones are large, and the others are lost beside them."""
     monkeypatch.setattr(sums, "dot", lambda a, values, before=None: in_order(a * values[:, None]))
     build, size = Builder((1, 64, 64)), rounding.unit_roundoff(torch.float64)
     # No float32 number, so that all is in float64.
@@ -533,7 +534,7 @@ def test_radii_may_be_summed_in_any_order(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.parametrize("padding", [(2, 2, 2, 2), (0, 0, 0, 3), (0, 3, 0, 0), (3, 0, 0, 0), (0, 0, 3, 0)], ids=str)
 def test_windows_far_beyond_the_edge_stand_for_nothing(padding: tuple[int, int, int, int]) -> None:
-    """Padding wider than the kernel: the windows of outer neurons lie outside, further than they are wide."""
+    """The padding is wider than the kernel, so that the windows of outer neurons lie entirely in the padding."""
     generator, build = torch.Generator().manual_seed(0), Builder((2, 3, 3))
 
     def draw(*shape: int) -> Tensor:
@@ -593,7 +594,7 @@ def test_subnormal_values_times_large_weights_are_enclosed(dtype: torch.dtype) -
 
 
 def test_windows_may_see_padding_alone() -> None:
-    """The last outputs begin after the image ends, so that a table of windows holds no value of it there."""
+    """The windows of the last outputs begin after the end of the image, and see no value of it."""
     build, one = Builder((1, 4, 1)), torch.ones(1, 1, 1, 1).double()
     x = build.activation(build.conv2d(0, one, None, "first"), Relu, "act")
     x = build.conv2d(x, one, None, "padded", padding=(0, 2, 0, 0), stride=(1, 3))

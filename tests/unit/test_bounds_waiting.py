@@ -1,4 +1,7 @@
-"""Sides of unstable neurons that wait for the other one: bounds stay bounds, and those of the outputs are the same."""
+"""Bounds of a neuron on one side that are computed only if the other side leaves it unstable (waiting sides).
+
+All bounds stay sound, and those of the outputs do not change.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ from verifiable_relu.network.nodes import Activation
 from verifiable_relu.trust.exact import evaluate_exact
 
 ALWAYS, NEVER = Tuning(waiting_coefficients=0), Tuning(waiting_coefficients=1 << 60)
-"""Sides wait wherever they may, or nowhere."""
+"""Tunings in which sides wait wherever they may, and nowhere."""
 
 NETWORKS: dict[str, Callable[[], Network]] = {
     "mlp": lambda: mlp(ACTS["relu"], sizes=(6, 24, 24, 24, 3)),
@@ -34,7 +37,7 @@ networks = pytest.mark.parametrize("name", NETWORKS)
 
 @cache
 def _case(name: str) -> tuple[Network, Bounds]:
-    """A network and boxes: in every sample other neurons, and another number of them, are to be bounded."""
+    """A network and boxes such that in every sample different neurons, and different numbers of them, are bounded."""
     network = NETWORKS[name]()
     return network, boxes(network, batch=5)
 
@@ -51,7 +54,7 @@ OPTIONS: dict[str, Callable[[], dict[str, Any]]] = {
     "search": lambda: {"search": neurons(Ascent(steps=2))},
     **{f"stop {n}": partial(_stopping, n) for n in (0, 1, 2, 5, 9)},
 }
-"""Ways to ask ``crown_relaxation``."""
+"""Options of ``crown_relaxation``."""
 
 
 def _relaxed(name: str, tuning: Tuning = ALWAYS, **options: Any) -> Relaxation:
@@ -60,7 +63,7 @@ def _relaxed(name: str, tuning: Tuning = ALWAYS, **options: Any) -> Relaxation:
 
 
 def _corners(relaxation: Relaxation, index: int, box: Bounds) -> dict[int, Tensor]:
-    """By sample, where a few neurons of a node, and their negatives, have their least linear bounds."""
+    """For each sample, the points at which a few neurons of a node, and their negatives, attain their linear bounds."""
     size, samples = relaxation.network.nodes[index].size, len(box.lower)
     some = torch.eye(size, dtype=torch.float64)[[0, size // 2, size - 1]]
     every = torch.cat([some, -some]).repeat(samples, 1).reshape(-1, *relaxation.network.nodes[index].shape)
@@ -73,7 +76,7 @@ def _corners(relaxation: Relaxation, index: int, box: Bounds) -> dict[int, Tenso
 @networks
 @pytest.mark.parametrize("option", OPTIONS)
 def test_bounds_hold_whichever_sides_have_waited(name: str, option: str) -> None:
-    """Against samples, and exact values where linear bounds are least."""
+    """Bounds are compared with sampled values, and with exact values where the linear bounds are attained."""
     network, box = _case(name)
     relaxation = _relaxed(name, **OPTIONS[option]())
     x = points(box)
@@ -94,7 +97,7 @@ def test_bounds_hold_whichever_sides_have_waited(name: str, option: str) -> None
 @networks
 @pytest.mark.parametrize("option", ["all", "most", "memory"])
 def test_bounds_that_are_used_are_as_tight_as_without_waiting(name: str, option: str) -> None:
-    """Bounds of the outputs, which neurons are stable, and both bounds of those that are not."""
+    """These are the bounds of the outputs, the stability of neurons, and both bounds of unstable neurons."""
     network, box = _case(name)
     waited = _relaxed(name, **OPTIONS[option]())
     plain = _relaxed(name, NEVER, **OPTIONS[option]())
@@ -112,9 +115,9 @@ def test_bounds_that_are_used_are_as_tight_as_without_waiting(name: str, option:
 def _asked(
     network: Network, box: Bounds, monkeypatch: pytest.MonkeyPatch, tuning: Tuning = ALWAYS
 ) -> tuple[Relaxation, dict[int, tuple[Bounds, Tensor]]]:
-    """A relaxation; by activation the intervals, and of which sides of its neurons a bound was asked for.
+    """A relaxation; for each activation the intervals of its input, and the sides of its neurons that were bounded.
 
-    The latter are (2, batch, neurons) bool, lower ones first.
+    The sides are bool tensors (2, batch, neurons), lower sides first.
     """
     intervals: dict[int, Bounds] = {}
     asked: dict[int, Tensor] = {}
@@ -163,14 +166,14 @@ def test_a_side_is_left_out_only_where_the_other_decides(name: str, monkeypatch:
 
 @pytest.mark.parametrize("act", ["leaky", "tanh"])
 def test_no_side_of_an_activation_other_than_relu_waits(act: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their lines need both sides."""
+    """The lines of other activations need both bounds."""
     network = mlp(ACTS[act], sizes=(6, 24, 24, 3))
     for lower, upper in (sides for _, sides in _asked(network, boxes(network), monkeypatch)[1].values()):
         assert torch.equal(lower, upper) and bool(lower.any())
 
 
 def test_sides_wait_in_samples_that_have_enough_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Others are bounded on both sides at once; of the middle one of three layers lower sides alone may wait."""
+    """Samples with few such sides are bounded on both sides at once; in the middle layer only lower sides may wait."""
     network, box = _case("mlp")
     middle, enough = network.activations[1], 4
     tuning = Tuning(waiting_coefficients=enough * receptive(network)[network.nodes[middle].inputs[0]])

@@ -1,4 +1,4 @@
-"""The ledger of budgets, and what ``auto`` makes of it."""
+"""Time budgets: how queries share and spend them, and how the methods keep to them."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 import torch
 
-from verifiable_relu.attack import Pgd
 from verifiable_relu.bounds import Relaxation, crown_relaxation
 from verifiable_relu.errors import OutOfTime
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Input, Linear, Node, Relu
+from verifiable_relu.pgd import Pgd
 from verifiable_relu.spec.property import Box, Property, Query, Row
 from verifiable_relu.verifiers import input_split
 from verifiable_relu.verifiers.attack import batch_size
@@ -65,7 +65,7 @@ def test_a_share_of_unlimited_time_is_unlimited() -> None:
 
 
 def slow_clock(monkeypatch: pytest.MonkeyPatch, step: float) -> Callable[[], int]:
-    """Have every look at the clock take ``step`` seconds; returns a function: how many looks there were."""
+    """Make every reading of the clock take ``step`` seconds; returns a function that counts the readings."""
     looks = count()
     latest = [0]
 
@@ -92,7 +92,7 @@ def deep(layers: int = 40) -> Network:
 
 
 def asked(network: Network, threshold: float) -> Query:
-    """Does the sum of the outputs, none of which is negative, get below ``threshold``?"""
+    """The query whether the sum of the outputs, none of which is negative, is below ``threshold``."""
     box = Box(-np.ones(3), np.ones(3))
     return Query(network, Property(box, ((Row(((0, Fraction(1)),), Fraction(threshold)),),)))
 

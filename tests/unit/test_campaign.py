@@ -1,4 +1,4 @@
-"""Campaigns: joining, checking of claims, faults, records, resume after a kill."""
+"""Campaigns: answers of several queries, checks of claims, faults of verifiers, records and resumption."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def kept(cases: Sequence[Case | Result], verifier: Scripted, folder: Path | str)
 
 
 def known(folder: Path) -> int:
-    """How many final records a folder has."""
+    """The number of final records in a folder."""
     with Store(folder) as store:
         return len(store)
 
@@ -122,7 +122,7 @@ def test_a_joined_proof_is_as_weak_as_its_weakest_part() -> None:
 
 
 def lying(query: Query) -> Outcome:
-    """Says sat of everything."""
+    """The outcome *sat* for any query, with a point that need not be a counterexample."""
     return Outcome(SAT, Reason.REFUTED, "liar", Trust.EXACT, -1.0, (query.property.box.bounds(0)[1],))
 
 

@@ -1,4 +1,4 @@
-"""How far the substitution of ReLU moves the outputs: proven against sampled, climbed to, and worked out by hand."""
+"""The bound of the change of outputs by the substitution of ReLU, against samples, ascents and results by hand."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ hardnesses = pytest.mark.parametrize("lam", (1.0, 5.0, 20.0, 160.0))
 
 
 def differences(family: Network, x: Tensor, others: list[Network]) -> Tensor:
-    """(len(others)·len(x), batch, outputs) of points x, (…, batch, *shape)."""
+    """The differences of outputs (len(others)·len(x), batch, outputs) at points x, (…, batch, *shape)."""
     flat = x.flatten(0, 1)
     return torch.cat([(family.limit(flat) - other(flat)).unflatten(0, x.shape[:2]) for other in others])
 
 
 def assert_within(found: Bounds, seen: Tensor) -> None:
-    """What was seen is the difference of two numbers that were rounded in float64."""
+    """Sampled differences lie within the bound, up to the float64 rounding of the two numbers."""
     assert bool((found.lower <= seen.amin(0) + 1e-12).all()) and bool((seen.amax(0) - 1e-12 <= found.upper).all())
 
 
 def assert_holds(family: Network, box: Bounds) -> tuple[Tensor, Tensor]:
-    """Returns the proven and the largest sampled change, (batch, outputs)."""
+    """Check the bound at samples; returns the proven and the largest sampled change, (batch, outputs)."""
     found = substitution_change(family, box)
     seen = differences(family, points(box), members(family))
     exact = smooth(family)[0]
@@ -86,7 +86,7 @@ def test_float32_is_a_little_wider() -> None:
 
 
 def neuron(weight: float, bias: float, lam: float, out: float = 1.0) -> Network:
-    """y = out·f(weight·x + bias)."""
+    """The network y = out·f(weight·x + bias)."""
     build = Builder((1,))
     number = lambda value: torch.tensor([[value]], dtype=torch.float64)  # noqa: E731
     x = build.activation(build.linear(0, number(weight), number(bias)[0], "in"), Relu, "act")
@@ -118,7 +118,7 @@ def test_one_neuron_by_hand(bias: float, low: float, high: float, gap: float) ->
 
 
 def test_two_neurons_by_hand() -> None:
-    """Both positive: the difference passes the second untouched; both negative: it ends there."""
+    """If both neurons are active, the difference passes the second unchanged; if both are inactive, it ends there."""
     number = lambda value: torch.tensor([[value]], dtype=torch.float64)  # noqa: E731
     for bias, upper in ((10.0, DEEPEST / 2), (-10.0, 0.0)):
         build = Builder((1,))
@@ -196,7 +196,7 @@ def test_nan_proves_nothing() -> None:
 
 @pytest.mark.parametrize("name", ("mnist_mlp", "mnist_cnn", "cifar_cnn"))
 def test_the_shipped_networks(name: str) -> None:
-    """At the λ that they were substituted at: around a point and over the whole domain."""
+    """The change is bounded at the networks' final λ, around a point and over the whole domain."""
     lams = json.loads((SPECS / f"{name}.json").read_text())["epochs"][-1]["lam"]
     family = hardened(read_onnx(SPECS / f"{name}.onnx"), lams).to(torch.float64)
     assert least(family) == lams

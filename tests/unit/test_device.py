@@ -1,4 +1,4 @@
-"""Other devices than the CPU: what bounds, verifies and trains keeps its tensors together wherever they are."""
+"""Devices other than the CPU: bounds, verifiers and training keep all their tensors on one device."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def elsewhere() -> Iterator[None]:
 
 
 def queries(network: Network) -> list[Query]:
-    """Boxes with one, two and three polytopes of one row and more: some hold, some do not."""
+    """Queries of 1 to 3 polytopes with 1 or more rows, of which some are *sat* and some *unsat*."""
     box, made = boxes(network, batch=3).flat(), []
     middle, radius = (box.lower + box.upper) / 2, (box.upper - box.lower) / 8
     box, center = Bounds(middle - radius, middle + radius), network(middle.reshape(-1, *network.input_shape)).flatten(1)
@@ -59,7 +59,7 @@ def queries(network: Network) -> list[Query]:
 
 
 def check(method: Verifier, other: Verifier, asked: list[Query], looser: float = 1e-3) -> list[Outcome]:
-    """Answers on the CPU and on the other device, which are the same, with margins that may be lower by a little."""
+    """The answers on the CPU and on the other device are the same, but for margins that may be slightly lower."""
     here = method.verify(asked, Budget.each(60, len(asked)))
     with Elsewhere():
         there = other.verify(asked, Budget.each(60, len(asked)))

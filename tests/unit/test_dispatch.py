@@ -18,35 +18,35 @@ from verifiable_relu.network.nodes import Activation, Add, Affine, Input, Node, 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Doubled(Relu):
-    """A kind derived from a concrete one, which computes something else."""
+    """A kind of node that derives from a concrete kind, and computes something else."""
 
     op = "Doubled"
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class NewNode(Node):
-    """A kind that no consumer has heard of."""
+    """A kind of node without a row in any table."""
 
     op = "NewNode"
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class NewActivation(Activation):
-    """An activation that no consumer has heard of."""
+    """An activation without a row in any table."""
 
     op = "NewActivation"
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class NewAffine(Affine):
-    """A way of storing an affine map that no consumer has heard of."""
+    """A kind of affine node without a row in any table."""
 
     op = "NewAffine"
     weight_error: float = 0.0
 
 
 def tables() -> dict[str, Table[Any]]:
-    """Every table of the package, by "module:attribute", of the module that declares it rather than of an importer."""
+    """Every table of the package, by "module:attribute", where the module is the one that declares the table."""
     found: dict[int, tuple[str, Table[Any]]] = {}
     for info in pkgutil.walk_packages(verifiable_relu.__path__, "verifiable_relu."):
         if info.name.endswith("__main__"):
@@ -59,11 +59,11 @@ def tables() -> dict[str, Table[Any]]:
 
 
 def forgetful(kind: type[Node]) -> list[str]:
-    """The consumers that are asked about a kind of node and neither take nor refuse it."""
+    """The tables of a kind's group that have neither a row nor a refusal for the kind."""
     return [name for name, table in tables().items() if issubclass(kind, table.group) and table.find(kind) is None]
 
 
-# The input is no operator: where the walks over a network begin, or end.
+# The input is left out, because it is no operator.
 KINDS = [
     kind
     for kind in vars(nodes).values()
@@ -72,7 +72,7 @@ KINDS = [
 
 
 def kinds_asked_for(source: str) -> set[str]:
-    """The kinds of node that a module's text asks for with isinstance or match."""
+    """The kinds of node for which a module's text tests with isinstance or match."""
     asked: list[ast.AST] = []
     imported: set[str] = set()
     for part in ast.walk(ast.parse(source)):
@@ -148,7 +148,7 @@ isinstance(module, nn.Conv2d)
 
 
 def test_no_consumer_outside_network_and_bounds_asks_a_node_for_its_kind() -> None:
-    """They look it up in their tables, which the tests above know; groups of kinds (``Affine``) may be asked for."""
+    """Consumers look nodes up in tables, which the tests above check; testing for a group (``Affine``) is allowed."""
     root = Path(verifiable_relu.__file__).parent
     sources = [path for path in root.rglob("*.py") if path.relative_to(root).parts[0] not in ("network", "bounds")]
     asked = {str(path.relative_to(root)): kinds_asked_for(path.read_text("utf-8")) for path in sources}

@@ -24,7 +24,7 @@ ways = pytest.mark.parametrize("way", WAYS.values(), ids=WAYS.keys())
 @ways
 @pytest.mark.parametrize("channels", (3, 17))
 def test_the_adjoint_in_float32_is_the_adjoint(way: Tuning, geometry: Geometry, channels: int) -> None:
-    """Of small integers the two are the same, entry by entry."""
+    """For small integers, the adjoint in float32 equals the exact one entry by entry."""
     draw = Draw(0)
     net, operator = convolution(draw, geometry, channels, tuning=way)
     a = draw.integers(5, *operator.node.shape)
@@ -38,7 +38,7 @@ def test_the_adjoint_in_float32_is_the_adjoint(way: Tuning, geometry: Geometry, 
 @pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
 @ways
 def test_coefficients_of_cells_and_images_in_cells_make_the_product(way: Tuning, geometry: Geometry) -> None:
-    """Small integers again: a·(W·x) cell by cell, whole images or the windows of single outputs."""
+    """For small integers, the product a·(W·x) taken cell by cell is exact, for whole images and for windows."""
     draw = Draw(2)
     net, operator = convolution(draw, geometry, tuning=way)
     node = operator.node
@@ -58,7 +58,7 @@ def test_coefficients_of_cells_and_images_in_cells_make_the_product(way: Tuning,
 def test_windows_of_a_later_convolution_end_in_cells_as_whole_images_end_in_pixels(
     after: Geometry, geometry: Geometry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """|A|·radius of larger windows, with strides of their own, partly or all beyond the edges."""
+    """The sums |A|·radius are equal for windows with strides, also for windows partly or entirely beyond the edges."""
     build, draw = Builder((2, *geometry[3])), Draw(3)
     kernel, stride, padding, _ = geometry
     x = build.conv2d(0, draw.integers(3, 2, *kernel), None, "conv", padding=padding, stride=stride)
@@ -92,7 +92,7 @@ def test_windows_of_a_later_convolution_end_in_cells_as_whole_images_end_in_pixe
 @pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
 @ways
 def test_an_entry_of_the_adjoint_sums_no_more_terms_than_are_accounted_for(way: Tuning, geometry: Geometry) -> None:
-    """Ones are counted; and one infinite coefficient spoils no other row."""
+    """With weights of 1, an entry is the number of its terms; one infinite coefficient affects no other row."""
     net, operator = convolution(Draw(0), geometry, tuning=way)
     operator.node.weight.fill_(1)
     a = torch.ones(3, *operator.node.shape)
@@ -107,7 +107,7 @@ def test_an_entry_of_the_adjoint_sums_no_more_terms_than_are_accounted_for(way: 
 @ways
 @pytest.mark.parametrize("channels", (3, 9))
 def test_a_product_of_the_adjoint_is_rounded_no_more_often_than_is_accounted_for(way: Tuning, channels: int) -> None:
-    """Entries are off by γ of their products at most, of as many roundings; and not by far less."""
+    """The error of an entry is at most γ times its products, for the stated number of roundings, and not far less."""
     share = 0.0
     for seed, geometry in enumerate(GEOMETRIES):
         draw = Draw(seed)
@@ -126,7 +126,7 @@ def test_a_product_of_the_adjoint_is_rounded_no_more_often_than_is_accounted_for
 @pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
 @ways
 def test_windows_are_pulled_back_as_whole_images_are(way: Tuning, geometry: Geometry) -> None:
-    """Through two convolutions, the windows of every neuron: those at the edges lie partly in the padding."""
+    """Windows of every neuron are pulled back through two convolutions; at the edges they lie partly in the padding."""
     draw = Draw(1)
     net, operator = convolution(draw, geometry, tuning=way)
     node = operator.node

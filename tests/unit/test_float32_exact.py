@@ -1,4 +1,4 @@
-"""Coefficients in float32 against exact rational values, in random networks where rounding is most of what counts."""
+"""Bounds with coefficients in float32 against exact rational values, in random networks where rounding dominates."""
 
 from __future__ import annotations
 
@@ -19,12 +19,11 @@ from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Add, Conv2d, Linear, Relu
 
 MANY = 1 << 62
-"""More work than there is."""
+"""A number of values that is larger than that of any network here."""
 
 
 def _opposed(draw: Draw, weight: Tensor, first: bool) -> Tensor:
-    """Neighbouring channels nearly the same, and counted with opposite signs by the next convolution: what is left of
-    the coefficients is small beside those that were summed."""
+    """Pairs of nearly equal channels that the next convolution subtracts, so that large coefficients cancel."""
     out, channels = 2 * (len(weight) // 2), 2 * (weight.shape[1] // 2)
     weight[1:out:2] = weight[:out:2]
     if not first:
@@ -34,8 +33,10 @@ def _opposed(draw: Draw, weight: Tensor, first: bool) -> Tensor:
 
 
 def _network(draw: Draw) -> Network:
-    """Convolutions of any stride and padding with residual sums; without activations, bounds are nothing but exact
-    values and rounding."""
+    """Convolutions of any stride and padding with residual sums.
+
+    Without activations, bounds differ from exact values by rounding alone.
+    """
     rng, build = draw.random, Builder((2, 4, 3))
     linear, opposed = rng.random() < 0.7, rng.random() < 0.7
     x = build.scale(0, "scale", scale=draw(2, 1, 1), center=draw(2, 1, 1)) if rng.random() < 0.5 else 0
@@ -62,7 +63,7 @@ def _network(draw: Draw) -> Network:
 
 
 def _dense(draw: Draw) -> Network:
-    """Linear maps with residual sums; where there are activations, most neurons may be inactive."""
+    """Linear maps with residual sums; if there are activations, most neurons can be inactive."""
     rng, build = draw.random, Builder((5,))
     linear, opposed, x = rng.random() < 0.5, rng.random() < 0.7, 0
     for i in range(rng.randint(2, 4)):
@@ -80,7 +81,7 @@ def _dense(draw: Draw) -> Network:
 
 
 def _narrow(draw: Draw) -> Network:
-    """Two products alone are summed, and nearly cancel."""
+    """A network in which each sum has two products, which nearly cancel."""
     build = Builder((1, 1, 1))
     x = build.conv2d(0, _opposed(draw, draw.weight(2, 1, 1, 1), True), None, "conv1")
     x = build.conv2d(x, _opposed(draw, draw.weight(1, 2, 1, 1), False), None, "conv2")
@@ -88,9 +89,10 @@ def _narrow(draw: Draw) -> Network:
 
 
 def _wrong(net: Network, box: Bounds, tuning: Tuning, every: bool = False, none: bool = False) -> int:
-    """How many exact values are excluded, of outputs and of neurons of maps and sums, where their bounds are least.
+    """The number of exact values that bounds of outputs and of neurons exclude, where linear bounds are attained.
 
-    ``every``, ``none``: coefficients in float32; none of the rows that are asked for, but of those that bounded nodes.
+    With ``every``, all coefficients are in float32. With ``none``, those of the rows that are asked for are in float64,
+    and those of the rows that bounded the nodes before are not.
     """
     wrong, relaxation, last = 0, crown_relaxation(net, box, float32=every, tuning=tuning), len(net.nodes) - 1
     if none:
@@ -98,12 +100,12 @@ def _wrong(net: Network, box: Bounds, tuning: Tuning, every: bool = False, none:
     samples = torch.arange(len(box.lower))
 
     def lower(target: int, rows: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The higher bounds of those with and without the coefficients of the input, and these."""
+        """The coefficients of the input, and the higher of the bounds computed with and without returning them."""
         found, reached = relaxation.lower(target, rows, samples, coefficients=True)
         return torch.fmax(found, relaxation.lower(target, rows, samples)[0]).unflatten(0, (len(samples), -1)), reached
 
     def least(reached: Tensor | None, sample: int, row: int) -> Tensor:
-        """Where the linear lower bound of a row is least in a sample's box."""
+        """The point of a sample's box at which the linear lower bound of a row is attained."""
         assert reached is not None
         a = relaxation.of_input(reached).reshape(len(samples), -1, *net.input_shape)[sample, row]
         return torch.where(a > 0, box.lower[sample], box.upper[sample])
@@ -167,7 +169,7 @@ def test_no_exact_value_is_excluded_by_rows_in_float64_over_bounds_by_float32(ma
 
 
 def test_rows_of_few_outputs_are_in_float64() -> None:
-    """Which makes bounds tighter, by what sums in float32 of their own rows alone may be off by."""
+    """Their bounds are tighter by the slack for float32 sums of their own rows."""
     draw, build = Draw(0), Builder((2, 8, 8))
     x = build.activation(build.conv2d(0, draw.weight(6, 2, 3, 3), draw(6), "conv1"), Relu, "act1")
     x = build.activation(build.conv2d(x, draw.weight(6, 6, 3, 3), draw(6), "conv2"), Relu, "act2")
@@ -195,7 +197,7 @@ def test_rows_of_few_outputs_are_in_float64() -> None:
 def test_without_slack_for_float32_exact_values_are_excluded(
     makes: tuple[Callable[[Draw], Network], ...], share: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Which shows that the tests above can fail."""
+    """The tests above can fail: without slack, bounds exclude exact values."""
     full = rounding.backward_single
     monkeypatch.setattr(rounding, "backward_single", lambda *given: share * full(*given))
     tuning = replace(TUNING, **WINDOWS)

@@ -34,7 +34,7 @@ def share_of_float32(share: float) -> Hook:
 
 
 def test_radii_of_a_batch_are_rounded_outward() -> None:
-    """Intervals of several boxes at once, whose upper ends are attained where no weight is negative."""
+    """Intervals of several boxes contain the exact upper ends, which are attained because no weight is negative."""
 
     def wrong() -> int:
         found = 0
@@ -54,7 +54,7 @@ def test_radii_of_a_batch_are_rounded_outward() -> None:
 
 
 SIZES = (5, 96, 101, 509, 784, 1000)
-"""Numbers of inputs whose products are summed in one line, one of a prime number of them, or in several."""
+"""Numbers of inputs: for products that are summed in one line (also a prime number of them) or in several."""
 
 
 def _linear(weight: Tensor) -> Network:
@@ -94,7 +94,7 @@ def _positive(size: int, least: int) -> Tensor:
 
 
 def _outside(net: Network, reach: Tensor) -> int:
-    """How many ends of intervals about zero, attained where no weight is negative, are excluded."""
+    """The number of exact ends of intervals around zero, attained because no weight is negative, that are excluded."""
     bounds, found = interval_bounds(net, Bounds(-reach, reach), tuning=EVERY)[-1], 0
     for lower, upper, end in zip(bounds.lower, bounds.upper, reach, strict=True):
         y = [-v for v in exact(net, 1, end)]
@@ -107,7 +107,7 @@ def _outside(net: Network, reach: Tensor) -> int:
 def test_radii_of_a_batch_through_a_dense_layer_are_rounded_outward(
     size: int, in_turn: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those that float32 rounds down as far as can be, and any; summed as they are, or one after the other."""
+    """The radii are random, or such that float32 rounds them down as far as possible; sums take any order."""
     if in_turn:
         monkeypatch.setattr(torch, "bmm", _line_by_line)
     net = _linear(_positive(size, EVERY.sum_length))
@@ -133,7 +133,7 @@ def test_radii_of_a_batch_through_a_dense_layer_are_rounded_outward(
 
 @pytest.mark.parametrize("flushing", (False, True))
 def test_radii_at_the_ends_of_float32_exclude_nothing(flushing: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some that float32 takes for zero, or whose products it does; some that are infinite there, or whose sums are."""
+    """Some radii, or their products, underflow to zero in float32; others, or their sums, are infinite there."""
     tiny = torch.finfo(torch.float32).tiny
     small = [(1e-42, 1.0), (1e-30, 1e-20), (1e-46, 1e38), (0.9 * tiny, 3e38), (1.1 * tiny, 0.5), (1e-300, 1e30)]
     large = [(1e39, 1.0), (1e39, 0.0), (3e38, 2.0), (3e38, 1.0), (1e20, 1e20), (1e300, 1e10)]
@@ -189,7 +189,7 @@ def test_radii_stay_in_float64_where_float32_does_not_hold_or_saves_little() -> 
 
 
 def _ends_outside(net: Network, box: Bounds) -> tuple[int, int]:
-    """How many ends, lower and upper, of the intervals of an affine map are excluded, each where it is attained."""
+    """The number of exact ends, lower and upper, that the intervals of an affine map exclude."""
     bounds, (node,) = interval_bounds(net, box, tuning=EVERY)[-1].flat(), net.nodes[1:]
     assert isinstance(node, Linear | Conv2d)
     weight, box = node.weight.flatten(1), box.flat()
@@ -214,7 +214,7 @@ def _around(net: Network, center: Tensor, radius: Tensor) -> Bounds:
 
 
 def _in_float32(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
-    """The centres whose products are taken in float32, from now on."""
+    """The list of centres whose products are taken in float32, which grows with every further call."""
     found: list[Tensor] = []
 
     def spied(full: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -230,8 +230,10 @@ def _in_float32(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
 
 
 def _center_case(size: int, convolution: bool) -> tuple[Network, Bounds]:
-    """Centres as far from zero as their share allows, whose sums in float32 lose what can be lost; weights of both
-    signs, of either, or any."""
+    """Centres as far from zero as float32 is allowed for, whose sums in float32 lose as much as possible.
+
+    The weights are positive, negative, of both signs, or random.
+    """
     positive, draw = _positive(size, EVERY.weight_sum_length), Draw(size)
     if convolution:
         # Direct convolutions sum in lines of their own.
@@ -253,7 +255,7 @@ def _center_case(size: int, convolution: bool) -> tuple[Network, Bounds]:
     [*itertools.product(("as they are", "in turn"), SIZES), *(("convolution", size) for size in (5, 96, 509))],
 )
 def test_centers_of_a_batch_are_rounded_outward(how: str, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Summed as they are, one after the other, or in a convolution; biases count."""
+    """The products, with biases, are summed by the library, one after the other, or in a convolution."""
     if how == "in turn":
         monkeypatch.setattr(torch, "bmm", _line_by_line)
     seen = _in_float32(monkeypatch)
@@ -272,7 +274,7 @@ def test_centers_of_a_batch_are_rounded_outward(how: str, size: int, monkeypatch
 
 @pytest.mark.parametrize("size", (1, 2, 97, 5000))
 def test_sums_in_float32_of_a_ball_tell_how_large_its_members_may_be(size: int) -> None:
-    """However they were rounded: with the largest last, beside which half of what came before is lost."""
+    """This holds for any rounding, as for a sum with the largest number last, beside which half of the rest is lost."""
     up = 1 + 0.99 * rounding.unit_roundoff(torch.float32)
     center = torch.full((3, size), up * 2.0**-24, dtype=torch.float64)
     center[:, -1] = -up
@@ -289,7 +291,7 @@ def test_sums_in_float32_of_a_ball_tell_how_large_its_members_may_be(size: int) 
 def test_centers_at_the_ends_of_float32_exclude_nothing(
     convolution: bool, flushing: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Some that float32 takes for zero, or whose products it does; some that it does not hold, or whose sums."""
+    """Some centres, or their products, underflow to zero in float32; others, or their sums, overflow."""
     # Sums of up to 1e37 are far enough from float32's end.
     tiny, huge = torch.finfo(torch.float32).tiny, 1e37
     small = [(1e-42, 1.0), (1e-30, 1e-20), (1e-46, 1e38), (0.9 * tiny, 3e38), (16 * tiny, 0.05), (1e-300, 1e30)]
@@ -339,7 +341,7 @@ def test_centers_at_the_ends_of_float32_exclude_nothing(
 def test_centers_stay_in_float64_where_one_sample_would_lose_too_much(
     convolution: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Or might overflow, or is a point."""
+    """They also stay in float64 if one sample might overflow or is a point."""
     seen = _in_float32(monkeypatch)
     net = _whole(torch.full((2, 6), 3.0).double(), torch.tensor([1.0, -1.0]).double(), convolution)
     ones = torch.ones(4, 6).double()
@@ -378,7 +380,7 @@ def test_centers_stay_in_float64_where_one_sample_would_lose_too_much(
 def test_a_batch_in_float32_widens_intervals_by_a_small_share(
     convolution: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Against each of its samples, alone in float64."""
+    """The widths are compared with those of each sample alone in float64."""
     draw, seen = Draw(4), _in_float32(monkeypatch)
     net = _whole(torch.randn(9, 96, generator=draw.generator).double(), torch.ones(9).double(), convolution)
     radius = torch.rand(5, 96, generator=draw.generator, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""Where coefficients are taken in float32 and where not, what that costs, and the ends of float32's range."""
+"""The choice between float32 and float64 for coefficients, its effect on bounds, and the ends of float32's range."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from verifiable_relu.verifiers.base import Budget, Trust, Verdict
 from verifiable_relu.verifiers.incomplete import AlphaCrown, Crown, CrownIbp, Ibp
 
 FLOAT64 = replace(TUNING, float32_depth=0)
-"""Coefficients of first convolutions are in float64."""
+"""A tuning in which the coefficients of the first convolutions are in float64."""
 
 
 def _lower(net: Network, box: Bounds, rows: Tensor, tuning: Tuning = TUNING) -> Tensor:
@@ -56,7 +56,7 @@ def test_float32_widens_bounds_by_a_part_of_the_radius_whatever_the_magnitude() 
 
 
 def _layers(images: bool) -> Network:
-    """Weights as they are before training, of a dense network of six hidden layers or of a small convolutional one."""
+    """An untrained network: a dense one of six hidden layers, or a small convolutional one."""
     torch.manual_seed(0)
     convolutions = [torch.nn.Conv2d(3, 8, 4, 2, 1), torch.nn.Conv2d(8, 16, 4, 2, 1), torch.nn.Flatten()]
     sizes = (64, 50, 10) if images else (20, 50, 50, 50, 50, 50, 50, 10)
@@ -70,7 +70,7 @@ def _layers(images: bool) -> Network:
 @pytest.mark.parametrize("images", (True, False), ids=("convolutions", "dense"))
 @pytest.mark.parametrize("eps", (0.1, 0.3))
 def test_every_node_in_float32_widens_bounds_by_a_small_part_of_their_width(images: bool, eps: float) -> None:
-    """Of neurons' bounds and of the outputs', against float64 throughout."""
+    """The widths of neurons' and outputs' bounds are compared with those of float64 throughout."""
     with torch.no_grad():
         net = _layers(images).to(torch.float64)
         center = torch.rand(3, *net.input_shape, generator=Draw(0).generator, dtype=torch.float64)
@@ -89,7 +89,7 @@ def test_every_node_in_float32_widens_bounds_by_a_small_part_of_their_width(imag
 
 @pytest.mark.parametrize("make", (Crown, CrownIbp, AlphaCrown, Ibp), ids=lambda make: make.name)
 def test_verifiers_prove_with_float32_on_a_cpu(make: type[Crown | Ibp]) -> None:
-    """A row of a convolutional network that holds with room to spare, and one that a point of the box violates."""
+    """A convolutional network has one property that holds with a large margin, and one that a point violates."""
     net = _layers(True)
     center = torch.rand(3, 8, 8, generator=Draw(0).generator, dtype=torch.float64)
     label = int(net(center[None].float()).argmax())
@@ -106,7 +106,7 @@ def test_verifiers_prove_with_float32_on_a_cpu(make: type[Crown | Ibp]) -> None:
 
 
 def test_a_slope_that_float32_takes_for_zero_excludes_nothing() -> None:
-    """What is lost of it goes with the width of its input, and with coefficients however large."""
+    """The slack for a slope that underflows is proportional to the input's width, whatever the coefficients."""
     for reach in (1.0, 1e9, 1e20):
         build, one = Builder((1,)), torch.ones(1, 1).double()
         x = build.activation(build.linear(0, one, None, "in"), LeakyRelu, "act", slope=6e-46 * one[0])
@@ -120,7 +120,7 @@ def test_a_slope_that_float32_takes_for_zero_excludes_nothing() -> None:
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS.keys())
 @pytest.mark.parametrize("large", (1e25, 1e30))
 def test_coefficients_that_overflow_prove_nothing(way: Tuning, large: float) -> None:
-    """Products of three weights, finite in float64: the coefficients, or sums of them, are not in float32."""
+    """Products of three weights are finite in float64, but they or their sums overflow in float32."""
     for middle, signs in itertools.product((-1.0, 0.0, 1.0), itertools.product((1, -1), repeat=2)):
         build = Builder((2, 2, 2))
         weight = torch.tensor([[1.0, -0.75], [0.5, 1.5]]).double() * large
@@ -137,7 +137,7 @@ def test_coefficients_that_overflow_prove_nothing(way: Tuning, large: float) -> 
 
 
 def test_coefficients_and_products_that_underflow_exclude_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two factors of float32 whose product is none; a coefficient below float32's range: inputs at the end of it."""
+    """A product of two float32 numbers underflows, and a coefficient is below float32's range."""
 
     def wrong() -> list[int]:
         found = []
@@ -161,7 +161,7 @@ def test_coefficients_and_products_that_underflow_exclude_nothing(monkeypatch: p
 
 
 def test_inputs_beyond_float32_prove_nothing() -> None:
-    """Their radius is infinite there: about them nothing is known, be coefficients zero or not."""
+    """The radius of such inputs is infinite in float32, so that nothing is proven, even with coefficients of zero."""
     build = Builder((1, 1, 2))
     x = build.conv2d(0, torch.tensor([[2.0, 0], [0, 0]]).double().reshape(2, 1, 1, 2), None, "conv")
     net = build.network(build.reshape(x, (2,), "flat"), name="far")

@@ -1,4 +1,4 @@
-"""What is granted to the rounding of float32 in rows of coefficients: enough, and not much more than is needed."""
+"""The slack for float32 rounding in rows of coefficients: sufficient, and not much larger than needed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from verifiable_relu.network.nodes import LeakyRelu, Relu
 
 @pytest.mark.parametrize(("least", "units"), ((0.0, 4), (-1.0, 7)), ids=("relu", "any"))
 def test_a_step_through_an_activation_errs_by_no_more_than_is_granted(least: float, units: int) -> None:
-    """With slopes in [0, 1], or of any sign, it is off by so many units of |A|."""
+    """The error of a step, in units of |A|, is within the stated one, for slopes in [0, 1] and for any slopes."""
     generator, share = torch.Generator().manual_seed(0), 0.0
     near = torch.rand(4, 1 << 19, generator=generator, dtype=torch.float64)
     for width in (1, 1e-3):
@@ -37,7 +37,7 @@ def test_a_step_through_an_activation_errs_by_no_more_than_is_granted(least: flo
 
 
 def test_what_a_step_errs_by_is_granted_where_no_affine_map_comes_before() -> None:
-    """An activation's input may be a sum with another one's output, or that itself."""
+    """The activation's input is another activation's output, or a sum with one."""
     checked = set()
     for seed in SEEDS:
         draw, build = Draw(seed), Builder((2, 4, 4))
@@ -59,7 +59,7 @@ def test_what_a_step_errs_by_is_granted_where_no_affine_map_comes_before() -> No
 
 
 def test_slopes_of_any_sign_are_granted_more_than_those_of_a_relu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After the same map, and in the lines of float32 alone."""
+    """The slack is larger after the same map, and only for lines in float32."""
     steps, slope, full = {}, torch.tensor(-1.0).double(), rounding.backward_activation
     for most in (7, 4):
         if most == 4:
@@ -89,7 +89,7 @@ def test_slopes_of_any_sign_are_granted_more_than_those_of_a_relu(monkeypatch: p
 def test_what_rounding_takes_away_is_not_lost_in_its_own_sum(
     kind: str, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """|A|·error at a node between, where it is all that a bound consists of: rows of many coefficients, or windows."""
+    """The sum |A|·error at an inner node is rounded safely, in cases where a bound consists of it alone."""
     draw, build, rows = Draw(size), Builder((1, 1, size)), 64
     a = torch.randn(rows, 1, 1, size, generator=draw.generator)
     middle = build.conv2d(0, torch.ones(1, 1, 1, 1).double(), None, "middle")
@@ -143,7 +143,7 @@ def test_bounds_fall_by_what_rows_lose_in_becoming_float32_numbers(batch: int) -
 def test_errors_in_rows_of_the_first_dense_layer_go_with_its_reach_and_its_active_neurons(
     batch: int, share: float
 ) -> None:
-    """With |W|·|x − x̂|, which intervals know, and the number of products: the neurons that may be active after it."""
+    """The slack is proportional to |W|·|x − x̂| and to the number of products, that of possibly active neurons."""
     tuning = replace(TUNING, interval_products=1)
     draw, build = Draw(batch), Builder((300,))
     weight = draw.weight(40, 300)
@@ -166,7 +166,7 @@ def test_errors_in_rows_of_the_first_dense_layer_go_with_its_reach_and_its_activ
 @pytest.mark.parametrize("kind", ("convolution", "linear"))
 @pytest.mark.parametrize("batch", (1, 5))
 def test_errors_in_rows_of_a_later_map_go_with_its_reach_by_intervals(batch: int, kind: str) -> None:
-    """|W|·|x − x̂| is what intervals had made of it, before rows made the bounds of two activations after it tighter."""
+    """|W|·|x − x̂| is taken from intervals, before rows tighten the bounds of the two activations after the map."""
     draw, build = Draw(batch), Builder((2, 6, 6))
     x = build.activation(build.conv2d(0, draw.weight(4, 2, 3, 3), draw(4), "first"), Relu, "act")
     if kind == "convolution":
@@ -196,8 +196,7 @@ def test_errors_in_rows_of_a_later_map_go_with_its_reach_by_intervals(batch: int
 
 
 def _disappearing(channels: int) -> Tensor:
-    """(1, channels, 64, 64) coefficients, the same in every channel, of which all but the first are lost beside it,
-    in the first line that is summed, and all but that line's sum."""
+    """Coefficients (1, channels, 64, 64), equal in all channels; all but the first are lost in float32 sums."""
     small, length = 0.99 * rounding.unit_roundoff(torch.float32), sums.lines(64 * 64, TUNING.sum_length)[1]
     a = torch.full((64 * 64,), small / length, dtype=torch.float64)
     a[:length] = small
@@ -206,7 +205,7 @@ def _disappearing(channels: int) -> Tensor:
 
 
 def _image(channels: int, relu: bool) -> Network:
-    """Every pixel, with alternating sign in each channel."""
+    """An image in which every pixel counts, with alternating signs in each channel."""
     build = Builder((1, 64, 64))
     signs = torch.tensor([(-1.0) ** i for i in range(channels)], dtype=torch.float64)
     x = build.conv2d(0, signs.reshape(-1, 1, 1, 1), None, "conv")
@@ -215,8 +214,11 @@ def _image(channels: int, relu: bool) -> Network:
 
 @pytest.mark.parametrize("place", ("concretise", "summed_single"))
 def test_sums_in_float32_may_be_taken_in_any_order(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One after the other, the first ones large and the others lost beside them: the radii of the input, and how far
-    lower lines lie below the points where that is all that there is, in relu(x) + relu(−x) = |x|."""
+    """Sums are taken one number after the other, with large first numbers beside which the others are lost.
+
+    The summands are the radii of the input, and the distances of lower lines from the points in
+    relu(x) + relu(−x) = |x|.
+    """
 
     def summed(products: Tensor, axes: int, tuning: Tuning) -> Tensor:
         products = products.flatten(-axes)
@@ -239,7 +241,7 @@ def test_sums_in_float32_may_be_taken_in_any_order(place: str, monkeypatch: pyte
 
 @pytest.mark.parametrize("above", (True, False), ids=("upper", "lower"))
 def test_offsets_summed_in_float32_are_not_too_high(above: bool) -> None:
-    """A⁻·top, and A·floor, where all but the first products are lost in every sum."""
+    """The sums A⁻·top and A·floor are rounded safely, although float32 sums lose all but the first products."""
     a = -_disappearing(1).flatten().float()
     ones, zeros = torch.ones(len(a), dtype=torch.float64), torch.zeros(len(a), dtype=torch.float64)
     top, floor = (ones, zeros) if above else (zeros, ones)
@@ -256,7 +258,7 @@ def test_offsets_summed_in_float32_are_not_too_high(above: bool) -> None:
 
 @pytest.mark.parametrize("first", (1.0, -1.0))
 def test_the_sum_of_many_rows_in_float32_is_not_too_high(first: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """To the first, each too small to be seen in the sum; little is left of it where the last is opposed."""
+    """Rows below the sum's resolution are added to a first row, which a last row nearly cancels."""
     build, uses = Builder((1, 1, 1)), 100
     weight = torch.full((uses, 1, 1, 1, 1), 0.99 * rounding.unit_roundoff(torch.float32), dtype=torch.float64)
     # Rows come in the opposite order.

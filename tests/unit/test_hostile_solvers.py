@@ -22,7 +22,7 @@ from verifiable_relu.verifiers.smt import Smt
 from verifiable_relu.verifiers.solvers import highs
 from verifiable_relu.verifiers.solvers.process import Worker
 
-WORKERS = {"milp": (milp, "HIGHS", "highs"), "smt": (smt, "Z3", "z3")}
+WORKERS = {"milp": (milp, "HIGHS", "highs"), "smt-exact": (smt, "Z3", "z3")}
 """By method: the module that asks the solver, its name for the solver's process, and what hostile ones are called."""
 
 

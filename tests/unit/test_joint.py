@@ -1,4 +1,4 @@
-"""One certificate for the ReLU network and all smooth networks with λ' ≥ λ: bounds, verifiers, ``--joint``."""
+"""Bounds and verdicts for the ReLU network and all smooth networks with λ' ≥ λ at once, and the option ``--joint``."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ Make = Callable[[int], Network]
 
 
 def rows(network: Network, batch: int) -> tuple[Tensor, Tensor]:
-    """Every output, its negative and every difference of two neighbours, for every sample."""
+    """The rows of every output, its negative and every difference of neighbouring outputs, for every sample."""
     eye = torch.eye(network.output_size, dtype=torch.float64)
     matrix = torch.cat([eye, -eye, eye - eye.roll(1, 0)])
     return matrix.repeat(batch, 1), torch.arange(batch).repeat_interleave(len(matrix))
@@ -67,7 +67,7 @@ def rows(network: Network, batch: int) -> tuple[Tensor, Tensor]:
 
 @dataclasses.dataclass
 class Proven:
-    """What bounds say of a family over a batch of boxes."""
+    """The bounds of a set of networks over a batch of boxes."""
 
     nodes: list[Bounds]
     crown: dict[int, Bounds]
@@ -75,7 +75,7 @@ class Proven:
 
 
 def proven(family: Network, box: Bounds, alpha: bool = True) -> Proven:
-    """IBP's bounds of all nodes, CROWN's of pre-activations, and each method's of ``rows``."""
+    """Interval bounds of all nodes, CROWN's bounds of pre-activations, and each method's bounds of ``rows``."""
     matrix, sample = rows(family, len(box.lower))
     matrix = matrix.to(box.lower)
     nodes = interval_bounds(family, box)
@@ -94,14 +94,14 @@ def proven(family: Network, box: Bounds, alpha: bool = True) -> Proven:
 
 
 def reached(network: Network, x: Tensor) -> Tensor:
-    """The least value of every row at points x, (count, batch, *shape)."""
+    """The least value of every row over points x, (count, batch, *shape)."""
     matrix, sample = rows(network, x.shape[1])
     outputs = network(x.flatten(0, 1)).unflatten(0, x.shape[:2])
     return torch.einsum("ro,pro->pr", matrix, outputs[:, sample]).amin(0)
 
 
 def assert_holds(family: Network, box: Bounds, found: Proven, x: Tensor, each: list[Network]) -> None:
-    """Of every network in ``each``, at points x: every node, every row."""
+    """Every node and every row of the networks ``each`` is within its bounds at points x."""
     for network in each:
         values = [v.unflatten(0, x.shape[:2]) for v in network.values(x.flatten(0, 1))]
         for bounds, value in zip(found.nodes, values, strict=True):
@@ -136,7 +136,7 @@ def test_every_layer_has_its_own_lambda(make: Make) -> None:
 @networks
 @pytest.mark.parametrize("lam", (1.0, 20.0))
 def test_no_attack_gets_below_the_margin(make: Make, lam: float) -> None:
-    """Points and λ' ≥ λ are both searched for: the first by gradient, the second along with them, layer by layer."""
+    """The attack searches for points by gradient and for λ' ≥ λ layer by layer."""
     family = hardened(make(2), lam)
     box = boxes(family, batch=4)
     found = proven(family, box)
@@ -177,7 +177,7 @@ def test_no_attack_gets_below_the_margin(make: Make, lam: float) -> None:
 @networks
 @hardnesses
 def test_intervals_contain_those_of_every_member(make: Make, lam: float) -> None:
-    """Inclusion isotony makes this certain for intervals alone: CROWN's lines are another choice for each network."""
+    """This holds for intervals, by inclusion isotony, but not for CROWN, whose lines differ between networks."""
     family = hardened(make(0), lam)
     box = boxes(family)
     joint = interval_bounds(family, box)
@@ -196,7 +196,7 @@ def test_intervals_contain_those_of_every_member(make: Make, lam: float) -> None
 
 @networks
 def test_crown_costs_a_little_against_each_member(make: Make) -> None:
-    """On average over rows the joint bound is below that of ReLU and of every member, and near them for large λ."""
+    """On average over rows, the joint bound is below that of each member, and near to it for large λ."""
     family = hardened(make(0), 20.0)
     box = boxes(family, batch=3)
     joint = proven(family, box, alpha=False).lower["crown"]
@@ -221,7 +221,7 @@ def test_the_joint_bound_tends_to_that_of_relu(make: Make) -> None:
 
 
 def test_one_neuron_by_hand() -> None:
-    """Over [−1, 1] the family of λ = 1 goes from the dip of GELU, −0.16997, to 1."""
+    """Over [−1, 1], the activations with λ ≥ 1 take values from the minimum of GELU, −0.16997, to 1."""
     build = Builder((1,))
     family = hardened(build.network(build.activation(0, Relu, "act"), name="one"), 1.0)
     box = Bounds(torch.tensor([[-1.0]]).double(), torch.tensor([[1.0]]).double())
@@ -234,7 +234,7 @@ def test_one_neuron_by_hand() -> None:
 
 
 def test_lambda_rounded_up_is_still_covered() -> None:
-    """1.1 in float32 is more than 1.1; the network with exactly λ = 1.1 is a member all the same."""
+    """λ = 1.1 is rounded up in float32, and the network with exactly λ = 1.1 is a member nevertheless."""
     single = hardened(mlp(), 1.1).to(torch.float32)
     assert least(single)[0] > 1.1
     box = boxes(single)
@@ -274,7 +274,7 @@ def test_what_a_verifier_proves_holds_for_every_member(name: str, lam: float) ->
 
 
 @pytest.mark.parametrize("name", ("bab", "milp", "smt", "auto_lirpa-crown"))
-def test_who_knows_one_network_alone_refuses(name: str) -> None:
+def test_methods_for_one_network_refuse_a_set_of_networks(name: str) -> None:
     if name == "auto_lirpa-crown" and not list(distributions(name="auto_LiRPA")):
         pytest.skip("auto_LiRPA is not installed")
     network, images, labels = classified(count=2)
@@ -285,7 +285,7 @@ def test_who_knows_one_network_alone_refuses(name: str) -> None:
 
 
 def switch(lam: float | None = None) -> Network:
-    """y_0 = f(x_0) + f(x_1), y_1 = 0; ReLU's y_0 is never negative, that of λ-GELU is at least −0.34/λ."""
+    """The network y_0 = f(x_0) + f(x_1), y_1 = 0: with ReLU, y_0 ≥ 0; with λ-GELU, y_0 ≥ −0.34/λ."""
     act = (
         Relu(name="r", inputs=(1,), shape=(2,))
         if lam is None
@@ -384,7 +384,7 @@ def test_a_counterexample_is_one_of_the_relu_network(folder: Path, capsys: pytes
 
 
 def test_answers_of_one_network_are_not_those_of_many(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The records are kept apart by λ, and apart from those of the ReLU network."""
+    """Records of different λ, and those of the ReLU network, have different keys."""
     answers = []
     for options in ((), ("--joint", "1"), ("--joint", "5"), ("--joint", "1"), ()):
         assert ask(folder, "--out", folder / "results", *options) == 0
@@ -444,7 +444,7 @@ def _row(patch: pytest.MonkeyPatch, **changes: object) -> None:
 
 
 def _intervals_of_relu(patch: pytest.MonkeyPatch) -> None:
-    """Bounds of pre-activations are those of the ReLU network, as if nothing soft came before."""
+    """A fault: the bounds of pre-activations are those of the ReLU network."""
     crown, ibp = preactivation_bounds, interval_bounds
     patch.setitem(globals(), "preactivation_bounds", lambda family, box: crown(family.limit, box))
     patch.setitem(globals(), "interval_bounds", lambda family, box: ibp(family.limit, box))
@@ -480,7 +480,7 @@ taken = hardened
 
 
 def hunt() -> None:
-    """All that is tested above in small: what a fault must not get past."""
+    """The checks of the tests above on small networks, which must detect a fault."""
     for seed in range(3):
         for make in (mlp, cnn, residual):
             family = hardened(make(seed), 1.0)

@@ -225,6 +225,33 @@ def test_only_a_proof_of_infeasibility_excludes(status: str, monkeypatch: pytest
     assert outcome.verdict is Verdict.UNKNOWN
 
 
+def infeasible(*_: object) -> Solved:
+    """What HiGHS says of every program, if its word were worth nothing."""
+    return Solved("kInfeasible", np.zeros(0), 0.0, np.zeros(0))
+
+
+def test_what_the_solver_calls_infeasible_is_proved_again() -> None:
+    query = next(q for q in left_open(9) if decide(q)[0].verdict is Verdict.UNSAT)
+    (outcome,) = decide(query)
+    assert outcome.trust is Trust.ROUNDED and "proved again" in outcome.detail
+    assert outcome.margin is not None and outcome.margin > 0
+
+
+def test_the_solver_s_word_alone_is_labelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    query = next(q for q in left_open(9) if decide(q)[0].verdict is Verdict.UNSAT)
+    monkeypatch.setattr(module, "HIGHS", solver_that(infeasible))
+    (outcome,) = Milp(again=0.0).verify([query], Budget.each(20, 1))
+    assert (outcome.verdict, outcome.trust) == (Verdict.UNSAT, Trust.FLOAT) and "word" in outcome.detail
+
+
+def test_a_solver_that_denies_a_counterexample_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
+    query = next(q for q in left_open(9) if decide(q)[0].verdict is Verdict.SAT)
+    monkeypatch.setattr(module, "HIGHS", solver_that(infeasible))
+    (outcome,) = decide(query)
+    check(query, outcome, -1.0)
+    assert outcome.method == "milp" and outcome.witness is not None
+
+
 @pytest.mark.parametrize("error", [OutOfTime(), MemoryError(), CallFailed("it crashed")])
 def test_a_counterexample_found_before_the_solver_ended_is_kept(
     error: Exception, monkeypatch: pytest.MonkeyPatch

@@ -1,4 +1,4 @@
-"""The products that bound propagation takes with the weights of affine maps, each fast way against the plain one."""
+"""The products of bound propagation with weights of affine maps: each fast way against the plain one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from verifiable_relu.bounds.tuning import PLAIN, TUNING, Tuning
 from verifiable_relu.network.nodes import Conv2d, Linear
 
 BLOCKS = Tuning(block_bytes=0, block_terms=1)
-"""Every convolution of many samples goes by blocks."""
+"""A tuning in which every convolution of several samples is computed by blocks."""
 
 
 def test_mostly_zero_weights_are_multiplied_as_sparse_matrices() -> None:
@@ -38,7 +38,7 @@ def test_mostly_zero_weights_are_multiplied_as_sparse_matrices() -> None:
 
 
 def test_a_convolution_by_blocks_whose_outputs_see_no_image() -> None:
-    """One column of numbers after six of padding, of which kernels of four see the first four alone."""
+    """The image is one column after six of padding, and the first kernels, four wide, see padding alone."""
     one = torch.ones(1, 1, 1, 4).double()
     node = Conv2d(
         name="conv",
@@ -55,7 +55,7 @@ def test_a_convolution_by_blocks_whose_outputs_see_no_image() -> None:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_a_convolution_by_blocks_is_the_convolution(seed: int) -> None:
-    """Whole numbers leave no room for rounding."""
+    """All numbers are integers, so that the results must be equal."""
     rng = np.random.default_rng(seed)
     kernel, stride = rng.integers(1, 5, 2).tolist(), tuple(rng.integers(1, 5, 2).tolist())
     channels, out, height, width = (int(n) for n in rng.integers(1, (4, 5, 6, 6)))
@@ -96,7 +96,7 @@ def test_numbers_are_summed_in_lines_of_the_least_length_that_divides_their_numb
 
 @pytest.mark.parametrize("seed", range(20))
 def test_products_of_rows_are_those_of_each_row(seed: int) -> None:
-    """Of one group or several, of one row or several, with values of one group or all, after another product or not."""
+    """Products with one or several groups and rows are those of each row alone."""
     rng = np.random.default_rng(seed)
     groups, each, size = (int(n) for n in rng.integers(1, 5, 3))
 

@@ -1,4 +1,4 @@
-"""Rows of properties in float64 hold the rows that they stand for, whatever these are; witnesses lie in their box."""
+"""Rows of properties in float64 describe a set that contains the exact one; witnesses lie in their box."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from verifiable_relu.spec.property import Box, Polytope, Property, Row, RowBatch
+from verifiable_relu.spec.property import Box, Polytope, Property, Row
+from verifiable_relu.spec.row_batch import RowBatch
 
 decimals = st.decimals(min_value=-1000, max_value=1000, places=25, allow_nan=False).map(Fraction)
 sized = st.builds(lambda v, e: v * Fraction(10) ** e, decimals, st.integers(-30, 30))
@@ -23,7 +24,7 @@ rows = st.builds(
 
 
 def slack(batch: RowBatch, row: int, y: list[Fraction]) -> Fraction:
-    """matrix·y − bound, exactly."""
+    """The exact values of matrix·y − bound."""
     weights = [Fraction(v) for v in batch.matrix[row].tolist()]
     return sum((w * v for w, v in zip(weights, y, strict=True)), Fraction(0)) - Fraction(float(batch.bound[row]))
 

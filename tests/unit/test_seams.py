@@ -1,4 +1,4 @@
-"""What branch and bound asks of bounds: splits, known bounds, rows of several nodes, searches that go on."""
+"""The interface of bounds for branch and bound: splits, known bounds, rows of several nodes, resumed searches."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ networks = pytest.mark.parametrize("name", NETWORKS)
 
 
 def _values(network: Network, box: Bounds, count: int = 400) -> tuple[Tensor, list[Tensor]]:
-    """Points of the boxes, (points, batch, *shape), and the values of every node there."""
+    """Points of the boxes, (points, batch, *shape), and the value of every node at them."""
     x = torch.cat([points(box) for _ in range(max(1, count // len(points(box))))])
     return x, [v.unflatten(0, x.shape[:2]) for v in network.values(x.flatten(0, 1))]
 
@@ -71,7 +71,7 @@ def test_a_box_in_which_a_split_leaves_nothing_is_noticed() -> None:
 
 @networks
 def test_known_bounds_are_tightened_further(name: str) -> None:
-    """Bounds that are known of one activation are used, and the others are bounded by rows all the same."""
+    """Known bounds of one activation's input are used, and the inputs of the others are still bounded by rows."""
     network = NETWORKS[name]()
     box = boxes(network, batch=3)
     plain = crown_relaxation(network, box)
@@ -90,7 +90,7 @@ def test_known_bounds_are_tightened_further(name: str) -> None:
 
 @networks
 def test_rows_of_several_nodes_are_bounded_together(name: str) -> None:
-    """Against sampled points, and no worse than each on its own."""
+    """The joint bounds hold at sampled points, and are no looser than those of each node's rows alone."""
     network = NETWORKS[name]()
     box = boxes(network, batch=2)
     relaxation = crown_relaxation(network, box)

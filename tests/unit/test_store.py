@@ -1,4 +1,4 @@
-"""Results folders: who may write there, what is never changed, what survives a kill."""
+"""Folders of results: locks, refused and unchanged files, repair, and records after a kill."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def layers(*shape: int, seed: int, dtype: torch.dtype = torch.float32) -> Layers
 
 
 def everything(seed: int, dtype: torch.dtype = torch.float32) -> Network:
-    """A small network with every exactly evaluable operator."""
+    """A small network with every operator that has exact values."""
     b = layers(2, 5, 6, seed=seed, dtype=dtype)
     b.add(Scale, center=b.numbers(2, 1, 1), scale=b.numbers(2, 1, 1), shift=b.numbers(1))
     b.conv(4, (3, 2), stride=(2, 1), padding=(1, 0, 2, 1), dilation=(1, 2), groups=2).add(Relu)
@@ -54,7 +54,7 @@ def everything(seed: int, dtype: torch.dtype = torch.float32) -> Network:
 
 
 def points(network: Network, seed: int) -> list[list[Fraction]]:
-    """float32 points, decimals, and fractions with denominators of every kind."""
+    """Points of float32 numbers, of decimals, and of fractions with various denominators."""
     random = np.random.default_rng(seed)
     values = random.normal(size=network.input_size)
     return [
@@ -174,7 +174,7 @@ def test_the_margin_range_follows_the_errors() -> None:
 
 
 def union(*polytopes: tuple[tuple[int, int], ...]) -> Property:
-    """Unsafe set: some polytope's rows sign·y_i ≤ 0 all hold; over the box [0, 4]³."""
+    """A property over the box [0, 4]³ whose polytopes have rows sign·y_i ≤ 0."""
     rows = tuple(tuple(Row(((i, Fraction(sign)),), Fraction(0)) for i, sign in polytope) for polytope in polytopes)
     return Property(Box(np.zeros(3), np.full(3, 4.0)), rows)
 

@@ -1,4 +1,4 @@
-"""How many values a neuron depends on, as chunks of rows are planned by it."""
+"""The number of values that a neuron depends on, by which rows are divided into chunks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from verifiable_relu.network.nodes import Relu
 
 
 def _positive(seed: int) -> Network:
-    """Convolutions, residual sums and other nodes of weights that are all positive: no dependence cancels out."""
+    """A network with convolutions and residual sums whose weights are all positive, so that no dependence cancels."""
     rng = np.random.default_rng(seed)
 
     def weight(*shape: int) -> torch.Tensor:
@@ -48,7 +48,7 @@ def _positive(seed: int) -> Network:
 
 
 def _dependent(network: Network, index: int) -> int:
-    """On how many values of all earlier nodes together a neuron in the middle of a node, or at its ends, depends."""
+    """The number of values of all earlier nodes on which a neuron depends, in the middle or at the ends of a node."""
     values: list[torch.Tensor] = []
     for node in network.nodes[: index + 1]:
         inputs = [values[i] for i in node.inputs]
@@ -74,7 +74,7 @@ def test_a_neuron_depends_on_no_more_values_than_is_said(seed: int) -> None:
 
 
 def test_windows_in_large_images_are_counted_exactly() -> None:
-    """Squares of 3, of 2 with 4 below, of 3 with 6 and 8 below; of a node's own input all channels are."""
+    """The windows are squares of 3 pixels; of 2 with 4 below; of 3 with 6 and 8 below; all channels count."""
     build = Builder((2, 16, 16))
     one = torch.ones(4, 4, 3, 3).double()
     x = build.activation(build.conv2d(0, one[:, :2], None, "conv1", padding=(1, 1, 1, 1)), Relu, "act1")

@@ -7,6 +7,7 @@ Each part knows those before it alone:
     operators               products with the weights of affine maps
     rounding                the error of every step
     interval, rules         boxes of nodes from boxes of their inputs
+    zonotope                bounds of all nodes by one forward pass, for boxes of few inputs
     forward                 bounds of all nodes, and the points about which rows are propagated
     float32, slack          which coefficients are in float32, and what rounding adds to rows
     lines, shifted          the lines of a relaxation's activations, and these about the points

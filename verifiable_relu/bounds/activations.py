@@ -27,10 +27,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from verifiable_relu.bounds import envelope
+from verifiable_relu.bounds import envelope, smooth
 from verifiable_relu.bounds.types import Bounds, Lines
 from verifiable_relu.network.dispatch import Table
 from verifiable_relu.network.nodes import (
+    FUNCTIONS,
     Activation,
     Gelu,
     Hardened,
@@ -38,6 +39,7 @@ from verifiable_relu.network.nodes import (
     Node,
     Relu,
     Sigmoid,
+    Smooth,
     Tanh,
 )
 
@@ -373,6 +375,10 @@ def _soft_error(node: Gelu | Hardened) -> Tensor:
     return _SMOOTH_ULPS / node.lam
 
 
+def _smooth_error(node: Smooth) -> float:
+    return _SMOOTH_ULPS * FUNCTIONS[node.function].absolute
+
+
 TABLE: Table[Row] = Table(
     "bound propagation",
     {
@@ -381,6 +387,7 @@ TABLE: Table[Row] = Table(
         Sigmoid: _smooth(_increasing_image, _sigmoid_slopes, _sigmoid_lines),
         Tanh: _smooth(_increasing_image, _tanh_slopes, _tanh_lines),
         Gelu: _smooth(_gelu_image, _gelu_slopes, _gelu_lines, _soft_error, _is_soft),
+        Smooth: _smooth(smooth.image, smooth.slopes, smooth.lines, _smooth_error),
         Hardened: _smooth(_hardened_image, _gelu_slopes, _hardened_lines, _soft_error, _is_soft),
     },
     group=Activation,

@@ -6,6 +6,7 @@ unit roundoff u, may be off by rounding. With e the bound of a node's input x, a
 
     y = W·x + b of sums of K terms      |W|·(e + c·(|x| + e)) + c·|b|, c = (min(K, 16·√K) + 32)·u
     ReLU, LeakyReLU of slope s          max(1, |s|)·e + 32u·|y|
+    other functions of one variable     the largest slope within e of x, times e, and 32u·(|y| + min(1, |slope·x|))
     λ-GELU, sigmoid, tanh               1.13·e, e/4, e, and 32u·(|x| + e), 32u, 32u·(|x| + e)
     x₁ + x₂                             e₁ + e₂ + 2u·(|x₁| + e₁ + |x₂| + e₂)
 
@@ -33,6 +34,7 @@ from torch import Tensor
 
 from verifiable_relu.network.dispatch import Table
 from verifiable_relu.network.nodes import (
+    FUNCTIONS,
     Add,
     Affine,
     Conv2d,
@@ -47,6 +49,8 @@ from verifiable_relu.network.nodes import (
     Scale,
     Shape,
     Sigmoid,
+    Smooth,
+    Sparse,
     Tanh,
 )
 from verifiable_relu.network.transient import Erf, Product
@@ -187,6 +191,11 @@ def _scale(node: Scale, sources: Sequence[Source], unit: float) -> Source:
     return node.forward(x), node.scale.abs() * size + part * node.offset_magnitude()
 
 
+def _sparse(node: Sparse, sources: Sequence[Source], unit: float) -> Source:
+    (x, e), part = sources[0], _relative(node, unit)
+    return node.forward(x), node.absolute(e + part * (x.abs() + e)) + part * node.offset_magnitude()
+
+
 def _add(node: Add, sources: Sequence[Source], unit: float) -> Source:
     (x, e), (y, f) = sources
     return x + y, e + f + 2 * unit * (x.abs() + e + y.abs() + f)
@@ -228,11 +237,24 @@ def _smooth(slope: float, relative: bool) -> Step:
     return step
 
 
+def _function(node: Smooth, sources: Sequence[Source], unit: float) -> Source:
+    """The slope anywhere within the error of the input, at its ends and bends, bounds what becomes of that error."""
+    (x, e), function = sources[0], FUNCTIONS[node.function]
+    value = node.forward(x)
+    steep = node.parameter.abs().clamp(min=1) * function.steepest
+    if not math.isfinite(function.steepest):
+        ends = [function.slope(end, node.parameter).abs() for end in (x - e, x, x + e)]
+        steep = torch.stack(ends).amax(0)
+    size = value.abs() + function.absolute + (steep * x.abs()).clamp(max=1.0)
+    return value, steep * e + _FEW * unit * size
+
+
 STEPS: Table[Step] = Table(
     "the comparison of a network with its source",
     {
         Linear: _linear,
         Conv2d: _conv2d,
+        Sparse: _sparse,
         Scale: _scale,
         Add: _add,
         Product: _product,
@@ -244,6 +266,7 @@ STEPS: Table[Step] = Table(
         Gelu: _smooth(1.13, relative=True),
         Sigmoid: _smooth(0.25, relative=False),
         Tanh: _smooth(1.0, relative=True),
+        Smooth: _function,
         # The slope of the error function is at most 2/√π.
         Erf: _smooth(1.13, relative=False),
     },

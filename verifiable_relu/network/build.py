@@ -10,7 +10,19 @@ from torch import Tensor
 
 from verifiable_relu.errors import InputError
 from verifiable_relu.network.graph import Network
-from verifiable_relu.network.nodes import Activation, Add, Conv2d, Input, Linear, Node, Permute, Reshape, Scale, Shape
+from verifiable_relu.network.nodes import (
+    Activation,
+    Add,
+    Conv2d,
+    Input,
+    Linear,
+    Node,
+    Permute,
+    Reshape,
+    Scale,
+    Shape,
+    Sparse,
+)
 from verifiable_relu.network.simplify import live
 
 
@@ -30,6 +42,10 @@ class Builder:
     def shape(self, index: int) -> Shape:
         """The shape of one sample at a node."""
         return self.nodes[index].shape
+
+    def size(self, index: int) -> int:
+        """How many numbers one sample has at a node."""
+        return self.nodes[index].size
 
     def append(self, node: Node) -> int:
         """Add a node as it is."""
@@ -139,6 +155,40 @@ class Builder:
             elif not _broadcasts(value.shape, shape):
                 raise InputError(f"a constant of shape {tuple(value.shape)} does not broadcast to {shape}")
         return self.append(Scale(name=name, inputs=(x,), shape=shape, weight_error=error, **parts))  # type: ignore[arg-type]
+
+    def sparse(
+        self,
+        x: int,
+        index: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        shape: Shape,
+        name: str,
+        error: float = 0.0,
+    ) -> int:
+        """Σ_k weight[i, k]·x[index[i, k]] + bias[i], in row-major order; ``index`` and ``weight`` (outputs, terms).
+
+        Raises:
+            InputError: if the shapes do not fit, or an index is none of x.
+        """
+        size, outputs = self.size(x), math.prod(shape)
+        if index.shape != weight.shape or index.ndim != 2 or len(index) != outputs:
+            raise InputError(f"indices {tuple(index.shape)} and weights {tuple(weight.shape)} for outputs {shape}")
+        if index.numel() and not (int(index.min()) >= 0 and int(index.max()) < size):
+            raise InputError(f"an index beyond the {size} inputs")
+        if bias is None:
+            bias = weight.new_zeros(outputs)
+        return self.append(
+            Sparse(
+                name=name,
+                inputs=(x,),
+                shape=tuple(shape),
+                index=index,
+                weight=weight,
+                bias=_expanded(bias, (outputs,), "the bias"),
+                weight_error=error,
+            )
+        )
 
     def add(self, x: int, y: int, name: str) -> int:
         """x + y.

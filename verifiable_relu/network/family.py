@@ -12,7 +12,7 @@ from torch import Tensor
 from verifiable_relu.errors import InputError
 from verifiable_relu.network.dispatch import Refusal, Table
 from verifiable_relu.network.graph import Network
-from verifiable_relu.network.nodes import Activation, Gelu, Hardened, LeakyRelu, Node, Relu, Sigmoid, Tanh
+from verifiable_relu.network.nodes import Activation, Gelu, Hardened, LeakyRelu, Node, Relu, Sigmoid, Smooth, Tanh
 
 HARDNESS: Table[Callable[[Any], Tensor | None]] = Table(
     "a family of harder networks",
@@ -20,7 +20,7 @@ HARDNESS: Table[Callable[[Any], Tensor | None]] = Table(
         Relu: lambda node: None,
         Gelu: lambda node: node.lam,
         Hardened: lambda node: node.lam,
-        **dict.fromkeys((LeakyRelu, Sigmoid, Tanh), Refusal("is neither ReLU nor λ-GELU")),
+        **dict.fromkeys((LeakyRelu, Sigmoid, Smooth, Tanh), Refusal("is neither ReLU nor λ-GELU")),
     },
     group=Activation,
 )

@@ -179,7 +179,8 @@ class Network:
     def _holds_only(self, dtype: torch.dtype, device: torch.device) -> bool:
         """Whether all tensors have this dtype and are on this device."""
         tensors = (getattr(node, f.name) for node in self.nodes for f in fields(node))
-        return all(t.dtype == dtype and t.device == device for t in tensors if isinstance(t, Tensor))
+        numbers = (t for t in tensors if isinstance(t, Tensor) and t.is_floating_point())
+        return all(t.dtype == dtype and t.device == device for t in numbers)
 
 
 def _finite(value: Tensor) -> bool:

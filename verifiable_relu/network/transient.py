@@ -1,8 +1,9 @@
 """The kinds of node that the ONNX reader makes on the way, and that no network keeps.
 
-Files spell GELU as x·½·(1 + erf(k·x)): the reader makes nodes of the error function and of the product of two computed
-values, and puts λ-GELU in the place of those that spell it (``network.onnx.gelu``). A file of which others are left is
-refused, so that of all consumers only the comparison with the file (``network.agreement``) meets these kinds.
+Files spell GELU as x·½·(1 + erf(k·x)), and other functions as products too: the reader makes nodes of the error
+function and of the product of two computed values, and puts functions of one variable in the place of those that spell
+them (``network.onnx.spelled``). A file of which products are left is refused, so that of all consumers only the
+comparison with the file (``network.agreement``) meets these kinds.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The weights of affine nodes on numpy arrays of any kind of number: floats, or Python integers.
+"""The products of affine nodes' weights with numpy arrays of any kind of number: floats, or Python integers.
 
-Written from the operators' definitions and apart from torch, whose arithmetic it serves to check.
+The functions follow the operators' definitions and do not use torch, because they serve to check what torch computes.
 """
 
 from __future__ import annotations
@@ -13,21 +13,23 @@ from numpy.lib.stride_tricks import sliding_window_view
 from torch import Tensor
 
 from verifiable_relu.network.dispatch import Refusal, Table
-from verifiable_relu.network.nodes import Affine, Conv2d, Linear, Scale
+from verifiable_relu.network.nodes import Affine, Conv2d, Linear, Scale, Sparse
 
 Array = np.ndarray
 
 
 def array(tensor: Tensor) -> Array:
-    """The numbers of a tensor with the bits that they have."""
+    """The numbers of a tensor, bit for bit, in the tensor's own dtype."""
     found: Array = tensor.detach().cpu().numpy()
     return found
 
 
-def bias(node: Linear | Conv2d) -> Array:
+Weighted = Linear | Conv2d | Sparse
+
+
+def bias(node: Weighted) -> Array:
     """The stored bias, broadcastable to the node's shape."""
-    stored = array(node.bias)
-    return stored.reshape(-1, *(1,) * (node.weight.ndim - 2))
+    return array(node.offset())
 
 
 def _matrix(node: Linear, weights: Array, x: Array) -> Array:
@@ -52,17 +54,28 @@ def _windows(node: Conv2d, weights: Array, x: Array) -> Array:
     return np.concatenate(parts, axis=1).T.reshape(node.shape)
 
 
+def _terms(node: Sparse, weights: Array, x: Array) -> Array:
+    values = x.reshape(-1)[array(node.index)]
+    found: Array = (weights * values).sum(axis=1)
+    return found.reshape(node.shape)
+
+
 _PRODUCTS: Table[Callable[[Any, Array, Array], Array]] = Table(
     "the product of weights and values",
-    {Linear: _matrix, Conv2d: _windows, Scale: Refusal("has no weight matrix")},
+    {Linear: _matrix, Conv2d: _windows, Sparse: _terms, Scale: Refusal("has no weight matrix")},
     group=Affine,
 )
 
 
-def product(node: Linear | Conv2d, weights: Array, x: Array) -> Array:
-    """W·x for one sample x of the node's input shape, ``weights`` standing in for the node's own.
+def product(node: Weighted, weights: Array, x: Array) -> Array:
+    """The product W·x of weights in a node's layout and one sample; the bias is not added.
+
+    Args:
+        node: its kind, stride, padding and groups define the product.
+        weights: W in place of ``node.weight`` and of its shape: the weights as integers, say, or their absolute values.
+        x: one sample of the node's input shape, in the same kind of number as ``weights``.
 
     Returns:
-        An array of the node's shape, in the numbers that ``weights`` and ``x`` are made of.
+        An array of the node's shape, in the same kind of number.
     """
     return _PRODUCTS[node](node, weights, x)

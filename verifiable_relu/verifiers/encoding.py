@@ -42,6 +42,7 @@ from verifiable_relu.network.nodes import (
     Reshape,
     Scale,
     Shape,
+    Sparse,
 )
 from verifiable_relu.network.piecewise import SLOPES
 
@@ -292,6 +293,16 @@ def _conv2d(walk: _Walk, index: int, node: Conv2d, a: Dyadic) -> None:
     _affine(walk, index, node, a, offset, Dyadic(pulled, weight.exponent + a.exponent))
 
 
+def _sparse(walk: _Walk, index: int, node: Sparse, a: Dyadic) -> None:
+    weight, bias = (walk.folding.parameter(index, name) for name in ("weight", "bias"))
+    places = node.index.numpy()
+    pulled = np.zeros((len(a.numbers), walk.folding.network.nodes[node.inputs[0]].size), dtype=a.numbers.dtype)
+    for place, numbers in zip(places.T, weight.numbers.T, strict=True):
+        np.add.at(pulled.T, place, (a.numbers * numbers).T)
+    offset = Dyadic(bias.numbers.reshape(node.shape), bias.exponent)
+    _affine(walk, index, node, a, offset, Dyadic(pulled, weight.exponent + a.exponent))
+
+
 def _affine(walk: _Walk, index: int, node: Affine, a: Dyadic, offset: Dyadic, pulled: Dyadic) -> None:
     """Pull rows back through y = W·x + b, ``offset`` being b and ``pulled`` the rows times W."""
     if relative := walk.folding.relative(node):
@@ -312,6 +323,7 @@ STEPS: Table[Callable[[_Walk, int, Any, Dyadic], None]] = Table(
         Scale: _scale,
         Linear: _linear,
         Conv2d: _conv2d,
+        Sparse: _sparse,
     },
 )
 """How rows (R, node size) that multiply the value of a node, given by its index too, go on to the node's inputs."""

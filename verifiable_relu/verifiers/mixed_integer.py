@@ -12,7 +12,8 @@ import numpy as np
 from scipy import sparse
 
 from verifiable_relu.errors import OutOfTime, UnsupportedError
-from verifiable_relu.spec.property import Polytope, RowBatch
+from verifiable_relu.spec.property import Polytope
+from verifiable_relu.spec.row_batch import RowBatch
 from verifiable_relu.verifiers.encoding import Forms
 from verifiable_relu.verifiers.solvers.highs import Program
 from verifiable_relu.verifiers.solving import Problem

@@ -1,4 +1,6 @@
-"""SMT with z3: complete for piecewise-linear networks, over the exact rationals that weights and properties are.
+"""SMT by one formula for z3: complete for piecewise-linear networks, over the exact rationals that weights are.
+
+It is the referee of small cases, and of single sub-problems of ``lazy``; beyond ten unstable neurons it is slow.
 
 Each unstable neuron is two non-negative reals, its pre-activation being their difference, and the clause that one of
 them is zero (the phases of Katz et al., Reluplex, arXiv 1702.01135). The dense equations never change during the
@@ -43,7 +45,7 @@ from verifiable_relu.verifiers.solving import Problem, solve_each
 _DEPTHS = tuple(Fraction(1, 1 << bits) for bits in (4, 8, 12, 16, 20, 24, 30))
 """How far beyond the boundary a counterexample is looked for, so that rounding it to floats leaves it one."""
 
-_STOPPED = ("timeout", "canceled")
+STOPPED = ("timeout", "canceled")
 """The reasons that z3 gives where it was told to stop."""
 
 
@@ -64,7 +66,7 @@ class Smt:
     seed: int = 0
     process_memory: int | None = None
 
-    name: ClassVar[str] = "smt"
+    name: ClassVar[str] = "smt-exact"
 
     def verify(
         self, queries: Sequence[Query], budget: Budget, progress: Progress = SILENT, roots: Roots = NONE
@@ -84,6 +86,24 @@ class Smt:
                 undecided = undecided or outcome
         trust = Trust.ROUNDED if self.bounds or not evaluable(problem.query.network) else Trust.EXACT
         return undecided or Outcome(Verdict.UNSAT, Reason.PROVED, self.name, trust, max(problem.margin, 0.0))
+
+    def under(
+        self, problem: Problem, polytope: Polytope, active: Mapping[tuple[int, int], bool], left: Callable[[], float]
+    ) -> Outcome:
+        """Look for a point whose output lies in one polytope, under some phases.
+
+        Args:
+            problem: the query.
+            polytope: of its unsafe set.
+            active: by activation node and neuron, whether the neuron is active; otherwise it is inactive.
+            left: tells how many seconds are left.
+
+        Raises:
+            OutOfTime: if the budget runs out while the formula is written.
+        """
+        formula = _Formula(problem, left)
+        sides = "".join(f"(assert (<= {'n' if on else 'p'}_{i}_{j} 0.0))\n" for (i, j), on in active.items())
+        return self._reach(formula, formula.text() + formula.unsafe(polytope) + sides, left)
 
     def _reach(self, formula: _Formula, assertions: str, left: Callable[[], float]) -> Outcome:
         """Look for a point whose output lies in one polytope; unsat only if z3 says that there is none."""
@@ -107,7 +127,7 @@ class Smt:
         """What z3's answer says where it is not *sat*."""
         if excludes(checked):
             return Outcome(Verdict.UNSAT, Reason.PROVED, self.name)
-        if left() <= 0 or checked.reason in _STOPPED:
+        if left() <= 0 or checked.reason in STOPPED:
             return Outcome.unknown(Reason.TIMEOUT, self.name, "the budget ran out")
         return Outcome.unknown(Reason.ERROR, self.name, f"z3 gave up: {checked.reason}")
 
@@ -142,7 +162,7 @@ class _Search:
         """Take an answer; returns what is asked next, None for nothing."""
         first = self.first = self.first or checked
         if checked.answer == "sat":
-            self._found = _claim(self._formula.query, self._formula.point(checked.model), self._method)
+            self._found = exact_claim(self._formula.query, self._formula.point(checked.model), self._method)
         if first.answer != "sat" or self._found is not None or self._left() <= 0:
             return None
         depth = next(self._depths, None)
@@ -160,7 +180,7 @@ class _Search:
         )
 
 
-def _claim(query: Query, point: Witness, method: str) -> Outcome | None:
+def exact_claim(query: Query, point: Witness, method: str) -> Outcome | None:
     """A sat claim for the float point nearest to an exact one, judged exactly where that is possible."""
     near = np.array([value.numerator / value.denominator for value in point])
     network, prop = query.network, query.property

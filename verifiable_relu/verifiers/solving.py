@@ -1,4 +1,4 @@
-"""What ``milp`` and ``smt`` have in common: bounds in batches, then the solver, one problem after the other."""
+"""What methods with a solver have in common: bounds in batches, then the solver, one problem after the other."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from verifiable_relu.bounds import Bounds, input_box, interval_bounds
+from verifiable_relu.bounds import MEMORY, Ascent, Bounds, Relaxation, input_box, interval_bounds, neurons
 from verifiable_relu.errors import CallFailed, OutOfTime
-from verifiable_relu.spec.property import Polytope, Query, RowBatch
+from verifiable_relu.spec.property import Polytope, Query
+from verifiable_relu.spec.row_batch import RowBatch
 from verifiable_relu.verifiers.base import (
     Budget,
     Outcome,
@@ -29,6 +30,25 @@ from verifiable_relu.verifiers.solvers.process import Worker
 _BATCH = 64
 """Most queries bounded at once."""
 
+INTERMEDIATE = Ascent(steps=6)
+"""A search for bounds of the neurons that CROWN leaves unstable: each that becomes stable halves a solver's work."""
+
+
+@dataclass(frozen=True, eq=False)
+class Boxes:
+    """What bounds a problem comes from.
+
+    Attributes:
+        relaxation: of a batch of boxes.
+        sample: which of them is the problem's.
+        lower: (polytopes,) proven lower bounds of the largest row of each polytope, as ``RowBatch`` counts polytopes
+            of the problem's property.
+    """
+
+    relaxation: Relaxation
+    sample: int
+    lower: torch.Tensor
+
 
 @dataclass(frozen=True, eq=False)
 class Problem:
@@ -39,6 +59,7 @@ class Problem:
         sizes: of all values, empty where nothing is rounded.
         open: the polytopes that bounds do not exclude, the likeliest to be reached first.
         margin: a proven lower bound of the margin, −inf without bounds.
+        boxes: the bounds; None without.
     """
 
     query: Query
@@ -47,6 +68,7 @@ class Problem:
     sizes: Sizes
     open: tuple[Polytope, ...]
     margin: float
+    boxes: Boxes | None = None
 
     @property
     def unstable(self) -> int:
@@ -63,19 +85,36 @@ def _sizes(folding: Folding, box: Bounds, known: Mapping[int, Bounds] | None = N
     return [Sizes.of(network, bounds, sample) for sample in range(len(box.lower))]
 
 
-def bounded(folding: Folding, queries: Sequence[Query], stop: Callable[[], bool], roots: Roots) -> list[Problem]:
-    """Problems over CROWN bounds, or better ones that are known, in one batch."""
+def bounded(
+    folding: Folding,
+    queries: Sequence[Query],
+    stop: Callable[[], bool],
+    roots: Roots,
+    intermediate: Ascent | None = None,
+) -> list[Problem]:
+    """Problems over CROWN bounds, or better ones that are known, in one batch.
+
+    Args:
+        folding: of the queries' network.
+        queries: the batch.
+        stop: asked now and then.
+        roots: what is known of the queries, to which the bounds are added.
+        intermediate: the search for bounds of the neurons that CROWN leaves unstable; None for none.
+    """
     network, properties = folding.network.to(torch.float64), [q.property for q in queries]
     with torch.no_grad():
         box = input_box(properties, network)
-        found = relaxation(network, box, roots.known(queries, network, box.lower), stop=stop)
+        known = roots.known(queries, network, box.lower)
+        search = None if intermediate is None else neurons(intermediate, memory=MEMORY, stop=stop)
+        found = relaxation(network, box, known, search=search, stop=stop)
         pre, whole = found.pre, not stop()
         rows = RowBatch.of(properties, network.output_size)
         values = found.outputs(rows.matrix, rows.sample, stop=stop)
         values = torch.nextafter(values - rows.bound, values.new_full((), -torch.inf))
         sizes = _sizes(folding, box, pre)
-        lower = roots.learn(queries, network, pre, rows, values, bounded=whole)
+        lower = roots.learn(queries, network, pre, rows, values, bounded=whole, searched=whole and search is not None)
         count = sum(len(prop.unsafe) for prop in properties)
+        parts = lower.split(rows.polytopes)
         reached = lower.new_full((count,), torch.inf).scatter_reduce(0, rows.origin, lower, "amin").numpy()
     problems, at = [], 0
     for sample, query in enumerate(queries):
@@ -90,6 +129,7 @@ def bounded(folding: Folding, queries: Sequence[Query], stop: Callable[[], bool]
                 sizes[sample],
                 tuple(query.property.unsafe[i] for i in order),
                 float(min(margins, default=np.inf)),
+                Boxes(found, sample, parts[sample]),
             )
         )
     return problems
@@ -120,6 +160,7 @@ def solve_each(
     *,
     exact: bool,
     bounds: bool,
+    intermediate: Ascent | None = None,
 ) -> list[Outcome]:
     """A verifier's ``verify``: bounds in batches, then the queries that they leave open, one after the other.
 
@@ -133,6 +174,7 @@ def solve_each(
         worker: the solver's process, which ``solve`` calls.
         exact: whether networks are folded in exact arithmetic, instead of float64.
         bounds: whether to compute bounds; without, every neuron is unstable.
+        intermediate: the search for bounds of neurons (``bounded``).
     """
     outcomes: dict[int, Outcome] = {}
 
@@ -150,7 +192,9 @@ def solve_each(
                 with budget.charging(part) as elapsed:
                     folding = Folding(network, exact=exact)
                     stop = deadline(elapsed, allowance)
-                    problems = bounded(folding, chosen, stop, roots) if bounds else unbounded(folding, chosen)
+                    problems = (
+                        bounded(folding, chosen, stop, roots, intermediate) if bounds else unbounded(folding, chosen)
+                    )
                     share = elapsed() / len(part)
             except Exception as error:
                 for index in part:

@@ -33,7 +33,7 @@ or 4·low − up.
 """
 
 _ANY_SLOPES = 7
-"""The same at other activations, whose slopes may have either sign, for slopes of size 1 at most."""
+"""The same at other activations, whose slopes may have any sign: in units of the larger slope's size."""
 
 
 def radius(box: Bounds, point: Tensor) -> Tensor:
@@ -153,7 +153,7 @@ def backward_activation(
     smallest = 8 * node.size * tiny(dtype) + 8 * tiny(torch.float32) * (1 + reach[:, None])
     error = unit_roundoff(dtype) * line + 3 * gamma(node.size + 8, dtype) * size + smallest
     if radius is not None:
-        error = torch.addcmul(error, slope, radius, value=1.01 * gamma(_ANY_SLOPES - _SLOPES, torch.float32))
+        error = torch.addcmul(error, slope, radius, value=1.01 * gamma(_ANY_SLOPES, torch.float32))
     return error
 
 

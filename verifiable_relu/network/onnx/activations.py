@@ -4,17 +4,29 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from verifiable_relu.network.nodes import Gelu, LeakyRelu, Relu, Sigmoid, Tanh
-from verifiable_relu.network.onnx.call import Call, Value, converts
+from verifiable_relu.errors import UnsupportedError
+from verifiable_relu.network.build import Builder
+from verifiable_relu.network.nodes import Gelu, LeakyRelu, Relu, Sigmoid, Smooth, Tanh
+from verifiable_relu.network.onnx.call import Call, Converter, Value, converts
+from verifiable_relu.network.onnx.elementwise import divided
+from verifiable_relu.network.onnx.reduce import axes_of, summed
 from verifiable_relu.network.transient import Erf
 
 
 def _activation(call: Call, kind: type[Any], **parameters: Tensor) -> Value:
     x = call.value()
     return Value(call.build.activation(x.index, kind, call.name, **parameters), x.leading)
+
+
+def smooth(build: Builder, x: int, function: str, name: str, parameter: float = 1.0) -> int:
+    """A node of a smooth function, by its name."""
+    number = torch.tensor(parameter, dtype=torch.float32)
+    node = Smooth(name=name, inputs=(x,), shape=build.shape(x), function=function, parameter=number)
+    return build.append(node)
 
 
 @converts("Relu", 6, 13, 14)
@@ -44,11 +56,126 @@ def _tanh(call: Call) -> Value:
 
 @converts("Gelu", 20)
 def _gelu(call: Call) -> Value:
-    call.refuse(approximate=b"none")
-    return _activation(call, Gelu, lam=torch.tensor(1.0))
+    approximate = call.get("approximate", b"none")
+    if approximate == b"none":
+        return _activation(call, Gelu, lam=torch.tensor(1.0))
+    if approximate == b"tanh":
+        return _smooth(call, "tanh-GELU")
+    raise UnsupportedError(f"its attribute approximate = {approximate!r}")
 
 
 @converts("Erf", 9, 13)
 def _erf(call: Call) -> Value:
+    # Until it is known whether it spells GELU.
     x = call.value()
     return Value(call.build.append(Erf(name=call.name, inputs=(x.index,), shape=call.build.shape(x.index))), x.leading)
+
+
+def _smooth(call: Call, function: str, x: Value | None = None, parameter: float = 1.0) -> Value:
+    """A smooth function of x, by default of the node's first input."""
+    x = x or call.value()
+    return Value(smooth(call.build, x.index, function, call.name, parameter), x.leading)
+
+
+PLAIN = {
+    "Atan": (7, 22), "Cos": (7, 22), "Exp": (6, 13), "HardSwish": (14, 22), "Log": (6, 13), "Mish": (18, 22),
+    "Sin": (7, 22), "Softplus": (1, 22), "Softsign": (1, 22), "Sqrt": (6, 13),
+}  # fmt: skip
+"""Operators without attributes that are functions of one variable, by the name of both, and their versions."""
+
+
+def _plain(operator: str) -> Converter:
+    return lambda call: _smooth(call, operator)
+
+
+for _operator, _versions in PLAIN.items():
+    converts(_operator, *_versions)(_plain(_operator))
+
+
+@converts("Elu", 6, 22)
+def _elu(call: Call) -> Value:
+    return _elu_of(call, call.value(), call.get("alpha", 1.0))
+
+
+def _elu_of(call: Call, x: Value, alpha: float) -> Value:
+    if not alpha > 0:
+        raise UnsupportedError(f"its attribute alpha = {alpha}")
+    return _smooth(call, "ELU", x, alpha)
+
+
+@converts("Selu", 6, 22)
+def _selu(call: Call) -> Value:
+    # Attributes are float32 numbers, their defaults too.
+    alpha, gamma = (call.get(*default) for default in (("alpha", 1.6732631921768188), ("gamma", 1.0507010221481323)))
+    return _scaled(call, _elu_of(call, call.value(), alpha), gamma)
+
+
+@converts("Celu", 12, 28)
+def _celu(call: Call) -> Value:
+    # max(x, 0) + min(0, α·(exp(x/α) − 1)) is α·ELU(x/α).
+    alpha = call.get("alpha", 1.0)
+    if not alpha > 0:
+        raise UnsupportedError(f"its attribute alpha = {alpha}")
+    inside = divided(call, call.value(), torch.tensor(alpha, dtype=torch.float32))
+    return _scaled(call, _elu_of(call, inside, 1.0), alpha)
+
+
+@converts("Swish", 24)
+def _swish(call: Call) -> Value:
+    # x·σ(α·x) is SiLU(α·x)/α.
+    alpha = call.get("alpha", 1.0)
+    if alpha == 0:
+        return _scaled(call, call.value(), 0.5)
+    inside = _scaled(call, call.value(), alpha)
+    return divided(call, _smooth(call, "SiLU", inside), torch.tensor(alpha, dtype=torch.float32))
+
+
+def _scaled(call: Call, x: Value, factor: float) -> Value:
+    if factor == 1:
+        return x
+    number = torch.tensor(factor, dtype=torch.float32)
+    return Value(call.build.scale(x.index, call.name, scale=number), x.leading)
+
+
+@converts("Pow", 7, 12, 13, 15)
+def _pow(call: Call) -> Value:
+    exponents = np.unique(call.constant(1))
+    if exponents.size != 1 or call.constant(1).size > 1 or float(exponents[0]) not in POWERS:
+        raise UnsupportedError(f"powers to other exponents than {', '.join(f'{power:g}' for power in POWERS)}")
+    if call.constant(1).ndim > len(call.shape(call.value())):
+        raise UnsupportedError("an exponent that enlarges its base")
+    name = POWERS[float(exponents[0])]
+    return call.value() if name is None else _smooth(call, name)
+
+
+POWERS: dict[float, str | None] = {0.5: "Sqrt", 1.0: None, 2.0: "Square", 3.0: "Cube"}
+"""The functions that are powers, by their exponents."""
+
+
+def _reduced(call: Call, before: str | None, after: str | None) -> Value:
+    """A sum along axes of a function of the numbers, and a function of it."""
+    x = call.value() if before is None else _smooth(call, before)
+    if not axes_of(call):
+        raise UnsupportedError("along no axes")
+    total = summed(call, x)
+    return total if after is None else _smooth(call, after, total)
+
+
+@converts("ReduceSumSquare", 1, 11, 13, 18)
+def _sum_of_squares(call: Call) -> Value:
+    return _reduced(call, "Square", None)
+
+
+@converts("ReduceL2", 1, 11, 13, 18)
+def _euclidean(call: Call) -> Value:
+    return _reduced(call, "Square", "Sqrt")
+
+
+@converts("ReduceLogSum", 1, 11, 13, 18, 28)
+def _log_of_sum(call: Call) -> Value:
+    return _reduced(call, None, "Log")
+
+
+@converts("ReduceLogSumExp", 1, 11, 13, 18, 28)
+def _log_of_sum_of_exponentials(call: Call) -> Value:
+    return _reduced(call, "Exp", "Log")

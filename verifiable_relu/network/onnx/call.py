@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import onnx
 import torch
 from torch import Tensor
 
@@ -41,6 +43,8 @@ class Call:
         name: what to call the node.
         inputs: constants, values, or None where an optional input is left out.
         attributes: by name.
+        node: as the file has it.
+        opset: the version of the standard's operators.
     """
 
     build: Builder
@@ -49,6 +53,8 @@ class Call:
     name: str
     inputs: tuple[np.ndarray | Value | None, ...]
     attributes: dict[str, Any]
+    node: onnx.NodeProto
+    opset: int
 
     def get(self, attribute: str, default: Any) -> Any:
         """An attribute or its default."""
@@ -76,6 +82,17 @@ class Call:
             raise UnsupportedError(f"its input {position} is missing")
         return found
 
+    def given(self) -> list[Result]:
+        """All inputs.
+
+        Raises:
+            UnsupportedError: if one is left out.
+        """
+        found = [value for value in self.inputs if value is not None]
+        if len(found) < len(self.inputs):
+            raise UnsupportedError("an input is missing")
+        return found
+
     def optional(self, position: int) -> np.ndarray | None:
         """An input that must be constant if it is there.
 
@@ -97,14 +114,39 @@ class Call:
             if (found := self.get(attribute, value)) != value:
                 raise UnsupportedError(f"its attribute {attribute} = {found}")
 
-    def shape(self, value: Value) -> Shape:
-        """The ONNX shape of a value, with a batch of 1."""
-        return (1,) * value.leading + self.build.shape(value.index)
+    def shape(self, given: Value | np.ndarray) -> Shape:
+        """The ONNX shape of an input, with a batch of 1."""
+        return (1,) * given.leading + self.build.shape(given.index) if isinstance(given, Value) else given.shape
 
     def reshaped(self, x: Value, shape: Sequence[int]) -> Value:
         """x under another ONNX shape; a leading 1 of two or more axes is the batch axis."""
         leading = len(shape) >= 2 and shape[0] == 1
         return Value(self.build.reshape(x.index, tuple(shape[leading:]), self.name), leading)
+
+    def sparse(
+        self,
+        x: int,
+        index: np.ndarray,
+        weight: np.ndarray,
+        shape: Sequence[int],
+        bias: np.ndarray | None = None,
+        error: float = 0.0,
+    ) -> Value:
+        """Σ_k weight[i, k]·x[index[i, k]] + bias[i] under an ONNX shape.
+
+        Args:
+            x: the node whose elements are summed.
+            index: (outputs, terms), or any shape with as many elements, of whole numbers.
+            weight: like ``index``.
+            shape: of the result.
+            bias: (outputs,).
+            error: the relative error of the weights.
+        """
+        rows, leading = math.prod(shape), len(shape) >= 2 and shape[0] == 1
+        places = torch.from_numpy(np.array(index, np.int64).reshape(rows, -1))
+        numbers, added = tensor(weight.reshape(rows, -1)), None if bias is None else tensor(bias)
+        found = self.build.sparse(x, places, numbers, added, tuple(shape[leading:]), self.name, error)
+        return Value(found, leading)
 
     def beside(self, constant: np.ndarray, x: Value) -> Tensor:
         """A constant that is broadcast against x, without the batch axis.
@@ -131,9 +173,12 @@ def tensor(array: np.ndarray) -> Tensor:
     return torch.from_numpy(np.array(array, dtype=np.float64 if array.dtype == np.float64 else np.float32))
 
 
-Converter = Callable[[Call], Value]
+Result = Value | np.ndarray
+"""What a name of the file stands for."""
+
+Converter = Callable[[Call], Result | list[Result]]
 CONVERTERS: dict[tuple[str, int], Converter] = {}
-"""What reads a node, by operator and version of the operator."""
+"""What reads a node, by operator and version of the operator: its output, or its outputs in order."""
 
 
 def converts(operator: str, *versions: int) -> Callable[[Converter], Converter]:

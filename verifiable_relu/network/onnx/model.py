@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import onnx
 from onnx import TensorProto, numpy_helper
 
 from verifiable_relu.errors import InputError, UnsupportedError
+from verifiable_relu.network.onnx.external import load_external
 
 OLDEST_IR, NEWEST_IR = 3, onnx.IR_VERSION
 """The versions of the file format that are read."""
+
+MAX_BYTES = 1 << 31
+"""The largest file, unpacked and with the data beside it: protobuf's own limit is 2 GiB."""
 
 MAX_NODES = 100_000
 """Most nodes of a graph."""
@@ -22,19 +27,21 @@ _FIRST = {bytes([tag]) for tag in (0x08, 0x12, 0x1A, 0x22, 0x28, 0x32, 0x3A, 0x4
 _DOMAINS = ("", "ai.onnx")
 
 
-def load_model(data: bytes) -> onnx.ModelProto:
+def load_model(data: bytes, folder: Path | None = None) -> tuple[onnx.ModelProto, bytes]:
     """Parse and check a file.
 
     Args:
         data: the file's bytes, unpacked.
+        folder: where the file lies, for data beside it.
 
     Returns:
-        A model with one flat graph of standard operators, whose tensors all lie in the file itself.
+        A model with one flat graph of standard operators, which holds all its tensors, and its bytes: those of the
+        file, unless tensors lay in another one.
 
     Raises:
-        InputError: if the bytes are no ONNX file, or one that the standard's checker refuses.
-        UnsupportedError: for a valid file with subgraphs, sparse or external tensors, or operators that the file
-            defines itself.
+        InputError: if the bytes are no ONNX file, or one that the standard's checker refuses, or data beside it cannot
+            be read.
+        UnsupportedError: for a valid file with subgraphs or sparse tensors, or operators that the file defines itself.
     """
     try:
         model = onnx.load_model_from_string(data)
@@ -45,13 +52,16 @@ def load_model(data: bytes) -> onnx.ModelProto:
     if len(model.graph.node) > MAX_NODES:
         raise UnsupportedError(f"{len(model.graph.node)} nodes, of which at most {MAX_NODES} are read")
     _refuse_unread_parts(model)
+    # This comes before the checker, which would follow references to other files.
+    if load_external(_tensors(model.graph), folder, MAX_BYTES - len(data)):
+        data = model.SerializeToString()
     try:
         onnx.checker.check_model(data, full_check=True)
     except onnx.checker.ValidationError as error:
         raise InputError(f"the ONNX checker refuses the file: {error}") from None
     except Exception as error:  # shape inference has exceptions of its own, and lets others of C++ through
         raise InputError(f"the ONNX checker refuses the file: {type(error).__name__}: {error}") from None
-    return model
+    return model, data
 
 
 def require_onnx(start: bytes) -> None:
@@ -77,10 +87,7 @@ def opset(model: onnx.ModelProto) -> int:
 
 
 def _refuse_unread_parts(model: onnx.ModelProto) -> None:
-    """Refuse what a model may hold beside one graph of standard operators.
-
-    This comes before the checker, which would follow references to other files.
-    """
+    """Refuse what a model may hold beside one graph of standard operators."""
     if not OLDEST_IR <= model.ir_version <= NEWEST_IR:
         raise UnsupportedError(f"IR version {model.ir_version}; versions {OLDEST_IR} to {NEWEST_IR} are read")
     opset(model)
@@ -88,9 +95,6 @@ def _refuse_unread_parts(model: onnx.ModelProto) -> None:
         raise UnsupportedError("operators that the file defines itself", place=f"function '{model.functions[0].name}'")
     if model.graph.sparse_initializer:
         raise UnsupportedError("sparse initializers")
-    for place, tensor in _tensors(model.graph):
-        if tensor.data_location == TensorProto.EXTERNAL or tensor.external_data:
-            raise UnsupportedError("its data lies in another file", place=place)
     for node in model.graph.node:
         for attribute in node.attribute:
             if attribute.HasField("g") or attribute.graphs:

@@ -3,13 +3,14 @@
 A tensor of the file is a constant (a numpy array) or a value, computed from the input. Files carry a batch axis,
 networks do not: a ``Value`` says whether the leading 1 of its ONNX shape is that axis. Reading goes in steps that know
 nothing of each other: the file is checked by the standard's checker, every node becomes nodes of a network one by
-one, written-out GELUs are recognised and neighbours merged by the network's own wiring, and the result is compared
-with what the file computes.
+one, functions that are written out are recognised and neighbours merged by the network's own wiring, and the result is
+compared with what the file computes.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -20,19 +21,30 @@ from verifiable_relu.files import read_bytes
 from verifiable_relu.network.build import Builder, as_network
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Shape
-from verifiable_relu.network.onnx import activations, affine, shapes
-from verifiable_relu.network.onnx.call import CONVERTERS, Call, Value
+from verifiable_relu.network.onnx import (
+    activations,
+    convolution,
+    elementwise,
+    extremes,
+    moves,
+    pooling,
+    products,
+    reduce,
+    resize,
+    shapes,
+)
+from verifiable_relu.network.onnx.call import CONVERTERS, Call, Result, Value
 from verifiable_relu.network.onnx.compare import compare
 from verifiable_relu.network.onnx.constants import folded, written
-from verifiable_relu.network.onnx.gelu import spelled_gelus
-from verifiable_relu.network.onnx.model import array, load_model, opset, require_onnx
+from verifiable_relu.network.onnx.model import MAX_BYTES, array, load_model, opset, require_onnx
+from verifiable_relu.network.onnx.spelled import spelled
 from verifiable_relu.network.simplify import simplify
 from verifiable_relu.network.transient import Transient
 
-__all__ = ["activations", "affine", "read_onnx", "shapes"]
+__all__ = ["read_onnx"]
 
-MAX_BYTES = 1 << 31
-"""The largest file, unpacked: protobuf's own limit is 2 GiB."""
+OPERATORS = (activations, convolution, elementwise, extremes, moves, pooling, products, reduce, resize, shapes)
+"""The modules whose converters fill the table."""
 
 MAX_VALUES = 1 << 26
 """Most values of all nodes of a network together, for one sample."""
@@ -58,21 +70,22 @@ def read_onnx(source: Path | str | bytes, name: str | None = None) -> Network:
             infinite parameters, or computes something else than the network that was read from it.
     """
     if isinstance(source, bytes):
-        return _read(source, name or "network")
+        return _read(source, name or "network", None)
     path = Path(source)
     try:
-        return _read(read_bytes(path, MAX_BYTES, require_onnx), name or Path(path.name.removesuffix(".gz")).stem)
+        data = read_bytes(path, MAX_BYTES, require_onnx)
+        return _read(data, name or Path(path.name.removesuffix(".gz")).stem, path.parent)
     except InputError as error:
         raise error.located(path) from error
 
 
-def _read(data: bytes, name: str) -> Network:
-    model = load_model(data)
+def _read(data: bytes, name: str, folder: Path | None) -> Network:
+    model, data = load_model(data, folder)
     reading = _Reading(model)
-    nodes, output = simplify(*spelled_gelus(reading.build.nodes, reading.output.index))
+    nodes, output = simplify(*spelled(reading.build.nodes, reading.output.index))
     for node in nodes:
         if isinstance(node, Transient):
-            raise UnsupportedError("is read only where it spells GELU, x·½·(1 + erf(k·x)) with k > 0", place=node.place)
+            raise UnsupportedError("is read only where it spells GELU, SiLU, Mish or a power", place=node.place)
     network = as_network(nodes, output, name=name, onnx=data, batched=reading.batched)
     nodes, names = reading.build.nodes, reading.computed()
     # Large files are in memory several times over by now.
@@ -92,7 +105,7 @@ class _Reading:
     """
 
     model: onnx.ModelProto
-    tensors: dict[str, np.ndarray | Value] = field(default_factory=dict)
+    tensors: dict[str, Result] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         graph = self.model.graph
@@ -140,11 +153,13 @@ class _Reading:
         self._size += sum(made.size for made in self.build.nodes[known:])
         if self._size > MAX_VALUES:
             raise UnsupportedError(f"more than {MAX_VALUES} values in all nodes together", place=place)
-        if node.output[0] in self.tensors:
-            raise InputError(f"its output '{node.output[0]}' is the name of another tensor", place=place)
-        self.tensors[node.output[0]] = found
+        for name, result in zip(node.output, found if isinstance(found, list) else [found], strict=False):
+            if name in self.tensors:
+                raise InputError(f"its output '{name}' is the name of another tensor", place=place)
+            if name:
+                self.tensors[name] = result
 
-    def _converted(self, node: onnx.NodeProto, label: str) -> np.ndarray | Value:
+    def _converted(self, node: onnx.NodeProto, label: str) -> Result | list[Result]:
         if node.domain not in ("", "ai.onnx"):
             raise UnsupportedError(f"operators of the domain '{node.domain}' are not supported")
         if not node.output:
@@ -153,13 +168,14 @@ class _Reading:
         attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
         if node.op_type == "Constant":
             return written(attributes, f"node '{label}' (Constant)")
-        if node.op_type == "Shape" and inputs:
-            return self._shape(inputs[0], attributes)
-        constants = [value for value in inputs if isinstance(value, np.ndarray)]
-        if inputs and not any(isinstance(value, Value) for value in inputs):
-            if len(constants) < len(inputs):
-                raise UnsupportedError("of constants alone, with an input left out, is not supported")
-            return folded(node, constants, self.opset)
+        if node.op_type in ("Shape", "Size") and inputs:
+            shape = self._shape(inputs[0], attributes)
+            return shape if node.op_type == "Shape" else shape.prod(dtype=np.int64)[()].reshape(())
+        if node.op_type == "CastLike" and len(inputs) == 2:
+            return self._cast_like(node, inputs[0], inputs[1])
+        constants = [value for value in inputs if not isinstance(value, Value)]
+        if inputs and len(constants) == len(inputs):
+            return list(folded(node, constants, self.opset))
         try:
             version = onnx.defs.get_schema(node.op_type, self.opset, "").since_version
         except onnx.defs.SchemaError:
@@ -169,9 +185,39 @@ class _Reading:
             others = sorted(v for op, v in CONVERTERS if op == node.op_type)
             known = f"; versions {', '.join(map(str, others))} of it are" if others else ""
             raise UnsupportedError(f"version {version} of this operator is not supported{known}")
-        return converter(Call(self.build, node.op_type, version, label, inputs, attributes))
+        return converter(Call(self.build, node.op_type, version, label, inputs, attributes, node, self.opset))
 
-    def _lookup(self, name: str) -> np.ndarray | Value | None:
+    def _cast_like(self, node: onnx.NodeProto, given: Result | None, like: Result | None) -> Result:
+        """``given`` in the number type of ``like``.
+
+        Raises:
+            UnsupportedError: if that changes a computed value by more than the rounding of a narrower type.
+        """
+        if given is None or like is None:
+            raise InputError("an input is missing")
+        if isinstance(like, Value):
+            kind = self.types.get(node.input[1])
+            if kind is None:
+                raise UnsupportedError("of an unknown type")
+            dtype = onnx.helper.tensor_dtype_to_np_dtype(kind)
+        else:
+            dtype = like.dtype
+        if isinstance(given, Value):
+            if dtype not in (np.float32, np.float64):
+                raise UnsupportedError(f"casts a computed value to {dtype}")
+            return given
+        cast = onnx.helper.make_node(
+            "Cast", node.input[:1], node.output, to=onnx.helper.np_dtype_to_tensor_dtype(dtype)
+        )
+        return folded(cast, [given], self.opset)[0]
+
+    @cached_property
+    def types(self) -> dict[str, int]:
+        """The element types of the file's tensors, as the standard infers them, by name."""
+        graph = onnx.shape_inference.infer_shapes(self.model).graph
+        return {info.name: info.type.tensor_type.elem_type for info in (*graph.input, *graph.value_info, *graph.output)}
+
+    def _lookup(self, name: str) -> Result | None:
         if not name:
             return None
         try:
@@ -179,11 +225,11 @@ class _Reading:
         except KeyError:
             raise InputError(f"its input '{name}' is not computed before it") from None
 
-    def _shape(self, of: np.ndarray | Value | None, attributes: dict[str, int]) -> np.ndarray:
+    def _shape(self, of: Result | None, attributes: dict[str, int]) -> np.ndarray:
         """The ONNX shape of a tensor, with a batch of 1."""
         if of is None:
             raise InputError("its input is missing")
-        shape: Shape = (1,) * of.leading + self.build.shape(of.index) if isinstance(of, Value) else of.shape
+        shape = (1,) * of.leading + self.build.shape(of.index) if isinstance(of, Value) else of.shape
         return np.array(shape[attributes.get("start", 0) : attributes.get("end")], np.int64)
 
 

@@ -9,12 +9,10 @@ import onnx
 
 from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.network.onnx.call import Call, Value, converts
-
-_SINCE_21 = (21, 23, 24, 25)
-"""Since opset 21 these versions of the operators below have added nothing but element types."""
+from verifiable_relu.network.onnx.moves import SINCE_21, ordered
 
 
-def _axis(axis: int, rank: int) -> int:
+def axis_of(axis: int, rank: int) -> int:
     """An axis counted from the front.
 
     Raises:
@@ -25,7 +23,7 @@ def _axis(axis: int, rank: int) -> int:
     return axis % rank
 
 
-@converts("Identity", 1, 13, 14, 16, 19, *_SINCE_21)
+@converts("Identity", 1, 13, 14, 16, 19, *SINCE_21)
 def _identity(call: Call) -> Value:
     return call.value()
 
@@ -42,7 +40,7 @@ def _dropout(call: Call) -> Value:
     return call.value()
 
 
-@converts("Cast", 6, 9, 13, 19, *_SINCE_21)
+@converts("Cast", 6, 9, 13, 19, *SINCE_21, 28)
 def _cast(call: Call) -> Value:
     # A cast to float32 rounds what onnxruntime computes, as each of its operations does, and is no function of its own.
     if call.get("to", None) not in (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE):
@@ -50,7 +48,7 @@ def _cast(call: Call) -> Value:
     return call.value()
 
 
-@converts("Flatten", 1, 9, 11, 13, *_SINCE_21)
+@converts("Flatten", 1, 9, 11, 13, *SINCE_21)
 def _flatten(call: Call) -> Value:
     shape = call.shape(call.value())
     axis, rank = call.get("axis", 1), len(shape)
@@ -60,7 +58,7 @@ def _flatten(call: Call) -> Value:
     return call.reshaped(call.value(), (math.prod(shape[:axis]), math.prod(shape[axis:])))
 
 
-@converts("Reshape", 1, 5, 13, 14, 19, *_SINCE_21)
+@converts("Reshape", 1, 5, 13, 14, 19, *SINCE_21)
 def _reshape(call: Call) -> Value:
     shape = call.shape(call.value())
     target = call.get("shape", ()) if call.version < 5 else call.constant(1).reshape(-1).tolist()
@@ -72,23 +70,25 @@ def _reshape(call: Call) -> Value:
     return call.reshaped(call.value(), sizes)
 
 
-@converts("Squeeze", 1, 11, 13, *_SINCE_21)
+@converts("Squeeze", 1, 11, 13, *SINCE_21)
 def _squeeze(call: Call) -> Value:
     shape = call.shape(call.value())
     given = _axes(call)
-    axes = {i for i, size in enumerate(shape) if size == 1} if given is None else {_axis(a, len(shape)) for a in given}
+    axes = (
+        {i for i, size in enumerate(shape) if size == 1} if given is None else {axis_of(a, len(shape)) for a in given}
+    )
     if any(shape[axis] != 1 for axis in axes):
         raise InputError(f"squeezes axes {sorted(axes)} of shape {shape}")
     return call.reshaped(call.value(), [size for i, size in enumerate(shape) if i not in axes])
 
 
-@converts("Unsqueeze", 1, 11, 13, *_SINCE_21)
+@converts("Unsqueeze", 1, 11, 13, *SINCE_21)
 def _unsqueeze(call: Call) -> Value:
     given = _axes(call)
     if given is None:
         raise InputError("its axes are missing")
     rank = len(call.shape(call.value())) + len(given)
-    axes = {_axis(axis, rank) for axis in given}
+    axes = {axis_of(axis, rank) for axis in given}
     if len(axes) < len(given):
         raise InputError(f"the axes {given} name one axis twice")
     rest = iter(call.shape(call.value()))
@@ -104,15 +104,9 @@ def _axes(call: Call) -> list[int] | None:
     return None if constant is None else [int(axis) for axis in constant.reshape(-1).tolist()]
 
 
-@converts("Transpose", 1, 13, *_SINCE_21)
+@converts("Transpose", 1, 13, *SINCE_21)
 def _transpose(call: Call) -> Value:
     x = call.value()
     shape = call.shape(x)
     axes = tuple(call.get("perm", None) or reversed(range(len(shape))))
-    if sorted(axes) != list(range(len(shape))):
-        raise InputError(f"the axes {axes} of shape {shape}")
-    if x.leading and axes[0] == 0:
-        return Value(call.build.permute(x.index, tuple(a - 1 for a in axes[1:]), call.name), True)
-    whole = call.build.reshape(x.index, shape, call.name)
-    moved = Value(call.build.permute(whole, axes, call.name), False)
-    return call.reshaped(moved, [shape[a] for a in axes])
+    return ordered(call, x, axes)

@@ -29,6 +29,8 @@ from verifiable_relu.network.nodes import (
     Reshape,
     Scale,
     Sigmoid,
+    Smooth,
+    Sparse,
     Tanh,
 )
 
@@ -163,6 +165,22 @@ def _conv2d(writer: _Writer, node: Conv2d, inputs: list[str], output: str) -> No
     )
 
 
+def _sparse(writer: _Writer, node: Sparse, inputs: list[str], output: str) -> None:
+    """All terms gathered, weighed and summed; the terms of one output are next to each other."""
+    batch = (-1,) * writer.network.batched
+    flat = writer.constant(f"{output}.flat", np.array((*(batch and (0,)), -1), np.int64))
+    row = writer.emit("Reshape", [*inputs, flat], f"{output}.row")
+    index = writer.constant(f"{output}.index", node.index.cpu().numpy())
+    terms = writer.emit("Gather", [row, index], f"{output}.terms", axis=len(batch))
+    weight = writer.parameter(node, f"{output}.weight", node.weight)
+    products = writer.emit("Mul", [terms, weight], f"{output}.products")
+    last = writer.constant(f"{output}.last", np.array([-1], np.int64))
+    total = writer.emit("ReduceSum", [products, last], f"{output}.total", keepdims=0)
+    added = writer.emit("Add", [total, writer.parameter(node, f"{output}.bias", node.bias)], f"{output}.added")
+    shape = writer.constant(f"{output}.shape", np.array((*batch, *node.shape), np.int64))
+    writer.emit("Reshape", [added, shape], output)
+
+
 def _scale(writer: _Writer, node: Scale, inputs: list[str], output: str) -> None:
     steps: list[tuple[str, str, Tensor]] = []
     if bool(node.center.any()):
@@ -205,6 +223,28 @@ def _gelu(writer: _Writer, node: Gelu, inputs: list[str], output: str) -> None:
     writer.emit("Div", [writer.emit("Gelu", [hard], f"{output}.gelu"), lam], output)
 
 
+_SMOOTH = {
+    "Atan": "Atan", "Cos": "Cos", "ELU": "Elu", "Erf": "Erf", "Exp": "Exp", "HardSwish": "HardSwish", "Log": "Log",
+    "Mish": "Mish", "Sin": "Sin", "Softplus": "Softplus", "Softsign": "Softsign", "Sqrt": "Sqrt",
+}  # fmt: skip
+"""The operator of ONNX that computes a smooth function, by the function's name, where there is one."""
+
+
+def _smooth(writer: _Writer, node: Smooth, inputs: list[str], output: str) -> None:
+    writer.smooth = True
+    if node.function == "tanh-GELU":
+        writer.emit("Gelu", inputs, output, approximate="tanh")
+    elif node.function == "SiLU":
+        writer.emit("Mul", [*inputs, writer.emit("Sigmoid", inputs, f"{output}.sigmoid")], output)
+    elif node.function in ("Square", "Cube"):
+        square = writer.emit("Mul", inputs * 2, output if node.function == "Square" else f"{output}.square")
+        if node.function == "Cube":
+            writer.emit("Mul", [square, *inputs], output)
+    else:
+        attributes = {"alpha": float(node.parameter)} if node.function == "ELU" else {}
+        writer.emit(_SMOOTH[node.function], inputs, output, **attributes)
+
+
 def _leaky_relu(writer: _Writer, node: LeakyRelu, inputs: list[str], output: str) -> None:
     slope = writer.parameter(node, f"{output}.slope", writer.wide(node.slope, node))
     writer.emit("PRelu", [*inputs, slope], output)
@@ -224,6 +264,7 @@ WRITERS: Table[Callable[[_Writer, Any, list[str], str], None]] = Table(
     {
         Linear: _linear,
         Conv2d: _conv2d,
+        Sparse: _sparse,
         Scale: _scale,
         Add: _plain("Add"),
         Reshape: _reshape,
@@ -233,6 +274,7 @@ WRITERS: Table[Callable[[_Writer, Any, list[str], str], None]] = Table(
         Relu: _plain("Relu"),
         Sigmoid: _plain("Sigmoid"),
         Tanh: _plain("Tanh"),
+        Smooth: _smooth,
         Hardened: Refusal("a set of networks cannot be written as one ONNX file"),
     },
 )

@@ -21,22 +21,21 @@ import torch
 from torch import Tensor
 
 from verifiable_relu.bounds.rounding import gamma
-from verifiable_relu.verifiers.bab.folding import OWN
+from verifiable_relu.verifiers.bab.folded import OWN, TINY
 from verifiable_relu.verifiers.bab.strip import Strip
-
-_TINY = torch.finfo(torch.float64).tiny
 
 
 class Proofs:
-    """Lower bounds of the objective over nodes of one tree.
+    """Lower bounds of objectives over nodes of one relaxation.
 
     Args:
-        strip: the tree's relaxation; the first of its rows is the objective.
+        strip: the relaxation.
+        objectives: how many of its first rows are objectives.
     """
 
-    def __init__(self, strip: Strip) -> None:
+    def __init__(self, strip: Strip, objectives: int = 1) -> None:
         folded = strip.folded
-        self._strip = strip
+        self._strip, self._objectives = strip, objectives
         self._lower, self._upper = folded.lower, folded.upper
         # q̃ at the ends of the phases. What rounding makes of them is a few units of their own size, at most 1.
         self._at_upper = (1 - strip.slopes) * folded.upper / strip.width
@@ -47,23 +46,24 @@ class Proofs:
         self._of_neurons = neurons.matrix.abs().sum(1) + neurons.constant.abs() + 2 * reach
         self._of_rows = rows.matrix.abs().sum(1) + rows.constant.abs()
 
-    def lower(self, split: Tensor, columns: Tensor, w: Tensor, mu: Tensor) -> Tensor:
-        """Lower bounds of the objective where the rows behind it are at most zero.
+    def lower(self, split: Tensor, columns: Tensor, w: Tensor, mu: Tensor, objective: Tensor | None = None) -> Tensor:
+        """Lower bounds of each node's objective where the rows behind the objectives are at most zero.
 
         Args:
             split: (nodes, m) int8, +1 active, −1 inactive, 0 not split.
             columns: (k,) the neurons with multipliers; those of the others are zero.
             w: (nodes, k) their multipliers.
-            mu: (nodes, rows − 1) multipliers of the rows behind the objective; negative ones are taken as zero.
+            mu: (nodes, rows behind the objectives) their multipliers; negative ones are taken as zero.
+            objective: (nodes,) which row is the objective of each node; by default the first.
 
         Returns:
             (nodes,) in float64, rounding accounted for; NaN or −inf where arithmetic broke down.
         """
         strip = self._strip
         n, m = strip.folded.inputs, strip.folded.size
-        w, mu = w.double(), of_rows(mu)
-        c = torch.addmm(mu @ strip.rows.matrix, w, strip.neurons.matrix[columns])
-        constant = mu @ strip.rows.constant + w @ strip.neurons.constant[columns]
+        w, weight = w.double(), of_rows(mu, objective, self._objectives)
+        c = torch.addmm(weight @ strip.rows.matrix, w, strip.neurons.matrix[columns])
+        constant = weight @ strip.rows.constant + w @ strip.neurons.constant[columns]
         q, pull = c[:, n:], of_neurons(w, columns, m)
         above = least_to(self._upper, q, self._at_upper, pull)
         below = least_to(self._lower, q, self._at_lower, pull)
@@ -72,19 +72,26 @@ class Proofs:
         found = constant - c[:, :n].abs().sum(1) + torch.minimum(above, below).sum(1)
         # All sums have at most so many terms, and all terms together are at most ``size``, but for rounding.
         terms = n + m + len(columns) + strip.rows.matrix.shape[0] + 16
-        size = mu @ self._of_rows + w.abs() @ self._of_neurons[columns]
-        error = mu @ strip.rows.error + w.abs() @ strip.neurons.error[columns]
-        error = error + 3 * gamma(terms, torch.float64) * size + 16 * terms * (n + m + 1) * _TINY
+        size = weight @ self._of_rows + w.abs() @ self._of_neurons[columns]
+        error = weight @ strip.rows.error + w.abs() @ strip.neurons.error[columns]
+        error = error + 3 * gamma(terms, torch.float64) * size + 16 * terms * (n + m + 1) * TINY
         return rounded_down(found, error)
 
 
-def of_rows(mu: Tensor) -> Tensor:
-    """What rows are multiplied by: the objective by 1, the rows behind it by μ, (nodes, rows − 1), if that is positive.
+def of_rows(mu: Tensor, objective: Tensor | None, objectives: int) -> Tensor:
+    """What rows are multiplied by: a node's objective by 1, the rows behind the objectives by μ if that is positive.
+
+    Args:
+        mu: (nodes, rows behind the objectives).
+        objective: (nodes,) the number of each node's objective; None for the first.
+        objectives: how many of the rows are objectives.
 
     Returns:
         (nodes, rows) in float64.
     """
-    return torch.cat([torch.ones(len(mu), 1, dtype=torch.float64), mu.double().clamp(min=0)], 1)
+    chosen = torch.zeros(len(mu), dtype=torch.long) if objective is None else objective
+    which = torch.nn.functional.one_hot(chosen, objectives).double()
+    return torch.cat([which, mu.double().clamp(min=0)], 1)
 
 
 def of_neurons(w: Tensor, columns: Tensor, count: int) -> Tensor:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from verifiable_relu.verifiers.bab.ascent import Ascent, Batch, Bounded
-from verifiable_relu.verifiers.bab.folding import Rows
+from verifiable_relu.verifiers.bab.folded import Rows
 from verifiable_relu.verifiers.bab.proof import Proofs
 from verifiable_relu.verifiers.bab.strip import Strip
 
@@ -29,6 +29,12 @@ _WORKING = 1 << 27
 
 _PATIENCE = 0.05
 """The part of the time that is left which the linear program of a node may take."""
+
+_OTHER = 150
+"""As much work as so many rows of the system is what else is done for a node."""
+
+_PROGRAM = 3e9
+"""The work of a linear program."""
 
 _TOGETHER = 32
 """Nodes that are finished at once, so that the clock is looked at often enough."""
@@ -90,7 +96,7 @@ class _Chunk:
         split = torch.zeros(len(self.neuron), size, dtype=torch.int8)
         multipliers = torch.zeros(len(self.neuron), size)
         split[:, self.columns], multipliers[:, self.columns] = self.split, self.multipliers
-        return Batch(split, multipliers, self.mu)
+        return Batch(split, multipliers, self.mu, torch.zeros(len(self.mu), dtype=torch.long))
 
     @property
     def bytes(self) -> int:
@@ -102,7 +108,6 @@ class Tree:
 
     Args:
         strip: the relaxation; its first row is the objective.
-        neurons: the pre-activations of the unstable neurons.
         rows: the objective and the other rows.
         scale: (rows,) what each row is a multiple of a row of the property by.
         reached: given scaled inputs (points, n), tells whether one of them is a counterexample.
@@ -113,13 +118,13 @@ class Tree:
     Attributes:
         state: what is known.
         nodes: how many nodes have been bounded.
+        work: about how many multiplications, or what takes as long, that took.
         lower: a proven lower bound, on the nodes that are closed, of the largest of the property's rows.
     """
 
     def __init__(
         self,
         strip: Strip,
-        neurons: Rows,
         rows: Rows,
         scale: Tensor,
         reached: Callable[[Tensor], bool],
@@ -127,7 +132,7 @@ class Tree:
         search: Search,
         memory: int,
     ) -> None:
-        self._strip, self._neurons, self._rows, self._scale = strip, neurons, rows, scale
+        self._strip, self._rows, self._scale = strip, rows, scale
         self._reached, self._left, self._search, self._memory = reached, left, search, memory
         self._program: Program | None = None
         self._everywhere: Ascent | None = None
@@ -140,14 +145,15 @@ class Tree:
         self._stack: list[_Chunk] = []
         self.state = State.OPEN
         self.nodes = 0
+        self.work = 0.0
         self.lower = torch.inf
         none = torch.zeros(self._size, dtype=torch.bool)
-        root = Batch.root(self._size, len(scale))
+        root = Batch.roots(self._size, len(scale) - 1)
         # A line below the activation is better for being adaptive where the coefficient is positive.
         weight = Ascent(strip, none, torch.float64).run(root, 0).coefficients[0]
         matter = weight.topk(min(self._size, search.adaptive)).indices
         self._ascent = Ascent(strip, none.index_fill(0, matter, True), torch.float32)
-        root = Batch.root(self._size, len(scale))
+        root = Batch.roots(self._size, len(scale) - 1)
         self._at_root = float(self._margins(root, self._ascent.run(root, search.finishing))[0])
         self._bound(root)
 
@@ -178,14 +184,13 @@ class Tree:
             chosen.append(chunk)
             count -= len(chunk.neuron)
         nodes = Batch.cat([chunk.batch(self._size) for chunk in chosen])
-        neuron, number = torch.cat([chunk.neuron for chunk in chosen]), torch.arange(len(nodes))
-        nodes.multipliers[number, neuron] = 0
-        return Batch(torch.cat(children(nodes.split, neuron)), nodes.multipliers.repeat(2, 1), nodes.mu.repeat(2, 1))
+        return nodes.split_on(torch.cat([chunk.neuron for chunk in chosen]))
 
     def _bound(self, batch: Batch) -> None:
         """Bound nodes, close those that are proved, and put the others where they are split later."""
         found = self._ascent.run(batch, self._search.steps)
         self.nodes += len(batch)
+        self._count(len(batch), self._search.steps, len(found.columns))
         rest = (~self.prove(batch, found)).nonzero().squeeze(1)
         batch, blame, bound = batch[rest], found.blame[rest], found.bound[rest]
         if len(batch):
@@ -209,6 +214,7 @@ class Tree:
             self._everywhere = Ascent(self._strip, torch.ones(self._size, dtype=torch.bool), torch.float64)
         mine = batch[part]
         found = self._everywhere.run(mine, self._search.finishing)
+        self._count(len(mine), self._search.finishing, self._size)
         is_open = ~self.prove(mine, found)
         settled = (_total(found.blame) <= self._search.exact * found.bound.abs()) | (mine.split != 0).all(1)
         for number in (is_open & settled).nonzero().squeeze(1).tolist():
@@ -232,7 +238,8 @@ class Tree:
             # Its solver is imported only where a node gets this far.
             from verifiable_relu.verifiers.bab.leaf import Program
 
-            self._program = Program(self._strip, self._neurons, self._rows)
+            self._program = Program(self._strip, self._rows)
+        self.work += _PROGRAM
         hint = self._program.solve(split, seconds)
         margins = self._proven(split.expand(len(hint.w), -1), torch.arange(self._size), hint.w, hint.mu)
         best = float(margins.amax()) if len(margins) else -torch.inf
@@ -248,6 +255,10 @@ class Tree:
         elif last and self._left() > 0:
             self.state = State.STUCK
         return False
+
+    def _count(self, nodes: int, steps: int, rows: int) -> None:
+        """Take note of the work of so many steps with so many rows of the system."""
+        self.work += 2.0 * nodes * (steps + 1) * (rows + _OTHER) * (self._strip.folded.inputs + self._size)
 
     def prove(self, batch: Batch, found: Bounded) -> Tensor:
         """Which nodes the multipliers that were found prove."""
@@ -287,18 +298,6 @@ class Tree:
         self._stack.append(_Chunk(columns, split, multipliers, batch.mu, neuron))
         if sum(chunk.bytes for chunk in self._stack) > self._memory and self.state is State.OPEN:
             self.state = State.FULL
-
-
-def children(split: Tensor, neuron: Tensor) -> tuple[Tensor, Tensor]:
-    """The two nodes that each node is split into: those in which its neuron is active, and those in which it is not.
-
-    Args:
-        split: (nodes, m) int8, as ``Proofs.lower`` takes them.
-        neuron: (nodes,) the number of the neuron that each node is split on.
-    """
-    active, inactive, number = split.clone(), split.clone(), torch.arange(len(split))
-    active[number, neuron], inactive[number, neuron] = 1, -1
-    return active, inactive
 
 
 def _total(blame: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ import z3
 
 from verifiable_relu.verifiers.solvers.z3 import Checked, Judge, Task
 
-_LONGEST = 2**31
+LONGEST = 2**31
 """Milliseconds that z3 takes for a limit; more would be none."""
 
 
@@ -44,7 +44,7 @@ def _search(task: Task, judge: Judge) -> None:
 
 
 def _check(solver: z3.Solver, end: float) -> Checked:
-    solver.set("timeout", min(_LONGEST, max(1, math.ceil(1e3 * min(end - time.perf_counter(), _LONGEST)))))
+    solver.set("timeout", min(LONGEST, max(1, math.ceil(1e3 * min(end - time.perf_counter(), LONGEST)))))
     answer = solver.check()
     if answer == z3.sat:
         return Checked("sat", _values(solver.model()))

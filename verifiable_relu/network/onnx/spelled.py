@@ -1,7 +1,12 @@
-"""GELU where a file writes it out: x·½·(1 + erf(k·x)), which is λ-GELU with λ = √2·k.
+"""Functions of one variable where a file writes them out as products.
+
+    x·½·(1 + erf(k·x))    λ-GELU with λ = √2·k
+    x·σ(x)                SiLU
+    x·tanh(softplus(x))   Mish
+    x·x, x·x²             powers
 
 Reading gives erf and the product of two computed values as nodes of their own (``network.transient``), which no
-network may keep: ``spelled_gelus`` puts λ-GELU in the place of each product that spells it. It looks at nodes, never
+network may keep: ``spelled`` puts a function in the place of each product that spells one. It looks at nodes, never
 at the file's names, of which one value may have several.
 """
 
@@ -15,7 +20,7 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
-from verifiable_relu.network.nodes import Gelu, Node, Scale
+from verifiable_relu.network.nodes import Gelu, Node, Scale, Sigmoid, Smooth, Tanh
 from verifiable_relu.network.transient import Erf, Product
 
 
@@ -32,23 +37,24 @@ class _Scaled:
     error: float
 
 
-def spelled_gelus(nodes: Sequence[Node], output: int) -> tuple[list[Node], int]:
-    """Put λ-GELU in the place of every product that spells it.
+def spelled(nodes: Sequence[Node], output: int) -> tuple[list[Node], int]:
+    """Put a function of one variable in the place of every product that spells it, and of every erf that is left.
 
     Args:
         nodes: in topological order.
         output: the index of the output.
 
     Returns:
-        Nodes in topological order and the output's new index. Nodes that spelled a λ-GELU are still there.
+        Nodes in topological order and the output's new index. Nodes that spelled a function are still there.
     """
     made: list[Node] = []
     at: list[int] = []
     for node in nodes:
         moved = replace(node, inputs=tuple(at[i] for i in node.inputs))
-        found = _spelled(made, moved) if isinstance(moved, Product) else None
+        found = _gelu(made, moved) if isinstance(moved, Product) else None
         if found is None:
-            made.append(moved)
+            other = _other(made, moved) if isinstance(moved, Product) else None
+            made.append(moved if other is None else _function(moved, *other))
         else:
             base, lam, factor, error = found
             made.append(Gelu(name=node.name, inputs=(base,), shape=node.shape, lam=_number(lam)))
@@ -67,7 +73,32 @@ def spelled_gelus(nodes: Sequence[Node], output: int) -> tuple[list[Node], int]:
                 )
                 made.append(scale)
         at.append(len(made) - 1)
-    return made, at[output]
+    return [_function(node, "Erf", *node.inputs) if isinstance(node, Erf) else node for node in made], at[output]
+
+
+def _function(node: Node, function: str, base: int) -> Smooth:
+    """A function of the node ``base`` in the place of a node."""
+    return Smooth(name=node.name, inputs=(base,), shape=node.shape, function=function, parameter=torch.ones(()))
+
+
+def _other(nodes: Sequence[Node], product: Product) -> tuple[str, int] | None:
+    """The function that a product is if it is x times a function of x, and the node of x."""
+    for x, second in (product.inputs, product.inputs[::-1]):
+        if x == second:
+            return "Square", x
+        factor = nodes[second]
+        if isinstance(factor, Sigmoid) and factor.inputs == (x,):
+            return "SiLU", x
+        if _is(factor, "Square") and factor.inputs == (x,):
+            return "Cube", x
+        inner = nodes[factor.inputs[0]] if isinstance(factor, Tanh) else factor
+        if isinstance(factor, Tanh) and _is(inner, "Softplus") and inner.inputs == (x,):
+            return "Mish", x
+    return None
+
+
+def _is(node: Node, function: str) -> bool:
+    return isinstance(node, Smooth) and node.function == function
 
 
 def _number(value: float) -> Tensor:
@@ -77,7 +108,7 @@ def _number(value: float) -> Tensor:
     return narrow if narrow.double() == wide else wide
 
 
-def _spelled(nodes: Sequence[Node], product: Product) -> tuple[int, float, Fraction, float] | None:
+def _gelu(nodes: Sequence[Node], product: Product) -> tuple[int, float, Fraction, float] | None:
     """What a product is if it is a multiple of λ-GELU: x, λ, the factor, and the factor's relative error.
 
     With one operand c·(1 + erf(k·x)) and the other d·x, k > 0, the product is 2·c·d·GELU_λ(x), λ = √2·k.

@@ -1,72 +1,16 @@
-"""The kinds of node of a network: affine maps, activations, and what moves or adds numbers.
-
-Shapes are those of *one sample*: a node of shape (3, 32, 32) carries tensors of shape (batch, 3, 32, 32).
-A node knows the linear algebra of its own operator and nothing about bounds: bound propagation asks affine
-nodes for their adjoint and their absolute map, and looks activations up in a table of its own.
-
-Weights keep the bits that the file holds. Where an operator has no exact counterpart (a division by a
-constant, a batch normalisation's square root, an average over nine pixels), the node's weights are computed
-in float64 and ``weight_error`` bounds their relative error, for whoever accounts for rounding.
-"""
+"""Affine maps y = W·x + b: the ways in which W is stored."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-Shape = tuple[int, ...]
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Node:
-    """One operator. ``inputs`` are indices of earlier nodes; ``shape`` is the output's, without the batch."""
-
-    op: ClassVar[str]
-    name: str
-    inputs: tuple[int, ...]
-    shape: Shape
-
-    def forward(self, *xs: Tensor) -> Tensor:
-        """Apply the operator to tensors shaped (batch, *input shape); returns (batch, *shape)."""
-        raise NotImplementedError
-
-    @cached_property
-    def size(self) -> int:
-        """Number of neurons: the product of ``shape``."""
-        return math.prod(self.shape)
-
-    @property
-    def place(self) -> str:
-        """What to call the node in an error message."""
-        return f"node '{self.name}' ({self.op})"
-
-    @property
-    def limit(self) -> Node:
-        """The operator that ``forward`` runs: the node itself, unless the node stands for a set of operators."""
-        return self
-
-    def map_tensors(self, convert: Callable[[Tensor], Tensor]) -> Node:
-        """The same node with ``convert`` applied to each of its tensors."""
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
-        changed: dict[str, Any] = {name: convert(value) for name, value in values.items() if isinstance(value, Tensor)}
-        return replace(self, **changed) if changed else self
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Input(Node):
-    """The network's one input."""
-
-    op = "Input"
-
-    def forward(self, *xs: Tensor) -> Tensor:
-        return xs[0]
+from verifiable_relu.network.nodes.node import Node, Shape
 
 
 class Affine(Node):
@@ -246,105 +190,49 @@ class Scale(Affine):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Add(Node):
-    """The sum of two nodes of the same shape (a residual connection)."""
+class Sparse(Affine):
+    """y[i] = Σ_k weight[i, k]·x[index[i, k]] + bias[i], with x and y numbered in row-major order.
 
-    op = "Add"
-
-    def forward(self, *xs: Tensor) -> Tensor:
-        return xs[0] + xs[1]
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Reshape(Node):
-    """The same numbers in row-major order under another shape (Flatten, Squeeze, Unsqueeze too)."""
-
-    op = "Reshape"
-
-    def forward(self, *xs: Tensor) -> Tensor:
-        return xs[0].reshape(xs[0].shape[0], *self.shape)
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Permute(Node):
-    """Axes reordered: output axis i is input axis ``axes[i]``, the batch not counted."""
-
-    op = "Permute"
-    axes: tuple[int, ...]
-
-    def forward(self, *xs: Tensor) -> Tensor:
-        return xs[0].permute(0, *(axis + 1 for axis in self.axes))
-
-    def adjoint(self, a: Tensor) -> Tensor:
-        """The inverse reordering of a, shaped (rows, *shape)."""
-        inverse = sorted(range(len(self.axes)), key=self.axes.__getitem__)
-        return a.permute(0, *(axis + 1 for axis in inverse))
-
-
-class Activation(Node):
-    """An element-wise non-linear node of one input."""
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Relu(Activation):
-    op = "Relu"
-
-    def forward(self, *xs: Tensor) -> Tensor:
-        return F.relu(xs[0])
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class LeakyRelu(Activation):
-    """max(x, 0) + slope·min(x, 0). ``slope`` is broadcastable to ``shape``: LeakyReLU (scalar) and PReLU."""
-
-    op = "LeakyRelu"
-    slope: Tensor
-
-    def forward(self, *xs: Tensor) -> Tensor:
-        return torch.where(xs[0] >= 0, xs[0], self.slope * xs[0])
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Sigmoid(Activation):
-    op = "Sigmoid"
-
-    def forward(self, *xs: Tensor) -> Tensor:
-        return torch.sigmoid(xs[0])
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Tanh(Activation):
-    op = "Tanh"
-
-    def forward(self, *xs: Tensor) -> Tensor:
-        return torch.tanh(xs[0])
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Gelu(Activation):
-    """λ-GELU, f(x; λ) = x·Φ(λx) = GELU(λx)/λ (arXiv 2603.21991); λ = 1 is GELU. ``lam`` is a scalar tensor."""
-
-    op = "Gelu"
-    lam: Tensor
-
-    def forward(self, *xs: Tensor) -> Tensor:
-        return F.gelu(self.lam * xs[0]) / self.lam
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Hardened(Activation):
-    """ReLU and every λ'-GELU with λ' ≥ ``lam`` at once: a set of networks, of which ``forward`` runs ReLU's.
-
-    x·Φ(λx) never falls as λ grows, so all of them lie between λ-GELU at ``lam`` and ReLU (arXiv 2603.21991). Bounds
-    cover the whole set; a counterexample speaks of its limit, the ReLU network (``Network.limit``).
+    An affine map whose outputs have few terms each: what selects, repeats, pads or reorders numbers is of this form,
+    with one term of weight 1. ``index`` (size, terms) holds whole numbers, ``weight`` is (size, terms), ``bias``
+    (size,). An output with fewer terms than others has weights of 0 for the rest.
     """
 
-    op = "Hardened"
-    lam: Tensor
+    op = "Sparse"
+    index: Tensor
+    weight: Tensor
+    bias: Tensor
+    weight_error: float = 0.0
 
     def forward(self, *xs: Tensor) -> Tensor:
-        return F.relu(xs[0])
+        return self.linear(xs[0]) + self.offset()
 
-    @property
-    def limit(self) -> Node:
-        return Relu(name=self.name, inputs=self.inputs, shape=self.shape)
+    def linear(self, x: Tensor) -> Tensor:
+        return self._product(x, self.weight)
+
+    def absolute(self, x: Tensor) -> Tensor:
+        return self._product(x, self.weight.abs())
+
+    def _product(self, x: Tensor, weight: Tensor) -> Tensor:
+        flat, index = x.reshape(x.shape[0], -1), self.index.to(x.device)
+        parts = (flat.index_select(1, index[:, k]) * weight[:, k] for k in range(index.shape[1]))
+        return sum(parts, x.new_zeros(())).reshape(x.shape[0], *self.shape)
+
+    def adjoint(self, a: Tensor, input_shape: Shape) -> Tensor:
+        flat, index = a.reshape(-1, self.size), self.index.to(a.device)
+        back = a.new_zeros(len(flat), math.prod(input_shape))
+        for k in range(index.shape[1]):
+            back = back.index_add(1, index[:, k], flat * self.weight[:, k])
+        return back.reshape(len(flat), *input_shape)
+
+    def offset(self) -> Tensor:
+        return self.bias.reshape(self.shape)
+
+    @cached_property
+    def terms(self) -> int:
+        used = self.index[(self.weight != 0).to(self.index.device)]
+        most = int(torch.bincount(used).max()) if used.numel() else 0
+        return max(self.index.shape[1], most)
+
+    def row_sums(self) -> Tensor:
+        return self.weight.abs().sum(1).reshape(self.shape)

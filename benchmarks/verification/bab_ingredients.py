@@ -1,0 +1,243 @@
+"""What does each ingredient of branch and bound bring? Options of ``bab`` are switched off in turn, on two families.
+
+    python -m benchmarks.verification.bab_ingredients
+    python -m benchmarks.verification.bab_ingredients --vary search.batch=16,64,256,1024 --families oval21
+
+The options are read from the dataclasses of ``bab``: a number is off at 0, a truth value is turned over. With
+``--vary``, the named options alone take the values that are named. Each answer is a record, and is not asked for again.
+Instances that bounds decide before anything is split are left out of the tables. Needs the benchmarks under
+VERIFIABLE_RELU_DATA/vnncomp.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.common.records import Record, Records, notes, of
+from benchmarks.common.searched import sub_problems
+from benchmarks.common.study import Study, data_folder
+from benchmarks.report import Cell, Table
+from benchmarks.report.page import Page
+from benchmarks.verification.competition_instances import instances
+from verifiable_relu.errors import InputError
+
+if TYPE_CHECKING:
+    from verifiable_relu.spec import Query
+    from verifiable_relu.verifiers.base import Verifier
+
+FAMILIES = ("oval21", "mnist_fc")
+UNCHANGED = "as it is"
+LIMITS = ("memory",)
+"""Options that say what a search may take; without it there is none."""
+
+BATCH = "search.batch"
+"""The option by whose values the sub-problems per second are tabulated."""
+
+
+def options_of(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The options of a dataclass and of those within it, as ``search.steps``, with their values."""
+    for field in fields(value):
+        name, held = f"{prefix}{field.name}", getattr(value, field.name)
+        if is_dataclass(held):
+            yield from options_of(held, f"{name}.")
+        else:
+            yield name, held
+
+
+def with_option(value: Any, name: str, new: Any) -> Any:
+    """The same dataclass with one option changed.
+
+    Raises:
+        InputError: if there is no such option.
+    """
+    if name not in dict(options_of(value)):
+        raise InputError(f"bab has no option {name}")
+    first, _, rest = name.partition(".")
+    return replace(value, **{first: with_option(getattr(value, first), rest, new) if rest else new})
+
+
+def off(value: Any) -> Iterator[tuple[str, Any]]:
+    """Each option of a dataclass that can be switched off, and its value then."""
+    for name, held in options_of(value):
+        if name.rpartition(".")[2] not in LIMITS and isinstance(held, bool | int | float) and held != 0:
+            yield name, (not held) if isinstance(held, bool) else type(held)(0)
+
+
+def varied(text: str) -> list[tuple[str, Any]]:
+    """The options and values of ``NAME=VALUE[,VALUE…]``; values as Python writes numbers, truth values and None."""
+    name, _, values = text.partition("=")
+    try:
+        found = ast.literal_eval(f"({values},)")
+    except (ValueError, SyntaxError):
+        found = ()
+    if not name or not found:
+        raise argparse.ArgumentTypeError(f"'{text}' is not of the form NAME=VALUE[,VALUE…]")
+    return [(name, value) for value in found]
+
+
+def variants(base: Any, asked: Sequence[Sequence[tuple[str, Any]]] | None) -> dict[str, Any]:
+    """By what is changed: the verifier as it is, and with each option that is asked for, or else each one off.
+
+    Raises:
+        InputError: if an option that is asked for does not exist.
+    """
+    changes = list(off(base)) if asked is None else [change for group in asked for change in group]
+    return {UNCHANGED: base} | {f"{name} = {value}": with_option(base, name, value) for name, value in changes}
+
+
+def measure(asked: argparse.Namespace, records: Records) -> None:
+    """Ask every variant about the instances of each family that have no answer.
+
+    Raises:
+        InputError: if the benchmarks are missing, or an option does not exist.
+    """
+    import torch
+
+    from benchmarks.common.progress import bars
+    from verifiable_relu.campaign.inputs import Loader
+    from verifiable_relu.verifiers.bab import Bab
+
+    torch.set_num_threads(1)
+    chosen = variants(Bab(), asked.vary)
+    data = data_folder() / "vnncomp"
+    with bars() as bar:
+        for family in asked.families:
+            loader = Loader({})
+            for instance in bar.track(instances(data / family)[: asked.count], description=family):
+                title = {"family": family, "onnx": instance.onnx, "vnnlib": instance.vnnlib, "limit": asked.limit}
+                missing = [name for name in chosen if not records.has("answer", {**title, "variant": name})]
+                if not missing:
+                    continue
+                files = (data / family / instance.vnnlib, data / family / instance.onnx)
+                case, _ = loader.case(files[0], asked.limit, files[1])
+                for name in missing:
+                    found = _asked(case.queries, chosen[name], asked.limit)
+                    records.append("answer", {**title, "variant": name, **found, "truth": instance.truth})
+
+
+def _asked(queries: Sequence[Query], verifier: Verifier, limit: float) -> Mapping[str, Any]:
+    """What a verifier says of the queries of an instance, joined, within a limit of seconds for all of them."""
+    import time
+
+    from benchmarks.common.questions import checked
+    from verifiable_relu.campaign.result import join
+    from verifiable_relu.verifiers.base import Budget
+    from verifiable_relu.verifiers.solvers.process import processor_seconds
+
+    wall, cpu = time.perf_counter(), processor_seconds()
+    outcomes = verifier.verify(queries, Budget([limit], [0] * len(queries)))
+    wall, cpu = time.perf_counter() - wall, processor_seconds() - cpu
+    outcomes = [
+        outcome if checked(query, outcome) is outcome.verdict else replace(outcome, verdict=checked(query, outcome))
+        for query, outcome in zip(queries, outcomes, strict=True)
+    ]
+    joined = join(outcomes)
+    return {
+        "verdict": str(joined.verdict),
+        "reason": str(joined.reason),
+        "detail": joined.detail,
+        "unstable": joined.unstable,
+        "sub_problems": sub_problems(joined.detail),
+        "search": round(joined.seconds.get(verifier.name, 0.0), 4),
+        "seconds": round(wall, 4),
+        "cpu": round(cpu, 4),
+    }
+
+
+def table(answers: Sequence[Record]) -> Table:
+    """A row per family and variant, over the instances that all variants were asked about and some had to search."""
+    columns = ("family", "variant", "instances", "sat", "unsat", "undecided", "errors", "wrong")
+    sums = ("CPU s, all", "solved by both", "CPU s there", "part of as it is", "sub-problems there")
+    rows: list[tuple[Cell, ...]] = []
+    for family in dict.fromkeys(record["family"] for record in answers):
+        by = _by_variant([record for record in answers if record["family"] == family])
+        base = by.get(UNCHANGED, {})
+        for name, mine in by.items():
+            count = Counter("error" if r["reason"] == "error" else r["verdict"] for r in mine.values())
+            wrong = sum({r["verdict"], r["truth"]} == {"sat", "unsat"} for r in mine.values())
+            both = [key for key, r in mine.items() if "unknown" not in (r["verdict"], base[key]["verdict"])]
+            taken, usual = (sum(rows_[key]["cpu"] for key in both) for rows_ in (mine, base))
+            nodes = sum(mine[key]["sub_problems"] or 0 for key in both)
+            counts = (len(mine), count["sat"], count["unsat"], count["unknown"], count["error"], wrong)
+            whole = sum(r["cpu"] for r in mine.values())
+            rows.append((family, name, *counts, whole, len(both), taken, taken / usual if usual else None, nodes))
+    forms = {"CPU s, all": ".1f", "CPU s there": ".1f", "part of as it is": ".0%"}
+    return Table((*columns, *sums), rows, forms)
+
+
+def speeds(answers: Sequence[Record]) -> Table:
+    """A row per family and batch size: sub-problems per second of the search, where one was needed."""
+    rows: list[tuple[Cell, ...]] = []
+    for family in dict.fromkeys(record["family"] for record in answers):
+        by = _by_variant([record for record in answers if record["family"] == family])
+        for name, mine in by.items():
+            if name != UNCHANGED and not name.startswith(f"{BATCH} = "):
+                continue
+            counted = [r for r in mine.values() if r["sub_problems"] and r["search"]]
+            nodes, seconds = (sum(r[field] for r in counted) for field in ("sub_problems", "search"))
+            rows.append((family, name, len(counted), nodes, seconds, nodes / seconds if seconds else None))
+    columns = ("family", "variant", "instances", "sub-problems", "search s", "sub-problems per s")
+    return Table(columns, rows, {"search s": ".1f", "sub-problems per s": ".0f"})
+
+
+def _by_variant(answers: Sequence[Record]) -> dict[str, dict[tuple[str, str], Record]]:
+    """Answers by variant and instance: those of instances that all variants have, and one of them searched."""
+    by: dict[str, dict[tuple[str, str], Record]] = {}
+    for record in answers:
+        by.setdefault(record["variant"], {})[record["onnx"], record["vnnlib"]] = record
+    common = set.intersection(*(set(mine) for mine in by.values())) if by else set()
+    chosen = {key for key in common if any(mine[key]["search"] for mine in by.values())}
+    return {name: {key: r for key, r in mine.items() if key in chosen} for name, mine in by.items()}
+
+
+def page(records: Sequence[Record], folder: Path) -> Page:
+    """The tables, and the answers as CSV."""
+    answers = of(records, "answer")
+    made = Page("bab_ingredients")
+    made.add("# What each ingredient of branch and bound brings")
+    made.bullets(notes(records))
+    made.add(
+        f"At most {', '.join(f'{limit:g}' for limit in sorted({r['limit'] for r in answers}))} s per instance, one "
+        "thread. Over the instances that every variant was asked about and that need a search. *solved by both*: by "
+        "the variant and by `bab` as it is; CPU seconds (bounds included) and sub-problems over these instances alone.",
+        table(answers),
+        f"## Sub-problems per second by batch size (`{BATCH}`)",
+        speeds(answers),
+    )
+    names = (
+        "family",
+        "onnx",
+        "vnnlib",
+        "variant",
+        "verdict",
+        "reason",
+        "unstable",
+        "sub_problems",
+        "search",
+        "seconds",
+    )
+    made.save("bab_ingredients", Table((*names, "cpu"), [[r[name] for name in (*names, "cpu")] for r in answers]))
+    return made
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    """What is asked, and of which variants."""
+    parser.add_argument("--families", nargs="+", default=FAMILIES, help=f"(default {' '.join(FAMILIES)})")
+    parser.add_argument("--count", type=int, help="only the first COUNT instances of each family")
+    parser.add_argument("--limit", type=float, default=10.0, help="seconds per instance (default 10)")
+    parser.add_argument(
+        "--vary", nargs="+", type=varied, metavar="NAME=VALUE[,VALUE…]", help="(default: every option off in turn)"
+    )
+
+
+STUDY = Study("benchmarks.verification.bab_ingredients", __doc__, options, measure, page)
+
+if __name__ == "__main__":
+    sys.exit(STUDY.main())

@@ -1,0 +1,310 @@
+"""What the records of the competition's instances say, as tables and a figure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common.records import Record, notes, of
+from benchmarks.report import Cell, Table
+from benchmarks.report.figures import cactus
+from benchmarks.report.page import Page
+from benchmarks.verification.competition_instances import COMPETITORS
+
+SOLVED = ("sat", "unsat")
+PROOFS = ("rounded", "exact")
+"""How far an unsat is trusted that rests on bounds with rounding accounted for, or on exact arithmetic."""
+
+KEYS = ("family", "set", "mode", "method", "limit")
+"""Of an answer: what was asked, and how."""
+
+_FIELDS: tuple[str, ...] = (
+    *("family", "set", "mode", "method", "limit", "onnx", "vnnlib", "truth", "verdict", "trust", "decided_by"),
+    *(
+        "reason",
+        "unstable",
+        "sub_problems",
+        "margin",
+        "seconds",
+        "cpu",
+        "load",
+        "version",
+        "commit",
+        "stages",
+        "detail",
+    ),
+)
+"""Columns of the CSV with all answers."""
+
+_NAMES = {
+    "abcrown": "α,β-CROWN",
+    "abcrown-auto": "α,β-CROWN, auto",
+    "neuralsat": "NeuralSAT",
+    "marabou": "Marabou",
+}
+_SHORTEST = 1e-3
+"""Seconds; the figure shows shorter ones as this."""
+
+Key = tuple[str, str, str]
+"""Family, and the names of the network's and the property's file."""
+
+Times = Mapping[Key, float]
+"""Of the instances that a tool solved, the seconds."""
+
+
+def wrong(record: Record) -> bool:
+    """Whether the verdict contradicts an undisputed consensus."""
+    return {record["verdict"], record["truth"]} == {"sat", "unsat"}
+
+
+def outvoted(record: Record) -> bool:
+    """Whether the verdict is not that of the majority, where the competition's tools disagreed."""
+    return (record["verdict"], record["truth"]) in (("sat", "disputed (unsat)"), ("unsat", "disputed (sat)"))
+
+
+def grouped(answers: Iterable[Record], *names: str) -> dict[tuple[Any, ...], list[Record]]:
+    """Answers by the values of some fields, in the order of their coming."""
+    groups: dict[tuple[Any, ...], list[Record]] = {}
+    for record in answers:
+        groups.setdefault(tuple(record[name] for name in names), []).append(record)
+    return groups
+
+
+def families(records: Sequence[Record]) -> Table:
+    """A row per family and way of asking."""
+    columns: tuple[str, ...] = (
+        "family",
+        "set",
+        "mode",
+        "method",
+        "limit, s",
+        "instances",
+        "sat",
+        "unsat",
+        "proven",
+        "undecided",
+    )
+    columns += ("errors", "wrong", "outvoted")
+    times = ("wall s", "CPU s", "slowest s")
+    wholes = {tuple(record[name] for name in KEYS): record for record in of(records, "campaign")}
+    rows: list[tuple[Cell, ...]] = []
+    for key, mine in grouped(of(records, "answer"), *KEYS).items():
+        count = Counter(record["verdict"] for record in mine)
+        proven = sum(record["verdict"] == "unsat" and record["trust"] in PROOFS for record in mine)
+        undecided = len(mine) - count["sat"] - count["unsat"] - count["error"]
+        counts = (len(mine), count["sat"], count["unsat"], proven, undecided, count["error"])
+        whole = wholes.get(key)
+        if key[KEYS.index("mode")] == "process":
+            wall, cpu = (sum(record[name] for record in mine) for name in ("seconds", "cpu"))
+        elif whole is not None and whole["count"] == len(mine):
+            wall, cpu = whole["seconds"], whole["cpu"]
+        else:
+            wall = cpu = None
+        slowest = max((record["seconds"] for record in mine if record["seconds"] is not None), default=None)
+        against = (sum(map(wrong, mine)), sum(map(outvoted, mine)))
+        rows.append((*key, *counts, *against, wall, cpu, slowest))
+    return Table((*columns, *times), rows, {"limit, s": "g", **dict.fromkeys(times, ".1f")})
+
+
+def deciders(records: Sequence[Record]) -> Table:
+    """A row per family, way of asking and method that decided, with the seconds of what it decided, all stages."""
+    columns = ("family", "set", "mode", "decided by", "sat", "unsat", "seconds")
+    rows: list[tuple[Cell, ...]] = []
+    solved = [record for record in of(records, "answer") if record["verdict"] in SOLVED]
+    for key, mine in grouped(solved, "family", "set", "mode", "decided_by").items():
+        count = Counter(record["verdict"] for record in mine)
+        rows.append((*key, count["sat"], count["unsat"], sum(record["seconds"] for record in mine)))
+    return Table(columns, sorted(rows, key=lambda row: [str(cell) for cell in row[:4]]), {"seconds": ".1f"})
+
+
+def undecided(records: Sequence[Record]) -> Table:
+    """A row per instance that is not decided, with what is known of it."""
+    columns = ("family", "mode", "network", "property", "truth", "reason", "last method", "unstable", "sub-problems")
+    rows: list[tuple[Cell, ...]] = []
+    for record in of(records, "answer"):
+        if record["verdict"] not in SOLVED:
+            names = (Path(record["onnx"]).stem, Path(record["vnnlib"]).stem)
+            # Infinities are texts in JSON.
+            margin = record["margin"] if isinstance(record["margin"], float) else None
+            title = (record["family"], record["mode"], *names, record["truth"], record["reason"])
+            known = (record["decided_by"], record["unstable"], record["sub_problems"], margin, record["seconds"])
+            rows.append((*title, *known))
+    return Table((*columns, "best margin", "seconds"), rows, {"seconds": ".1f"})
+
+
+def ours(records: Sequence[Record], mode: str) -> dict[str, dict[Key, Record]]:
+    """This project's answers by method and instance, in one mode; of an instance in both sets that among the peers'."""
+    found: dict[str, dict[Key, Record]] = {}
+    for record in sorted(of(records, "answer"), key=lambda record: record["set"] == "peers"):
+        if record["mode"] == mode:
+            key = (record["family"], Path(record["onnx"]).name, Path(record["vnnlib"]).name)
+            found.setdefault(record["method"], {})[key] = record
+    return found
+
+
+def solved(answers: Mapping[Key, Record], seconds: str) -> Times:
+    """Of the instances that are decided, and not wrongly, one of the fields ``seconds`` and ``cpu``."""
+    return {
+        key: record[seconds] for key, record in answers.items() if record["verdict"] in SOLVED and not wrong(record)
+    }
+
+
+def peers(records: Sequence[Record]) -> tuple[dict[str, dict[Key, Record]], Times]:
+    """The other tools' answers by tool and instance; and of all together the least CPU seconds for each instance."""
+    found: dict[str, dict[Key, Record]] = {}
+    for record in of(records, "peer"):
+        found.setdefault(record["tool"], {})[record["family"], record["onnx"], record["vnnlib"]] = record
+    together: dict[Key, float] = {}
+    for answers in found.values():
+        for key, seconds in solved(answers, "cpu").items():
+            together[key] = min(seconds, together.get(key, seconds))
+    return found, together
+
+
+def beside(records: Sequence[Record], mode: str, seconds: str) -> Table:
+    """A row per family and other tool, for every method that was asked in a mode; ``all`` is the sum of all families.
+
+    Args:
+        records: of the study.
+        mode: of this project's answers.
+        seconds: the field of this project's answers that is beside the other tools' CPU seconds.
+    """
+    tools, together = peers(records)
+    rivals = {name: (set(answers), solved(answers, "cpu")) for name, answers in tools.items()}
+    rivals["all together, best per instance"] = (set().union(*tools.values()), together)
+    columns = ("family", "our method", "tool", "asked", "solved", "its CPU s", "asked of us", "solved by us", "our s")
+    shared = ("solved by both", "its CPU s there", "our s there", "our part")
+    rows: list[tuple[Cell, ...]] = []
+    for method, answers in ours(records, mode).items():
+        mine = solved(answers, seconds)
+        families = {key[0]: None for key in together if any(key[0] == other[0] for other in answers)}
+        for family in (*families, "all"):
+            for tool, (asked, theirs) in rivals.items():
+                here = {key for key in asked if key[0] in families and family in (key[0], "all")}
+                if not here:
+                    continue
+                won, own, both = here & theirs.keys(), here & mine.keys(), here & theirs.keys() & mine.keys()
+                its, our = sum(theirs[key] for key in both), sum(mine[key] for key in both)
+                told = (len(here), len(won), sum(theirs[key] for key in won))
+                us = (len(here & answers.keys()), len(own), sum(mine[key] for key in own))
+                title = (family, method, _NAMES.get(tool, tool))
+                rows.append((*title, *told, *us, len(both), its, our, our / its if its else None))
+    forms = {**dict.fromkeys(("its CPU s", "our s", "its CPU s there", "our s there"), ".1f"), "our part": ".1%"}
+    return Table((*columns, *shared), rows, forms)
+
+
+def competitors(records: Sequence[Record]) -> Table:
+    """A row per family: how many of its instances the competition's tools solved, within the limit of our answers."""
+    columns = ("family", "set", "instances", "limit, s", "ours", *(_NAMES.get(tool, tool) for tool in COMPETITORS))
+    rows: list[tuple[Cell, ...]] = []
+    for (family, subset, limit), group in grouped(of(records, "answer"), "family", "set", "limit").items():
+        mine = {(record["onnx"], record["vnnlib"]): record["competition"] for record in group}
+        won = {(r["onnx"], r["vnnlib"]) for r in group if r["verdict"] in SOLVED and not wrong(r)}
+        counts = [
+            sum(tool in times and times[tool] <= limit for times in mine.values()) for tool in (*COMPETITORS, "best")
+        ]
+        rows.append((family, subset, len(mine), limit, len(won), *counts))
+    return Table((*columns, "best tool"), rows, {"limit, s": "g"})
+
+
+def figure(records: Sequence[Record], path: Path) -> bool:
+    """How many instances were solved within how many seconds, a panel per family; whether there is anything to show.
+
+    Raises:
+        InputError: without matplotlib.
+    """
+    panels: dict[str, dict[str, list[float]]] = {}
+    limits: dict[str, float] = {}
+    for (family, subset, limit), group in grouped(of(records, "answer"), "family", "set", "limit").items():
+        if subset == "standing":
+            lines = dict(_lines(group))
+            if lines:
+                title = f"{family}, {len({(r['onnx'], r['vnnlib']) for r in group})} instances, at most {limit:g} s"
+                panels[title], limits[title] = lines, limit
+    if panels:
+        cactus(path, panels, limits)
+    return bool(panels)
+
+
+def _lines(group: Sequence[Record]) -> Iterator[tuple[str, list[float]]]:
+    """Seconds of what was solved: ours by mode and method, then α,β-CROWN's in the competition."""
+    for (mode, method), mine in grouped(group, "mode", "method").items():
+        times = [max(_SHORTEST, r["seconds"]) for r in mine if r["verdict"] in SOLVED and not wrong(r)]
+        if times:
+            yield f"{method}, {mode}", times
+    instances = {(record["onnx"], record["vnnlib"]): record["competition"].get("abcrown") for record in group}
+    if any(instances.values()):
+        yield "α,β-CROWN in the competition", [time for time in instances.values() if time is not None]
+
+
+def page(records: Sequence[Record], folder: Path) -> Page:
+    """The tables, the figure, and the answers as CSV.
+
+    Raises:
+        InputError: without matplotlib.
+    """
+    made = Page("competition")
+    made.add("# Families of the verification competition")
+    made.bullets(notes(records))
+    made.add(
+        families(records),
+        "*set*: *standing*, the whole family (of safenlp the first 300 instances), or *peers*, the instances that "
+        "other tools were asked about on such a machine. *mode*: *campaign*, one process for the whole family; "
+        "*process*, one for each instance, start-up included. *limit*: per instance, where the competition did not "
+        "give less. "
+        "*proven*: those of the unsats that rest on bounds with rounding accounted for or on exact arithmetic, and not "
+        "on a solver's word in floating point. *wrong*: sat where the competition's tools agree on unsat, or unsat "
+        "where they agree on sat or a counterexample of theirs was replayed. *outvoted*: unlike the majority where "
+        "they disagree. *errors*: the command crashed or could not read a file. A dash for the time of a campaign: it "
+        "was interrupted and resumed.",
+    )
+    if figure(records, folder / "competition.png"):
+        made.add("![instances solved within so many seconds](competition.png)")
+    _beside(made, records)
+    made.add(
+        "## Beside the competition",
+        "How many instances the tools solved in the competition within the limit of our answers, on the competition's "
+        "machines, some of which had a GPU. *ours*: solved in at least one of the modes. *best tool*: by "
+        "whichever tool was fastest.",
+        competitors(records),
+        "## What decided",
+        deciders(records),
+        "## What is not decided",
+        undecided(records),
+    )
+    made.save("competition", Table(_FIELDS, [[_cell(record[name]) for name in _FIELDS] for record in _sorted(records)]))
+    return made
+
+
+def _beside(made: Page, records: Sequence[Record]) -> None:
+    """The part of the page on other tools, if they were asked about any of the instances."""
+    one, all_ = beside(records, "process", "cpu"), beside(records, "campaign", "seconds")
+    if not (one.rows or all_.rows):
+        return
+    made.add("## Beside other tools on such a machine", *(record["text"] for record in of(records, "source")))
+    made.add(
+        "Only instances that the other tool was asked about; what contradicts the competition's consensus counts as "
+        "not solved. *our part*: our seconds as a part of the other tool's, over what both solved."
+    )
+    if one.rows:
+        made.add("One process for each instance on both sides, start-up included; our seconds are CPU seconds:", one)
+    if all_.rows:
+        made.add(
+            "One process for a family on our side, one for each instance on the other; our seconds are those of the "
+            "clock that the campaign charges to the instances:",
+            all_,
+        )
+
+
+def _sorted(records: Sequence[Record]) -> list[Record]:
+    return sorted(of(records, "answer"), key=lambda record: tuple(str(record[name]) for name in KEYS))
+
+
+def _cell(value: Any) -> Cell:
+    """A field as a cell; stages as text."""
+    if isinstance(value, dict):
+        return " ".join(f"{name}={seconds:g}" for name, seconds in value.items())
+    cell: Cell = value
+    return cell

@@ -1,0 +1,109 @@
+"""Torch modules as the exporters write them: read, the same function, and verdicts that are right."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import io
+import os
+import warnings
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tests.support.modules import MODULES, module
+from verifiable_relu.bounds import input_box, interval_bounds
+from verifiable_relu.network import Network, read_onnx
+from verifiable_relu.spec.property import Box, Property, Query, Row
+from verifiable_relu.verifiers.base import Verdict
+
+from .judge import Case, Report, ask
+
+MANY = bool(os.environ.get("VERIFIABLE_RELU_CASES"))
+WAYS = {
+    "default": {"dynamo": True},
+    "torchscript": {"dynamo": False},
+    "opset 11": {"dynamo": False, "opset_version": 11},
+}
+BY_DEFAULT = ("basic block", "max pool, padded", "concatenation")
+"""The default exporter takes a second for each module: it is asked of these alone unless more cases are wanted."""
+VERDICTS = (
+    "relu6", "maxout", "absolute value", "concatenation", "max pool, padded", "average pool, padding left out",
+    "transposed convolution", "upsampling, bilinear", "conv3d", "smallest", "silu", "selu", "sine and cosine",
+)  # fmt: skip
+"""Modules with an operator each that no other of these has: about them alone methods are asked, likewise."""
+NEWER = {(name, "opset 11") for name in ("bilinear with constants", "celu", "gelu by tanh", "hardswish")}
+"""What that opset has no operator for, or has in products that are not read."""
+
+
+def exported(name: str, way: str, path: Path) -> Network:
+    """The network of a module's file; its outputs are the module's own."""
+    made, shape = module(name)
+    silence = io.StringIO()
+    with warnings.catch_warnings(), contextlib.redirect_stdout(silence), contextlib.redirect_stderr(silence):
+        warnings.simplefilter("ignore")
+        torch.onnx.export(made, (torch.zeros(1, *shape),), str(path), **WAYS[way])
+    network = read_onnx(path)
+    assert network.input_shape == shape
+    x = torch.randn(4, *shape, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        expected = made(x).reshape(len(x), -1)
+    torch.testing.assert_close(network(x).flatten(1), expected, rtol=1e-4, atol=1e-5)
+    return network
+
+
+@pytest.mark.parametrize("way", ["torchscript", "opset 11"])
+def test_exported_modules_are_read_as_they_are(way: str, tmp_path: Path) -> None:
+    names = [name for name in MODULES if (name, way) not in NEWER]
+    for name in names:
+        exported(name, way, tmp_path / "net.onnx")
+    assert len(names) >= 60
+
+
+@pytest.mark.skipif(importlib.util.find_spec("onnxscript") is None, reason="needs the package onnxscript")
+def test_modules_exported_by_default_are_read_as_they_are(tmp_path: Path) -> None:
+    for name in MODULES if MANY else BY_DEFAULT:
+        exported(name, "default", tmp_path / "net.onnx")
+
+
+def questions(name: str, network: Network) -> list[Case]:
+    """Whether one output can be as small as at the best of many points of a box, and less than it can be."""
+    rng = np.random.default_rng(0)
+    center = rng.normal(size=network.input_size)
+    radius = np.where(rng.permutation(network.input_size) < 4, 0.5, 0.0)
+    lower, upper = (np.float32(center + sign * radius).astype(float) for sign in (-1, 1))
+    unit = rng.random((256, len(lower)))
+    unit[:128] = unit[:128].round()
+    x = np.clip(lower + unit * (upper - lower), lower, upper)
+    y = network(torch.from_numpy(x).reshape(-1, *network.input_shape)).flatten(1).numpy()
+    output = int(rng.integers(network.output_size))
+    best = int(y[:, output].argmin())
+    box, point = Box(lower, upper), tuple(Fraction(float(v)) for v in x[best])
+    least = float(
+        interval_bounds(network.to(torch.float64), input_box([Property(box, ())], network))[-1].lower.flatten()[output]
+    )
+    made = []
+    for threshold in (Fraction(float(y[best, output])) + Fraction(1, 1 << 20), Fraction(least) - 1):
+        prop = Property(box, ((Row(((output, Fraction(1)),), threshold),),))
+        made.append(Case(name, Query(network, prop), point))
+    return made
+
+
+def test_verdicts_on_exported_modules_are_right(tmp_path: Path) -> None:
+    report, smooth = Report(), 0
+    cases: list[Case] = []
+    names = MODULES if MANY else VERDICTS
+    for name in names:
+        network = exported(name, "torchscript", tmp_path / "net.onnx")
+        smooth += not network.piecewise_linear
+        cases += questions(name, network)
+    ask(cases, {"ibp": 1.0, "crown": 1.0, "attack": 0.2}, report)
+    pieces = [case for case in cases if case.query.network.piecewise_linear]
+    ask(pieces, {"bab": 1.0, "milp": 1.0, "smt": 1.0}, report)
+    assert report.problems == []
+    assert report.decided["ibp", Verdict.UNSAT] == report.decided["crown", Verdict.UNSAT] == len(names)
+    for method in ("bab", "milp", "smt"):
+        assert report.decided[method, Verdict.UNSAT] == report.decided[method, Verdict.SAT] == len(names) - smooth

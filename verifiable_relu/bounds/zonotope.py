@@ -1,0 +1,273 @@
+"""Bounds of every node of a ReLU network in one forward pass: zonotopes over the inputs, for boxes of few inputs.
+
+A node's value x is enclosed by an affine form, the same for the whole network:
+
+    x ∈ c + Σ_k G_k·ε_k + [−e, e],   ε_k ∈ [−1, 1].
+
+The first noise symbols ε are the inputs that vary. Each unstable ReLU adds one: with slope s = u/(u − l) over its
+input's bounds [l, u], max(z, 0) − s·z lies in [0, q], q = −s·l, which is q/2 + (q/2)·ε (Singh et al., Fast and
+Effective Robustness Certification, NeurIPS 2018, theorem 3.2). Stable ReLUs are exact. A pass costs one product with
+each weight and as many columns as there are symbols, where backward bounds of all neurons need as many rows as there
+are neurons, for every layer and all layers before it.
+
+Rounding: e holds every error that is made, as an interval, and goes through an affine map W·x + b as |W|·e. With
+S = |c| + Σ_k |G_k| + e, of which ``largest`` is the maximum over the node's neurons,
+
+* the products W·c + b and W·G_k, and weights that are known up to an error, are off by at most
+  γ·(|W|·S + |b|) together, over all k, as ``rounding.interval_affine`` grants for W·c + b alone: the errors of W·c + b
+  and of the columns are γ·(|W|·|c| + |b|) and γ·|W|·|G_k|;
+* slope·c + q/2 and slope·G_k are off by at most 2u·(slope·S + q) together, and q, computed, by 4u·q;
+* sums over k of numbers that are not negative are too small by γ of themselves at most;
+* underflow loses at most the smallest normal number in each product.
+
+The slope itself may be any number in [0, 1]: q is the largest value of max(z, 0) − s·z over [l, u], at one of its ends.
+NaN goes on to what depends on it, and proves nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from verifiable_relu.bounds import rounding
+from verifiable_relu.bounds.operators import Operators, prepared
+from verifiable_relu.bounds.tuning import TUNING, Tuning
+from verifiable_relu.bounds.types import Bounds
+from verifiable_relu.network.dispatch import Refusal, Table
+from verifiable_relu.network.graph import Network
+from verifiable_relu.network.nodes import Activation, Add, Affine, Input, Permute, Relu, Reshape
+
+
+@dataclass(frozen=True)
+class Form:
+    """The affine form of one node over a batch of boxes.
+
+    Attributes:
+        center: c, (batch, *shape).
+        generators: G, (batch, symbols, *shape), of the first symbols of the network; of later ones it is zero.
+        error: e, (batch, *shape).
+    """
+
+    center: Tensor
+    generators: Tensor
+    error: Tensor
+
+    @cached_property
+    def widths(self) -> Tensor:
+        """|G|, (batch, symbols, *shape)."""
+        return self.generators.abs()
+
+    @cached_property
+    def size(self) -> Tensor:
+        """≥ Σ_k |G_k| + e, (batch, *shape)."""
+        found = self.widths.sum(1) + self.error
+        return found * (1 + 2 * rounding.gamma(self.generators.shape[1] + 4, found.dtype))
+
+    @cached_property
+    def largest(self) -> Tensor:
+        """(batch,) ≥ |c| + Σ_k |G_k| + e of every neuron."""
+        found = (self.center.abs() + self.size).flatten(1).amax(1)
+        return found * (1 + 4 * rounding.unit_roundoff(found.dtype))
+
+    def bounds(self) -> Bounds:
+        """Of the node's value, outward; (batch, *shape)."""
+        u, tiny = rounding.unit_roundoff(self.center.dtype), torch.finfo(self.center.dtype).tiny
+        reach = self.size + 4 * u * (self.center.abs() + self.size) + tiny
+        return Bounds(self.center - reach, self.center + reach)
+
+    def each(self, move: Callable[[Tensor], Tensor]) -> Form:
+        """A linear map of every part, given as one of a batch."""
+        generators = move(self.generators.flatten(0, 1)).unflatten(0, self.generators.shape[:2])
+        return Form(move(self.center), generators, move(self.error))
+
+
+def takes(network: Network) -> bool:
+    """Whether every node of a network has an affine form here."""
+    return all(node in _STEPS for node in network.nodes[1:])
+
+
+class Zonotopes:
+    """The affine forms of a network's nodes over a batch of boxes.
+
+    Args:
+        network: in the dtype and on the device of ``box``; ``takes`` it.
+        box: the inputs, (batch, *input_shape).
+        most: how many symbols a layer may add; what its other unstable neurons may be off by goes into the error, those
+            with the least q first.
+        stop: asked before every node; what it raises ends the pass.
+        tuning: of products with weights.
+
+    Attributes:
+        pre: bounds of the ReLUs' inputs, by the ReLU's index, each (batch, *shape).
+        output: the form of the output.
+        share: (batch, symbols, inputs) the part of each symbol's neuron's width that comes from each input; of the
+            symbol of an input 1 for itself. Of a steering use: its rounding is not accounted for.
+
+    Raises:
+        UnsupportedError: for an operator without an affine form.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        box: Bounds,
+        most: int = 64,
+        stop: Callable[[], object] | None = None,
+        tuning: Tuning = TUNING,
+    ) -> None:
+        self.operators: Operators = prepared(network, tuning)
+        self.most = most
+        self.pre: dict[int, Bounds] = {}
+        first, self.share = _of_inputs(box)
+        forms: dict[int, Form] = {0: first}
+        waiting = dict(network.uses)
+        for index, node in enumerate(network.nodes[1:], start=1):
+            if stop is not None:
+                stop()
+            forms[index] = _STEPS[node](self, index, node, [forms[i] for i in node.inputs])
+            for source in node.inputs:
+                waiting[source] -= 1
+                if not waiting[source]:
+                    del forms[source]
+        self.output = forms[len(network.nodes) - 1]
+
+    @property
+    def symbols(self) -> int:
+        """How many noise symbols there are so far."""
+        return self.share.shape[1]
+
+    def influence(self, matrix: Tensor, sample: Tensor) -> Tensor:
+        """How much of the width of rows·y comes from each input, directly and by way of unstable ReLUs.
+
+        Args:
+            matrix: (R, outputs), rows of the flattened output y.
+            sample: (R,) the box of each row.
+
+        Returns:
+            (R, inputs), in units of the rows; rounding is not accounted for.
+        """
+        generators = self.output.generators.flatten(2)
+        widths = torch.einsum("ro,rko->rk", matrix, generators[sample]).abs()
+        return torch.einsum("rk,rki->ri", widths, self.share[sample, : widths.shape[1]])
+
+
+def _of_inputs(box: Bounds) -> tuple[Form, Tensor]:
+    """The form of the inputs, with a symbol for each that is wider than rounding makes it, and the symbols' shares."""
+    flat = box.flat()
+    center = torch.lerp(flat.lower, flat.upper, 0.5)
+    # Two units of roundoff of either, which the error covers.
+    radius = torch.maximum(flat.upper - center, center - flat.lower)
+    wide = (torch.nextafter(flat.lower, flat.upper) < flat.upper).any(0)
+    varying = wide.nonzero().squeeze(1)
+    batch, inputs = center.shape
+    unit, info = rounding.unit_roundoff(center.dtype), torch.finfo(center.dtype)
+    error = 4 * unit * (center.abs() + radius) + info.tiny
+    error = torch.where(wide, error, error + radius)
+    generators = center.new_zeros(batch, len(varying), inputs)
+    own = torch.arange(len(varying), device=center.device)
+    generators[:, own, varying] = radius[:, varying]
+    share = center.new_zeros(1, len(varying), inputs)
+    share[0, own, varying] = 1
+    shape = box.lower.shape[1:]
+    form = Form(center.unflatten(1, shape), generators.unflatten(2, shape), error.unflatten(1, shape))
+    return form, share.expand(batch, -1, -1)
+
+
+def _affine(of: Zonotopes, index: int, node: Affine, inputs: list[Form]) -> Form:
+    operator, before = of.operators[index], inputs[0]
+    growth, extra = rounding.interval_affine(operator, before.largest)
+    columns = before.generators.shape[1]
+    lost = 8 * torch.finfo(extra.dtype).tiny * node.terms * (columns + 2)
+    error = operator.absolute(before.error) * growth + (extra + lost)
+    generators = before.generators.flatten(0, 1)
+    products = operator.linear(generators) if columns else generators.new_zeros(0, *node.shape)
+    return Form(operator.forward(before.center), products.unflatten(0, before.generators.shape[:2]), error)
+
+
+def _relu(of: Zonotopes, index: int, node: Relu, inputs: list[Form]) -> Form:
+    before = inputs[0]
+    pre = of.pre[index] = before.bounds()
+    unstable, slope, gap = chord(pre)
+    half = gap / 2
+    unit, tiny = rounding.unit_roundoff(gap.dtype), torch.finfo(gap.dtype).tiny
+    reach = slope * (before.center.abs() + before.size) + gap
+    own = 4 * unit * reach + (before.generators.shape[1] + 4) * tiny
+    error = slope * before.error
+    error = torch.where(unstable, error * (1 + 4 * unit) + own, error)
+    center = slope * before.center + half
+
+    count = int(unstable.flatten(1).sum(1).amax()) if len(unstable) else 0
+    found, neuron = half.flatten(1).topk(min(count, of.most), dim=1)
+    if count > of.most:
+        rest = half.flatten(1).scatter(1, neuron, 0.0).unflatten(1, node.shape)
+        error = (error + rest) * (1 + 4 * unit)
+    symbols, added = of.symbols, neuron.shape[1]
+    of.share = torch.cat([of.share, _shares(of.share, before, neuron)], 1)
+    generators = half.new_empty(len(half), symbols + added, *node.shape)
+    columns = before.generators.shape[1]
+    torch.mul(slope[:, None], before.generators, out=generators[:, :columns])
+    generators[:, columns:] = 0
+    generators[:, symbols:].flatten(2).scatter_(2, neuron[:, :, None], found[:, :, None])
+    return Form(center, generators, error)
+
+
+def chord(pre: Bounds) -> tuple[Tensor, Tensor, Tensor]:
+    """Where a ReLU is unstable, a slope s in [0, 1], and q so that 0 ≤ max(z, 0) − s·z ≤ q over the bounds of z.
+
+    Args:
+        pre: of z, (batch, *shape).
+
+    Returns:
+        Three tensors of that shape; of stable neurons s is 0 or 1, and q is 0.
+    """
+    active = pre.lower >= 0
+    unstable = ~active & ~(pre.upper <= 0)
+    slope = torch.where(unstable, (pre.upper / (pre.upper - pre.lower)).clamp(0, 1), active.to(pre.lower))
+    at_ends = torch.maximum(slope * -pre.lower, (1 - slope) * pre.upper)
+    info = torch.finfo(slope.dtype)
+    gap = at_ends * (1 + 4 * info.eps) + info.tiny
+    return unstable, slope, torch.where(unstable, gap, 0.0)
+
+
+def _shares(share: Tensor, before: Form, neuron: Tensor) -> Tensor:
+    """The shares of new symbols, of the neurons with these numbers, (batch, added), from the widths of their inputs."""
+    widths = before.widths.flatten(2)
+    reached = widths.transpose(1, 2) @ share[:, : widths.shape[1]]
+    mine = reached.gather(1, neuron[:, :, None].expand(-1, -1, reached.shape[2]))
+    return mine / mine.sum(2, keepdim=True).clamp(min=torch.finfo(mine.dtype).tiny)
+
+
+def _add(of: Zonotopes, index: int, node: Add, inputs: list[Form]) -> Form:
+    first, second = inputs
+    if first.generators.shape[1] < second.generators.shape[1]:
+        first, second = second, first
+    missing = first.generators.shape[1] - second.generators.shape[1]
+    unit = rounding.unit_roundoff(first.center.dtype)
+    scale = (first.largest + second.largest).reshape(-1, *[1] * len(node.shape))
+    padded = torch.cat([second.generators, second.generators.new_zeros(len(second.center), missing, *node.shape)], 1)
+    error = (first.error + second.error) * (1 + 4 * unit) + 4 * unit * scale
+    return Form(first.center + second.center, first.generators + padded, error)
+
+
+def _moved(of: Zonotopes, index: int, node: Reshape | Permute, inputs: list[Form]) -> Form:
+    return inputs[0].each(node.forward)
+
+
+_STEPS: Table[Callable[[Zonotopes, int, Any, list[Form]], Form]] = Table(
+    "zonotopes",
+    {
+        Input: Refusal("the input's box is given"),
+        Affine: _affine,
+        Activation: Refusal("zonotopes have a form of ReLU alone"),
+        Relu: _relu,
+        Add: _add,
+        Reshape: _moved,
+        Permute: _moved,
+    },
+)
+"""The form of a node from those of its inputs."""

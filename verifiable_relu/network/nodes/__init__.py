@@ -1,0 +1,39 @@
+"""The kinds of node of a network: affine maps, activations, and what moves or adds numbers."""
+
+from verifiable_relu.network.nodes.activations import (
+    Activation,
+    Gelu,
+    Hardened,
+    LeakyRelu,
+    Relu,
+    Sigmoid,
+    Smooth,
+    Tanh,
+)
+from verifiable_relu.network.nodes.affine import Affine, Conv2d, Linear, Scale, Sparse
+from verifiable_relu.network.nodes.functions import FUNCTIONS, Function
+from verifiable_relu.network.nodes.node import Add, Input, Node, Permute, Reshape, Shape
+
+__all__ = [
+    "FUNCTIONS",
+    "Activation",
+    "Add",
+    "Affine",
+    "Conv2d",
+    "Function",
+    "Gelu",
+    "Hardened",
+    "Input",
+    "LeakyRelu",
+    "Linear",
+    "Node",
+    "Permute",
+    "Relu",
+    "Reshape",
+    "Scale",
+    "Shape",
+    "Sigmoid",
+    "Smooth",
+    "Sparse",
+    "Tanh",
+]

@@ -1,0 +1,66 @@
+"""``python -m verifiable_relu.network.onnx`` prints the page docs/operators.md: every operator that is read."""
+
+from __future__ import annotations
+
+from verifiable_relu.network.onnx.call import CONVERTERS
+from verifiable_relu.network.onnx.constants import FOLDED
+from verifiable_relu.network.onnx.read import OPERATORS
+
+PIECES = {"LeakyRelu", "PRelu", "Relu", "ThresholdedRelu"}
+MAXIMA = {
+    "Abs", "Clip", "GlobalMaxPool", "HardSigmoid", "Max", "MaxPool", "Min", "ReduceL1", "ReduceMax", "ReduceMin",
+}  # fmt: skip
+SMOOTH = {
+    "Atan", "Celu", "Cos", "Elu", "Erf", "Exp", "Gelu", "HardSwish", "Log", "Mish", "Pow", "ReduceL2", "ReduceLogSum",
+    "ReduceLogSumExp", "ReduceSumSquare", "Selu", "Sigmoid", "Sin", "Softplus", "Softsign", "Sqrt", "Swish", "Tanh",
+}  # fmt: skip
+
+TITLES = {
+    "affine": "Affine: sums, products with constants, movements, reductions, windows",
+    "pieces": "Piecewise linear",
+    "maxima": "Written with ReLUs when they are read",
+    "smooth": "Smooth functions of one variable",
+}
+
+HEAD = """# Operators that are read from ONNX files
+
+Printed by `python -m verifiable_relu.network.onnx`. A number is the opset in which a definition of the operator began
+that is read; a definition that is not listed is refused by name, and so is an operator that is not. What a file makes
+of constants alone is computed when the file is read, by the standard's reference evaluator, for any of the operators at
+the end.
+
+| group | bounds (`ibp`, `crown`, `alpha-crown`, `split`) | `bab`, `milp`, `smt` | exact evaluation |
+|---|---|---|---|
+| affine | exact, up to rounding | yes | yes, if weights are stored as they are meant |
+| piecewise linear | best lines for each neuron | yes | yes |
+| written with ReLUs | of two numbers the best lines, of more a tournament; intervals are loose | yes | yes |
+| smooth | Sigmoid, Tanh, Gelu: best lines; others: the best of four slopes | no | enclosed |
+"""
+
+
+def group(operator: str) -> str:
+    """The group of an operator, a key of ``TITLES``."""
+    groups = {"pieces": PIECES, "maxima": MAXIMA, "smooth": SMOOTH}
+    return next((name for name, members in groups.items() if operator in members), "affine")
+
+
+def page() -> str:
+    """The page."""
+    assert OPERATORS  # their modules fill the table
+    parts = [HEAD]
+    for name, title in TITLES.items():
+        rows = [f"## {title}", "", "| operator | opsets |", "|---|---|"]
+        for operator in sorted({operator for operator, _ in CONVERTERS if group(operator) == name}):
+            versions = sorted(version for other, version in CONVERTERS if other == operator)
+            rows.append(f"| {operator} | {', '.join(map(str, versions))} |")
+        parts.append("\n".join(rows) + "\n")
+    rest = (
+        "Mul of two computed values is read where it spells GELU, SiLU, Mish, a square or a cube; Cast and CastLike\n"
+    )
+    rest += "where they go to float32 or float64. Constant, Shape and Size are read in every opset.\n"
+    folded = ", ".join(sorted(FOLDED))
+    return "\n".join([*parts, rest, f"## Of constants alone\n\n{folded}\n"])
+
+
+if __name__ == "__main__":
+    print(page(), end="")

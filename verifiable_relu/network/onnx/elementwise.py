@@ -1,0 +1,160 @@
+"""Element-wise affine operators: sums, products with constants, batch normalisation."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from verifiable_relu.errors import InputError, UnsupportedError
+from verifiable_relu.network.onnx.call import Call, Result, Value, converts, tensor
+from verifiable_relu.network.onnx.moves import expanded
+from verifiable_relu.network.transient import Product
+
+UNIT = 2.0**-53
+"""The unit roundoff of float64, in which weights are computed that have no exact counterpart."""
+
+
+@converts("BatchNormalization", 7, 9, 14, 15)
+def _batch_normalization(call: Call) -> Value:
+    call.refuse(training_mode=0, spatial=1)
+    x = call.value()
+    gamma, beta, mean, variance = (tensor(call.constant(i)) for i in (1, 2, 3, 4))
+    # An attribute is a float32 number, its default too.
+    spread = variance.double() + call.get("epsilon", float(np.float32(1e-5)))
+    if not bool((spread > 0).all()):
+        raise InputError("its variance plus epsilon is not positive")
+    channels = (-1, *(1,) * (len(call.shape(x)) - 2))
+    # The sum, the root and the quotient each round once: half of 2⁻⁵³ passes the root, two more follow.
+    scale = normal(gamma.double() / spread.sqrt()).reshape(channels)
+    center, shift = mean.reshape(channels), beta.reshape(channels)
+    index = call.build.scale(x.index, call.name, center=center, scale=scale, shift=shift, error=3 * UNIT)
+    return Value(index, x.leading)
+
+
+def normal(quotient: Tensor) -> Tensor:
+    """A quotient in float64 whose relative rounding error is at most 2⁻⁵³.
+
+    Raises:
+        UnsupportedError: if one of its numbers is so small that its error may be larger.
+    """
+    if bool(((quotient != 0) & (quotient.abs() < torch.finfo(torch.float64).tiny)).any()):
+        raise UnsupportedError("a factor below the range of float64")
+    return quotient
+
+
+Operands = tuple[Value | Tensor, Value | Tensor]
+
+
+def _operands(call: Call) -> Operands:
+    """The operands of a binary operator (``broadcast``)."""
+    return broadcast(call, call.inputs[0], call.inputs[1])
+
+
+def broadcast(call: Call, left: Result | None, right: Result | None) -> Operands:
+    """Two operands, of which one is computed at least, in one shape; a constant may be smaller where it broadcasts.
+
+    Raises:
+        InputError: if their shapes do not fit.
+    """
+    if left is None or right is None:
+        raise UnsupportedError("an operand is missing")
+    try:
+        shape = np.broadcast_shapes(call.shape(left), call.shape(right))
+    except ValueError:
+        raise InputError(f"broadcasts {call.shape(left)} against {call.shape(right)}") from None
+    x, y = (expanded(call, given, shape) if isinstance(given, Value) else given for given in (left, right))
+    if isinstance(x, Value):
+        return x, (y if isinstance(y, Value) else call.beside(y, x))
+    assert isinstance(y, Value)
+    return call.beside(x, y), y
+
+
+def added(call: Call, left: Result | None, right: Result | None) -> Value:
+    """The sum of two operands of which one is computed at least."""
+    x, y = broadcast(call, left, right)
+    if isinstance(x, Value) and isinstance(y, Value):
+        return Value(call.build.add(x.index, y.index, call.name), x.leading)
+    value, constant = (x, y) if isinstance(x, Value) else (y, x)
+    assert isinstance(value, Value) and isinstance(constant, Tensor)
+    return Value(call.build.scale(value.index, call.name, shift=constant), value.leading)
+
+
+def negative(call: Call, x: Value) -> Value:
+    """−x."""
+    return Value(call.build.scale(x.index, call.name, scale=torch.tensor(-1.0)), x.leading)
+
+
+@converts("Add", 7, 13, 14)
+def _add(call: Call) -> Value:
+    return added(call, *call.inputs)
+
+
+@converts("Sum", 6, 8, 13)
+def _sum(call: Call) -> Result:
+    # Constants first, so that all that is computed comes after.
+    return functools.reduce(lambda x, y: added(call, x, y), sorted(call.given(), key=_is_constant))
+
+
+def _is_constant(given: Result) -> bool:
+    return not isinstance(given, Value)
+
+
+@converts("Mean", 6, 8, 13)
+def _mean(call: Call) -> Value:
+    total, count = _sum(call), len(call.inputs)
+    assert isinstance(total, Value)
+    return divided(call, total, torch.tensor(float(count)))
+
+
+@converts("Sub", 7, 13, 14)
+def _sub(call: Call) -> Value:
+    x, y = _operands(call)
+    if isinstance(x, Value) and isinstance(y, Value):
+        return Value(call.build.add(x.index, negative(call, y).index, call.name), x.leading)
+    if isinstance(x, Value):
+        assert isinstance(y, Tensor)
+        return Value(call.build.scale(x.index, call.name, center=y), x.leading)
+    assert isinstance(y, Value)
+    return Value(call.build.scale(y.index, call.name, scale=-torch.ones_like(x), shift=x), y.leading)
+
+
+@converts("Neg", 6, 13)
+def _neg(call: Call) -> Value:
+    return negative(call, call.value())
+
+
+@converts("Mul", 7, 13, 14)
+def _mul(call: Call) -> Value:
+    x, y = _operands(call)
+    if isinstance(x, Value) and isinstance(y, Value):
+        shape = call.build.shape(x.index)
+        return Value(call.build.append(Product(name=call.name, inputs=(x.index, y.index), shape=shape)), x.leading)
+    value, constant = (x, y) if isinstance(x, Value) else (y, x)
+    assert isinstance(value, Value) and isinstance(constant, Tensor)
+    return Value(call.build.scale(value.index, call.name, scale=constant), value.leading)
+
+
+@converts("Div", 7, 13, 14)
+def _div(call: Call) -> Value:
+    x, y = _operands(call)
+    if isinstance(y, Value):
+        raise UnsupportedError("divides by a computed value")
+    assert isinstance(x, Value)
+    return divided(call, x, y)
+
+
+def divided(call: Call, x: Value, by: Tensor) -> Value:
+    """x/by, ``by`` being broadcastable to the shape of x.
+
+    Raises:
+        InputError: for a division by zero.
+    """
+    divisor = by.double()
+    if not bool(divisor.all()):
+        raise InputError("divides by zero")
+    exact = bool((torch.frexp(divisor).mantissa.abs() == 0.5).all())
+    factor = normal(1 / divisor)
+    return Value(call.build.scale(x.index, call.name, scale=factor, error=0.0 if exact else UNIT), x.leading)

@@ -1,0 +1,171 @@
+"""Operators that only move numbers: each element of a result is an element of an input, or a constant.
+
+They are read by running them, in the standard's reference evaluator, on the numbers of their inputs' elements in place
+of the elements. What comes out says for each element of the result where it comes from.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx
+
+from verifiable_relu.errors import InputError, UnsupportedError
+from verifiable_relu.network.onnx.call import Call, Result, Value, converts
+from verifiable_relu.network.onnx.constants import evaluated
+
+SINCE_21 = (21, 23, 24, 25)
+"""Since opset 21 these versions of the operators below have added nothing but element types."""
+
+
+def moves(operator: str, *versions: int, data: Sequence[int] = (0,)) -> None:
+    """Register an operator as one that only moves numbers.
+
+    Args:
+        operator: of the standard domain.
+        versions: of it that are read.
+        data: the places of the inputs whose elements are moved; the others must be constants. −1: all of them.
+    """
+    converts(operator, *versions)(lambda call: _moved(call, data))
+
+
+@dataclass(frozen=True)
+class Numbered:
+    """Inputs whose elements are numbered, one input after another, from 1 on."""
+
+    inputs: list[Result] = field(default_factory=list)
+    starts: list[int] = field(default_factory=lambda: [0])
+
+    def add(self, call: Call, given: Result) -> np.ndarray:
+        """The numbers of an input's elements, in its ONNX shape."""
+        shape, start = call.shape(given), self.starts[-1]
+        self.inputs.append(given)
+        self.starts.append(start + math.prod(shape))
+        return np.arange(start + 1, self.starts[-1] + 1).reshape(shape)
+
+
+def _moved(call: Call, data: Sequence[int]) -> list[Result]:
+    """The results of an operator that only moves numbers, by what it does to the numbers of its inputs' elements.
+
+    Raises:
+        UnsupportedError: if an input that is not moved is computed, or numbers are combined.
+        InputError: if the inputs do not fit the operator.
+    """
+    if call.get("reduction", b"none") != b"none":
+        raise UnsupportedError(f"its attribute reduction = {call.get('reduction', None)}")
+    numbered = Numbered()
+    inputs: list[np.ndarray | None] = []
+    for position, given in enumerate(call.inputs):
+        if given is not None and (position in data or -1 in data):
+            inputs.append(numbered.add(call, given))
+        else:
+            inputs.append(call.optional(position))
+    found = evaluated(_without_value(call.node), inputs, call.opset)
+    if call.op.startswith("Scatter") and not np.isin(np.asarray(inputs[2]), found[0]).all():
+        raise UnsupportedError("writes one element twice")
+    return [moved(call, numbered, numbers, call.get("value", 0.0)) for numbers in found]
+
+
+def _without_value(node: onnx.NodeProto) -> onnx.NodeProto:
+    """The node without the attribute by which old versions of Pad name a number."""
+    made = onnx.NodeProto()
+    made.CopyFrom(node)
+    del made.attribute[:]
+    made.attribute.extend(attribute for attribute in node.attribute if attribute.name != "value")
+    return made
+
+
+def moved(call: Call, numbered: Numbered, numbers: np.ndarray, value: float = 0.0) -> Result:
+    """The tensor whose elements are those of some inputs, by their numbers, or ``value`` where the number is 0.
+
+    Args:
+        call: the node that is read.
+        numbered: the inputs.
+        numbers: in the ONNX shape of the result.
+        value: a float32 number.
+
+    Raises:
+        UnsupportedError: if the numbers are not those of elements.
+    """
+    if not np.issubdtype(numbers.dtype, np.integer) or (
+        numbers.size and not 0 <= numbers.min() <= numbers.max() < (numbered.starts[-1] + 1)
+    ):
+        raise UnsupportedError("combines numbers where it is expected to move them")
+    flat = numbers.reshape(-1).astype(np.int64)
+    rest = np.where(flat == 0, np.float32(value), np.float32(0))
+    parts: list[tuple[int, np.ndarray, np.ndarray]] = []
+    for given, start, end in zip(numbered.inputs, numbered.starts, numbered.starts[1:], strict=False):
+        mine = (flat > start) & (flat <= end)
+        index = np.where(mine, flat - start - 1, 0)
+        if isinstance(given, Value):
+            if mine.any():
+                parts.append((given.index, mine, index))
+        elif mine.any():
+            rest = np.where(mine, given.reshape(-1)[index], rest)
+    if not parts:
+        return rest.reshape(numbers.shape)
+    source, mine, index = parts[0]
+    if len(parts) == 1 and mine.all() and np.array_equal(index, np.arange(call.build.size(source))):
+        return call.reshaped(Value(source, False), numbers.shape)
+    total = call.sparse(source, index, mine.astype(np.float32), numbers.shape, rest)
+    for source, mine, index in parts[1:]:
+        part = call.sparse(source, index, mine.astype(np.float32), numbers.shape)
+        total = Value(call.build.add(total.index, part.index, call.name), total.leading)
+    return total
+
+
+def expanded(call: Call, x: Value, shape: Sequence[int]) -> Value:
+    """x broadcast to an ONNX shape.
+
+    Raises:
+        UnsupportedError: if it does not broadcast.
+    """
+    if call.shape(x) == tuple(shape):
+        return x
+    numbered = Numbered()
+    try:
+        numbers = np.broadcast_to(numbered.add(call, x), shape)
+    except ValueError:
+        raise UnsupportedError(f"broadcasts a value of shape {call.shape(x)} to {tuple(shape)}") from None
+    found = moved(call, numbered, numbers)
+    assert isinstance(found, Value)
+    return found
+
+
+def ordered(call: Call, x: Value, axes: Sequence[int]) -> Value:
+    """x with its ONNX axes in another order; result axis i is axis ``axes[i]`` of x.
+
+    Raises:
+        InputError: if ``axes`` is no order of the axes of x.
+    """
+    shape = call.shape(x)
+    if sorted(axes) != list(range(len(shape))):
+        raise InputError(f"the axes {tuple(axes)} of shape {shape}")
+    if x.leading and axes[0] == 0:
+        return Value(call.build.permute(x.index, tuple(a - 1 for a in axes[1:]), call.name), True)
+    whole = call.build.reshape(x.index, shape, call.name)
+    found = Value(call.build.permute(whole, tuple(axes), call.name), False)
+    return call.reshaped(found, [shape[a] for a in axes])
+
+
+moves("Concat", 4, 11, 13, data=(-1,))
+moves("Slice", 1, 10, 11, 13)
+moves("Split", 2, 11, 13, 18)
+moves("Gather", 1, 11, 13)
+moves("GatherElements", 11, 13)
+moves("GatherND", 11, 12, 13)
+moves("Expand", 8, 13)
+moves("Tile", 6, 13)
+moves("Pad", 2, 11, 13, 18, 19, *SINCE_21, data=(0, 2))
+moves("DepthToSpace", 1, 11, 13, 28)
+moves("SpaceToDepth", 1, 13, 28)
+moves("Where", 9, 16, data=(1, 2))
+moves("Trilu", 14)
+moves("Compress", 9, 11, 28)
+moves("ReverseSequence", 10, 28)
+moves("CenterCropPad", 18)
+moves("ScatterElements", 11, 13, 16, 18, data=(0, 2))
+moves("ScatterND", 11, 13, 16, 18, data=(0, 2))

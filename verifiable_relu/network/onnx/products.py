@@ -1,0 +1,169 @@
+"""Products with constant matrices."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from verifiable_relu.errors import InputError, UnsupportedError
+from verifiable_relu.network.onnx.call import Call, Value, converts, tensor
+from verifiable_relu.network.onnx.elementwise import added
+from verifiable_relu.network.onnx.moves import Numbered, ordered
+from verifiable_relu.network.onnx.shapes import axis_of
+
+MAX_TERMS = 1 << 24
+"""Most products of weights and inputs of an affine map that is read term by term."""
+
+
+@converts("Gemm", 7, 9, 11, 13)
+def _gemm(call: Call) -> Value:
+    left, right = call.inputs[:2]
+    if isinstance(left, Value) and isinstance(right, np.ndarray):
+        x = ordered(call, left, (1, 0)) if call.get("transA", 0) else left
+        weight = _scaled(right if call.get("transB", 0) else right.T, call.get("alpha", 1.0))
+        if not isinstance(call.inputs[2] if len(call.inputs) > 2 else None, Value):
+            bias = call.optional(2)
+            if bias is None or bias.ndim < 2 or bias.shape[0] == 1:
+                shift = None if bias is None else _scaled(bias, call.get("beta", 1.0))
+                return Value(call.build.linear(x.index, weight, shift, call.name), x.leading)
+        product = Value(call.build.linear(x.index, weight, None, call.name), x.leading)
+    elif isinstance(left, np.ndarray) and isinstance(right, Value):
+        x = right if call.get("transB", 0) else ordered(call, right, (1, 0))
+        weight = _scaled(left.T if call.get("transA", 0) else left, call.get("alpha", 1.0))
+        product = ordered(call, Value(call.build.linear(x.index, weight, None, call.name), x.leading), (1, 0))
+    else:
+        raise UnsupportedError("not the product of one computed value and one constant")
+    given = call.inputs[2] if len(call.inputs) > 2 else None
+    if given is None or (beta := call.get("beta", 1.0)) == 0:
+        return product
+    if isinstance(given, np.ndarray):
+        return added(call, product, _scaled(given, beta).numpy())
+    factor = torch.tensor(beta, dtype=torch.float32)
+    return added(call, product, Value(call.build.scale(given.index, call.name, scale=factor), given.leading))
+
+
+def _scaled(weight: np.ndarray, factor: float) -> Tensor:
+    """weight·factor in float64, where the product of two float32 numbers is exact.
+
+    Raises:
+        UnsupportedError: if the weight is in float64 and would be rounded.
+    """
+    if factor == 1.0:
+        return tensor(weight)
+    if weight.dtype == np.float64:
+        raise UnsupportedError("scales weights in float64, which would round them")
+    return tensor(weight).double() * factor
+
+
+@converts("MatMul", 1, 9, 13)
+def _matmul(call: Call) -> Value:
+    left, right = call.inputs
+    if isinstance(left, Value) and isinstance(right, np.ndarray):
+        weight = _without_ones(right, len(call.shape(left)))
+        if weight.ndim == 2:
+            return Value(call.build.linear(left.index, tensor(weight.T), None, call.name), left.leading)
+        return _contracted(call, left, right, first=False)
+    if isinstance(left, np.ndarray) and isinstance(right, Value):
+        rank = len(call.shape(right))
+        weight = _without_ones(left, rank)
+        if weight.ndim == 2 and rank >= 2:
+            swap = (*range(rank - 2), rank - 1, rank - 2)
+            columns = ordered(call, right, swap)
+            product = call.build.linear(columns.index, tensor(weight), None, call.name)
+            return ordered(call, Value(product, columns.leading), swap)
+        return _contracted(call, right, left, first=True)
+    raise UnsupportedError("the product of two computed values")
+
+
+def _without_ones(weight: np.ndarray, rank: int) -> np.ndarray:
+    """The weight without leading axes of length 1 that do not enlarge a value of so many axes."""
+    while 2 < weight.ndim <= rank and weight.shape[0] == 1:
+        weight = weight[0]
+    return weight
+
+
+def _contracted(call: Call, x: Value, weight: np.ndarray, first: bool) -> Value:
+    """The matrix product of x and a constant of any shape, as ``numpy.matmul`` has it, term by term.
+
+    Args:
+        call: the node that is read.
+        x: the computed operand.
+        weight: the constant operand.
+        first: whether the constant comes first.
+
+    Raises:
+        InputError: if the shapes do not fit.
+        UnsupportedError: if there are more than ``MAX_TERMS`` terms.
+    """
+    places = Numbered().add(call, x) - 1
+    left, right = (weight, places) if first else (places, weight)
+    shape = np.matmul(np.empty(left.shape, np.bool_), np.empty(right.shape, np.bool_)).shape
+    if left.shape[-1] * int(np.prod(shape)) > MAX_TERMS:
+        raise UnsupportedError(f"more than {MAX_TERMS} products of weights and values")
+    rows = left[None, :] if left.ndim == 1 else left
+    columns = right[None, :] if right.ndim == 1 else np.swapaxes(right, -1, -2)
+    pairs = np.broadcast_arrays(rows[..., :, None, :], columns[..., None, :, :])
+    index, numbers = reversed(pairs) if first else pairs
+    return call.sparse(x.index, index, numbers, shape)
+
+
+@converts("Einsum", 12, 28)
+def _einsum(call: Call) -> Value:
+    """A contraction of one computed value, with at most one constant."""
+    equation = call.get("equation", b"").decode().replace(" ", "")
+    given = call.given()
+    left, arrow, right = equation.partition("->")
+    labels = left.split(",")
+    if not (equation.replace(",", "").replace("->", "").isalpha() and len(labels) == len(given)):
+        raise UnsupportedError(f"its attribute equation = {equation}")
+    values = [i for i, one in enumerate(given) if isinstance(one, Value)]
+    if len(values) != 1 or len(given) > 2:
+        raise UnsupportedError("the product of two computed values, or of several constants")
+    everything = "".join(labels)
+    names = "".join(sorted(set(everything)))
+    result = right if arrow else "".join(name for name in names if everything.count(name) == 1)
+    order = [*result, *(name for name in names if name not in result)]
+    if len(set(result)) < len(result) or not set(result) <= set(names):
+        raise InputError(f"its attribute equation = {equation}")
+    x = given[values[0]]
+    assert isinstance(x, Value)
+    arrays = [one if isinstance(one, np.ndarray) else Numbered().add(call, one) - 1 for one in given]
+    sizes: dict[str, int] = {}
+    for names_of, array in zip(labels, arrays, strict=True):
+        if len(names_of) != array.ndim or any(
+            sizes.setdefault(n, s) != s for n, s in zip(names_of, array.shape, strict=True)
+        ):
+            raise InputError(f"its attribute equation = {equation} for shapes {[a.shape for a in arrays]}")
+    full = tuple(sizes[name] for name in order)
+    if math.prod(full) > MAX_TERMS:
+        raise UnsupportedError(f"more than {MAX_TERMS} products of weights and values")
+    spread = [np.broadcast_to(_along(array, one, order), full) for array, one in zip(arrays, labels, strict=True)]
+    outputs = full[: len(result)]
+    weight = np.ones(full, np.float32) if len(given) == 1 else spread[1 - values[0]]
+    return call.sparse(x.index, spread[values[0]], weight, outputs)
+
+
+def _along(array: np.ndarray, labels: str, order: Sequence[str]) -> np.ndarray:
+    """An array whose axes have labels, of which some may be the same, with an axis for each label of ``order``."""
+    kept = [name for name in order if name in labels]
+    found = np.einsum(array, [order.index(name) for name in labels], [order.index(name) for name in kept])
+    return found.reshape([found.shape[kept.index(name)] if name in kept else 1 for name in order])
+
+
+@converts("CumSum", 11, 14)
+def _cumulative_sum(call: Call) -> Value:
+    x = call.value()
+    rank = len(call.shape(x))
+    axis = axis_of(int(call.constant(1).reshape(())), rank)
+    length = call.shape(x)[axis]
+    if length > MAX_TERMS**0.5:
+        raise InputError(f"sums up {length} values")
+    weight = torch.ones(length, length).tril(-1 if call.get("exclusive", 0) else 0)
+    axes = [*(a for a in range(rank) if a != axis), axis]
+    last = ordered(call, x, axes) if axes != list(range(rank)) else x
+    found = call.build.linear(last.index, weight.T if call.get("reverse", 0) else weight, None, call.name)
+    return ordered(call, Value(found, last.leading), np.argsort(axes).tolist())
