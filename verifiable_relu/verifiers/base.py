@@ -19,6 +19,7 @@ import torch
 from verifiable_relu.errors import CallFailed, OutOfTime, UnsupportedError
 from verifiable_relu.network.graph import Network
 from verifiable_relu.spec.property import Query
+from verifiable_relu.trust.certificate import Proof
 from verifiable_relu.verifiers.root import NONE, Roots
 
 Witness = tuple[Fraction, ...]
@@ -70,6 +71,7 @@ class Outcome:
         detail: a sentence that a person can act on.
         seconds: time charged to this query, by stage name; stages that ran in batch charge each query its share.
         unstable: number of unstable neurons under the bounds used, None where not computed.
+        proof: what a certificate of unsat needs, if it was to be recorded.
     """
 
     verdict: Verdict
@@ -81,6 +83,7 @@ class Outcome:
     detail: str = ""
     seconds: Mapping[str, float] = field(default_factory=dict)
     unstable: int | None = None
+    proof: Proof | None = field(default=None, repr=False)
 
     @staticmethod
     def unknown(reason: Reason, method: str, detail: str = "", **known: object) -> Outcome:

@@ -27,6 +27,9 @@ _TINY = torch.finfo(torch.float64).tiny
 _LEAST = 2.0**-60
 """A remainder's bound is at least this part of the pre-activation's magnitude, so that dividing by it is harmless."""
 
+_SHORT = 2.0**16
+"""Slopes are multiples of one part of so many, so that certificates need not write many digits."""
+
 
 @dataclass(frozen=True)
 class Slopes:
@@ -86,7 +89,8 @@ class Slopes:
             alpha = alpha + rate / (1 - 0.9**step) * first / size
             alpha = torch.maximum(torch.minimum(alpha, most), least)
             rate *= self.decay
-        found = torch.maximum(found.double(), folded.slope.clamp(max=1))
+        found = (found.double() * _SHORT).round() / _SHORT
+        found = torch.maximum(found, folded.slope.clamp(max=1))
         return torch.minimum(found, folded.slope.clamp(min=1)), best
 
     @staticmethod

@@ -30,11 +30,13 @@ class Part:
         rows: its rows, A·y − b as forms of e and r, the one with the largest lower bound first.
         scale: (rows,) what each row was multiplied with to have integer coefficients.
         slopes: (m,) of the relaxation that is best for the first row.
+        order: (rows,) which row of the polytope each is.
     """
 
     rows: Rows
     scale: Tensor
     slopes: Tensor
+    order: Tensor
 
 
 class System:
@@ -81,8 +83,9 @@ class System:
         parts = []
         for polytope in polytopes:
             mine = (rows.polytope[kept] == polytope).nonzero().squeeze(1)
-            mine = mine[lower[mine].argsort(descending=True)]
-            part = Part(forms[mine], rows.scale[kept][mine], found[mine[0]])
+            order = lower[mine].argsort(descending=True)
+            mine = mine[order]
+            part = Part(forms[mine], rows.scale[kept][mine], found[mine[0]], order)
             parts.append((float(lower[mine[0]]), polytope, part))
         self.parts = {polytope: part for _, polytope, part in sorted(parts, key=lambda p: p[:2])}
 
