@@ -31,7 +31,7 @@ _SEVERITY = (
 )
 """Of several reasons for not knowing, the first of these is given."""
 
-_TRUST = (Trust.FLOAT, Trust.ROUNDED, Trust.EXACT)
+_TRUST = (Trust.FLOAT, Trust.ROUNDED, Trust.EXACT, Trust.CHECKED)
 """From the weakest to the strongest."""
 
 _PASSING = (Reason.ERROR, Reason.MEMORY, Reason.INTERRUPTED)

@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -21,6 +21,9 @@ from verifiable_relu.errors import InputError
 from verifiable_relu.spec.property import Query
 from verifiable_relu.trust.replay import Confirmation, confirm
 from verifiable_relu.verifiers.base import Budget, Outcome, Reason, Trust, Verdict, Verifier, fault
+
+if TYPE_CHECKING:  # Certificates come with branch and bound, which other methods should not wait for.
+    from verifiable_relu.campaign.certificates import Certificates
 
 TABLE_EVERY = 1.0
 """Seconds between two writings of the table; the records are written at once."""
@@ -84,7 +87,11 @@ def unasked(onnx: str, vnnlib: str, error: Exception, timeout: float) -> Result:
 
 
 def run(
-    cases: Sequence[Case | Result], verifier: Verifier, store: Store | None = None, observer: Observer = QUIET
+    cases: Sequence[Case | Result],
+    verifier: Verifier,
+    store: Store | None = None,
+    observer: Observer = QUIET,
+    certificates: Certificates | None = None,
 ) -> list[Result]:
     """Answer all cases in one batch, keeping each result as it comes.
 
@@ -93,6 +100,7 @@ def run(
         verifier: what answers them.
         store: open; keeps the records. A case that has a final record there is not asked again.
         observer: is told of stages and results.
+        certificates: where a certificate of every sat and unsat goes, which is checked at once; in no case's time.
 
     Returns:
         One result per case, in their order.
@@ -101,7 +109,7 @@ def run(
         KeyboardInterrupt: after everything answered so far was kept.
         InputError: if the store cannot be written.
     """
-    campaign = _Campaign(cases, verifier, store, observer)
+    campaign = _Campaign(cases, verifier, store, observer, certificates)
     try:
         campaign.settle()
         campaign.attempt(range(len(campaign.queries)))
@@ -136,13 +144,19 @@ class _Campaign:
     """The state of one run: which queries are answered, and what that makes of their cases."""
 
     def __init__(
-        self, cases: Sequence[Case | Result], verifier: Verifier, store: Store | None, observer: Observer
+        self,
+        cases: Sequence[Case | Result],
+        verifier: Verifier,
+        store: Store | None,
+        observer: Observer,
+        certificates: Certificates | None,
     ) -> None:
         self.cases = cases
         self.verifier = verifier
         self.method = repr(verifier)
         self.store = store
         self.observer = observer
+        self.certificates = certificates
         self.recorded: dict[int, Result] = {}
         self.queries: list[Query] = []
         self.owner: list[int] = []
@@ -160,7 +174,7 @@ class _Campaign:
                 continue
             key = (case.digest, self.method, case.timeout, versions()["verifiable_relu"])
             known = None if self.store is None else self.store.find(key)
-            if known is not None:
+            if known is not None and not self.to_certify(known):
                 self.recorded[index] = known = replace(known, onnx=case.onnx, vnnlib=case.vnnlib)
                 self.observer.result(known)
                 continue
@@ -170,6 +184,12 @@ class _Campaign:
             purses.append(case.timeout)
         purse = {case: number for number, case in enumerate(self.outcomes)}
         self.budget = Budget(purses, [purse[case] for case in self.owner])
+
+    def to_certify(self, known: Result) -> bool:
+        """Whether a verdict that is known lacks the certificate that is wanted."""
+        return (
+            self.certificates is not None and known.verdict is not Verdict.UNKNOWN and known.trust is not Trust.CHECKED
+        )
 
     def open(self, members: Sequence[int]) -> list[int]:
         """Those of ``members`` whose answer is still awaited."""
@@ -219,6 +239,7 @@ class _Campaign:
         self.budget.charge([query], left)
         replayed = self.replayed.get(index)
         network = case.queries[0].network
+        joined = self.certified(index, case, joined)
         self.record(
             index,
             Result(
@@ -242,6 +263,19 @@ class _Campaign:
                 case.timeout,
             ),
         )
+
+    def certified(self, index: int, case: Case, joined: Outcome) -> Outcome:
+        """What a certificate makes of the trust in a verdict."""
+        if self.certificates is None or joined.verdict is Verdict.UNKNOWN:
+            return joined
+        mine = dict(sorted(self.outcomes[index].items()))
+        kept = self.certificates.keep(case.onnx, case.vnnlib, case.queries, list(mine.values()), case.timeout)
+        # Proofs can be large.
+        self.outcomes[index] = {query: replace(outcome, proof=None) for query, outcome in mine.items()}
+        if kept.accepted:
+            return replace(joined, trust=Trust.CHECKED)
+        note = f"no certificate: {kept.detail}"
+        return replace(joined, detail=f"{joined.detail}; {note}" if joined.detail else note)
 
     def record(self, index: int, result: Result) -> None:
         """Keep a result."""

@@ -60,8 +60,8 @@ def check(certificate: Path, net: Path, spec: Path) -> str:
             raise Refused(str(error) if "record " in str(error) else f"{records.place}: {error}") from None
     return (
         f"unsat: in real arithmetic on the stored weights the network maps no point of the property's boxes into its "
-        f"unsafe set; {counts.bounds} bounds of neurons in {counts.boxes} boxes and {counts.leaves} leaves were checked, "
-        f"{counts.exact} inequalities among them in exact arithmetic"
+        f"unsafe set; checked: {counts.bounds} bounds of neurons in {counts.boxes} boxes, and {counts.leaves} leaves; "
+        f"{counts.exact} of these inequalities in exact arithmetic"
     )
 
 

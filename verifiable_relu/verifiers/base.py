@@ -49,11 +49,13 @@ class Reason(StrEnum):
 
 
 class Trust(StrEnum):
-    """How far a verdict can be trusted: floating point as it comes, rounding accounted for, exact arithmetic."""
+    """How far a verdict can be trusted: floating point as it comes, rounding accounted for, exact arithmetic; or a
+    certificate that the independent checker has accepted."""
 
     FLOAT = "float"
     ROUNDED = "rounded"
     EXACT = "exact"
+    CHECKED = "checked"
 
 
 @dataclass(frozen=True)
