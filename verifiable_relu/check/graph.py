@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 from scipy import sparse
@@ -40,10 +41,11 @@ class Affine:
     def size(self) -> int:
         return len(self.bias)
 
-    @property
+    @cached_property
     def count(self) -> int:
-        """How many products a sum along a row or a column of all matrices has, at most, and the bias."""
-        return max(self.size, sum(matrix.shape[1] for _, matrix in self.terms)) + 1
+        """How many products other than zero a sum along a row or along a column of the matrices has, at most."""
+        rows = sum(int((matrix != 0).sum(1).max()) for _, matrix in self.terms)
+        return max(rows, *(int((matrix != 0).sum(0).max()) for _, matrix in self.terms))
 
 
 @dataclass(eq=False)

@@ -138,16 +138,18 @@ class Relaxation:
         """(size,) how much pulling one unit of a coefficient back through a node changes a form, at most; and TINY's.
 
         The row a of a·v, v = W·w + b, becomes fl(a·W), which is off by at most γ·|a|·|W|, and the constant grows by
-        fl(a·b). At |w| ≤ M that changes a·v by at most γ·|a|·(|W|·M + |b|), where γ also covers the additions of the
-        constants of all nodes, and what W and b are off by.
+        fl(a·b). At |w| ≤ M that changes a·v by at most γ·|a|·|W|·M + γ′·|a|·|b|, where γ′ also covers the additions of
+        the constants of all nodes, and both cover what W and b are off by. Products with zeros are exact.
         """
         if number not in self._units:
-            size, spread = np.abs(node.bias), 0.0
+            size, spread = np.zeros(node.size), 0.0
             for source, absolute in node.absolute:
                 size = size + absolute @ self.most(source)
                 spread += float(self.most(source).sum())
-            terms = node.count + len(self.graph.nodes) + 8
-            self._units[number] = (gamma(terms) + node.relative) * size, TINY * (1 + spread)
+            # Of a·b, all of a node's entries are one sum.
+            terms, offsets = node.count + 8, node.size + len(self.graph.nodes) + 8
+            unit = (gamma(terms) + node.relative) * size + (gamma(offsets) + node.relative) * np.abs(node.bias)
+            self._units[number] = unit, TINY * (1 + spread)
         return self._units[number]
 
     def forms(self, rows: dict[int, Number], slopes: Slopes, arithmetic: Float = FLOAT) -> Form:
