@@ -185,6 +185,11 @@ def _union(condition: Any, names: set[str]) -> list[Atoms]:
 
 def _atom(left: Any, right: Any, strict: bool, names: set[str]) -> Row | End:
     """left ≤ right."""
+    for name, value, above in ((left, right, True), (right, left, False)):
+        # Most conditions are ends of the box, which need no sums.
+        words = isinstance(name, str) and isinstance(value, str)
+        if words and name[:2] == "X_" and name in names and value not in names:
+            return End(int(name[2:]), above, number(value), strict)
     found, constant = _linear(["-", left, right], names)
     found = {name: value for name, value in found.items() if value}
     if found and all(name[0] == "Y" for name in found):
