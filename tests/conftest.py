@@ -1,4 +1,4 @@
-"""What tests share."""
+"""The fixtures of all tests, and the environment in which they run."""
 
 from __future__ import annotations
 

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from verifiable_relu.api import verify as verify
 
-# OpenMP's threads wait for one another by spinning. Where other processes (or other guests of a virtual machine) want
-# the cores too, that made everything up to fifty times slower here. It is read when torch is loaded, and not after.
+# OpenMP's threads wait for one another in busy loops by default. Where other processes, or other guests of a virtual
+# machine, use the same cores, computations took up to fifty times longer. OpenMP reads the variable when torch is
+# loaded, and not after.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-# torch's library for convolutions keeps what it has prepared, for 1,024 shapes by default. Rows of bounds come in ever
-# other numbers: it held hundreds of MiB that were not asked for again. Read at the first convolution.
+# oneDNN, torch's library for convolutions, keeps prepared kernels for the last 1,024 shapes by default. Bounds come in
+# batches of ever other sizes, and the kernels kept for them took hundreds of MiB without being used again. oneDNN reads
+# the variable at the first convolution.
 os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "256")
 
 __version__ = "0.2.0"
@@ -21,7 +23,7 @@ __all__ = ["__version__", "verify"]
 
 
 def __getattr__(name: str) -> Any:
-    # torch comes with it, which a command's --help should not wait for.
+    # ``api`` imports torch, which takes about a second; a command's --help does without it.
     if name == "verify":
         from verifiable_relu.api import verify
 

@@ -1,4 +1,4 @@
-"""The project from Python: are these images classified robustly?"""
+"""The function ``verify``, the package's interface from Python: are images classified robustly?"""
 
 from __future__ import annotations
 
@@ -31,27 +31,33 @@ def verify(
     joint: float | Sequence[float] | bool = False,
     memory: int | None = None,
 ) -> list[Result]:
-    """For each image: has every x within ``eps`` of it (per pixel, and within ``clip``) the image's label?
+    """Decide for each image whether the model gives the image's label to every input in the L∞ ball around it.
+
+    The ball of an image is the set of inputs x in which each pixel differs from the image's by at most ``eps`` and lies
+    within ``clip``.
 
     Args:
-        model: a torch module (as it is in evaluation mode), a ``Network``, or an ONNX file, by path or as bytes.
-        images: (n, *input shape), in the units that the model takes; each number counts as the exact one it is.
+        model: a torch module, which is read in evaluation mode; a ``Network``; or an ONNX file, by path or as bytes.
+        images: (n, *input shape), in the units that the model takes; each number is taken exactly, bit for bit.
         labels: (n,), the true classes.
-        eps: ≥ 0; a ``Fraction`` such as ``Fraction(1, 255)`` is kept exact. This and other numbers may be numpy's, or
-            tensors without axes.
+        eps: the radius, ≥ 0, in the same units; a ``Fraction`` such as ``Fraction(1, 255)`` stays exact. All numbers
+            may be numpy scalars, or tensors without axes.
         method: the name of a verifier.
         timeout: seconds for each image.
-        clip: the valid range of pixels, which cuts the ball.
-        device: where bounds and attack run.
-        progress: show a bar on stderr.
-        joint: answer for the ReLU network and all networks with λ'-GELU, λ' ≥ this (one number, or one for each
-            layer), in its place at once; True takes the λ of the model's own λ-GELUs (``network.hardened``).
-        memory: about the bytes that bounds may hold at once, for a method that takes it; None leaves its own limit.
+        clip: the least and the greatest valid value of a pixel.
+        device: the torch device on which bounds and attack run.
+        progress: whether a progress bar is shown on stderr.
+        joint: asks at once for the ReLU network and for all networks that have λ'-GELU with λ' ≥ λ in place of ReLU.
+            The value is λ, one number for the network or one for each layer; True takes the λ of the model's own
+            λ-GELUs (``network.hardened``), and False asks for the model alone.
+        memory: the bytes that bounds may hold at once, approximately, for methods with such a limit; None leaves the
+            method's own.
 
     Returns:
-        A result per image, in their order. ``verdict`` is *unsat* where no x changes the class, *sat* where
-        ``counterexample`` does (a tie counts), else *unknown* for the reason that ``reason`` and ``detail`` give;
-        ``margin`` > 0 is a proven distance to a change, in units of the outputs.
+        One result per image, in the images' order. ``verdict`` is *unsat* where no input of the ball changes the class;
+        *sat* where ``counterexample`` does (a tie of two outputs counts); otherwise *unknown*, for the reason in
+        ``reason`` and ``detail``. For *unsat*, ``margin`` ≥ 0 is a proven lower bound, over the ball, of the difference
+        between the label's output and the largest other one.
 
     Raises:
         InputError: (a ``ValueError``) for a bad model, shape, number, label, method or limit.
@@ -75,7 +81,7 @@ def verify(
     cases = [Case(network.name, f"image {i}", (Query(network, p),), limit) for i, p in enumerate(properties)]
     if not progress:
         return run(cases, chosen)
-    # The bar needs rich, which nothing else does.
+    # Imported here, because the bar alone needs the library rich.
     from verifiable_relu.campaign.console import Watcher
 
     with Watcher(len(cases)) as watcher:
@@ -83,22 +89,30 @@ def verify(
 
 
 _EXACT_INTEGERS = 2**53
-"""Integers up to here are float64 numbers."""
+"""The largest integer up to which every integer is a float64 number."""
 
 
 def _array(values: object, what: str) -> np.ndarray:
-    """A tensor, an array or nested lists as an array; a tensor's floating-point numbers are widened to float64."""
+    """A tensor, an array or nested lists as a numpy array; a tensor's floating-point numbers are widened to float64.
+
+    Raises:
+        InputError: if the values are no array; the message calls them ``what``.
+    """
     try:
         if isinstance(values, Tensor):
             held = values.detach().cpu()
             values = held.double() if held.is_floating_point() else held
         return np.asarray(values)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise InputError(f"{what} that are no array of numbers: {error}") from None
+        raise InputError(f"{what}: not an array of numbers: {error}") from None
 
 
 def _pixels(images: np.ndarray | Tensor) -> np.ndarray:
-    """The images as an array of finite float64 numbers, (n, …)."""
+    """The images as an array of finite float64 numbers, (n, *input shape).
+
+    Raises:
+        InputError: for anything but finite real numbers that float64 represents exactly.
+    """
     array = _array(images, "images")
     if array.dtype.kind not in "fiub" or array.dtype.itemsize > 8:
         raise InputError(f"images of dtype {array.dtype} where real numbers of at most 64 bits are expected")
@@ -121,7 +135,7 @@ def _labels(labels: Sequence[int] | np.ndarray | Tensor) -> np.ndarray:
 
 
 def _hardness(joint: object) -> float | Sequence[float] | None:
-    """The λ that ``joint`` names, if it is neither True nor False; None for the model's own."""
+    """The value of λ that the argument ``joint`` states: a number or one per layer; None if ``joint`` is True."""
     if isinstance(joint, bool | np.bool_):
         return None
     if isinstance(joint, str | bytes | Mapping | set):
@@ -138,7 +152,7 @@ def _network(model: nn.Module | Network | Path | str | bytes, shape: tuple[int, 
             return model
         case nn.Module():
             traced = from_torch(model, shape, type(model).__name__)
-            # Gradients are nobody's business here, and replay is on the CPU whatever the device.
+            # Verification needs no gradients of the weights, and replay runs on the CPU whatever the device.
             nodes = tuple(node.map_tensors(lambda t: t.detach().cpu()) for node in traced.nodes)
             return Network(nodes, name=traced.name)
         case Path() | str() | bytes():

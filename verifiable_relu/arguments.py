@@ -1,11 +1,12 @@
-"""What the commands have in common in reading their arguments."""
+"""The parser of command lines that all commands share, and the reading of numbers that stay exact."""
 
 from __future__ import annotations
 
 import argparse
+import math
 import re
 from fractions import Fraction
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from verifiable_relu.errors import LONGEST, printable
 
@@ -14,19 +15,43 @@ _LONGEST_NUMBER = 1_000
 
 
 class Parser(argparse.ArgumentParser):
-    """Complains in one line, of a length that is bounded, and exits with status 2."""
+    """A parser whose errors are one printable line of at most about ``LONGEST`` characters, and exit status 2.
+
+    Args:
+        label: the word with which an error line begins.
+        options: the arguments of ``argparse.ArgumentParser``.
+    """
+
+    def __init__(self, label: str = "error", **options: Any) -> None:
+        super().__init__(**options)
+        self.label = label
 
     def error(self, message: str) -> NoReturn:
-        """Say what is wrong and leave."""
-        self.exit(2, f"error: {printable(message, LONGEST)} (--help says more)\n")
+        """Print an error line to stderr and end the process with status 2."""
+        self.exit(2, f"{self.label}: {printable(message, LONGEST)} (--help says more)\n")
+
+
+def seconds(text: str) -> float:
+    """A time limit on the command line: a positive, finite number of seconds.
+
+    Raises:
+        argparse.ArgumentTypeError: for any other text.
+    """
+    try:
+        limit = float(text)
+    except ValueError:
+        limit = math.nan
+    if not 0 < limit < math.inf:
+        raise argparse.ArgumentTypeError(f"'{text}' is no positive number of seconds")
+    return limit
 
 
 def fraction(text: str) -> Fraction:
     """The exact value of a number such as ``0.01`` or ``1e-3``, or of a fraction such as ``2/255``.
 
     Raises:
-        ValueError: for anything else, a division by zero, more than 1,000 characters, or an exponent of more than
-            three digits (which would take any amount of time).
+        ValueError: for any other text, a division by zero, more than 1,000 characters, or an exponent of more than
+            three digits (an exact number with a larger one could fill the memory).
     """
     if len(text) > _LONGEST_NUMBER or not _NUMBER.fullmatch(text):
         raise ValueError(f"'{printable(text, 40)}' is neither a number nor a fraction like 2/255")

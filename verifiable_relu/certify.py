@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import csv
 import io
-import math
 import os
 import re
 import sys
@@ -21,8 +20,9 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, TextIO
+from typing import TYPE_CHECKING, TextIO
 
+from verifiable_relu.arguments import Parser, seconds
 from verifiable_relu.errors import InputError
 from verifiable_relu.verifiers.registry import methods
 
@@ -39,26 +39,20 @@ if TYPE_CHECKING:
 _TIMEOUT = 60.0
 
 _UNITS = {"": 0, "K": 10, "M": 20, "G": 30}
-"""Binary orders of magnitude."""
-
-
-class _Parser(argparse.ArgumentParser):
-    """Complains in one line."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"certify: {message} (--help says more)\n")
+"""The binary logarithm of each unit of memory, in bytes."""
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     about, _, more = (__doc__ or "").partition("\n")
-    parser = _Parser(
+    parser = Parser(
+        label="certify",
         prog="python -m verifiable_relu.certify",
         description=about,
         epilog=more,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--spec", type=Path, metavar="FILE|DIR|CSV", help="what is to be answered")
-    parser.add_argument("--net", type=Path, metavar="FILE", help="the network, where the property does not say it")
+    parser.add_argument("--spec", type=Path, metavar="FILE|DIR|CSV", help="the property file, folder or list")
+    parser.add_argument("--net", type=Path, metavar="FILE", help="the network, where the property file names none")
     parser.add_argument(
         "--network",
         type=_named_file,
@@ -70,17 +64,17 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--method", default="auto", help=f"{', '.join(methods())} (default: auto)")
     parser.add_argument(
         "--timeout",
-        type=_seconds,
+        type=seconds,
         metavar="SECONDS",
-        help=f"for each instance (default: what instances.csv says, else {_TIMEOUT:g})",
+        help=f"the time limit for each instance (default: that of instances.csv, else {_TIMEOUT:g})",
     )
     parser.add_argument("--device", default="cpu", help="a torch device (default: cpu)")
     parser.add_argument(
         "--memory",
         type=_bytes,
         metavar="BYTES",
-        help="about what bounds may hold at once, such as 500000000, 512M or 2G, beside what the program itself takes "
-        "(default: 1G)",
+        help="the bytes that bounds may hold at once, approximately, such as 500000000, 512M or 2G; the program itself "
+        "takes more on top (default: 1G)",
     )
     parser.add_argument(
         "--joint",
@@ -88,14 +82,14 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         type=_hardness,
         const=(),
         metavar="LAMBDA[,LAMBDA…]",
-        help="answer for the ReLU network and every network with λ-GELU, λ at least this (per layer), at once; "
-        "without a value, for a network with λ-GELU and all harder ones, ReLU's included",
+        help="answer at once for the ReLU network and every network with λ-GELU of λ at least LAMBDA (one number, or "
+        "one per layer) in its place; without a number, LAMBDA is the λ of the network's own λ-GELUs",
     )
     parser.add_argument(
         "--out",
         type=Path,
         metavar="DIR",
-        help="where results.csv (of this run) and the records (of all runs) go; what they answer is not asked again",
+        help="the folder for results.csv (this run) and records.jsonl (all runs, whose answers are not computed again)",
     )
     parser.add_argument(
         "--repair",
@@ -112,26 +106,16 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--check", type=Path, metavar="DIR", help="check the certificates of a folder again, and do nothing else"
     )
-    parser.add_argument("--quiet", action="store_true", help="nothing on stderr but errors")
-    parser.add_argument("--debug", action="store_true", help="show where a fault of the program comes from")
+    parser.add_argument("--quiet", action="store_true", help="print nothing but errors to stderr")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of a fault of the program")
     options = parser.parse_args(arguments)
     if (options.spec is None) == (options.check is None):
         parser.error("one of --spec and --check is needed")
     if options.method not in methods():
         parser.error(f"--method: unknown method '{options.method}'; there are {', '.join(methods())}")
     if options.repair and not options.out:
-        parser.error("--repair: there is nothing to repair without --out")
+        parser.error("--repair needs --out")
     return options
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not (seconds > 0 and math.isfinite(seconds)):
-        raise argparse.ArgumentTypeError(f"'{text}' is no positive number of seconds")
-    return seconds
 
 
 def _bytes(text: str) -> int:
@@ -150,7 +134,7 @@ def _hardness(text: str) -> tuple[float, ...]:
 
 
 def _loader(options: argparse.Namespace) -> Loader:
-    """What reads the networks, as the options want them."""
+    """The reader of instances that the options describe: ``--joint`` replaces the networks' activations."""
     from verifiable_relu.campaign.inputs import Loader
 
     lam = options.joint
@@ -172,9 +156,9 @@ def main(arguments: Sequence[str] | None = None, alone: bool = False) -> int:
     """Run the command; returns the exit status.
 
     Args:
-        arguments: of the command line; by default the process's.
-        alone: whether the process has nothing else to print. Then its stdout carries the answers and nothing else: what
-            libraries print, those in C included, goes to stderr from now on.
+        arguments: the command line's arguments; by default those of the process.
+        alone: whether the process runs this command only. Then everything that libraries print to stdout, those in C
+            included, goes to stderr from now on, so that stdout has the answers alone.
     """
     options = _parse(arguments)
     try:
@@ -201,13 +185,13 @@ def _say(message: object) -> None:
 
 
 def _own_stdout() -> TextIO:
-    """A new way to where stdout leads, while the descriptor 1, and all that writes to it, leads to stderr.
+    """Redirect the descriptor 1 to stderr; returns a new text file that writes to the former stdout.
 
     Raises:
         InputError: if stdout is closed.
     """
     if sys.stderr is None:
-        # It is closed, and its descriptor must not become that of anything else.
+        # Stderr is closed. Its descriptor is occupied, so that no file that is opened later takes it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     try:
         out = os.fdopen(os.dup(1), "w", encoding="utf-8", errors="backslashreplace")
@@ -218,17 +202,17 @@ def _own_stdout() -> TextIO:
 
 
 def _print(lines: Iterable[str], out: TextIO) -> None:
-    """Write lines, as far as they are wanted."""
+    """Write lines, as far as the reader of stdout takes them."""
     try:
         print("\n".join(lines), file=out, flush=True)
     except BrokenPipeError:
-        # Such as ``head -1`` has read enough; what is left in the buffer must not complain at exit.
+        # The reader, such as ``head -1``, has ended. Writing the rest of the buffer at exit must not fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())
 
 
 @contextmanager
 def _store(options: argparse.Namespace) -> Iterator[Store | None]:
-    """The results folder, if there is to be one, until the block ends."""
+    """The store of the option ``--out``, open until the ``with`` block ends; None without the option."""
     from verifiable_relu.campaign import Store
 
     if options.out is None:
@@ -242,7 +226,7 @@ def _store(options: argparse.Namespace) -> Iterator[Store | None]:
 
 
 def _one(options: argparse.Namespace, out: TextIO) -> int:
-    """Answer one property file."""
+    """Answer one property file; returns the exit status."""
     start = time.perf_counter()
     from verifiable_relu.campaign import run
     from verifiable_relu.campaign.inputs import verifier
@@ -283,10 +267,10 @@ def _check(folder: Path, out: TextIO) -> int:
 
 
 def _assignment(result: Result, spec: SpecFile, case: Case) -> Iterator[str]:
-    """The counterexample: exact inputs, and the outputs that onnxruntime computes for them in its own arithmetic.
+    """The lines of a counterexample: exact inputs, and the outputs that onnxruntime computes for them.
 
-    An input without an exact decimal, such as 1/3, is moved to a decimal beside it where the box has one and the point
-    is still a counterexample, as it is checked again; else it is written as a quotient, (/ 1.0 3.0).
+    An input that no decimal equals, such as 1/3, is moved to a decimal near to it, if the box has one and the new point
+    is checked to be a counterexample too. Otherwise it is written as a quotient, (/ 1.0 3.0).
     """
     from verifiable_relu.spec.write import exact_text
 
@@ -303,7 +287,7 @@ def _assignment(result: Result, spec: SpecFile, case: Case) -> Iterator[str]:
 
 
 def _decimals(result: Result, case: Case) -> tuple[Sequence[Fraction], Sequence[float]]:
-    """The counterexample with decimals as inputs, if there is one close by, and its outputs; else as it is."""
+    """A counterexample with decimals as inputs near to the result's, or else the result's own; and its outputs."""
     from verifiable_relu.spec.write import decimal, decimal_near
 
     assert result.witness is not None and result.outputs is not None
@@ -326,8 +310,8 @@ def _decimals(result: Result, case: Case) -> tuple[Sequence[Fraction], Sequence[
     return result.witness, result.outputs
 
 
-def _summary(result: Result, case: Case, seconds: float) -> Iterator[str]:
-    """What a person wants to know of one answer."""
+def _summary(result: Result, case: Case, elapsed: float) -> Iterator[str]:
+    """The lines of the summary that the user sees on stderr for one property file."""
     network = case.queries[0].network
     trust = f", {result.trust}" if result.trust else ""
     yield f"{result.vnnlib}: {result.answer} ({result.reason} by {result.method}{trust})"
@@ -339,20 +323,20 @@ def _summary(result: Result, case: Case, seconds: float) -> Iterator[str]:
         case _, None:
             pass
         case "unsat", 0.0:
-            yield "  margin    positive; the method tells no more"
+            yield "  margin    positive; the method proves no larger bound"
         case answer, margin:
-            meaning = {"sat": "at the counterexample", "unsat": "or more, proven"}.get(answer, "the best lower bound")
-            yield f"  margin    {margin:.6g} ({meaning})"
+            meanings = {"sat": "at the counterexample", "unsat": "a proven lower bound"}
+            yield f"  margin    {margin:.6g} ({meanings.get(answer, 'the best lower bound found')})"
     if result.unstable is not None:
         yield f"  unstable  {result.unstable} neurons"
     stages = ", ".join(f"{name} {spent:.2f} s" for name, spent in result.stages.items())
-    yield f"  time      {stages or f'{result.seconds:.2f} s'}; with reading and start-up {seconds:.2f} s"
+    yield f"  time      {stages or f'{result.seconds:.2f} s'}; with reading and start-up {elapsed:.2f} s"
     if result.detail:
         yield f"  note      {result.detail}"
 
 
 def _many(options: argparse.Namespace, out: TextIO) -> int:
-    """Answer the instances of a folder or a table, as one campaign."""
+    """Answer the instances of a folder or a table as one campaign; returns the exit status."""
     from verifiable_relu.campaign import run
     from verifiable_relu.campaign.console import Watcher, table
     from verifiable_relu.campaign.inputs import instances, verifier
@@ -365,7 +349,7 @@ def _many(options: argparse.Namespace, out: TextIO) -> int:
         with _store(options) as store, watcher:
             results = run(list(_cases(options, listed, watcher)), method, store, watcher, certificates)
     except KeyboardInterrupt:
-        kept = f"kept in {options.out}; the same command resumes" if options.out else "lost, for want of --out"
+        kept = f"kept in {options.out}; the same command resumes" if options.out else "lost, since --out was not given"
         _say(f"interrupted: {watcher.done} of {len(listed)} instances are answered and {kept}")
         return 130
     lines = io.StringIO()
@@ -379,13 +363,13 @@ def _many(options: argparse.Namespace, out: TextIO) -> int:
 def _cases(
     options: argparse.Namespace, listed: Iterable[tuple[Path, Path | None, float | None]], watcher: Watcher
 ) -> Iterator[Case | Result]:
-    """The instances of a list, read; one that cannot be read costs the others nothing."""
+    """The instances of a list as they are read; one that cannot be read is a result, and the others are read on."""
     from verifiable_relu.campaign.runner import unasked
 
     loader = _loader(options)
     complaints: set[str] = set()
-    for vnnlib, onnx, seconds in listed:
-        timeout, net = options.timeout or seconds or _TIMEOUT, options.net or onnx
+    for vnnlib, onnx, limit in listed:
+        timeout, net = options.timeout or limit or _TIMEOUT, options.net or onnx
         case: Case | Result
         try:
             case, _ = loader.case(vnnlib, timeout, net)
@@ -393,7 +377,8 @@ def _cases(
             if options.debug and not isinstance(error, InputError):
                 raise
             case = unasked(str(net or ""), str(vnnlib), error, timeout)
-            # Many instances can share one bad network. A fault of the program is said in the end.
+            # Many instances can share one bad network, which is reported once. Faults of the program are reported at
+            # the end (``_status``).
             if not case.method and case.detail not in complaints:
                 watcher.line(f"certify: {case.detail}")
             complaints.add(case.detail)
@@ -402,7 +387,7 @@ def _cases(
 
 
 def _status(results: Sequence[Result]) -> int:
-    """2 if an input was bad, else 1 if an instance met a fault of ours, which is then said, else 0."""
+    """The exit status: 2 if an input was bad, else 1 if the program was at fault, else 0; faults go to stderr."""
     faults = [r for r in results if r.reason == "error"]
     ours = [r for r in faults if r.method]
     for result in ours:

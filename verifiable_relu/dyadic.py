@@ -1,7 +1,7 @@
-"""Exact arithmetic on arrays of dyadic rationals, the numbers that floats are.
+"""Exact arithmetic on arrays of dyadic rationals m·2^e, the numbers that finite floats are.
 
-Claims (the encodings of ``verifiers``) and their check (``trust``) both calculate with it, so that a fault in it could
-not be seen by comparing the two: it has a differential test of its own, against ``fractions.Fraction``.
+The encodings of verifiers, which make claims, and the checker of claims (``trust``) both calculate with this module.
+Comparing the two could therefore not show a fault of it, and it is tested against ``fractions.Fraction`` instead.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import numpy as np
 
 @dataclass(frozen=True, eq=False)
 class Dyadic:
-    """An array of dyadic rationals numbers·2^exponent.
+    """An array of the dyadic rationals numbers·2^exponent.
 
-    Sums, differences and products are exact and broadcast as numpy's do. The encoding in float64 uses the same class
-    with floats for ``numbers`` and the exponent 0; its results are rounded as floats are.
+    Sums, differences and products are exact and broadcast as numpy's do. The encoding of a network in float64 uses this
+    class with an array of floats as ``numbers`` and the exponent 0; its results are rounded as floats are.
 
     Attributes:
         numbers: an object array of Python integers, of any shape.
-        exponent: of two, the same for all entries.
+        exponent: the exponent of two, the same for all entries.
     """
 
     numbers: np.ndarray
@@ -28,10 +28,9 @@ class Dyadic:
 
     @classmethod
     def of(cls, array: np.ndarray) -> Dyadic:
-        """The exact value of a float array, with the largest exponent of at most 0 that leaves integers.
+        """The exact values of an array of finite floats, of any shape.
 
-        Args:
-            array: finite floats, of any shape.
+        The exponent is the largest one of at most 0 for which all ``numbers`` are integers.
         """
         mantissa, exponent = np.frexp(array.astype(np.float64))
         integer = (mantissa * 2.0**53).astype(np.int64)
@@ -41,11 +40,11 @@ class Dyadic:
         integer = np.where(used, integer >> np.maximum(trailing, 0), 0)
         least = int(exponent[used].min(initial=0))
         numbers = integer.astype(object) << np.where(used, exponent - least, 0).astype(object)
-        # Arithmetic on arrays without axes gives scalars, which would not stay Python integers.
+        # Arithmetic on an array without axes gives a scalar rather than an array of Python integers.
         return cls(np.asarray(numbers, dtype=object), least)
 
     def at(self, exponent: int) -> np.ndarray:
-        """The integers that stand for the same values over a smaller or equal exponent."""
+        """The integers m for which m·2^exponent are the same values; ``exponent`` is at most this array's own."""
         return self.numbers << (self.exponent - exponent) if self.exponent != exponent else self.numbers
 
     def __add__(self, other: Dyadic) -> Dyadic:

@@ -1,11 +1,11 @@
-"""How a request ends without an answer: refused, in one line that names the file and the place; out of time; broken."""
+"""The exceptions with which a request ends without an answer: bad input, a spent budget, a failed foreign library."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 LONGEST = 500
-"""No error line has more characters."""
+"""The most characters of an error line."""
 
 _LONGEST_PATH = 250
 _LONGEST_PLACE = 100
@@ -14,13 +14,13 @@ _LONGEST_PLACE = 100
 class InputError(ValueError):
     """Bad input from the user: ``path: place: what is wrong``.
 
-    The line has at most ``LONGEST`` characters. Names and quotations come from files that may be hostile, so that
-    control characters, among them the escape sequences of terminals, are shown as ``\\x1b`` and the like.
+    The line has at most ``LONGEST`` characters. Its names and quotations come from files that may be hostile:
+    unprintable characters, such as those that begin a terminal's escape sequences, are shown escaped (``\\x1b``).
 
     Args:
         message: what is wrong, in one line.
         path: the file at fault, if there is one.
-        place: where in it: a line (``line 12``), a node (``node 'conv1' (Conv)``), a field.
+        place: where the fault is in the file: a line (``line 12``), a node (``node 'conv1' (Conv)``), a field.
     """
 
     def __init__(self, message: str, *, path: Path | str | None = None, place: str | None = None) -> None:
@@ -32,16 +32,16 @@ class InputError(ValueError):
         super().__init__(where + printable(self.message, LONGEST - len(where)))
 
     def located(self, path: Path | str) -> InputError:
-        """The same error with the file named, for readers that are handed text rather than a path."""
+        """The same error with ``path`` as the file at fault, unless the error names a file already."""
         return self if self.path is not None else type(self)(self.message, path=path, place=self.place)
 
 
 class UnsupportedError(InputError):
-    """Well-formed input that asks for something this tool does not do (an operator, a non-linear constraint)."""
+    """Well-formed input that needs what this package does not support: an operator, a non-linear constraint."""
 
 
 class OutOfTime(Exception):
-    """The budget of some work was spent, and it did not stop by itself when it was told to."""
+    """Work whose time budget was spent did not stop by itself when it was told to."""
 
 
 class CallFailed(Exception):
@@ -49,14 +49,16 @@ class CallFailed(Exception):
 
 
 def printable(text: str, longest: int | None = None) -> str:
-    """The text as one line that does nothing to a terminal: blanks run together, other unprintable characters escaped.
+    """A text as one line of printable characters, which cannot change the state of a terminal.
+
+    Every run of white space becomes one blank; every other unprintable character is escaped (``\\x1b``).
 
     Args:
-        text: anything, of any length.
-        longest: what is longer than so many characters is cut and ends in "…".
+        text: any text, of any length.
+        longest: the most characters of the line; a longer one is cut and ends in "…". None sets no limit.
     """
     if longest is not None:
-        # Escaping makes text longer, never shorter; running blanks together may need a little more of it.
+        # The cut spares the work on a very long text. White space alone makes the line shorter than the text.
         text = text[: 4 * longest]
     line = " ".join(text.split())
     if not line.isprintable():
@@ -65,6 +67,6 @@ def printable(text: str, longest: int | None = None) -> str:
 
 
 def path_end(path: Path | str, longest: int = 150) -> str:
-    """A path in printable characters; of one that is longer than so many characters, the end."""
+    """A path in printable characters; "…" and its end where it has more than ``longest`` of them."""
     text = printable(str(path))
     return text if len(text) <= longest else "… " + text[2 - longest :]

@@ -1,4 +1,4 @@
-"""The one way in which files of the user are read: regular files only, gzipped or not, up to a size."""
+"""Reading of the user's files, for the whole package: regular files alone, gzipped or not, up to a limit of size."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _CHUNK = 1 << 20
 
 
 def on_disk(path: Path | str) -> Path:
-    """``path``, or ``path.gz`` where only that exists."""
+    """``path``, or ``path.gz`` where that file exists and ``path`` does not."""
     path = Path(path)
     if path.name in ("", "..") or os.path.lexists(path):
         return path
@@ -26,29 +26,29 @@ def on_disk(path: Path | str) -> Path:
 
 
 def read_bytes(path: Path | str, limit: int, check: Callable[[bytes], None] | None = None) -> bytes:
-    """What a file holds, unpacked if its name ends in ``.gz``; ``name`` stands for ``name.gz`` where only that exists.
+    """The content of a file, unpacked if the file's name ends in ``.gz``.
 
-    At most one byte more than ``limit`` is ever unpacked, whatever the file says of its own size. Pipes, devices and
+    At most one byte more than ``limit`` is ever unpacked, whatever size the gzip trailer states. Pipes, devices and
     folders are refused without waiting for them.
 
     Args:
-        path: the file.
-        limit: the most bytes that the file may hold once it is unpacked.
-        check: is given the first bytes, at most 1 MiB of them, and raises an InputError if no file of the kind that
-            is expected begins so. A large file of another kind is then refused before more of it is unpacked.
+        path: the file; ``path.gz`` is read where it exists and ``path`` does not.
+        limit: the most bytes that the content may have, unpacked.
+        check: a function of the first bytes, at most 1 MiB of them, which raises an InputError if a file of the
+            expected kind cannot begin with them, so that a large file of another kind is not unpacked any further.
 
     Raises:
-        InputError: if the file is missing, not a regular file, cannot be read, is damaged, holds more than ``limit``
-            bytes, or is refused by ``check``; it names the file.
+        InputError: if the file is missing, not a regular file, unreadable or damaged, if its content has more than
+            ``limit`` bytes, or if ``check`` refuses it. The error names the file.
     """
     path = on_disk(path)
     try:
-        # A pipe that nobody writes to would block when it is opened.
+        # Without O_NONBLOCK, opening a pipe waits for a writer.
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
         with open(descriptor, "rb", buffering=0) as raw:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode):
-                raise InputError(f"cannot be read: {_kind(status.st_mode)}, not a file")
+                raise InputError(f"cannot be read: {_kind(status.st_mode)}, not a regular file")
             if path.suffix == ".gz":
                 with gzip.open(raw, "rb") as unpacked:
                     return _all(unpacked, limit, check)
@@ -68,7 +68,11 @@ def read_bytes(path: Path | str, limit: int, check: Callable[[bytes], None] | No
 
 
 def read_text(path: Path | str, limit: int) -> str:
-    """The text of a file, UTF-8 with or without a byte order mark; otherwise as :func:`read_bytes`.
+    """The text of a file in UTF-8, without its byte order mark if it has one.
+
+    Args:
+        path: the file, found as :func:`read_bytes` finds it.
+        limit: the most bytes that the text may have, unpacked.
 
     Raises:
         InputError: as :func:`read_bytes` does, and for bytes that are no UTF-8.
@@ -92,7 +96,7 @@ def _all(stream: BinaryIO | gzip.GzipFile | io.RawIOBase, limit: int, check: Cal
 
 
 def _too_large(limit: int) -> InputError:
-    return InputError(f"larger than {limit:,} bytes, the most that is read (unpacked, if it is gzipped)")
+    return InputError(f"larger than {limit:,} bytes, the most that is read (unpacked, if the file is gzipped)")
 
 
 def _kind(mode: int) -> str:

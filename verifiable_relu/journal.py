@@ -1,4 +1,4 @@
-"""A folder's file of records, a line of JSON for each, which only grows and which one process at a time may write."""
+"""A folder's file of records: one line of JSON for each record, appended by one process at a time."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from typing import Any, BinaryIO, Generic, NoReturn, TypeVar
 from verifiable_relu.errors import InputError
 
 LONGEST = 1 << 26
-"""Bytes in a line. The record of a counterexample with a million inputs has about 40 million."""
+"""The most bytes of a line. The record of a counterexample with a million inputs has about 40 million bytes."""
 
 _SHOWN = 200
-"""Characters of an error's message that are passed on."""
+"""The most characters of an error's message that ``Line.error`` keeps."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Kind(Generic[T]):
-    """What the records of a file are.
+    """A kind of record, and how it is written as JSON.
 
     Attributes:
-        start: how the line of every record begins. A line that ends with the file and begins so was being written when
-            its writer was killed.
-        encode: a record as what JSON has; NaN and infinities are not part of it.
-        decode: the inverse, which raises a ValueError for what is no record.
+        start: the bytes with which the line of every record begins. A last line that begins with them and has no end
+            of line was being written when its writer was killed.
+        encode: turns a record into a JSON object, without NaN and infinities.
+        decode: the inverse of ``encode``; raises a ValueError for a value that is no record.
     """
 
     start: bytes
@@ -39,10 +39,10 @@ class Kind(Generic[T]):
     decode: Callable[[Any], T]
 
     def line(self, record: T) -> bytes:
-        """The line of a record.
+        """The line of a record, with its end of line.
 
         Raises:
-            ValueError: for NaN or an infinity in it.
+            ValueError: if the record has NaN or an infinity in it.
         """
         return json.dumps(self.encode(record), allow_nan=False).encode() + b"\n"
 
@@ -50,7 +50,7 @@ class Kind(Generic[T]):
         """The record that a line holds.
 
         Raises:
-            ValueError: if it is no record.
+            ValueError: if the line is no record; the message says why.
         """
         if not line.startswith(self.start):
             raise ValueError(f"it does not begin with {self.start.decode()}")
@@ -66,11 +66,12 @@ class Line(Generic[T]):
     """A line of a file, or a piece of one that is longer than ``LONGEST`` bytes.
 
     Attributes:
-        number: the line's, from 1.
-        data: its bytes, with the end of the line where there is one.
-        record: the record that it holds; None if it is no record.
-        error: why it is none.
-        torn: whether it is none because its writer was killed: it ends with the file, and begins as records do.
+        number: the number of the line in its file, from 1.
+        data: the bytes, with the end of line where there is one.
+        record: the record that the line holds; None if the line is no record.
+        error: why the line is no record.
+        torn: whether the line is the beginning of a record whose writer was killed: it is the file's last, has no end
+            of line, and begins as records do.
     """
 
     number: int
@@ -81,12 +82,12 @@ class Line(Generic[T]):
 
     @property
     def ended(self) -> bool:
-        """Whether the end of the line is part of it."""
+        """Whether ``data`` ends with an end of line."""
         return self.data.endswith(b"\n")
 
 
 def read_lines(file: BinaryIO, kind: Kind[T]) -> Iterator[Line[T]]:
-    """The lines of a file, from its present position."""
+    """The lines of a file from its present position on; a line beyond ``LONGEST`` bytes comes in several pieces."""
     number, inside = 0, False
     while data := file.readline(LONGEST):
         number += not inside
@@ -103,36 +104,37 @@ def read_lines(file: BinaryIO, kind: Kind[T]) -> Iterator[Line[T]]:
 
 
 NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-"""The flags with which a file is made that must not exist."""
+"""The flags with which ``os.open`` creates a file for writing, and fails where the file exists."""
 
 _NAME = "records.jsonl"
 
 
 class Journal(Generic[T]):
-    """The file ``records.jsonl`` of a folder: a record a line, in the order of their coming.
+    """The file ``records.jsonl`` of a folder: one record per line, in the order in which the records were appended.
 
-    A record is one write to a file opened for appending: whoever is killed loses none that was made, and at most leaves
-    the beginning of another, which the next journal cuts off. No other file is ever changed, and nothing of a file that
-    has anything else in it than records.
+    A record is appended in one write. A process that is killed loses no record that it appended before; it leaves at
+    most the beginning of another, which the next journal in the folder cuts off. A file with lines that are no records
+    is refused unchanged, unless ``repair`` is set.
 
     While a journal is open, the operating system holds a lock on ``.lock`` in the folder, and no other process can open
-    one there; the lock ends with the process, however that ends. A journal is a context manager, which closes it.
+    a journal there; the lock ends with the process, however the process ends. A journal is a context manager that
+    closes itself.
 
     Args:
-        folder: made if it does not exist.
-        kind: of the records.
-        repair: move lines that are no records to a new file, ``records.jsonl.bad-1`` or the next free number, instead
-            of refusing the folder for them.
-        remedy: what the message says, after its reason, when a line that is no record is refused.
+        folder: the folder, which is made if it does not exist.
+        kind: the kind of the records.
+        repair: whether lines that are no records are moved to a new file, ``records.jsonl.bad-1`` or the next free
+            number. Without it, such lines are an error.
+        remedy: a text that the error for such a line ends with.
 
     Attributes:
-        path: of the file.
-        loaded: the records that the file held when it was opened.
-        set_aside: how many lines were moved, and to which file; None if all were records.
+        path: the path of ``records.jsonl``.
+        loaded: the records that the file held when the journal was opened.
+        set_aside: the number of lines that were moved and the file that they were moved to; None if none were.
 
     Raises:
-        InputError: if the folder cannot be made, written or locked, if another process has it locked, or if the file is
-            no file of such records.
+        InputError: if the folder cannot be made, written or locked, if another process holds its lock, or if the file
+            has lines that are no records and ``repair`` is not set.
     """
 
     def __init__(self, folder: Path | str, kind: Kind[T], repair: bool = False, remedy: str = "") -> None:
@@ -142,15 +144,16 @@ class Journal(Generic[T]):
         self.loaded: list[T] = []
         self._kind = kind
         self._file: BinaryIO | None = None
-        # Imported here, because a tenth of a second is much for an answer that is not kept.
+        # Imported here, because the import takes 0.1 s, which commands that keep no records need not wait.
         from filelock import FileLock, Timeout
 
-        # Where the operating system has no locks, a mere file would take their place, and outlive its process.
+        # Where the operating system has no locks, filelock would fall back to the mere existence of a file, which
+        # outlives its process.
         self._lock = FileLock(self.folder / ".lock", timeout=0, thread_local=False, fallback_to_soft=False)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._lock.acquire()
-            # What a process that was killed was about to put in its place.
+            # A repair that was killed can have left a half-written file.
             beside(self.path).unlink(missing_ok=True)
             self._file = self._opened()
             self._load(repair, remedy)
@@ -171,17 +174,17 @@ class Journal(Generic[T]):
         self.close()
 
     def close(self) -> None:
-        """Let others have the folder; may be called twice."""
+        """Close the file and release the folder's lock; a second call does nothing."""
         if self._file is not None:
             self._file.close()
             self._file = None
         self._lock.release()
 
     def append(self, record: T) -> None:
-        """Keep a record.
+        """Write a record to the end of the file.
 
         Raises:
-            InputError: if it cannot be written; then nothing of it is.
+            InputError: if the record cannot be written; the file is then as it was before.
         """
         assert self._file is not None, "the journal is closed"
         line = self._kind.line(record)
@@ -198,18 +201,18 @@ class Journal(Generic[T]):
         """The file of records, opened for reading and appending.
 
         Raises:
-            InputError: if it is no plain file.
-            OSError: if it cannot be opened.
+            InputError: if the path leads to something other than a regular file.
+            OSError: if the file cannot be opened.
         """
         plain(self.path)
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0)
         return open(os.open(self.path, flags, 0o666), "rb+", buffering=0)
 
     def _load(self, repair: bool, remedy: str) -> None:
-        """Read the records; then alone, mend the file.
+        """Read all records first, and mend the file only after that: its last line, or with ``repair`` any line.
 
         Raises:
-            InputError: if a line is no record, and that is not to be repaired.
+            InputError: if a line is no record and ``repair`` is not set.
         """
         assert self._file is not None
         bad: dict[int, int] = {}
@@ -231,7 +234,10 @@ class Journal(Generic[T]):
             self._file.write(b"\n")
 
     def _move(self, bad: Container[int]) -> Path:
-        """Move the lines with these indices to a new file, and say to which; whenever it is killed, no line is lost."""
+        """Move the lines with the indices ``bad`` to a new file; returns its path.
+
+        The journal's file is replaced only when both new files are on disk: a kill at any moment loses no line.
+        """
         assert self._file is not None
         descriptor, aside = self._free()
         new = beside(self.path)
@@ -254,7 +260,7 @@ class Journal(Generic[T]):
         return aside
 
     def _free(self) -> tuple[int, Path]:
-        """A new file for lines that are no records: its descriptor and path."""
+        """Create the file that lines which are no records are moved to; returns its descriptor and path."""
         for number in count(1):
             path = self.path.with_name(f"{self.path.name}.bad-{number}")
             try:
@@ -265,10 +271,12 @@ class Journal(Generic[T]):
 
 
 def read_journal(folder: Path | str, kind: Kind[T]) -> list[T]:
-    """The records in a folder, without a lock and without a change to anything; a torn last line is passed over.
+    """The records in a folder's ``records.jsonl``, read without taking the lock and without changing the file.
+
+    The beginning of a record in the last line, whose writer was killed or is still writing, is left out.
 
     Raises:
-        InputError: if there is no such file, it cannot be read, or a line is no record.
+        InputError: if the file is missing or cannot be read, or if a line is no record.
     """
     path = Path(folder) / _NAME
     found = []
@@ -287,16 +295,16 @@ def read_journal(folder: Path | str, kind: Kind[T]) -> list[T]:
 
 
 def beside(path: Path) -> Path:
-    """Where what is to replace a file is written."""
+    """The path, in the same folder, at which the replacement of a file is written before it takes the file's place."""
     return path.with_name(f".{path.name}.new")
 
 
 def plain(path: Path) -> bool:
-    """Whether there is a file of this name.
+    """Whether a path leads to a regular file; False if there is nothing at the path.
 
     Raises:
-        InputError: if there is something else, such as a folder, a symbolic link or a pipe.
-        OSError: if that cannot be found out.
+        InputError: if there is something else at the path, such as a folder, a symbolic link or a pipe.
+        OSError: if the operating system does not say.
     """
     try:
         mode = path.lstat().st_mode
@@ -309,7 +317,7 @@ def plain(path: Path) -> bool:
 
 
 def unusable(folder: Path, error: OSError) -> InputError:
-    """The error for a folder that cannot be written."""
+    """The error to raise for a folder that cannot be written."""
     return InputError(f"cannot keep results here: {error.strerror or error}", path=folder)
 
 

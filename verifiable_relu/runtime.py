@@ -16,9 +16,9 @@ from typing import Any
 
 
 def load(part: str = "") -> Any:
-    """The module onnxruntime, or a part of it, imported with its telemetry switched off.
+    """The module onnxruntime, or a submodule of it, imported with its telemetry switched off.
 
-    The switch stays on in the environment, for processes that this one starts. It does nothing for an onnxruntime that
+    The environment variable stays set for the processes that this one starts. It has no effect on an onnxruntime that
     another library imported before.
 
     Args:
@@ -26,7 +26,7 @@ def load(part: str = "") -> Any:
     """
     os.environ["ORT_DISABLE_TELEMETRY"] = "1"
     module = import_module("onnxruntime")
-    # On Windows, a build can report by the system's own tracing, which has this switch alone.
+    # On Windows, a build can report by the system's own tracing, which only this function switches off.
     module.disable_telemetry_events()
     return import_module(f"onnxruntime.{part}") if part else module
 
@@ -40,11 +40,11 @@ def session(model: bytes, threads: int = 1, entries: Mapping[str, str] | None = 
         entries: further entries of the session's configuration, by onnxruntime's names for them.
 
     Returns:
-        An ``onnxruntime.InferenceSession``. It logs nothing but what ends the process: errors are exceptions, and a
-        log would carry names of the file to the terminal as they are.
+        An ``onnxruntime.InferenceSession``. It logs fatal errors only: other errors are raised as exceptions, and log
+        lines would carry names from the file to the terminal unescaped.
 
     Raises:
-        Exception: of onnxruntime's own classes, which share no narrower base, if it does not run the file.
+        Exception: of one of onnxruntime's own classes, which share no narrower base, if it does not run the file.
     """
     onnxruntime = load()
     options = onnxruntime.SessionOptions()
@@ -57,5 +57,5 @@ def session(model: bytes, threads: int = 1, entries: Mapping[str, str] | None = 
 
 @lru_cache(maxsize=2)
 def kept_session(model: bytes) -> Any:
-    """The ``session`` of a file, kept while it is one of the two asked for last: large networks fill the memory."""
+    """The ``session`` of a file's content; the last two are kept, and no more, because large networks fill memory."""
     return session(model)

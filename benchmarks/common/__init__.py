@@ -1,1 +1,1 @@
-"""What the scripts of more than one study need."""
+"""Modules that the scripts of several studies share."""

@@ -1,4 +1,4 @@
-"""How long something takes, and stopping what takes too long."""
+"""The measurement of time, with a limit."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ from typing import Any
 
 
 class Late(BaseException):
-    """A measurement took longer than its limit. It is no ``Exception``: a library that is measured might catch that."""
+    """A measurement took longer than its limit.
+
+    The class is no ``Exception``, because a library that is measured might catch that.
+    """
 
 
 @contextmanager
 def limited(seconds: float) -> Iterator[None]:
-    """Raise ``Late`` where the block takes longer than ``seconds``; in the main thread only."""
+    """A context that raises ``Late`` once its block has taken ``seconds`` of wall-clock time; for the main thread."""
 
     def ring(number: int, frame: Any) -> None:
         raise Late
@@ -30,7 +33,7 @@ def limited(seconds: float) -> Iterator[None]:
 
 
 def seconds(work: Callable[[], Any], least: float = 0.0) -> float:
-    """Wall-clock seconds of one call of ``work``: the mean of as many calls as take ``least`` seconds together."""
+    """The wall-clock seconds of one call of ``work``: the mean over calls that last ``least`` seconds together."""
     start, count = time.perf_counter(), 0
     while count == 0 or time.perf_counter() - start < least:
         work()

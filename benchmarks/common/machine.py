@@ -1,4 +1,4 @@
-"""What a figure was measured on and by which command."""
+"""The conditions of a measurement: the machine, its load, the versions of packages and the command."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def processor() -> str:
-    """The processor's name as the system gives it."""
+    """The processor's name, as the operating system reports it."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
@@ -19,15 +19,15 @@ def processor() -> str:
 
 
 def describe() -> str:
-    """One line: processor, cores, Python and package versions."""
-    # torch comes with it, which --help should not wait for.
+    """A line with the processor, the number of cores, and the versions of Python and of packages."""
+    # Imported here, because the import loads torch, for which --help need not wait.
     from verifiable_relu.campaign.result import versions
 
     return f"{processor()}, {os.cpu_count()} cores, {', '.join(f'{name} {v}' for name, v in versions().items())}"
 
 
 def load_average() -> float:
-    """How many processes wanted to run on the machine, mean over the last minute; NaN where the system says nothing."""
+    """The system's load average over the last minute, in processes; NaN if the system reports none."""
     return os.getloadavg()[0] if hasattr(os, "getloadavg") else float("nan")
 
 
@@ -35,16 +35,16 @@ def command(module: str, arguments: list[str] | None = None) -> str:
     """The command line that runs a script again, from the root of the clone.
 
     Args:
-        module: the script's name, as ``benchmarks.training.arms``.
-        arguments: of the command line; None takes those of this process.
+        module: the script's name, such as ``benchmarks.training.arms``.
+        arguments: the command line's arguments; None takes those of this process.
     """
     return f"python -m {module} {shlex.join(sys.argv[1:] if arguments is None else arguments)}".strip()
 
 
 def conditions(module: str, arguments: list[str] | None = None) -> str:
-    """What is noted before the first record of a run: command, load and machine, as one line.
+    """The line that is noted before the first record of a run: command, load average and machine.
 
-    Of the command's arguments those that are absolute paths are left out: they say nothing on another machine.
+    Arguments of the command that are absolute paths are replaced by PATH, since they mean nothing on another machine.
     """
     told = ["PATH" if Path(text).is_absolute() else text for text in (sys.argv[1:] if arguments is None else arguments)]
     return f"`{command(module, told)}`. Load average {load_average():.1f} at the start. {describe()}."

@@ -1,4 +1,4 @@
-"""What the records of trainings say, as the columns of tables: each column takes the records of one setting."""
+"""Columns of tables about trainings: functions from the records of one setting, a seed each, to a cell."""
 
 from __future__ import annotations
 
@@ -16,39 +16,39 @@ from verifiable_relu.errors import InputError
 from verifiable_relu.train.options import Options
 
 Column = Callable[[Sequence[Record]], Cell]
-"""A cell, from the records of one setting: a seed each, in the order of the seeds."""
+"""A function from the records of one setting, in the order of their seeds, to a cell of a table."""
 
 EARLY = 0.1
-"""The part of the training after which the OUI is asked whether it foretells the outcome."""
+"""The fraction of the training after which the OUI is compared with the training's outcome."""
 
 
 def stored_options(record: Record) -> Options:
-    """The options of a record, with today's defaults for those it does not know.
+    """The options of a training's record; an option that the record lacks has its default.
 
     Raises:
-        KeyError, TypeError: if it is no record.
+        KeyError, TypeError: if the record is not that of a training.
     """
     fields: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in record["options"].items()}
     return Options(**fields)
 
 
 def runs(records: Iterable[Record]) -> list[Record]:
-    """The records of trainings, in the order of their names, their options completed by today's defaults.
+    """The records of trainings, in the order of their names; an option that a record lacks has its default.
 
     Raises:
-        InputError: if a record of kind ``run`` is no record of a training.
+        InputError: if a record of kind ``run`` is not that of a training.
     """
     found = []
     for record in of(list(records), "run"):
         try:
             found.append({**record, "run": str(record["run"]), "options": asdict(stored_options(record))})
         except (KeyError, TypeError) as error:
-            raise InputError(f"no record of a training ({error})", place=str(record.get("run"))) from error
+            raise InputError(f"not the record of a training ({error})", place=str(record.get("run"))) from error
     return sorted(found, key=lambda record: record["run"])
 
 
 def by_setting(records: Iterable[Record], key: Callable[[Record], Any]) -> dict[Any, list[Record]]:
-    """The records of each setting, which is what ``key`` says of a record; settings sorted, records by their seeds."""
+    """The records by setting, the value of ``key`` for a record: settings in their order, records by seed."""
     groups: dict[Any, list[Record]] = defaultdict(list)
     for record in records:
         groups[key(record)].append(record)
@@ -58,7 +58,13 @@ def by_setting(records: Iterable[Record], key: Callable[[Record], Any]) -> dict[
 def table(
     titles: Sequence[str], columns: Mapping[str, Column], rows: Iterable[tuple[Sequence[Cell], Sequence[Record]]]
 ) -> Table:
-    """A row per setting: what it is called, the number of its seeds, and each column's value."""
+    """A table with a row for each setting: its titles, the number of its seeds, and the value of each column.
+
+    Args:
+        titles: the headings of the columns that name a setting.
+        columns: the further columns, by heading.
+        rows: for each setting the cells that name it, and its records.
+    """
     return Table(
         (*titles, "seeds", *columns),
         [(*title, len(group), *(column(group) for column in columns.values())) for title, group in rows],
@@ -66,7 +72,13 @@ def table(
 
 
 def result(name: str, part: str | None = None, factor: float = 1.0) -> Column:
-    """The mean of one of a record's ``results``, or of a part of it; None if any record has none."""
+    """The column of the mean of one of the records' ``results``; None if a record lacks it.
+
+    Args:
+        name: the name of the result.
+        part: the key within the result, if the result is a dict.
+        factor: what the value is multiplied by.
+    """
 
     def column(group: Sequence[Record]) -> Estimate | None:
         values = [record["results"].get(name) for record in group]
@@ -78,7 +90,7 @@ def result(name: str, part: str | None = None, factor: float = 1.0) -> Column:
 
 
 def difference(name: str, base: Sequence[Record]) -> Column:
-    """The mean over the seeds of one result minus that of the same seed in ``base``."""
+    """The column of the mean over the seeds of a result minus the same seed's result in ``base``."""
     known = {record["options"]["seed"]: record["results"].get(name) for record in base}
 
     def column(group: Sequence[Record]) -> Estimate | None:
@@ -91,10 +103,10 @@ def difference(name: str, base: Sequence[Record]) -> Column:
 
 
 def reading(difference: Estimate, better: str, worse: str) -> str:
-    """What an interval says: which side of zero it lies on, or nothing.
+    """The word for a difference: ``better`` if its interval lies above zero, ``worse`` if below, else "not shown".
 
-    Nothing, too, of fewer than three seeds, or where all differ by the same number of images: that is chance, and no
-    interval of width 0.
+    The word is "not shown", too, for fewer than three seeds, and for an interval of width 0: that all seeds differ by
+    the same number of images is chance.
     """
     if difference.n < 3 or not 1e-9 < difference.half < abs(difference.mean):
         return "not shown"
@@ -102,7 +114,7 @@ def reading(difference: Estimate, better: str, worse: str) -> str:
 
 
 def early(record: Record) -> float:
-    """The OUI after ``EARLY`` of the training; NaN for a record without monitors."""
+    """The OUI after the fraction ``EARLY`` of the training; NaN for a record without measurements in between."""
     for point in record["results"].get("monitor", ()):
         if point["part"] >= EARLY:
             return float(point["oui"])
@@ -110,37 +122,40 @@ def early(record: Record) -> float:
 
 
 def early_oui(group: Sequence[Record]) -> Estimate | None:
-    """``early``, mean over the seeds."""
+    """The mean of ``early`` over the seeds; None if a seed has none."""
     values = [early(record) for record in group]
     return None if any(map(math.isnan, values)) else estimate(values)
 
 
 def learned(group: Sequence[Record]) -> list[list[float]]:
-    """For each record λ of each layer where the annealing began."""
+    """For each record, the λ of each layer at the beginning of the annealing."""
     return [record["results"]["lam_learned"] for record in group]
 
 
 def profile(group: Sequence[Record]) -> str | None:
-    """λ of each layer where the annealing began, mean over the seeds."""
+    """The mean over the seeds of each layer's λ at the beginning of the annealing, as text; None without λ."""
     means = [statistics.fmean(layer) for layer in zip(*learned(group), strict=True)]
     return " ".join(f"{lam:.2f}" for lam in means) or None
 
 
 def run_drift(record: Record) -> float:
-    """Mean over layers of |λ where the annealing began − λ at the start|; NaN without λ."""
+    """The mean over layers of |λ at the beginning of the annealing − λ at the start|; NaN without λ."""
     profile = record["results"]["lam_learned"]
     start = record["options"]["lam_init"]
-    # λ is a float32: what moved by less than that was never learned.
+    # λ is a float32 number: a difference below its resolution is no drift.
     return round(statistics.fmean(abs(lam - start) for lam in profile), 6) if profile else math.nan
 
 
 def drift(group: Sequence[Record]) -> Estimate | None:
-    """Δλ: ``run_drift``, mean over the seeds."""
+    """The mean of ``run_drift`` over the seeds; None without λ."""
     return estimate([run_drift(record) for record in group]) if all(learned(group)) else None
 
 
 def correlation(profiles: Sequence[Sequence[float]]) -> float:
-    """Mean over all pairs of profiles of their Spearman correlation; NaN for one profile, under 3 layers or equal λ."""
+    """The mean Spearman correlation over all pairs of profiles.
+
+    The result is NaN for one profile, for fewer than 3 layers, and if a profile has the same λ in all layers.
+    """
     if len(profiles) < 2 or len(profiles[0]) < 3 or any(len(set(profile)) == 1 for profile in profiles):
         return math.nan
     from scipy import stats

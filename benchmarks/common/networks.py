@@ -1,4 +1,4 @@
-"""The networks that speed is measured on, and where they lie."""
+"""The files of the networks on which speed is measured."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _PLACES = {
     "cifar_base_kw": "data:vnncomp/oval21/onnx/cifar_base_kw.onnx.gz",
     "cifar_wide_kw": "data:vnncomp/oval21/onnx/cifar_wide_kw.onnx.gz",
 }
-"""By name: a path in the clone, or after ``data:`` one in the folder that VERIFIABLE_RELU_DATA names."""
+"""For each name a path in the clone or, after ``data:``, a path in the folder that VERIFIABLE_RELU_DATA names."""
 
 
 def network_file(name: str) -> Path:
     """The path of one of the networks.
 
     Raises:
-        InputError: if it is not there; it names the file.
+        InputError: if the file does not exist; the error names it.
     """
     place = _PLACES[name]
     path = data_folder() / place.removeprefix("data:") if place.startswith("data:") else ROOT / place

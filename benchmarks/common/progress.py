@@ -1,4 +1,4 @@
-"""Bars on stderr, so that tables can be piped."""
+"""Progress bars on stderr, which leave stdout to tables."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Bar:
-    """A verifier's progress as a bar, which goes when the verifier is done."""
+    """A verifier's progress, shown as a bar until the context is left."""
 
     def __init__(self, progress: Progress, label: str, total: int) -> None:
         self.progress = progress
@@ -33,19 +33,19 @@ class Bar:
         self.progress.remove_task(self.task)
 
     def stage(self, name: str, done: int, total: int) -> None:
-        """Nothing: only finished queries are shown."""
+        """Ignore a stage: the bar counts finished queries."""
 
     def finish(self, query: int, outcome: Outcome) -> None:
-        """One more query is answered."""
+        """Count one more query as answered."""
         self.progress.advance(self.task)
 
 
 def bars() -> Progress:
-    """Bars that can be added to."""
+    """A display to which bars can be added."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     return Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=Console(stderr=True))
 
 
 def say(text: str) -> None:
-    """A line on stderr."""
+    """Print a line to stderr."""
     Console(stderr=True).print(text, highlight=False)

@@ -1,6 +1,6 @@
-"""From test images to numbers of images: which are classified rightly, balls around them, what is proven and refuted.
+"""Questions about L∞ balls around test images, and their answers as numbers of images proven and refuted.
 
-It imports torch; scripts import it when they measure.
+The module imports torch; scripts import it when they measure, so that --help need not wait.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _BATCH = 256
 
 
 def clean(network: Network, images: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Which images are classified rightly, in the arithmetic that users have: float32."""
+    """Whether the network classifies each image correctly in float32: a bool for each image."""
     with torch.inference_mode():
         classes = [
             network(torch.from_numpy(images[start : start + _BATCH])).flatten(1).argmax(1).numpy()
@@ -41,19 +41,19 @@ def clean(network: Network, images: np.ndarray, labels: np.ndarray) -> np.ndarra
 
 
 def first_exact(data: Dataset, count: int) -> np.ndarray:
-    """The indices of the first ``count`` images that are as the data set's authors published them."""
+    """The indices of the first ``count`` images that equal the official ones (``Dataset.exact``)."""
     return np.flatnonzero(data.exact)[:count]
 
 
 @dataclass(frozen=True)
 class Balls:
-    """Questions about a network: is its class the label's all over an L∞ ball? One for each image that it gets right.
+    """Queries about a network: one for the L∞ ball around each image that the network classifies correctly.
 
     Attributes:
-        network: which is asked.
-        eps: the balls' radius, as text.
-        indices: of the images in the data set.
-        queries: one for each.
+        network: the network.
+        eps: the radius of the balls, as text.
+        indices: the indices of the images in the data set.
+        queries: the queries, one for each image.
     """
 
     network: Network
@@ -63,7 +63,7 @@ class Balls:
 
     @classmethod
     def around(cls, network: Network, data: Dataset, indices: np.ndarray, eps: str) -> Balls:
-        """Balls around those of the images with these indices that the network classifies rightly."""
+        """The balls around those of the images with the given indices that the network classifies correctly."""
         right = indices[clean(network, data.images[indices], data.labels[indices])]
         properties = linf_properties(data.images[right], data.labels[right], Fraction(eps), network.output_size)
         return cls(network, eps, right, tuple(Query(network, prop) for prop in properties))
@@ -72,12 +72,12 @@ class Balls:
         return len(self.queries)
 
     def those(self, chosen: np.ndarray) -> Balls:
-        """A part of the balls, by a truth value for each."""
+        """Those of the balls for which ``chosen``, a bool for each ball, is true."""
         queries = tuple(query for query, wanted in zip(self.queries, chosen, strict=True) if wanted)
         return Balls(self.network, self.eps, self.indices[chosen], queries)
 
     def ask(self, verifier: Verifier, bar: Progress, seconds: float = math.inf) -> Answers:
-        """Ask a verifier, all at once, for at most so many seconds per ball."""
+        """The answers of a verifier to all balls in one batch, with a budget of ``seconds`` for each ball."""
         label = f"{self.network.name} ε={self.eps} {verifier.name}".strip()
         wall, cpu = time.perf_counter(), processor_seconds()
         with Bar(bar, label, len(self)) as shown:
@@ -89,12 +89,13 @@ class Balls:
 
 @dataclass(frozen=True)
 class Answers:
-    """What a verifier said.
+    """The answers of a verifier to a batch of queries.
 
     Attributes:
-        outcomes: for each query.
-        verdicts: the same, where a counterexample counts only if exact evaluation and replay confirm it.
-        wall, cpu: seconds of the clock and of the processor for all queries together, a solver's process included.
+        outcomes: the claimed outcome of each query.
+        verdicts: the verdict of each query, where *sat* counts only if exact evaluation and replay confirm it.
+        wall: the wall-clock seconds of the batch.
+        cpu: the processor seconds of the batch, those of a solver's process included.
     """
 
     outcomes: tuple[Outcome, ...]
@@ -103,29 +104,29 @@ class Answers:
     cpu: float
 
     def are(self, verdict: Verdict) -> np.ndarray:
-        """Which verdicts are this one."""
+        """Whether each verdict is ``verdict``: a bool for each query."""
         return np.array([found is verdict for found in self.verdicts], bool)
 
     def count(self, verdict: Verdict) -> int:
-        """How many verdicts are this one."""
+        """The number of queries with this verdict."""
         return Counter(self.verdicts)[verdict]
 
     @property
     def unstable(self) -> float | None:
-        """Mean number of unstable neurons, where the verifier counts them."""
+        """The mean number of unstable neurons over the queries; None if the verifier does not count them."""
         known = [outcome.unstable for outcome in self.outcomes if outcome.unstable is not None]
         return float(np.mean(known)) if known else None
 
 
 def timed(query: Query, verifier: Verifier, limit: float) -> tuple[Outcome, float, float]:
-    """What a verifier says of one query alone within ``limit`` seconds, and its seconds of clock and of processor."""
+    """The outcome of one query alone with a budget of ``limit`` seconds, and the wall-clock and processor seconds."""
     wall, cpu = time.perf_counter(), processor_seconds()
     (outcome,) = verifier.verify([query], Budget.each(limit, 1))
     return outcome, time.perf_counter() - wall, processor_seconds() - cpu
 
 
 def checked(query: Query, outcome: Outcome) -> Verdict:
-    """The verdict; a counterexample that exact evaluation and replay do not confirm is none."""
+    """The verdict of an outcome; *unknown* for a *sat* that exact evaluation and replay do not confirm."""
     if outcome.verdict is Verdict.SAT and not (outcome.witness and confirm(query, outcome.witness).confirmed):
         return Verdict.UNKNOWN
     return outcome.verdict
@@ -133,32 +134,36 @@ def checked(query: Query, outcome: Outcome) -> Verdict:
 
 @dataclass(frozen=True)
 class Counting(Crown):
-    """CROWN that remembers how many neurons of each layer were unstable, in all queries of a batch together."""
+    """CROWN, which also counts the unstable neurons of each layer.
+
+    Attributes:
+        counts: for each batch the numbers of unstable neurons by layer, over all queries of the batch.
+    """
 
     counts: list[list[int]] = field(default_factory=list)
 
     def relaxation(self, network: Network, box: Bounds, known: Known | None, stop: Callable[[], bool]) -> Relaxation:
-        """CROWN's, whose unstable neurons are counted."""
+        """The relaxation of CROWN, whose unstable neurons are counted."""
         found = super().relaxation(network, box, known, stop)
         self.counts.append([int(unstable(network.nodes[i], found.pre[i]).sum()) for i in sorted(found.pre)])
         return found
 
     @property
     def layers(self) -> list[int]:
-        """Unstable neurons of each layer, over all queries."""
+        """The number of unstable neurons of each layer, over all queries."""
         return [sum(layer) for layer in zip(*self.counts, strict=True)]
 
 
 @dataclass(frozen=True)
 class Ladder:
-    """What CROWN, α-CROWN and the attack say of the same balls, each asked only about those that are still open.
+    """The answers of CROWN, α-CROWN and the attack to the same balls, each asked about the balls that are left open.
 
     Attributes:
-        crown: how many balls CROWN proves.
-        alpha: how many balls CROWN or α-CROWN proves.
-        standing: how many balls the attack does not refute; what is proven is not attacked.
-        layers: unstable neurons of each layer by CROWN's bounds, over all balls.
-        seconds: of each method.
+        crown: the number of balls that CROWN proves.
+        alpha: the number of balls that CROWN or α-CROWN proves.
+        standing: the number of balls that the attack does not refute; proven balls are not attacked.
+        layers: the number of unstable neurons of each layer by CROWN's bounds, over all balls.
+        seconds: the wall-clock seconds of each method.
     """
 
     crown: int
@@ -169,7 +174,7 @@ class Ladder:
 
 
 def climb(balls: Balls, make: Callable[[str], Verifier], bar: Progress) -> Ladder:
-    """CROWN, α-CROWN and the attack in turn."""
+    """Ask CROWN, then α-CROWN, then the attack, each about the balls that are left open."""
     counting = Counting()
     by_crown = balls.ask(counting, bar)
     rest = balls.those(~by_crown.are(Verdict.UNSAT))
@@ -182,13 +187,13 @@ def climb(balls: Balls, make: Callable[[str], Verifier], bar: Progress) -> Ladde
         crown,
         crown + by_alpha.count(Verdict.UNSAT),
         len(balls) - attacked.count(Verdict.SAT),
-        # Of no balls at all CROWN counts nothing.
+        # Without balls, CROWN has no batch and counts nothing.
         counting.layers or [0] * len(balls.network.activations),
         {name: round(taken, 3) for name, taken in seconds.items()},
     )
 
 
 def contradictions(balls: Balls, answers: Sequence[Answers]) -> list[int]:
-    """The indices of the images of which one verifier proves what another refutes: one of the two is wrong."""
+    """The indices of the images for which one verifier answers *sat* and another *unsat*, so that one is wrong."""
     pairs = zip(balls.indices, zip(*(each.verdicts for each in answers), strict=True), strict=True)
     return [int(index) for index, said in pairs if {Verdict.SAT, Verdict.UNSAT} <= set(said)]

@@ -1,4 +1,4 @@
-"""The records of a study: one file of JSON lines, which grows by a line for each finished piece of work."""
+"""The records of a study: a file of JSON lines, one for each finished piece of work."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 from verifiable_relu.journal import Journal, Kind, read_journal
 
 Record = dict[str, Any]
-"""What JSON has; ``kind`` says what is recorded."""
+"""A JSON object, whose field ``kind`` says what it records."""
 
 NOTE = "note"
-"""The kind of the records that say by which command and on which machine the records after them were made."""
+"""The kind of records that name the command and the machine of the records after them."""
 
 
 def _decode(found: Any) -> Record:
@@ -26,18 +26,23 @@ RECORDS: Kind[Record] = Kind(b'{"kind": "', lambda record: record, _decode)
 
 
 class Records:
-    """The records of a study, for a run that adds to them.
+    """The records of a study, open for a run that adds to them.
 
-    Each is on the disk when ``append`` returns: a run that is interrupted or killed loses none, and the same command
-    goes on after them. While it is open, no other process can add to the file. A context manager, which closes it.
+    Each record is on the disk when ``append`` returns: a run that is interrupted or killed loses none, and the same
+    command resumes after them. While the records are open, no other process can add to the file. The object is a
+    context manager that closes itself.
 
     Args:
-        folder: of the study; made if it does not exist.
-        conditions: says by which command and on which machine this run measures; noted before the first record that it
-            adds.
+        folder: the folder of the study, which is made if it does not exist.
+        conditions: returns a line on the command and the machine of this run, which is noted before the first record
+            that the run adds; None notes nothing.
+
+    Attributes:
+        all: all records, in the order in which they were added.
 
     Raises:
-        InputError: if the folder cannot be used, another process has it open, or the file has something else in it.
+        InputError: if the folder cannot be used, if another process has the records open, or if the file has lines that
+            are no records.
     """
 
     def __init__(self, folder: Path, conditions: Callable[[], str] | None = None) -> None:
@@ -55,18 +60,18 @@ class Records:
         self._journal.close()
 
     def of(self, kind: str) -> list[Record]:
-        """Those of a kind, in the order of their coming."""
+        """The records of a kind, in the order in which they were added."""
         return of(self.all, kind)
 
     def has(self, kind: str, fields: Mapping[str, Any]) -> bool:
-        """Whether there is a record of this kind with these values."""
+        """Whether there is a record of a kind whose fields have these values."""
         return any(all(record.get(name) == value for name, value in fields.items()) for record in self.of(kind))
 
     def append(self, kind: str, record: Mapping[str, Any]) -> None:
-        """Keep a record.
+        """Add a record of a kind.
 
         Raises:
-            InputError: if it cannot be written.
+            InputError: if the record cannot be written.
         """
         if self._conditions is not None:
             noted, self._conditions = self._conditions(), None
@@ -77,19 +82,19 @@ class Records:
 
 
 def read_records(folder: Path) -> list[Record]:
-    """The records of a study, for somebody who only reads them.
+    """The records of a study, read without opening them for a run.
 
     Raises:
-        InputError: if there are none, or the file has something else in it.
+        InputError: if there is no file of records, or if the file has lines that are no records.
     """
     return read_journal(folder, RECORDS)
 
 
 def of(records: Sequence[Record], kind: str) -> list[Record]:
-    """Those of a kind, in the order of their coming."""
+    """The records of a kind, in their order."""
     return [record for record in records if record["kind"] == kind]
 
 
 def notes(records: Sequence[Record]) -> Iterator[str]:
-    """By which commands and on which machines the records were made, each once."""
+    """The lines on the commands and the machines of the records, each once."""
     yield from dict.fromkeys(str(record["text"]) for record in of(records, NOTE))

@@ -1,4 +1,4 @@
-"""Grids of trainings: what a run is called, and training those that have no record yet."""
+"""Grids of trainings: the names of runs, the command line of a grid, and the training of runs without a record."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ _EXTRA = "-extra"
 VARIANTS: dict[str, str] = {
     name: arm for arm, row in ARMS.items() for name in ((arm, arm + _EXTRA) if row.swap == "switch" else (arm,))
 }
-"""What is compared, by name in the order of the tables: the arm of each. A name that ends in ``-extra`` is an arm that
-does not replace its activation at the switch, but fine-tunes for as many epochs after the training as others anneal."""
+"""The arm of each compared variant, by the variant's name, in the order of the tables. A variant whose name ends in
+``-extra`` does not replace its activation at the switch, but fine-tunes after the training for as many epochs as other
+arms anneal."""
 
 SHARED = (
     "model", "hidden", "channels", "epochs", "rate", "crop", "flip", "switch", "schedule", "ramp", "lam_rate", "fall",
@@ -37,10 +38,10 @@ SHARED = (
 
 
 def variant_options(variant: str, base: Options) -> Options:
-    """``base`` as one of ``VARIANTS``.
+    """The options of a variant, which are those of ``base`` but for the arm and the extra epochs.
 
     Raises:
-        InputError: if there is none of that name.
+        InputError: if ``VARIANTS`` has no such name.
     """
     if variant not in VARIANTS:
         raise InputError(f"'{variant}' is none of {', '.join(VARIANTS)}", place="--arms")
@@ -49,17 +50,17 @@ def variant_options(variant: str, base: Options) -> Options:
 
 
 def variant_name(options: Mapping[str, Any]) -> str:
-    """The inverse of ``variant_options``, of the fields of ``Options``."""
+    """The name of the variant that a training's options describe, given by the fields of ``Options``."""
     return str(options["arm"]) + (_EXTRA if options["finetune_extra"] else "")
 
 
 def place(variant: str) -> int:
-    """Where a variant stands in tables."""
+    """The position of a variant in the order of the tables."""
     return list(VARIANTS).index(variant)
 
 
 def architecture(options: Mapping[str, Any]) -> str:
-    """In words: MLP 2×128, CNN 16,32 + 1×100, or CNN3 of a width."""
+    """The name of a training's architecture in tables, such as "MLP 2×128", "CNN 16,32 + 1×100" or "CNN3, width 2"."""
     if options["model"] not in ("mlp", "cnn"):
         name = options["model"].replace("resnet", "ResNet").replace("cnn", "CNN")
         return name if options["width"] == 1 else f"{name}, width {options['width']:g}"
@@ -69,13 +70,15 @@ def architecture(options: Mapping[str, Any]) -> str:
 
 
 _TOLD = {"data", "model", "width", "hidden", "channels", "arm", "finetune_extra", "epochs", "eps", "seed"}
-"""The options that the other parts of a setting say."""
+"""The options that have a part of their own in a ``setting``."""
 
 
 def setting(record: Record) -> tuple[Any, ...]:
-    """What runs that differ by their seed alone share, of the record of one of them.
+    """The setting of a run's record; two runs have the same setting if their options differ in the seed alone.
 
-    Data, architecture, epochs, the other options that are not at their defaults, ε, and the place of the variant.
+    Returns:
+        The data set, the architecture, the number of epochs, the other options that differ from their defaults, ε, and
+        the place of the variant in tables.
     """
     options, default = record["options"], asdict(Options(""))
     changed = ", ".join(
@@ -86,10 +89,10 @@ def setting(record: Record) -> tuple[Any, ...]:
 
 
 def run_name(options: Options) -> str:
-    """The name of a run and of its files, without suffix: the same for the same options, and for no others.
+    """The name of a run and, without suffix, of its files; runs with different options have different names.
 
-    Options at their defaults are left out of the digest, so that an option that is new in a later version does not
-    make a finished run another one.
+    The digest in the name leaves out options at their defaults: a finished run keeps its name when a later version has
+    a new option.
     """
     default = asdict(Options(options.data))
     chosen = {name: value for name, value in asdict(options).items() if value != default[name]}
@@ -98,7 +101,7 @@ def run_name(options: Options) -> str:
 
 
 def network_path(folder: Path, options: Options) -> Path:
-    """Where the network of a run lies."""
+    """The path of a run's trained network."""
     return folder / f"{run_name(options)}.onnx"
 
 
@@ -106,24 +109,33 @@ def network_path(folder: Path, options: Options) -> Path:
 
 
 def add_grid(parser: argparse.ArgumentParser, networks: Path) -> None:
-    """The options that choose a grid of runs, and the folder of their networks."""
-    parser.add_argument("--data", type=_names, default=["mnist", "fashion_mnist"], help=f"of {', '.join(DATASETS)}")
-    parser.add_argument("--arms", type=_names, default=list(VARIANTS), help=f"of {', '.join(VARIANTS)}")
-    parser.add_argument("--seeds", type=int, default=3, help="how many, from 0 on (default 3)")
+    """Add the options that choose a grid of runs, and the option of their networks' folder.
+
+    Args:
+        parser: the parser of the script's command line.
+        networks: the default folder.
+    """
+    data, arms = ", ".join(DATASETS), ", ".join(VARIANTS)
+    parser.add_argument("--data", type=_names, default=["mnist", "fashion_mnist"], help=f"data sets, some of {data}")
+    parser.add_argument("--arms", type=_names, default=list(VARIANTS), help=f"variants, some of {arms} (default all)")
+    parser.add_argument("--seeds", type=int, default=3, help="number of seeds, from 0 on (default 3)")
     parser.add_argument("--model", default="mlp", help="the architecture (default mlp)")
-    parser.add_argument("--hidden", type=sizes, default=(128, 128), help="(default 128,128)")
-    parser.add_argument("--channels", type=sizes, default=(16, 32), help="(default 16,32)")
-    parser.add_argument("--epochs", type=int, default=6, help="(default 6)")
-    parser.add_argument("--rate", type=float, default=2e-3, help="(default 0.002)")
-    parser.add_argument("--eps", type=number, help="for attacked accuracy and unstable neurons (by data set)")
-    parser.add_argument("--crop", type=int, default=0, help="(default 0)")
-    parser.add_argument("--flip", action="store_true")
+    parser.add_argument("--hidden", type=sizes, default=(128, 128), help="sizes of hidden layers (default 128,128)")
+    parser.add_argument("--channels", type=sizes, default=(16, 32), help="channels of convolutions (default 16,32)")
+    parser.add_argument("--epochs", type=int, default=6, help="epochs of each training (default 6)")
+    parser.add_argument("--rate", type=float, default=2e-3, help="highest learning rate (default 0.002)")
+    parser.add_argument(
+        "--eps", type=number, help="radius for attacked accuracy and unstable neurons (default by data set)"
+    )
+    parser.add_argument("--crop", type=int, default=0, help="padding of random crops in pixels (default 0)")
+    parser.add_argument("--flip", action="store_true", help="mirror images at random")
     for name, kind in (
         ("switch", float),
         *((name, str) for name in ("schedule", "ramp", "lam-rate", "fall", "inputs")),
     ):
         default = getattr(Options, name.replace("-", "_"))
-        parser.add_argument(f"--{name}", type=kind, default=default, help=f"(default {default})")
+        about = f"as for python -m verifiable_relu.train (default {default})"
+        parser.add_argument(f"--{name}", type=kind, default=default, help=about)
     parser.add_argument("--networks", type=Path, default=networks, help="folder of the trained networks")
 
 
@@ -132,10 +144,12 @@ def _names(text: str) -> list[str]:
 
 
 def grid_of(asked: argparse.Namespace) -> list[Options]:
-    """Every run asked for, seed by seed, so that a grid that is cut short has few seeds rather than few arms.
+    """The options of every run of the grid that a command line describes.
+
+    The runs are ordered by seed first: a grid that is interrupted has few seeds of all arms.
 
     Raises:
-        InputError: for an option that cannot be.
+        InputError: for an option with an impossible value.
     """
     grid = []
     for seed in range(asked.seeds):
@@ -154,32 +168,32 @@ def grid_of(asked: argparse.Namespace) -> list[Options]:
 
 
 def finished(options: Options, records: Sequence[Record]) -> bool:
-    """Whether the run has a record.
+    """Whether a run has a record.
 
     Raises:
-        InputError: if a record of its name is of other options.
+        InputError: if the record of the run's name has other options.
     """
     for record in records:
         if record["kind"] == "run" and record["run"] == run_name(options):
             if stored_options(record) != options:
-                raise InputError(f"the record of {run_name(options)} is of other options")
+                raise InputError(f"the record of {run_name(options)} has other options")
             return True
     return False
 
 
 @lru_cache(maxsize=2)
 def dataset_of(name: str, split: str) -> Any:
-    """A split of a data set; the last two are kept, for the runs that a process trains one after another."""
+    """A split of a data set; the last two splits are kept, for the next runs that a process trains."""
     from verifiable_relu.data import load
 
     return load(name, split)  # type: ignore[arg-type]
 
 
 def run(options: Options, networks: Path) -> Record:
-    """Train, or go on training from the checkpoint, and write the network.
+    """Train the network of a run, resuming from its checkpoint if there is one, and write the network.
 
     Returns:
-        The record, as ``train.export.finish`` makes it, with ``run``, the run's name. The checkpoint stays.
+        The record that ``train.export.finish`` makes, and in it ``run``, the run's name. The checkpoint is kept.
 
     Raises:
         InputError: for data or a checkpoint that cannot be used.
@@ -199,27 +213,27 @@ def run(options: Options, networks: Path) -> Record:
 
 
 def checkpoint(networks: Path, options: Options) -> Path:
-    """Where a run that is not finished goes on from."""
+    """The path of a run's checkpoint, from which a run that was interrupted resumes."""
     return networks / f"{run_name(options)}.checkpoint"
 
 
 def keep(options: Options, record: Record, records: Records, networks: Path) -> None:
-    """Record a run that was trained; then only its checkpoint goes, so that no kill in between loses the training."""
+    """Record a trained run and then delete its checkpoint; in this order, a kill in between loses no training."""
     records.append("run", record)
     checkpoint(networks, options).unlink(missing_ok=True)
 
 
 def train_all(grid: Sequence[Options], records: Records, networks: Path, workers: int) -> None:
-    """Train what has no record yet, in ``workers`` processes of one thread each, with a bar on stderr.
+    """Train the runs of a grid that have no record, with a progress bar on stderr.
 
     Args:
-        grid: what is to be trained.
-        records: of the study, which get a record of kind ``run`` for each run as soon as it is finished.
-        networks: the folder of the trained networks and of the checkpoints; made if it does not exist.
-        workers: how many processes train at once.
+        grid: the options of the runs.
+        records: the records of the study, to which each run adds a record of kind ``run`` when it is finished.
+        networks: the folder of the trained networks and the checkpoints, which is made if it does not exist.
+        workers: the number of processes that train at once, of one thread each.
 
     Raises:
-        InputError: for data, a record or a checkpoint that cannot be used, or for no worker.
+        InputError: for data, a record or a checkpoint that cannot be used, or for less than one worker.
     """
     from benchmarks.common.progress import bars, say
 
@@ -243,7 +257,7 @@ def train_all(grid: Sequence[Options], records: Records, networks: Path, workers
                 bar.update(task, advance=1, description=record["run"])
         finally:
             pool.shutdown(cancel_futures=True)
-            # Whatever was finished while this process was being interrupted.
+            # Runs that were finished while this process was being interrupted are kept, too.
             for future, options in waiting.items():
                 if future.done() and not future.cancelled() and future.exception() is None:
                     keep(options, future.result(), records, networks)

@@ -1,4 +1,4 @@
-"""What a script is: a command line, a measurement that can be interrupted, and tables of its records."""
+"""The frame of a script: a command line, a measurement that can be interrupted and resumed, and a page of records."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from verifiable_relu.arguments import Parser
 from verifiable_relu.errors import InputError
 
 ROOT = Path(__file__).resolve().parents[2]
-"""The clone."""
+"""The root of the clone."""
 
 RESULTS = ROOT / "benchmarks" / "results"
 """The folder of the committed results, a folder for each study."""
 
 NETWORKS = ROOT / "runs"
-"""Where trained networks and checkpoints go, a folder for each study."""
+"""The folder of trained networks and checkpoints, with a folder for each study."""
 
 
 @dataclass(frozen=True)
 class Study:
-    """A script.
+    """A script that measures and tabulates.
 
     Attributes:
-        module: the script's name, as ``benchmarks.training.arms``.
-        about: what ``--help`` says.
+        module: the script's name, such as ``benchmarks.training.arms``.
+        about: the description that ``--help`` shows.
         options: adds the script's own options to the parser.
-        measure: measures what is asked for and not recorded yet, and records it piece by piece.
-        page: makes the page with tables and figures of all that is recorded. The folder is for figures.
+        measure: measures, by the command line's options, what has no record yet, and records it piece by piece.
+        page: makes the page of all records, with tables; it draws figures into the given folder.
     """
 
     module: str
@@ -45,7 +45,7 @@ class Study:
 
     @property
     def name(self) -> str:
-        """Of the study, its folder and its page."""
+        """The name of the study, of its folder and of its page."""
         return self.module.rpartition(".")[2]
 
     def parser(self) -> argparse.ArgumentParser:
@@ -58,11 +58,11 @@ class Study:
         )
         self.options(made)
         add_results(made, RESULTS / self.name)
-        made.add_argument("--table", action="store_true", help="measure nothing, only make the tables")
+        made.add_argument("--table", action="store_true", help="measure nothing; make the tables of existing records")
         return made
 
     def main(self, arguments: Sequence[str] | None = None) -> int:
-        """Measure and tabulate; 0 when done, 2 for bad input, 130 after Ctrl-C."""
+        """Measure and tabulate by the command line's arguments; returns the exit status (``guarded``)."""
         asked = self.parser().parse_args(arguments)
         given = None if arguments is None else list(arguments)
 
@@ -76,7 +76,7 @@ class Study:
 
 
 def add_results(parser: argparse.ArgumentParser, default: Path) -> None:
-    """The option that names the folder of a study."""
+    """Add the option that names the folder of a study."""
     shown = default.relative_to(ROOT) if default.is_relative_to(ROOT) else default
     parser.add_argument(
         "--results", type=Path, default=default, help=f"folder of records, tables and figures ({shown})"
@@ -84,11 +84,14 @@ def add_results(parser: argparse.ArgumentParser, default: Path) -> None:
 
 
 def guarded(work: Callable[[], None], line: str) -> int:
-    """Do the work of a command; 0 when done, 2 for bad input, 130 after Ctrl-C.
+    """Do the work of a command.
 
     Args:
-        work: what is to be done.
-        line: the command line, which goes on with the work when it is given again.
+        work: does it, and raises an InputError for bad input.
+        line: the command line, which resumes the work when it is run again.
+
+    Returns:
+        The exit status: 0 when done, 2 for bad input, 130 after Ctrl-C.
     """
     try:
         work()
@@ -96,7 +99,7 @@ def guarded(work: Callable[[], None], line: str) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print(f"interrupted; the same command goes on: {line}", file=sys.stderr)
+        print(f"interrupted; the same command resumes: {line}", file=sys.stderr)
         return 130
     return 0
 
@@ -105,7 +108,7 @@ def data_folder() -> Path:
     """The folder that VERIFIABLE_RELU_DATA names.
 
     Raises:
-        InputError: if it names none.
+        InputError: if the variable is not set or names no folder.
     """
     named = os.environ.get("VERIFIABLE_RELU_DATA")
     if not named or not Path(named).is_dir():

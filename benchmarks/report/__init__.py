@@ -1,4 +1,4 @@
-"""Records as tables, pages and figures; nothing is measured here. matplotlib is imported when a figure is drawn."""
+"""Tables, pages and figures of records. matplotlib is imported when a figure is drawn, and not before."""
 
 from benchmarks.report.estimate import Estimate, estimate
 from benchmarks.report.tables import Cell, Table

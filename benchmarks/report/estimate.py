@@ -1,4 +1,4 @@
-"""A mean over runs with its interval."""
+"""The mean over runs, with its interval."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Estimate:
 
 
 def estimate(values: Sequence[float]) -> Estimate:
-    """Of one or more numbers."""
+    """The mean of one or more numbers, with its 95 % interval."""
     from scipy import stats
 
     n = len(values)

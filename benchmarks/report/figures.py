@@ -1,6 +1,7 @@
-"""The figures of a comparison, written to a file whose suffix says the format. Needs matplotlib (the extra "report").
+"""The figures of a comparison, each written to a file whose suffix decides the format.
 
-Figures are made without pyplot, so that they need no display and leave no global state.
+The figures need matplotlib (the extra "report"). They are made without pyplot, so that they need no display and leave
+no global state.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ Series = Sequence[tuple[float, Estimate]]
 
 
 def pairs(path: Path, panels: Mapping[str, Mapping[str, tuple[Estimate, Estimate]]], ylabel: str) -> None:
-    """Two bars per entry of each panel, before and after, with intervals; at least one panel.
+    """Draw panels of bars: two for each entry, before and after, with intervals; there is at least one panel.
 
     Raises:
         InputError: without matplotlib.
@@ -37,7 +38,7 @@ def pairs(path: Path, panels: Mapping[str, Mapping[str, tuple[Estimate, Estimate
         ax.set_xticks(range(len(entries)), list(entries), rotation=35, ha="right")
         values = [e.mean + side * _half(e) for pair in entries.values() for e in pair for side in (-1, 1)]
         low, high = min(values), max(values)
-        # Accuracies lie close together; bars from zero would all look the same.
+        # Accuracies are close together, and bars from zero would all look the same.
         room = 0.2 * (high - low) or 0.01
         ax.set_ylim(max(0.0, low - room), min(1.0, high + room))
         ax.set_title(title)
@@ -47,7 +48,7 @@ def pairs(path: Path, panels: Mapping[str, Mapping[str, tuple[Estimate, Estimate
 
 
 def levels(path: Path, panels: Mapping[str, Mapping[str, Series]], xlabel: str, ylabel: str) -> None:
-    """Points with intervals per entry of each panel, those of the same x side by side.
+    """Draw panels of points with intervals, a series for each entry; points of the same x are side by side.
 
     Raises:
         InputError: without matplotlib.
@@ -57,7 +58,7 @@ def levels(path: Path, panels: Mapping[str, Mapping[str, Series]], xlabel: str, 
         ticks = sorted({x for points in entries.values() for x, _ in points})
         gap = min((b - a for a, b in pairwise(ticks)), default=1.0)
         for number, (name, points) in enumerate(entries.items()):
-            # Unjoined: lines between shifted points would suggest differences that there are not.
+            # The points are not joined: lines between shifted points would suggest differences that do not exist.
             shift = 0.5 * gap * ((number + 0.5) / len(entries) - 0.5)
             xs = [x + shift for x, _ in points]
             ys = [y.mean for _, y in points]
@@ -71,12 +72,12 @@ def levels(path: Path, panels: Mapping[str, Mapping[str, Series]], xlabel: str, 
 
 
 def cactus(path: Path, panels: Mapping[str, Mapping[str, Sequence[float]]], limit: Mapping[str, float]) -> None:
-    """How many questions (x) were each answered within how many seconds (y, logarithmic), a line per entry.
+    """Draw a cactus plot: the number of queries (x) that were answered within so many seconds each (y, logarithmic).
 
     Args:
-        path: of the figure.
-        panels: by title and name, the seconds of the questions that were answered.
-        limit: by title, the time limit.
+        path: the file of the figure.
+        panels: for each title and name of a line, the seconds of the queries that were answered.
+        limit: for each title, the time limit in seconds.
 
     Raises:
         InputError: without matplotlib.
@@ -95,11 +96,11 @@ def cactus(path: Path, panels: Mapping[str, Mapping[str, Sequence[float]]], limi
 
 
 def profiles(path: Path, panels: Mapping[str, Sequence[Sequence[float]]]) -> None:
-    """λ as layer (y) × epoch (x), its logarithm as colour on one scale for all panels.
+    """Draw heat maps of λ by layer (y) and epoch (x), with logarithmic colours on one scale for all panels.
 
     Args:
-        path: of the figure.
-        panels: by title, for each epoch λ per layer.
+        path: the file of the figure.
+        panels: for each title and epoch, λ of each layer.
 
     Raises:
         InputError: without matplotlib.

@@ -11,12 +11,12 @@ from benchmarks.report.tables import Table
 
 @dataclass
 class Page:
-    """A page that is made part by part.
+    """A page under construction.
 
     Attributes:
-        name: of the file, without suffix.
-        parts: what stands on the page, in its order.
-        files: by name with suffix, what is written beside it.
+        name: the name of the page's file, without suffix.
+        parts: the paragraphs and tables of the page, in their order.
+        files: the content of the files beside the page, by name with suffix.
     """
 
     name: str
@@ -24,26 +24,26 @@ class Page:
     files: dict[str, str] = field(default_factory=dict)
 
     def add(self, *parts: str | Table) -> None:
-        """Paragraphs and tables at the end of the page; empty ones are left out."""
+        """Append paragraphs and tables to the page; empty ones are left out."""
         self.parts += [part for part in parts if part]
 
     def bullets(self, lines: Iterable[str]) -> None:
-        """A list."""
+        """Append a list, one item per line."""
         self.add("\n".join(f"- {line}" for line in lines))
 
     def save(self, name: str, table: Table, *, latex: bool = False) -> None:
-        """Write a table as ``name.csv`` beside the page, and as ``name.tex`` too if LaTeX is wanted."""
+        """Add a table as the file ``name.csv`` beside the page, and as ``name.tex`` if LaTeX is wanted too."""
         self.files[f"{name}.csv"] = table.csv()
         if latex:
             self.files[f"{name}.tex"] = table.latex()
 
     def markdown(self) -> str:
-        """The page."""
+        """The page in Markdown."""
         parts = [part.markdown() if isinstance(part, Table) else part for part in self.parts]
         return "\n\n".join(part.strip("\n") for part in parts) + "\n"
 
     def write(self, folder: Path) -> str:
-        """The page and its tables into ``folder``; the Markdown."""
+        """Write the page and its files into a folder; returns the Markdown."""
         text = self.markdown()
         for name, content in {**self.files, f"{self.name}.md": text}.items():
             (folder / name).write_text(content, encoding="utf-8")

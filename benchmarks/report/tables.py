@@ -1,4 +1,4 @@
-"""A table, and what it looks like in Markdown, LaTeX and CSV."""
+"""A table, and its forms in Markdown, LaTeX and CSV."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ _LATEX = {
 
 @dataclass(frozen=True)
 class Table:
-    """Columns, and rows as long as these.
+    """A table with a heading for each column.
 
     Attributes:
-        columns: their titles, all different where ``forms`` has one of them.
-        rows: a cell for each column.
-        forms: by column, the format specification by which Markdown and LaTeX show its numbers, such as ``.1%``; of a
-            column without one, numbers are shown with three significant digits. CSV has six digits of every number.
+        columns: the headings of the columns; a heading in ``forms`` must be unique.
+        rows: the rows, each with a cell for each column.
+        forms: for some columns, the format specification with which Markdown and LaTeX show the numbers, such as
+            ``.1%``. Without one, numbers have three significant digits. In CSV, every number has six.
 
     Raises:
         ValueError: for a row of another length.
@@ -54,20 +54,23 @@ class Table:
                 raise ValueError(f"a row of {len(row)} cells under {len(self.columns)} columns: {row}")
 
     def markdown(self) -> str:
-        """GitHub's dialect; columns of numbers are aligned to the right."""
+        """The table in GitHub's dialect of Markdown, with columns of numbers aligned to the right."""
         rule = ["---:" if right else "---" for right in self._numeric()]
         lines = [self.columns, rule, *self._shown()]
         return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines)
 
     def latex(self) -> str:
-        """A ``tabular`` that needs no package; caption and float are the document's own."""
+        """The table as a LaTeX ``tabular`` that needs no package, without caption and float."""
         kinds = "".join("r" if right else "l" for right in self._numeric())
         head, *body = (" & ".join(map(_escaped, line)) + r" \\" for line in [self.columns, *self._shown()])
         lines = [rf"\begin{{tabular}}{{{kinds}}}", r"\hline", head, r"\hline", *body, r"\hline", r"\end{tabular}"]
         return "\n".join(lines) + "\n"
 
     def csv(self) -> str:
-        """Six significant digits; an estimate takes two columns, the second (``_half``) for half its interval."""
+        """The table in CSV, with six significant digits.
+
+        An estimate takes two columns; the second, whose heading ends in ``_half``, has half the width of its interval.
+        """
         wide = [any(isinstance(row[i], Estimate) for row in self.rows) for i in range(len(self.columns))]
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")

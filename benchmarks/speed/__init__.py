@@ -1,1 +1,1 @@
-"""Studies of what single parts of the project cost."""
+"""Studies of the time and memory that single parts of the project take."""

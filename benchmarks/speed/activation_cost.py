@@ -4,10 +4,10 @@
     python -m benchmarks.speed.activation_cost --pairs 1000 --threads 2
 
 A step is forward, backward and the optimiser's update as the trainer makes them, on a batch of 128 random images of
-28×28. The networks take turns step by step, so that whatever else the machine does falls on all of them alike; the
-ratio is the median over the pairs of neighbouring steps, in processor time of the process (wall clock beside it).
-"learned" trains λ; "annealed" has it frozen, as it is in the ramp. Each network is measured once for a number of pairs
-and threads; with other numbers, or another folder of results, it is measured anew.
+28×28. The networks take turns step by step, so that other load of the machine affects all of them alike. The ratio is
+the median over pairs of neighbouring steps, in processor time of the process (and, beside it, in wall-clock time).
+"learned" trains λ; "annealed" has λ frozen, as it is during the annealing. Each network is measured once for a number
+of pairs and threads; with other numbers, or another folder of results, it is measured again.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _COLUMNS = {
 
 
 def measure(asked: argparse.Namespace, records: Records) -> None:
-    """A record per network and activation; those of a network come together."""
+    """Add a record for each network and activation; all activations of a network are measured together."""
     import torch
 
     from benchmarks.common.progress import say
@@ -56,7 +56,7 @@ def measure(asked: argparse.Namespace, records: Records) -> None:
 
 
 def page(records: Sequence[Record], folder: Path) -> Page:
-    """The table."""
+    """The page with one table."""
     costs = of(records, "cost")
     made = Page("activation_cost")
     made.add("# The cost of a learned hardness")
@@ -76,9 +76,9 @@ def page(records: Sequence[Record], folder: Path) -> Page:
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    """How often, and by how many threads."""
-    parser.add_argument("--pairs", type=int, default=300, help="of neighbouring steps (default 300)")
-    parser.add_argument("--threads", type=int, default=1, help="of torch (default 1)")
+    """Add the options for the numbers of pairs and threads."""
+    parser.add_argument("--pairs", type=int, default=300, help="number of pairs of neighbouring steps (default 300)")
+    parser.add_argument("--threads", type=int, default=1, help="number of threads of torch (default 1)")
 
 
 STUDY = Study("benchmarks.speed.activation_cost", __doc__, options, measure, page)

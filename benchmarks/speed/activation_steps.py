@@ -1,4 +1,4 @@
-"""Training steps, and bare activations, whose cost is measured."""
+"""The training steps and single activations whose time ``activation_cost`` measures."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LAM = 1.7
 
 
 def frozen() -> nn.Module:
-    """λ-GELU as it is while it is annealed."""
+    """λ-GELU with a frozen λ, as during the annealing."""
     gate = LambdaGELU(LAM)
     gate.freeze()
     return gate
@@ -39,7 +39,7 @@ PLAIN = {
     "λ-GELU, tanh form": "nn.GELU, tanh form",
     "λ-Swish, learned": "nn.SiLU",
 }
-"""What each is compared with besides nn.GELU: the same function without a hardness."""
+"""For each activation the same function without a hardness, with which it is compared besides nn.GELU."""
 
 NETWORKS: dict[str, Callable[[Callable[[], nn.Module]], nn.Module]] = {
     "MLP 784-128-128-10": lambda make: mlp([784, 128, 128, 10], make),
@@ -57,7 +57,7 @@ def training_step(make: Callable[[Callable[[], nn.Module]], nn.Module], activati
     x, y = torch.rand(128, 1, 28, 28), torch.randint(0, 10, (128,))
 
     def step() -> None:
-        # A small rate: the pre-activations must not wander off during the measurement.
+        # The rate is small, so that the pre-activations hardly change during the measurement.
         set_rates(optimizer, model, 1e-6, options)
         loss = F.cross_entropy(model(x), y)
         optimizer.zero_grad()
@@ -68,7 +68,7 @@ def training_step(make: Callable[[Callable[[], nn.Module]], nn.Module], activati
 
 
 def bare(activation: str, shape: tuple[int, ...]) -> Callable[[], None]:
-    """Forward and backward through the activation alone."""
+    """One forward and backward pass through an activation alone, as a function without arguments."""
     torch.manual_seed(0)
     module = ACTIVATIONS[activation]()
     x, gradient = torch.randn(shape, requires_grad=True), torch.randn(shape)
@@ -82,8 +82,16 @@ def bare(activation: str, shape: tuple[int, ...]) -> Callable[[], None]:
 
 
 def measure(steps: Sequence[Callable[[], None]], pairs: int) -> list[tuple[float, float, float, float]]:
-    """For each activation's step its median milliseconds of processor time, the median ratios to nn.GELU's in it and
-    in wall clock, and that to its plain form's in processor time."""
+    """The times of the activations' steps, which take turns.
+
+    Args:
+        steps: a step for each of ``ACTIVATIONS``.
+        pairs: the number of turns that are measured.
+
+    Returns:
+        For each activation the median of its step's processor time in milliseconds, the median ratios to nn.GELU's in
+        processor time and in wall-clock time, and the median ratio to its plain form's in processor time.
+    """
     cpu: list[list[float]] = [[] for _ in steps]
     wall: list[list[float]] = [[] for _ in steps]
     for turn in range(-max(5, pairs // 10), pairs):
@@ -105,7 +113,7 @@ def measure(steps: Sequence[Callable[[], None]], pairs: int) -> list[tuple[float
 
 
 def cases() -> Mapping[str, Callable[[], list[Callable[[], None]]]]:
-    """By name what is measured: it makes a step for each of ``ACTIVATIONS``."""
+    """The cases by name: each a function that makes a step for each of ``ACTIVATIONS``."""
     found: dict[str, Callable[[], list[Callable[[], None]]]] = {
         name: lambda make=make: [training_step(make, each) for each in ACTIVATIONS]  # type: ignore[misc]
         for name, make in NETWORKS.items()

@@ -1,4 +1,4 @@
-"""The networks and balls that bounds are timed on."""
+"""The networks and balls on which bounds are timed."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Case:
-    """A network of ``common.networks``, and the L∞ balls put to it.
+    """A network of ``common.networks``, and L∞ balls around test images.
 
     Attributes:
-        name: the network's.
-        data: the data set whose test images are the balls' centres.
-        eps: the balls' radius, as text.
-        mean, std: of the normalisation that the network leaves to its user.
+        name: the network's name.
+        data: the data set whose test images are the centres of the balls.
+        eps: the radius of the balls, as text.
+        mean: the mean of the normalisation that the network does not contain, per channel.
+        std: the standard deviation of that normalisation.
     """
 
     name: str
@@ -37,13 +38,13 @@ GELU_CASE = Case("mnist_mlp", "mnist", "0.03")
 METHODS = ("ibp", "crown", "alpha-crown")
 DTYPES = ("float64", "float32")
 LAMBDAS = (1, 5, 20, 160)
-"""Hardnesses of λ-GELU, whose widths are measured."""
+"""The values of λ for which the widths of bounds with λ-GELU are measured."""
 
 ITERATIONS = 20
-"""Of α-CROWN's search, ours and auto_LiRPA's."""
+"""The number of iterations of α-CROWN's search, in this package and in auto_LiRPA."""
 
 LEAST = 0.1
-"""Seconds that a measurement takes at least: as long the same thing is done again, with warm caches, by either side."""
+"""The least seconds of a measurement, which repeats the same work, with warm caches, until they are over."""
 
 EQUAL = 1e-4
-"""Up to so many widths apart bounds are taken for equal."""
+"""The largest distance, relative to the width, at which two bounds count as equal."""

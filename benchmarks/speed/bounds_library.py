@@ -1,4 +1,4 @@
-"""The other side of the comparison: auto_LiRPA, with the settings that are fastest for it."""
+"""The bounds of auto_LiRPA, with the settings that are fastest for it."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from verifiable_relu.errors import InputError
 from verifiable_relu.network import Network, nodes
 from verifiable_relu.network.nodes import Conv2d
 from verifiable_relu.verifiers.adapters import library as adapter
-from verifiable_relu.verifiers.adapters.operators import Graph
+from verifiable_relu.verifiers.adapters.conversion import Graph
 
 _NAMES = {"ibp": "IBP", "crown": "CROWN", "alpha-crown": "alpha-CROWN"}
-"""The methods as the library calls them."""
+"""The library's names of the methods."""
 
 PARTS = (1, 16)
-"""Numbers of images that the library may get at once in place of a batch, which takes it longer on some networks."""
+"""The numbers of images that the library may get at once in place of a batch, which is slower on some networks."""
 
 
 @dataclass(frozen=True)
@@ -37,10 +37,10 @@ class Settings:
     """The settings of auto_LiRPA on which its speed depends.
 
     Attributes:
-        conv: how it represents coefficients of convolutions, ``patches`` or ``matrix``.
+        conv: the representation of coefficients of convolutions, ``patches`` or ``matrix``.
         sparse: whether α is stored for unstable neurons alone.
-        inference: whether it runs in torch's inference mode.
-        images: how many of a batch it gets at once.
+        inference: whether the library runs in torch's inference mode.
+        images: the number of images of a batch that the library gets at once.
     """
 
     conv: str
@@ -75,13 +75,13 @@ class Theirs:
             self.module = module(Graph(network.to(dtype)), dummy, options, device="cpu")
 
     def __call__(self, problem: Problem) -> Tensor:
-        """Its lower bounds, (batch, rows)."""
+        """The library's lower bounds of a problem's rows, (batch, rows)."""
         parts = self._parts(problem)
         with adapter.quiet(self.dtype):
             return torch.cat([self._bounds(part) for part in parts])
 
     def seconds(self, problem: Problem, least: float = 0.0) -> float:
-        """Wall clock of one run (``seconds``), without the adapter's preparations."""
+        """The wall-clock seconds of one run (``common.clock.seconds``), without the adapter's preparations."""
         parts = self._parts(problem)
         with adapter.quiet(self.dtype):
             return seconds(lambda: [self._bounds(part) for part in parts], least)
@@ -101,11 +101,11 @@ class Theirs:
         return lower.detach()
 
     def _inputs(self) -> list[Any]:
-        """Its nodes before every activation, in our order."""
+        """The library's nodes before each activation, in the order of this package's activations."""
         return [node.inputs[0] for node in self.module._modules.values() if type(node).__name__ == "BoundRelu"]
 
     def preactivations(self, problem: Problem) -> dict[int, Bounds]:
-        """Its bounds of every activation's input, by our index, in a run of their own."""
+        """The library's bounds of each activation's input, by the node's index in this package, from a separate run."""
         found: dict[int, list[Bounds]] = {i: [] for i in problem.network.activations}
         for part in self._parts(problem):
             with adapter.quiet(self.dtype):
@@ -120,13 +120,16 @@ class Theirs:
         }
 
     def _given(self, problem: Problem) -> dict[str, Any]:
-        """For α-CROWN the same intermediate bounds as ours; without, it optimises its own at every step."""
+        """The arguments that give the library this package's intermediate bounds, for α-CROWN.
+
+        Without them, the library would optimise its own intermediate bounds at every step.
+        """
         if not self.given:
             return {}
         known = inspect.signature(self.module.compute_bounds).parameters
         option = "interm_bounds" if "interm_bounds" in known else "intermediate_layer_bounds"
         nodes = [node.name for node in self._inputs()]
-        # Copies, since it writes into them.
+        # The library writes into these tensors, so that it gets copies.
         bounds = [
             [box.lower.to(self.dtype, copy=True), box.upper.to(self.dtype, copy=True)] for box in problem.pre.values()
         ]

@@ -1,4 +1,4 @@
-"""Both sides on the same problems, in turn."""
+"""The measurements of ``bounds_speed``: this package and auto_LiRPA in turn on the same problems."""
 
 from __future__ import annotations
 
@@ -37,28 +37,30 @@ from verifiable_relu.network import Network, read_onnx
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 _BATCH = 16
-"""Images of the measurement of rounding."""
+"""The number of images on which the cost of rounding is measured."""
 
 _GELU_IMAGES = 64
 
 
 @cache
 def peak(dtype: str) -> float:
-    """Multiply-adds per second of a large matrix product: the best of several."""
+    """The multiply-adds per second of a large matrix product, the best of several."""
     size = 1536
     a, b = torch.randn(2, size, size, dtype=DTYPES[dtype])
     return size**3 / min(seconds(lambda: a @ b) for _ in range(8))
 
 
 def multiply_adds(work: Callable[[], Any]) -> float:
-    """Those of all matrix products and convolutions that ``work`` calls, by the shapes of their operands."""
+    """The number of multiply-adds of all matrix products and convolutions that ``work`` calls."""
     with FlopCounterMode(display=False) as counter:
         work()
     return counter.get_total_flops() / 2
 
 
 def compare(problem: Problem, method: str, dtype: str, runs: int, limit: float) -> Record:
-    """Both sides on one problem by one method; the fields of a record of kind ``line``, see ``bounds_speed.page``.
+    """Measure this package and auto_LiRPA on one problem by one method; returns the fields of a record ``line``.
+
+    The fields are explained by ``bounds_speed.ABOUT``.
 
     Raises:
         Late, or what the library raised.
@@ -79,7 +81,7 @@ def compare(problem: Problem, method: str, dtype: str, runs: int, limit: float) 
     with limited(3 * limit):
         try:
             while len(pairs) < runs:
-                # Whoever comes second may find the caches warm.
+                # The second to run may find the caches warm, so that both take turns in being first.
                 work = [partial(seconds, lambda: ours(problem, method)), partial(theirs.seconds, problem)]
                 turn = 1 if len(pairs) % 2 else -1
                 pairs.append([measured(LEAST) for measured in work[::turn]][::turn])
@@ -111,7 +113,7 @@ def compare(problem: Problem, method: str, dtype: str, runs: int, limit: float) 
 
 
 def lines(asked: argparse.Namespace, case: Case, network: Network, records: Records) -> None:
-    """A record for each dtype, method and batch of a network; of what is left out, one of kind ``missing``."""
+    """Add a record for each dtype, method and batch of a network, and one of kind ``missing`` for each left out."""
     for dtype, method in track(list(itertools.product(asked.dtype, asked.method)), case.name):
         for batch in asked.batch:
             about = {"network": case.name, "eps": case.eps, "dtype": dtype, "method": method, "batch": batch}
@@ -132,14 +134,14 @@ def lines(asked: argparse.Namespace, case: Case, network: Network, records: Reco
 
 
 def left_out(records: Records, text: str) -> None:
-    """Say and record what could not be measured."""
+    """Report and record that something could not be measured."""
     say(text)
     if not records.has("missing", {"text": text}):
         records.append("missing", {"text": text})
 
 
 def rounding(asked: argparse.Namespace, case: Case, network: Network, records: Records) -> None:
-    """What accounting for rounding costs in the pass of the output's rows, and what float32 saves."""
+    """Measure the cost of accounting for rounding in the pass of the output's rows, and the time that float32 saves."""
     for dtype in asked.dtype:
         about = {"network": case.name, "dtype": dtype, "threads": asked.threads}
         if records.has("rounding", about):
@@ -163,7 +165,7 @@ def rounding(asked: argparse.Namespace, case: Case, network: Network, records: R
 
 
 def widths(asked: argparse.Namespace, records: Records) -> None:
-    """Mean widths of the margins of one network with λ-GELU in place of ReLU, ours and auto_LiRPA's."""
+    """Measure the mean widths of bounds on margins with λ-GELU in place of ReLU, for this package and auto_LiRPA."""
     relu = problem_of(GELU_CASE, read_onnx(network_file(GELU_CASE.name)), _GELU_IMAGES, torch.float64).both_signs()
     half = relu.objective.shape[1] // 2
 
@@ -194,7 +196,7 @@ def widths(asked: argparse.Namespace, records: Records) -> None:
 
 
 def measure(asked: argparse.Namespace, records: Records) -> None:
-    """Everything that is asked for and not recorded yet for this version of auto_LiRPA and number of threads."""
+    """Measure what has no record for the installed version of auto_LiRPA and the number of threads."""
     if asked.library:
         sys.path.insert(0, asked.library)
     torch.set_num_threads(asked.threads)

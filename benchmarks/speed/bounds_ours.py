@@ -1,4 +1,4 @@
-"""Our side of the comparison: the only place here that knows how ``verifiable_relu.bounds`` is called."""
+"""The bounds of this package; no other module of the study calls ``verifiable_relu.bounds``."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class Problem:
     """A network, a batch of L∞ balls, and linear functions of the outputs whose least values are to be bounded.
 
     Attributes:
-        network: its weights in the dtype that auto_LiRPA computes in. We compute in float64 throughout, but for the
-            coefficients of linear bounds, which are in float32 if that dtype is float32.
+        network: the network, in the dtype in which auto_LiRPA computes. This package computes in float64, except for
+            the coefficients of linear bounds, which are in float32 if that dtype is float32.
         box: the balls as boxes, in the same dtype.
         objective: (batch, rows, outputs), the coefficients of the functions.
-        known: bounds of every activation's input by CROWN, where they have been worked out.
+        known: CROWN's bounds of every activation's input, if they have been computed.
     """
 
     network: Network
@@ -48,17 +48,17 @@ class Problem:
 
     @cached_property
     def float32(self) -> bool:
-        """Whether our coefficients are in float32."""
+        """Whether the coefficients of this package's linear bounds are in float32."""
         return self.box.lower.dtype == torch.float32
 
     @cached_property
     def given(self) -> tuple[Network, Bounds]:
-        """Network and balls in float64, as our bounds take them."""
+        """The network and the balls in float64, as this package's bounds take them."""
         return self.network.to(torch.float64), Bounds(self.box.lower.double(), self.box.upper.double())
 
     @cached_property
     def pre(self) -> dict[int, Bounds]:
-        """CROWN's bounds of every activation's input, by its index."""
+        """CROWN's bounds of every activation's input, by the activation's index."""
         if self.known is not None:
             return self.known
         with torch.no_grad():
@@ -66,20 +66,20 @@ class Problem:
 
     @cached_property
     def rows(self) -> tuple[Tensor, Tensor]:
-        """The objective as our bounds take it: (batch · rows, outputs), and the sample that each row belongs to."""
+        """The objective as this package takes it: (batch · rows, outputs), and the sample of each row."""
         samples, rows, outputs = self.objective.shape
         return self.objective.double().reshape(-1, outputs), torch.arange(samples).repeat_interleave(rows)
 
     def relaxation(self, known: dict[int, Bounds] | None = None, tuning: Tuning = TUNING) -> Relaxation:
-        """Our linear bounds of this problem, with the activations' inputs bounded as ``known`` says, if given."""
+        """The relaxation of the problem, with the bounds ``known`` of the activations' inputs, if given."""
         return Relaxation(*self.given, known, self.float32, tuning=tuning)
 
     def parts(self, size: int, *, bounded: bool) -> list[Problem]:
         """The same problem in parts of ``size`` samples each.
 
         Args:
-            size: of a part; the last one may have fewer.
-            bounded: whether the parts come with the bounds of the activations' inputs that this problem has.
+            size: the number of samples of a part; the last part may have fewer.
+            bounded: whether the parts have the bounds of the activations' inputs of the whole problem.
         """
         found = []
         for start in range(0, len(self.objective), size):
@@ -90,12 +90,15 @@ class Problem:
         return found
 
     def both_signs(self) -> Problem:
-        """The same problem with the negatives of the rows behind the rows: upper bounds too, and so widths."""
+        """The same problem with the negative of each row after the rows, so that bounds are known on both sides."""
         return replace(self, objective=torch.cat([self.objective, -self.objective], 1))
 
 
 def problem_of(case: Case, network: Network, batch: int, dtype: torch.dtype) -> Problem:
-    """Balls around the first ``batch`` exact test images that are classified rightly; rows: label minus other class."""
+    """The problem of a case: balls around the first ``batch`` exact test images that the network classifies correctly.
+
+    The rows are the label's output minus the output of each other class.
+    """
     data = load(case.data, "test")
     chosen = np.flatnonzero(data.exact)[: 4 * batch + 50]
     images, labels = torch.from_numpy(data.images[chosen]).double(), torch.from_numpy(data.labels[chosen])
@@ -116,7 +119,7 @@ def problem_of(case: Case, network: Network, batch: int, dtype: torch.dtype) -> 
 
 
 def ours(problem: Problem, method: str) -> Tensor:
-    """Our lower bounds by one of ``bounds_cases.METHODS``, (batch, rows)."""
+    """The lower bounds (batch, rows) of this package by one of ``bounds_cases.METHODS``."""
     network, box = problem.given
     matrix, sample = problem.rows
     float32 = problem.float32
@@ -132,7 +135,7 @@ def ours(problem: Problem, method: str) -> Tensor:
 
 
 def unstable_share(problem: Problem, method: str) -> float:
-    """The share of all neurons that are unstable, by intervals or by CROWN."""
+    """The fraction of all neurons that are unstable, by intervals or by CROWN."""
     with torch.no_grad():
         relaxation = problem.relaxation(problem.pre if method != "ibp" else None)
         relaxation.advance(len(problem.network.nodes) - 1)
@@ -141,7 +144,7 @@ def unstable_share(problem: Problem, method: str) -> float:
 
 
 def crown_given(problem: Problem, known: dict[int, Bounds], rows: tuple[Tensor, Tensor]) -> Tensor:
-    """Our CROWN's lower bounds of ``rows``, with the bounds of the activations' inputs taken from ``known``."""
+    """CROWN's lower bounds of ``rows`` in this package, with the bounds ``known`` of the activations' inputs."""
     with torch.inference_mode():
         given = problem.relaxation()
         given.advance(problem.network.last_activation, lambda index, _: known[index])
@@ -149,10 +152,11 @@ def crown_given(problem: Problem, known: dict[int, Bounds], rows: tuple[Tensor, 
 
 
 def passes(problem: Problem) -> list[Callable[[], Tensor]]:
-    """The pass of the output's rows in three ways: without regard to rounding, with it in float64, and as proven.
+    """The backward pass of the output's rows in three ways, as functions without arguments.
 
-    As proven, coefficients are in float32 where what that costs can be borne. All of them start from the same bounds of
-    the activations' inputs, which are worked out here.
+    The first ignores rounding. The second accounts for rounding, with all coefficients in float64. The third is that of
+    the verifiers: it accounts for rounding, and has coefficients in float32 where this widens the bounds little. All
+    three start from the same bounds of the activations' inputs.
     """
     last = len(problem.network.nodes) - 1
     matrix, sample = problem.rows
@@ -169,7 +173,7 @@ def passes(problem: Problem) -> list[Callable[[], Tensor]]:
 
 
 def with_gelu(problem: Problem, lam: float) -> Problem:
-    """The same of the network with λ-GELU in place of ReLU."""
+    """The same problem for the network with λ-GELU in place of ReLU."""
     nodes = tuple(
         Gelu(name=n.name, inputs=n.inputs, shape=n.shape, lam=torch.tensor(lam)) if isinstance(n, Relu) else n
         for n in problem.network.nodes

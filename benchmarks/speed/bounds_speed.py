@@ -1,16 +1,15 @@
-"""How fast and how tight are IBP, CROWN and α-CROWN beside auto_LiRPA, and what does our CROWN make of the machine?
+"""How fast and how tight are IBP, CROWN and α-CROWN beside auto_LiRPA's, and how well do they use the machine?
 
     python -m benchmarks.speed.bounds_speed
     python -m benchmarks.speed.bounds_speed --net cifar_cnn --batch 1 16 --method crown --runs 9
     python -m benchmarks.speed.bounds_speed --library FOLDER --results benchmarks/results/bounds_speed_newest
 
-The question is the same for both: lower bounds of label minus every other class over L∞ balls around the first test
-images that the network classifies rightly. auto_LiRPA is used as it is installed, or from FOLDER, a folder that holds
-another version of the package; of its settings those are taken that are fastest for the network, method and batch,
-and of the batch it gets so many images at once as is fastest.
+Both compute lower bounds of the label's output minus every other one, over L∞ balls around the first test images that
+the network classifies correctly. auto_LiRPA is the installed version, or the one in FOLDER. It runs with the settings,
+and with the number of images at once, that are fastest for the network, method and batch.
 
 Networks and data that are missing are named and left out. Each line is a record and is not measured again: name another
-folder by --results, or remove the records, to measure anew. ``--net`` without names measures λ-GELU's widths alone.
+folder with --results, or remove the records, to measure again. ``--net`` without names measures λ-GELU's widths alone.
 """
 
 from __future__ import annotations
@@ -62,17 +61,17 @@ _WIDTHS = {
     "auto_LiRPA CROWN": ("theirs_crown", ".4f"),
     "α-CROWN": ("theirs_alpha-crown", ".4f"),
 }
-"""Of each table: by column the field of the records, and how its numbers are shown."""
+"""For each column of a table, the field of the records, and the format of its numbers."""
 
 
 def table(records: Sequence[Record], columns: dict[str, tuple[str, str]]) -> Table:
-    """A row per record."""
+    """The table with a row for each record."""
     rows = [[record[field] for field, _ in columns.values()] for record in records]
     return Table(tuple(columns), rows, {title: form for title, (_, form) in columns.items() if form})
 
 
 def page(records: Sequence[Record], folder: Path) -> Page:
-    """The tables, what their columns mean, and what is left out; the lines as CSV."""
+    """The page with the tables, the meaning of their columns and what was left out; the lines also as CSV."""
     lines, rounding, widths = (of(records, kind) for kind in ("line", "rounding", "widths"))
     made = Page(folder.name)
     made.add("# Bounds beside auto_LiRPA")
@@ -118,21 +117,21 @@ product, as a part of our time.
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    """What is measured, and how."""
+    """Add the options that choose networks, methods, batches and limits."""
     names = [case.name for case in CASES]
-    parser.add_argument("--net", nargs="*", choices=names, default=names, help="(default all)")
-    parser.add_argument("--method", nargs="+", choices=METHODS, default=list(METHODS), help="(default all)")
-    parser.add_argument("--batch", nargs="+", type=int, default=[1, 16, 64], help="(default 1 16 64)")
-    parser.add_argument("--dtype", nargs="+", choices=DTYPES, default=["float64"], help="(default float64)")
-    parser.add_argument("--runs", type=int, default=7, help="pairs of runs (default 7)")
-    parser.add_argument("--limit", type=float, default=60, help="seconds that one run may take (default 60)")
-    parser.add_argument("--memory", type=float, default=16, help="GiB of address space (default 16)")
-    parser.add_argument("--threads", type=int, default=1, help="of torch (default 1)")
+    parser.add_argument("--net", nargs="*", choices=names, default=names, help="networks (default all)")
+    parser.add_argument("--method", nargs="+", choices=METHODS, default=list(METHODS), help="methods (default all)")
+    parser.add_argument("--batch", nargs="+", type=int, default=[1, 16, 64], help="batch sizes (default 1 16 64)")
+    parser.add_argument("--dtype", nargs="+", choices=DTYPES, default=["float64"], help="dtypes (default float64)")
+    parser.add_argument("--runs", type=int, default=7, help="number of pairs of runs (default 7)")
+    parser.add_argument("--limit", type=float, default=60, help="most seconds of one run (default 60)")
+    parser.add_argument("--memory", type=float, default=16, help="most GiB of address space (default 16)")
+    parser.add_argument("--threads", type=int, default=1, help="number of threads of torch (default 1)")
     parser.add_argument("--library", help="a folder with another version of the package auto_LiRPA")
 
 
 def measure(asked: argparse.Namespace, records: Records) -> None:
-    """Measure what is asked for."""
+    """Measure what has no record (``bounds_measuring.measure``)."""
     from benchmarks.speed import bounds_measuring
 
     bounds_measuring.measure(asked, records)

@@ -1,13 +1,13 @@
-"""How much memory do the methods take that bound, under the limits that ``--memory`` sets?
+"""How much memory do the methods that bound take, under the limits that ``--memory`` sets?
 
     python -m benchmarks.speed.memory
     python -m benchmarks.speed.memory --seconds 60
 
-Every run is a process of its own, one thread, and leaves a record. Its figure is the largest resident memory while the
-method works (VmHWM) less the resident memory before, when everything is imported and the network and its properties are
-there. So what the libraries set up at their first use counts too. The properties are L∞ balls around uniformly random
-images, the radius such that some of them stay open. The networks are those of the verification competition, in the
-folder that VERIFIABLE_RELU_DATA names, and one in ``nets``. Linux only.
+Every run is a process of its own with one thread, and leaves a record. Its figure is the largest resident memory while
+the method works (VmHWM) minus the resident memory before, when everything is imported and the network and its
+properties are read. Memory that libraries allocate at their first use therefore counts too. The properties are L∞ balls
+around uniformly random images, with a radius at which some of them stay undecided. The networks are those of the
+verification competition, in the folder that VERIFIABLE_RELU_DATA names, and one in ``nets``. The script needs Linux.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ LIMITS = {"64M": 64 << 20, "256M": 256 << 20, "1G": 1 << 30}
 
 @dataclass(frozen=True)
 class Task:
-    """A network (``common.networks``), and how many balls of which radius are asked about."""
+    """A network (``common.networks``), and the number and the radius of the balls that are asked about."""
 
     network: str
     count: int
@@ -50,7 +50,7 @@ TASKS = {
 
 
 def measured(task: Task, method: str, limit: int, seconds: float) -> Record:
-    """In this process: MiB that the method takes beyond what is there before it, the seconds, and the verdicts."""
+    """Run a method in this process: the MiB that it takes on top of the memory before it, the seconds, the verdicts."""
     import torch
 
     from verifiable_relu.network import read_onnx
@@ -76,7 +76,7 @@ def measured(task: Task, method: str, limit: int, seconds: float) -> Record:
 
 
 def _peak() -> float:
-    """The high-water mark of this process's resident memory, MiB."""
+    """The high-water mark of this process's resident memory, in MiB."""
     lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     return int(next(line for line in lines if line.startswith("VmHWM:")).split()[1]) / 1024
 
@@ -90,7 +90,7 @@ print(json.dumps(measured(TASKS[network], method, LIMITS[limit], float(seconds))
 
 
 def measure(asked: argparse.Namespace, records: Records) -> None:
-    """Run what has no record yet for this number of seconds.
+    """Run what has no record for this time limit.
 
     Raises:
         InputError: if a network is missing.
@@ -112,7 +112,7 @@ def measure(asked: argparse.Namespace, records: Records) -> None:
 
 
 def page(records: Sequence[Record], folder: Path) -> Page:
-    """A row per network and method; the latest record of each limit."""
+    """The page with a row for each network and method, by the latest record of each limit."""
     by = {(record["network"], record["method"], record["limit"]): record for record in of(records, "run")}
     rows = []
     for network, method in dict.fromkeys(key[:2] for key in by):
@@ -139,7 +139,7 @@ def _cell(record: Record | None) -> str | None:
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    """For how long."""
+    """Add the option of the time limit."""
     parser.add_argument("--seconds", type=float, default=20, help="for a run's properties together (default 20)")
 
 

@@ -1,10 +1,10 @@
-"""What does one answer cost before any work is done? --help, importing torch, an easy property, and the main job.
+"""How long does one answer take before any work is done? --help, importing torch, an easy property, and the main job.
 
     python -m benchmarks.speed.startup
     python -m benchmarks.speed.startup --easy specs/mnist_mlp_mnist_0_eps3_100.vnnlib.gz --runs 20
 
-The commands are run in turn, so that what else the machine does meets all of them alike, each once beforehand so that
-files are in memory. What was measured before stays among the records; the table shows the latest.
+The commands run in turn, so that other load of the machine affects all of them alike, and each runs once beforehand, so
+that files are in memory. Earlier measurements stay among the records; the table shows the latest.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from benchmarks.report import Table
 from benchmarks.report.page import Page
 
 EASY = "specs/cifar_cnn_cifar10_25_eps1_255.vnnlib.gz"
-"""CROWN verifies it."""
+"""A property that CROWN verifies."""
 
 MAIN = "specs/cifar_eps.vnnlib"
-"""Bounds and attack leave it open."""
+"""A property that bounds and the attack do not decide."""
 
 IMPORT = 'python -c "import torch"'
 HELP = "certify --help"
 LIMITS = {HELP: 0.5, "easy": 2.0}
-"""Seconds that --help may take, and that an easy property may take beyond importing torch."""
+"""The most seconds for --help, and for an easy property on top of importing torch."""
 
 
 def timed(commands: Mapping[str, Sequence[str]], runs: int) -> dict[str, list[float]]:
-    """Wall-clock seconds of each command, ``runs`` times; they are run in turn."""
+    """The wall-clock seconds of ``runs`` runs of each command; the commands take turns."""
     from rich.progress import track
 
     seconds: dict[str, list[float]] = {name: [] for name in commands}
@@ -49,7 +49,7 @@ def timed(commands: Mapping[str, Sequence[str]], runs: int) -> dict[str, list[fl
 
 
 def measure(asked: argparse.Namespace, records: Records) -> None:
-    """A record per command, of all its runs; ``beyond`` is the median of its seconds beyond importing torch."""
+    """Add a record for each command with all its runs; ``beyond`` is its median time on top of importing torch."""
     certify = ("-m", "verifiable_relu.certify")
     commands = {
         HELP: (*certify, "--help"),
@@ -66,7 +66,7 @@ def measure(asked: argparse.Namespace, records: Records) -> None:
 
 
 def page(records: Sequence[Record], folder: Path) -> Page:
-    """The latest figures of each command, and what the limits say."""
+    """The page with the latest figures of each command, and whether they keep the limits."""
     latest = {record["command"]: record for record in of(records, "command")}
     columns = ("median", "fastest", "slowest")
     rows = [(f"`{name}`", record["runs"], *(record[key] for key in columns)) for name, record in latest.items()]
@@ -89,7 +89,7 @@ def _judged(value: float, limit: float) -> str:
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    """Which property, and how often."""
+    """Add the options for the property and the number of runs."""
     parser.add_argument("--easy", default=EASY, help=f"the easy property, from the root of the clone ({EASY})")
     parser.add_argument("--runs", type=int, default=10, help="of each command (default 10)")
 

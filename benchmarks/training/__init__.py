@@ -1,1 +1,1 @@
-"""Studies of what training with λ-GELU does."""
+"""Studies of training with λ-GELU."""

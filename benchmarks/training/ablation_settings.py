@@ -1,4 +1,4 @@
-"""The settings of the ablations, and their records; what is tabulated and what is correlated are the same."""
+"""The settings of the ablations and their records, which ``ablations`` tabulates and ``correlations`` correlates."""
 
 from __future__ import annotations
 
@@ -35,14 +35,16 @@ STUDIES: dict[str, dict[str, Changes]] = {
         f"{one}, {two}": {"beta1": one, "beta2": two} for one, two in ((0.9, 0.999), (0.9, 0.9), (0.95, 0.95))
     },
 }
-"""For each study its settings, by what they are called: the options that differ from ``BASE``."""
+"""For each study its settings by name: the options that differ from ``BASE``."""
 
 
 def trained(records: Sequence[Record]) -> list[Record]:
-    """The trainings, with ``certified`` (as a part of the images) and ``unstable`` among the results where known.
+    """The records of the trainings, with ``certified`` (a fraction of the images) and ``unstable`` in their results.
+
+    Records of networks that were not certified lack these two results.
 
     Raises:
-        InputError: if a record is no record of a training.
+        InputError: if a record of kind ``run`` is not that of a training.
     """
     known = {record["run"]: record for record in of(records, "certified")}
     return [_with_shares(record, known.get(record["run"])) for record in runs(records)]

@@ -1,12 +1,12 @@
-"""What each choice in λ-GELU's training does, on Fashion-MNIST: one option at a time against the defaults.
+"""What does each choice in the training of λ-GELU change? One option at a time against the defaults, on Fashion-MNIST.
 
     python -m benchmarks.training.ablations
     python -m benchmarks.training.ablations --seeds 3 --workers 1
     python -m benchmarks.training.ablations --table
 
 The arm lambda-gelu (MLP 2×128, 6 epochs) with another switch point, schedule, rate of λ's parameter, ramp, temperature
-t and factor c, or Adam's β1 = β2. Each finished run leaves a record and is never trained again; a killed one goes on.
-Then CROWN certifies the first 1,000 test images for each network. The tables are made of all records. Needs
+t and factor c, or Adam's β1 = β2. Each finished run leaves a record and is never trained again; a killed run resumes.
+Then CROWN certifies the first 1,000 test images for each network. The tables are made of all records. The script needs
 Fashion-MNIST (see README.md).
 """
 
@@ -47,13 +47,13 @@ interval leaves out 0, not corrected for the number of comparisons.
 
 
 def grid_of(seeds: int, studies: Mapping[str, Mapping[str, Changes]] = STUDIES) -> list[Options]:
-    """Every run once, seed by seed."""
+    """The options of every run of all studies, each once, ordered by seed."""
     settings = [changes for settings in studies.values() for changes in settings.values()]
     return list(dict.fromkeys(replace(BASE, **changes, seed=seed) for seed in range(seeds) for changes in settings))
 
 
 def certify(grid: Sequence[Options], records: Records, networks: Path, images: int) -> None:
-    """Certify the networks of ``grid`` that have no record of it over the first exact test images.
+    """Certify by CROWN the networks of a grid that have no record of that, on the first exact test images.
 
     Raises:
         InputError: for a network or data that cannot be used.
@@ -79,7 +79,7 @@ def certify(grid: Sequence[Options], records: Records, networks: Path, images: i
 
 
 def tables(records: Sequence[Record]) -> dict[str, Table]:
-    """For each study that has records a table with a row per setting."""
+    """For each study with records, a table with a row for each setting."""
     by_options: dict[Options, list[Record]] = {}
     for record in sorted(records, key=lambda r: r["options"]["seed"]):
         by_options.setdefault(replace(stored_options(record), seed=0), []).append(record)
@@ -109,7 +109,7 @@ def tables(records: Sequence[Record]) -> dict[str, Table]:
 
 
 def page(records: Sequence[Record], folder: Path) -> Page:
-    """A table for each study, and everything as CSV."""
+    """The page with a table for each study, and one file with all tables as CSV."""
     known = trained(records)
     made = tables(known)
     page = Page("ablations")
@@ -125,7 +125,7 @@ def page(records: Sequence[Record], folder: Path) -> Page:
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    """How many seeds, images and processes."""
+    """Add the options for the number of seeds, images and processes."""
     parser.add_argument("--seeds", type=int, default=5, help="how many, from 0 on (default 5)")
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="trainings at once (default: the cores)")
     parser.add_argument("--images", type=int, default=IMAGES, help=f"to certify (default {IMAGES})")
@@ -133,7 +133,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(asked: argparse.Namespace, records: Records) -> None:
-    """Train, then certify."""
+    """Train the networks without a record, then certify them."""
     import torch
 
     torch.set_num_threads(1)

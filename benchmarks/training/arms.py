@@ -1,4 +1,4 @@
-"""What becomes of accuracy when GELU is replaced by ReLU: λ-GELU hardened, its rivals, and ReLU from the start.
+"""How does replacing GELU by ReLU change accuracy? Hardened λ-GELU, its rivals, and ReLU from the start.
 
     python -m benchmarks.training.arms
     python -m benchmarks.training.arms --data fashion_mnist --hidden 100,100,100 --arms lambda-gelu --seeds 5
@@ -6,11 +6,11 @@
     python -m benchmarks.training.arms --table
 
 A grid of arms × data sets × seeds. Each finished run leaves a record and is never trained again; a run that was killed
-goes on from its last whole epoch. The trained networks go to runs/arms/ as ONNX. Every run uses one core; --workers of
-them run at once. Needs the data sets (see README.md).
+resumes after its last complete epoch. The trained networks go to runs/arms/ as ONNX. Every run uses one core; --workers
+of them run at once. The script needs the data sets (see README.md).
 
-Whatever is asked for, the tables are made of all records: means over the seeds with 95 % intervals by Student's t, on
-arms.md for people and in arms.csv with all digits.
+The tables are made of all records, whatever the options: means over the seeds with 95 % intervals by Student's t, in
+arms.md rounded and in arms.csv with six digits.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ order of the data). A difference is read where its interval leaves out 0, not co
 
 
 def against_rivals(groups: Mapping[tuple[Any, ...], Sequence[Record]]) -> Table:
-    """Clean accuracy at the end of λ-GELU, learned and hardened, minus that of each other arm, paired by seed."""
+    """The final clean accuracy of learned and hardened λ-GELU minus that of each other arm, paired by seed."""
     rows = []
     for key, group in groups.items():
         rivals = {other: theirs for other, theirs in groups.items() if other[:-1] == key[:-1] and other != key}
@@ -99,7 +99,7 @@ def against_rivals(groups: Mapping[tuple[Any, ...], Sequence[Record]]) -> Table:
 
 
 def page(records: Sequence[Record], folder: Path) -> Page:
-    """Two tables for each setting, the differences between the arms, and everything as CSV."""
+    """The page with two tables for each setting and the differences between the arms, and all of it as CSV."""
     known = runs(records)
     groups = by_setting(known, setting)
     names = list(VARIANTS)
@@ -120,13 +120,13 @@ def page(records: Sequence[Record], folder: Path) -> Page:
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    """The grid, and how many runs at once."""
+    """Add the options of the grid, and the number of runs at once."""
     add_grid(parser, NETWORKS / "arms")
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="trainings at once (default: the cores)")
 
 
 def measure(asked: argparse.Namespace, records: Records) -> None:
-    """Train what has no record yet."""
+    """Train the runs of the grid that have no record."""
     train_all(grid_of(asked), records, asked.networks, asked.workers)
 
 

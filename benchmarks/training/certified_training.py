@@ -1,4 +1,4 @@
-"""Does training for verifiability do more for λ-GELU or for ReLU? Stability terms, and certified training.
+"""Does training for verifiability help λ-GELU more than ReLU? Stability terms, and certified training.
 
     python -m benchmarks.training.certified_training
     python -m benchmarks.training.certified_training --parts stability --seeds 5
@@ -6,8 +6,8 @@
 
 Two parts, on MNIST. *stability*: an MLP 2×128 whose loss has the ReLU-stability term at ε = 0.02, at four weights that
 grow over the first half of the ramp of λ. *certified*: a small CNN trained by IBP, CROWN-IBP and SABR for ε = 0.1.
-Each training and what each network proves is a record; nothing is trained or measured twice. Needs the data sets (see
-README.md).
+Each training, and the bounds of each trained network, leave a record; nothing is trained or measured twice. The script
+needs the data sets (see README.md).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ SUMMED = (0.0, 3e-4, 1e-3, 3e-3)
 
 
 def stability_grid(seed: int) -> list[Options]:
-    """Both arms at each weight of the stability term."""
+    """The trainings of the part *stability*: both arms at each weight of the stability term."""
     hidden = (128, 128)
     base = {"hidden": hidden, "epochs": 8, "eps": float(EPS["stability"]), "seed": seed}
     grown = [{"stability": weight * sum(hidden), "terms_grow": "ramp"} for weight in SUMMED if weight]
@@ -51,9 +51,9 @@ def stability_grid(seed: int) -> list[Options]:
 
 
 def certified_grid(seed: int) -> list[Options]:
-    """Both arms by IBP, twice, then a narrower and shorter training by each of the bounds.
+    """The trainings of the part *certified*: both arms twice by IBP, then shorter and narrower ones by each bound.
 
-    Trained at a radius a little larger than what they are asked for.
+    The networks are trained at a radius a little larger than the one at which they are measured.
     """
     base = {
         "model": "cnn",
@@ -75,7 +75,10 @@ GRIDS = {"stability": stability_grid, "certified": certified_grid}
 
 
 def measured(network: Network, test: Dataset, eps: str, many: int, few: int, bar: Progress) -> Record:
-    """Numbers of images: of the first ``many`` by intervals, of the first ``few`` by CROWN, α-CROWN and the attack."""
+    """The numbers of images certified: of the first ``many`` by intervals, of the first ``few`` by CROWN and α-CROWN.
+
+    The attack, too, runs on the first ``few`` images.
+    """
     from benchmarks.common.questions import Balls, climb, first_exact
     from verifiable_relu.verifiers.base import Verdict
     from verifiable_relu.verifiers.registry import make
@@ -95,10 +98,10 @@ def measured(network: Network, test: Dataset, eps: str, many: int, few: int, bar
 
 
 def measure(asked: argparse.Namespace, records: Records) -> None:
-    """Train, then ask of each network what it proves.
+    """Train the networks without a record, then bound and attack each of them.
 
     Raises:
-        InputError: for a part that there is not, or for a network or data that cannot be used.
+        InputError: for an unknown part, or for a network or data that cannot be used.
     """
     if unknown := [part for part in asked.parts if part not in GRIDS]:
         raise InputError(f"no part '{unknown[0]}'; there are {', '.join(GRIDS)}")
@@ -125,7 +128,7 @@ def measure(asked: argparse.Namespace, records: Records) -> None:
 
 
 def table(records: Sequence[Record], part: str) -> Table:
-    """A row per objective and arm.
+    """The table of a part, with a row for each objective and arm.
 
     Raises:
         InputError: if a network that was measured has no record of its training.
@@ -166,7 +169,7 @@ def table(records: Sequence[Record], part: str) -> Table:
 
 
 def page(records: Sequence[Record], folder: Path) -> Page:
-    """A table for either part."""
+    """The page with a table for each of the two parts."""
     made = Page("certified_training")
     tables = {part: table(records, part) for part in GRIDS}
     for part, each in tables.items():
@@ -194,7 +197,7 @@ Rate 0.005 was the best for ReLU of a few trials of 5 epochs, judged on the test
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    """Which parts, seeds and images."""
+    """Add the options that choose the parts, seeds and images."""
     parser.add_argument(
         "--parts", type=lambda text: text.split(","), default=list(GRIDS), help=f"of {', '.join(GRIDS)}"
     )

@@ -1,15 +1,15 @@
-"""Does hardening give networks that are easier to verify? Asked of the networks that arms.py trained.
+"""Does hardening give networks that are easier to verify? The networks are those that arms.py trained.
 
     python -m benchmarks.training.comparison
     python -m benchmarks.training.comparison --data fashion_mnist --images 200 --solver-images 0
     python -m benchmarks.training.comparison --table
 
 The options that choose the networks are those of arms.py, which must have trained them: the network after the swap of
-every arm and seed. Each is asked for clean, attacked and certified accuracy at the radii of its data set and for its
-unstable neurons per layer by CROWN's bounds; then the complete solvers get the first images that all these networks
-classify rightly. Every network leaves a record of either and is never asked the same twice. Tables (CSV, Markdown,
-LaTeX) and figures are made of the records alone, those of arms.py in the folder beside included. Needs the data sets
-(see README.md), and matplotlib for the figures.
+every arm and seed. For each network, clean, attacked and certified accuracy are measured at the radii of its data set,
+and its unstable neurons per layer by CROWN's bounds. Then the complete solvers get the first images that all these
+networks classify correctly. Both measurements of a network leave a record and are never repeated. Tables (CSV,
+Markdown, LaTeX) and figures are made of the records, those of arms.py in the folder beside included. The script needs
+the data sets (see README.md), and matplotlib for the figures.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from benchmarks.report.page import Page
 from verifiable_relu.errors import InputError
 
 IMAGES, SOLVER_IMAGES = 1000, 50
-"""How many images a full run asks about: bounds and the attack, and the solvers."""
+"""The numbers of images in a full run: for bounds and the attack, and for the solvers."""
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    """Which networks, and what they are asked."""
+    """Add the options that choose the networks, the images and the limits."""
     add_grid(parser, NETWORKS / "arms")
     parser.add_argument(
         "--images", type=int, default=IMAGES, help=f"first exact images of the test split (default {IMAGES})"
@@ -47,7 +47,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(asked: argparse.Namespace, records: Records) -> None:
-    """Ask what has not been asked yet."""
+    """Measure the networks that have no record."""
     import torch
 
     from benchmarks.training import comparison_measuring
@@ -57,7 +57,7 @@ def measure(asked: argparse.Namespace, records: Records) -> None:
 
 
 def page(records: Sequence[Record], folder: Path) -> Page:
-    """Tables and figures, with the records of the trainings.
+    """The page with tables and figures, which also takes the records of the trainings.
 
     Raises:
         InputError: if the record of a training is missing or unreadable.

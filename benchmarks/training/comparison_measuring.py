@@ -1,4 +1,4 @@
-"""Bounds, the attack and the complete solvers on the networks of the comparison."""
+"""The measurements of the comparison: bounds, the attack and the complete solvers on trained networks."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from verifiable_relu.verifiers.registry import make
 
 @dataclass(frozen=True)
 class Trained:
-    """A trained network and where it comes from."""
+    """A trained network, and the options of its training."""
 
     options: Options
     network: Network
 
     @property
     def title(self) -> Record:
-        """What every record of it begins with."""
+        """The fields with which every record of the network begins."""
         options = asdict(self.options)
         return {
             "run": run_name(self.options),
@@ -45,13 +45,13 @@ class Trained:
 
 
 def bounded(trained: Trained, data: Dataset, chosen: np.ndarray, bar: Progress) -> Iterator[tuple[str, Record]]:
-    """For each radius the numbers of images that are certified and attacked, and unstable neurons per layer.
+    """For each radius the numbers of images that are certified and not refuted, and the unstable neurons per layer.
 
     Args:
         trained: the network.
         data: the test images.
-        chosen: the indices of those that are asked about, all of them classified rightly.
-        bar: on which progress is shown.
+        chosen: the indices of the images that are asked about.
+        bar: the display on which progress is shown.
     """
     for eps in DATASETS[trained.options.data].radii:
         balls = Balls.around(trained.network, data, chosen, eps)
@@ -71,7 +71,7 @@ def bounded(trained: Trained, data: Dataset, chosen: np.ndarray, bar: Progress) 
 
 
 def solved(network: Network, data: Dataset, record: Record, bar: Progress) -> Record:
-    """The solvers' answers to the images of ``record``, each question alone, bounds included in its time."""
+    """The solvers' answers to the images of ``record``; each query is asked alone, and its time includes the bounds."""
     balls = Balls.around(network, data, np.array(record["images"]), record["eps"])
     answers: Record = {}
     for method in SOLVERS:
@@ -96,17 +96,17 @@ def _answer(query: Query, method: str, limit: float) -> Record:
 
 
 def contradicted(record: Record) -> list[int]:
-    """The images of a record of solvers for which one of them says sat and another unsat."""
+    """The images of a record for which one solver answers *sat* and another *unsat*."""
     verdicts = zip(*([a["verdict"] for a in record["answers"][method]] for method in SOLVERS), strict=True)
     return [index for index, said in zip(record["images"], verdicts, strict=True) if {"sat", "unsat"} <= set(said)]
 
 
 def measure(asked: argparse.Namespace, records: Records) -> None:
-    """Ask what has not been asked yet: bounds of all networks first, seed by seed, then the solvers.
+    """Measure what has no record: first the bounds of all networks, ordered by seed, then the solvers.
 
     Raises:
         InputError: for a network or data that cannot be used.
-        SystemExit: if solvers contradict each other, when their answers are recorded.
+        SystemExit: if solvers contradict each other, after their answers are recorded.
     """
     data = {name: load(name, "test") for name in asked.data}
     grid = grid_of(asked)

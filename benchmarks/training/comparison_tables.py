@@ -1,4 +1,4 @@
-"""What the records of the comparison say, as tables, figures and sentences."""
+"""The page of the comparison: tables, figures and sentences, made of its records."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from verifiable_relu.train.arms import ARMS
 BOUNDS = ("ibp", "crown", "alpha-crown")
 SOLVERS = ("milp", "smt")
 LEARNED = next(iter(ARMS))
-"""The arm that the question is about: the first of the table, λ-GELU learned and hardened."""
+"""The arm that is compared with all others: the first of the table, learned and hardened λ-GELU."""
 
 HARDENED = tuple(variant for variant, arm in VARIANTS.items() if ARMS[arm].hardness != "none")
 RIVALS = tuple(
@@ -29,11 +29,11 @@ RIVALS = tuple(
         key=lambda variant: ARMS[VARIANTS[variant]].swap != "never",
     )
 )
-"""What has no hardness and ends as a ReLU network; ReLU from the start comes first."""
+"""The variants without a hardness that end as ReLU networks; ReLU from the start is the first."""
 
 
 def grouped(records: Sequence[Record], *names: str) -> dict[tuple[Any, ...], list[Record]]:
-    """By the values of some fields, the arms in their order."""
+    """The records by the values of some fields, with arms in the order of the tables."""
     groups: dict[tuple[Any, ...], list[Record]] = defaultdict(list)
     for record in sorted(records, key=lambda r: (r["data"], r["architecture"], place(r["arm"]), r["seed"])):
         groups[tuple(record[name] for name in names)].append(record)
@@ -41,12 +41,12 @@ def grouped(records: Sequence[Record], *names: str) -> dict[tuple[Any, ...], lis
 
 
 def share(records: Sequence[Record], eps: str, method: str) -> Estimate:
-    """The part of the images that survives ``method`` (attacked, or a bound's name)."""
+    """The fraction of the images that ``method`` certifies or, for ``attacked``, that the attack does not refute."""
     return estimate([record["eps"][eps][method] / record["images"] for record in records])
 
 
 def accuracy_table(records: Sequence[Record]) -> Table:
-    """A row per data set, ε and arm."""
+    """The table of accuracies, with a row for each data set, ε and arm."""
     columns: tuple[str, ...] = ("data", "net", "images", "ε", "arm", "seeds", "clean", "attacked")
     columns += (*(f"certified, {method}" for method in BOUNDS), "unstable", "per layer")
     rows = []
@@ -67,7 +67,7 @@ def accuracy_table(records: Sequence[Record]) -> Table:
 
 
 def solver_table(records: Sequence[Record]) -> Table:
-    """A row per data set, arm and solver; an unanswered question counts with the limit."""
+    """The table of solvers, with a row for each data set, arm and solver; an unanswered query counts with the limit."""
     columns: tuple[str, ...] = (
         "data",
         "net",
@@ -102,13 +102,16 @@ def solver_table(records: Sequence[Record]) -> Table:
 
 
 def share_gained(gained: Sequence[int], images: int) -> Estimate:
-    """Of whole numbers of images, so that differences that cancel out are 0, as a part of all."""
+    """The mean difference of numbers of images, as a fraction of all images.
+
+    The mean is taken over whole numbers, so that differences that cancel out give exactly 0.
+    """
     found = estimate(gained)
     return Estimate(found.mean / images, found.half / images, found.n)
 
 
 def difference_table(records: Sequence[Record]) -> Table:
-    """λ-GELU hardened minus each rival, paired by seed."""
+    """The table of differences: hardened λ-GELU minus each rival, paired by seed."""
     columns: tuple[str, ...] = (
         "data",
         "ε",
@@ -146,7 +149,7 @@ def difference_table(records: Sequence[Record]) -> Table:
 
 
 def answer(differences: Table) -> Iterator[str]:
-    """What the differences say about the question, a sentence per rival."""
+    """A sentence for each rival on what the differences show."""
     for rival in dict.fromkeys(row[2] for row in differences.rows):
         rows = [row for row in differences.rows if row[2] == rival]
         certified, neurons = [row[7] for row in rows], [row[9] for row in rows]
@@ -165,7 +168,7 @@ def _range(rows: Sequence[Sequence[Any]], column: int, form: str) -> str:
 
 
 def figures(folder: Path, bounds: Sequence[Record], solvers: Sequence[Record], runs: Sequence[Record]) -> None:
-    """Every figure, from records.
+    """Draw all figures of the comparison into a folder.
 
     Raises:
         InputError: without matplotlib.
@@ -201,11 +204,12 @@ def figures(folder: Path, bounds: Sequence[Record], solvers: Sequence[Record], r
 
 
 def cut(bounds: Sequence[Record], solvers: Sequence[Record], full: tuple[int, int]) -> str:
-    """What was asked of fewer images, seeds or arms than a full run asks, as a sentence.
+    """A sentence on the numbers of images, seeds and arms of the records, beside those of a full run.
 
     Args:
-        bounds, solvers: the records.
-        full: how many images a full run asks bounds about, and how many the solvers.
+        bounds: the records of bounds and the attack.
+        solvers: the records of the solvers.
+        full: the numbers of images in a full run, for bounds and for the solvers.
     """
     images = sorted({record["images"] for record in bounds})
     said = [f"{', '.join(map(str, images))} test images for the bounds (a full run: {full[0]})"]
@@ -220,13 +224,13 @@ def cut(bounds: Sequence[Record], solvers: Sequence[Record], full: tuple[int, in
 
 
 def page(records: Sequence[Record], runs: Sequence[Record], folder: Path, full: tuple[int, int]) -> Page:
-    """Tables, figures and what they say.
+    """The page with tables, figures and sentences.
 
     Args:
-        records: of the study.
-        runs: the trainings of its networks.
-        folder: of the figures.
-        full: how many images a full run asks bounds about, and how many the solvers.
+        records: the records of the study.
+        runs: the records of the networks' trainings.
+        folder: the folder of the figures.
+        full: the numbers of images in a full run, for bounds and for the solvers.
 
     Raises:
         InputError: without matplotlib.
@@ -272,7 +276,7 @@ alone, bounds included; an undecided question counts with the limit. *by bounds*
 
 
 def titled(run: Record) -> Record:
-    """A training's record with what the records of the comparison call its network."""
+    """The record of a training, with the fields by which the comparison's records name its network."""
     options = run["options"]
     title = {name: options[name] for name in ("data", "seed")}
     return {**title, "architecture": architecture(options), "arm": variant_name(options), **run}

@@ -1,4 +1,4 @@
-"""What goes with what, as tables: the records of trainings against each other."""
+"""Tables of correlations between the figures in the records of trainings."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Row = list[Any]
 """The cells under ``COLUMNS``."""
 
 Number = Callable[[Record], float | None]
-"""A number of a record; None or NaN where it has none."""
+"""A function from a record to a number; None or NaN for a record without it."""
 
 OUTCOMES: dict[str, Number] = {
     "mean logit change": lambda record: record["results"].get("mean_logit_change"),
@@ -39,7 +39,7 @@ COLUMNS = ("over", "points", "of", "with", "n", "ρ", "low", "high", "p", "readi
 def rows(
     over: str, groups: Sequence[Sequence[Record]], name: str, of: Number, outcomes: Sequence[str]
 ) -> Iterator[Row]:
-    """Correlations of a number with each of ``outcomes``: over the runs, and over the settings' means."""
+    """Rows of the correlations of a number with each of ``outcomes``: over the runs, and over the settings' means."""
     for outcome in outcomes:
         pairs = [[(_number(of, record), _number(OUTCOMES[outcome], record)) for record in group] for group in groups]
         if not pairs or any(math.isnan(x) or math.isnan(y) for group in pairs for x, y in group):
@@ -63,7 +63,7 @@ def studied(records: Sequence[Record], study: str) -> list[list[Record]]:
 
 
 def with_bounds(records: Sequence[Record], bounds: Sequence[Record]) -> list[Record]:
-    """The records with what CROWN certified at the middle ε of comparison.py, and the neurons unstable there."""
+    """The records, with the images that CROWN certifies and the unstable neurons at the middle ε of comparison.py."""
     known = {line["run"]: line for line in bounds}
     found = []
     for record in records:
@@ -76,15 +76,15 @@ def with_bounds(records: Sequence[Record], bounds: Sequence[Record]) -> list[Rec
 
 
 def drift_rows(ablations: Sequence[Record]) -> Iterator[Row]:
-    """Hardness drift against what the swap does, and against what can be proven afterwards."""
+    """Rows of the correlations of the hardness drift with the effect of the swap and with certified accuracy."""
     for study in ("The (t, c) grid, raw rate", "(t, c), matched rate"):
         yield from rows(study, studied(ablations, study), "drift Δλ", run_drift, tuple(OUTCOMES))
 
 
 def oui_rows(ablations: Sequence[Record], arms: Sequence[Record]) -> Iterator[Row]:
-    """The OUI after a tenth of the training against the outcome.
+    """Rows of the correlations of the OUI after a tenth of the training with the outcome.
 
-    Only over settings that differ within that tenth: what differs later has the same OUI there by construction.
+    They are taken only over settings that differ within that tenth; settings that differ later have the same OUI there.
     """
     yield from rows("The (t, c) grid, raw rate", studied(ablations, "The (t, c) grid, raw rate"), OUI, early, LATER)
     for (data, net, epochs, changed), group in by_setting(arms, lambda record: setting(record)[:4]).items():
@@ -97,7 +97,7 @@ OUI = "OUI at 10 %"
 
 
 def settled_table(records: Sequence[Record]) -> Table:
-    """When nine tenths of all change are made, of patterns and of weights, per arm; and the pairs' ratio."""
+    """The table of the times by which patterns and weights have made nine tenths of their change, for each arm."""
     columns = ("data", "net", "changed", "arm", "seeds", "patterns", "weights", "weights : patterns", "first")
     found = []
     for (data, net, _, changed, _, place), group in by_setting(records, setting).items():
@@ -112,7 +112,7 @@ def settled_table(records: Sequence[Record]) -> Table:
 
 
 def agreement_table(records: Sequence[Record]) -> Table:
-    """Whether seeds agree on the order of the layers' λ, for networks of three layers or more."""
+    """The table of the agreement of seeds on the order of the layers' λ, for networks of at least three layers."""
     columns = ("data", "net", "changed", "arm", "seeds", "mean ρ", "least", "greatest", "p", "λ per layer")
     found = []
     for (data, net, _, changed, _, place), group in by_setting(records, setting).items():
@@ -125,7 +125,7 @@ def agreement_table(records: Sequence[Record]) -> Table:
 
 
 def answer(table: Table) -> Iterator[str]:
-    """What the rows of a table of correlations say, a sentence for each pair of numbers and kind of points."""
+    """A sentence for each pair of numbers and kind of points of a table of correlations."""
     by: dict[tuple[str, str, str], list[tuple[str, float]]] = {}
     rows: Sequence[Sequence[Any]] = table.rows
     for _, points, of, other, _, rho, _, _, _, reading in rows:
@@ -139,7 +139,7 @@ def answer(table: Table) -> Iterator[str]:
 
 
 def page(ablations: Sequence[Record], arms: Sequence[Record]) -> Page:
-    """The tables, and what they say."""
+    """The page with all tables and sentences."""
     drifts, ouis = Table(COLUMNS, list(drift_rows(ablations))), Table(COLUMNS, list(oui_rows(ablations, arms)))
     made = Page("correlations")
     made.add(

@@ -1,10 +1,11 @@
-"""What goes with what, over the records of arms.py and ablations.py and the bounds of comparison.py.
+"""Which figures of trainings are correlated? Over the records of arms.py, ablations.py and comparison.py.
 
     python -m benchmarks.training.correlations
 
-Hardness drift against the disruption by the swap and against certified accuracy; the OUI after a tenth of the training
-against the outcome; how early activation patterns settle beside weights; whether seeds agree on the layers' λ. Trains
-nothing and measures nothing: the tables follow from the records of these three studies.
+The tables correlate the hardness drift with the disruption by the swap and with certified accuracy, and the OUI after a
+tenth of the training with the outcome. They also show how early activation patterns settle beside weights, and whether
+seeds agree on the layers' λ. The script trains and measures nothing: the tables follow from the records of these three
+studies.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ def parser() -> argparse.ArgumentParser:
 
 
 def tabulate(folder: Path) -> None:
-    """Read the records of the three studies beside ``folder``, and write the tables there.
+    """Write the tables of correlations into ``folder``, from the records of the three studies beside it.
 
     Raises:
-        InputError: if one of them has no records, or a file has something else in it.
+        InputError: if a study has no records, or if its file has lines that are no records.
     """
     from benchmarks.common.measures import runs
     from benchmarks.training.ablation_settings import trained

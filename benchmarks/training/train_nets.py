@@ -3,9 +3,10 @@
     python -m benchmarks.training.train_nets
     python -m benchmarks.training.train_nets --out /tmp/nets --only mnist_6x100
 
-Plain training, seed 0, one thread: an MNIST network of six hidden layers of 100, and a CIFAR-10 network with two
-residual blocks. The weights are rounded to bfloat16, so that the files are small; figures are of the rounded networks.
-The files in the folder are replaced. Needs the data sets (see README.md).
+The networks are an MNIST network of six hidden layers of 100, and a CIFAR-10 network with two residual blocks, both
+trained plainly with seed 0 and one thread. The weights are rounded to bfloat16, so that the files are small; the
+reported figures are those of the rounded networks. The files in the folder are replaced. The script needs the data sets
+(see README.md).
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _MODULE = "benchmarks.training.train_nets"
 
 
 def build(data: str) -> nn.Sequential:
-    """The untrained network for a data set, of the weights of seed 0."""
+    """The untrained network for a data set, with the weights of seed 0."""
     import torch
     from torch import nn
 
@@ -48,7 +49,7 @@ def build(data: str) -> nn.Sequential:
 
 
 def train(name: str, data: str, model: nn.Sequential, epochs: int, out: Path) -> float:
-    """Train, write ``<name>.onnx.gz`` into ``out``; returns the accuracy over the test split."""
+    """Train a network and write ``<name>.onnx.gz`` into ``out``; returns the accuracy on the test split."""
     import torch
     import torch.nn.functional as F
     from rich.progress import track

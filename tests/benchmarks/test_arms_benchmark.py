@@ -124,9 +124,9 @@ def test_what_is_finished_is_known_by_its_options(tmp_path: Path) -> None:
     (record,) = read_records(tmp_path)
     assert stored_options(record) == BASE and runs.finished(BASE, [record])
     assert not runs.finished(replace(BASE, seed=1), [record])
-    with pytest.raises(InputError, match="is of other options"):
+    with pytest.raises(InputError, match="has other options"):
         runs.finished(BASE, [record | {"options": record["options"] | {"rate": 1.0}}])
-    with pytest.raises(InputError, match="no record of a training"):
+    with pytest.raises(InputError, match="not the record of a training"):
         arms.page([{"kind": "run", "run": "a"}], tmp_path)
 
 
@@ -246,7 +246,7 @@ def test_ctrl_c_keeps_every_run_that_was_finished(tmp_path: Path) -> None:
         # A terminal interrupts the workers too.
         os.killpg(process.pid, signal.SIGINT)
         error = process.stderr.read()
-    assert process.returncode == 130 and "interrupted; the same command goes on: python -m benchmarks" in error
+    assert process.returncode == 130 and "interrupted; the same command resumes: python -m benchmarks" in error
     found = of(read_records(tmp_path), "run")
     assert before <= len(found) < 100
     networks = {path.stem for path in (tmp_path / "networks").glob("*.onnx")}

@@ -78,7 +78,7 @@ def test_a_family_that_was_interrupted_goes_on_after_its_last_instance(
     line = ["shapes", "--results", str(tmp_path / "out")]
     monkeypatch.setattr(competition, "certify", Certify(ANSWERS, stop="disputed.vnnlib"))
     assert competition.STUDY.main(line) == 130
-    assert "interrupted; the same command goes on: python -m benchmarks.verification" in capsys.readouterr().err
+    assert "interrupted; the same command resumes: python -m benchmarks.verification" in capsys.readouterr().err
     before = read_records(tmp_path / "out")
     again = Certify(ANSWERS)
     monkeypatch.setattr(competition, "certify", again)

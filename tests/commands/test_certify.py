@@ -1,4 +1,4 @@
-"""The command: what it prints, how it exits, what it refuses."""
+"""The command certify: its output, its exit status and the input that it refuses."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ TWO = """(vnnlib-version <2.0>)
 
 
 def network(bias: float = 0.0) -> Network:
-    """y_0 = relu(x_0) + relu(x_1) + bias, y_1 = relu(x_0) − relu(x_1)."""
+    """The network y_0 = relu(x_0) + relu(x_1) + bias, y_1 = relu(x_0) − relu(x_1)."""
     weight = torch.tensor([[1.0, 1.0], [1.0, -1.0]])
     nodes = (
         Input(name="x", inputs=(), shape=(2,)),
@@ -66,7 +66,7 @@ def network(bias: float = 0.0) -> Network:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A network and properties of it, and nothing that is wrong."""
+    """A folder with a network and properties of it, all of which are valid."""
     write_onnx(network(), tmp_path / "net.onnx")
     for name, text in (
         ("safe", spec(SAFE)), ("violated", spec(VIOLATED)), ("boxes", spec(TWO_BOXES)), ("two", TWO),
@@ -109,10 +109,10 @@ def test_an_unsat_answer_is_one_line(folder: Path, capsys: pytest.CaptureFixture
     assert main(["--spec", str(folder / "safe.vnnlib"), "--method", "crown"]) == 0
     shown = capsys.readouterr()
     assert shown.out == "unsat\n"
-    assert "margin    1 (or more, proven)" in shown.err and re.search(r"unstable  \d neurons", shown.err)
+    assert "margin    1 (a proven lower bound)" in shown.err and re.search(r"unstable  \d neurons", shown.err)
 
 
-def test_quiet_says_the_verdict_alone(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_quiet_prints_the_verdict_alone(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--spec", str(folder / "safe.vnnlib"), "--method", "ibp", "--quiet"]) == 0
     assert capsys.readouterr() == ("unsat\n", "")
 
@@ -154,7 +154,7 @@ def quotient(text: str) -> Fraction:
 
 
 def printed(out: str) -> dict[str, Fraction]:
-    """The assignment after *sat*, of either version."""
+    """The counterexample printed after *sat*, in the form of either VNN-LIB version."""
     verdict, _, rest = out.partition("\n")
     assert verdict == "sat"
     found = re.findall(r"([XY](?:_[0-9]+|\[[0-9,]+\])) (\(/ [^()]*\)|[^ ()\n]+)", rest)
@@ -165,7 +165,7 @@ def printed(out: str) -> dict[str, Fraction]:
 def test_the_printed_point_lies_in_the_box_exactly(
     version: str, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Boxes of all widths, down to points and to widths far below float64; the witness is any point of the box."""
+    """The boxes have all widths, down to zero and far below a float64 step; the witness is any point of the box."""
     rng = random.Random(version)
     network = read_onnx(folder / "net.onnx")
     for case in range(cases(60)):
@@ -273,7 +273,7 @@ def test_an_easy_property_imports_no_solver(folder: Path) -> None:
 
 
 def fractional(path: Path) -> None:
-    """A network that uses an operator which nobody would support."""
+    """A network with an operator that the package does not support."""
     graph = helper.make_graph(
         [helper.make_node("Sin", ["x"], ["y"], name="wave")],
         "g",
@@ -334,7 +334,7 @@ BAD = {
 
 
 def spoil(folder: Path) -> None:
-    """Add everything that can be wrong."""
+    """Add bad files of every kind to a folder."""
     (folder / "broken.onnx").write_bytes(write_onnx(network())[:-30])
     (folder / "empty").write_bytes(b"")
     (folder / "unclosed.vnnlib").write_text(spec(SAFE)[:-4])
@@ -375,7 +375,7 @@ def test_bad_input_is_one_line(
         assert word in line, line
 
 
-def test_a_fault_of_ours_is_one_line_and_exits_with_1(
+def test_a_fault_of_the_program_is_one_line_and_exits_with_1(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def answer(query: object) -> object:
@@ -440,7 +440,7 @@ def test_a_second_campaign_in_a_folder_is_refused(folder: Path, capsys: pytest.C
             assert shown.out == "" and shown.err.count("\n") == 1 and "another campaign" in shown.err
 
 
-def test_repair_goes_on_with_what_is_left(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_repair_resumes_with_the_records_that_are_left(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     spoil(folder)
     arguments = ["--spec", str(folder / "safe.vnnlib"), "--net", str(folder / "net.onnx"), "--method", "ibp", "--quiet"]
     arguments += ["--out", str(folder / "damaged")]
@@ -549,7 +549,7 @@ def test_every_file_of_a_folder_is_answered_and_a_time_limit_overrides_the_table
 
 
 def patiently(query: Query) -> Outcome:
-    """The right answer, after a while."""
+    """The correct outcome, after a delay."""
     time.sleep(0.3)
     return Ibp().verify([query], Budget.each(9, 1))[0]
 

@@ -1,4 +1,4 @@
-"""The command and its solver's process: whichever of them ends, and however, nothing is left running."""
+"""The command certify and its solver's process: when one of them ends, in whatever way, no process is left running."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ INPUTS = 20
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A property that neither solver decides in the time that a test has."""
+    """A folder with a property that neither solver decides within the time of a test."""
     made = tmp_path_factory.mktemp("hard")
     write_onnx(mlp(np.random.default_rng(1), (INPUTS, 60, 60, 60, 2)), made / "net.onnx")
     names = [*(f"X_{i}" for i in range(INPUTS)), "Y_0", "Y_1"]
@@ -35,7 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def session(number: int) -> set[int]:
-    """The processes of a session that have not ended."""
+    """The process numbers of a session's processes that have not ended."""
     members = set()
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
@@ -49,14 +49,14 @@ def session(number: int) -> set[int]:
 
 
 def busy(number: int) -> bool:
-    """Whether a process has computed for 0.8 s: longer than it takes to start and to import a solver."""
+    """Whether a process has used 0.8 s of processor time, which is more than starting and importing a solver takes."""
     fields = Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()
     return int(fields[11]) > 0.8 * os.sysconf("SC_CLK_TCK")
 
 
 @contextmanager
 def command(folder: Path, method: str, seconds: float) -> Iterator[subprocess.Popen[str]]:
-    """The command, in a session of its own."""
+    """The command certify, started in a session of its own."""
     arguments = ["--spec", "hard.vnnlib", "--net", "net.onnx", "--method", method, "--timeout", f"{seconds}"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     # Whoever started the tests in the background may have had the interrupt ignored.
@@ -80,7 +80,7 @@ def command(folder: Path, method: str, seconds: float) -> Iterator[subprocess.Po
 
 @contextmanager
 def working(folder: Path, method: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """The command, and the number of its solver's process, when that is at work."""
+    """The command certify and the process number of its solver, once the solver is at work."""
     with command(folder, method, 600.0) as started:
         end = time.monotonic() + 120
         while time.monotonic() < end and started.poll() is None:
@@ -102,7 +102,7 @@ def is_empty(number: int) -> bool:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_ctrl_c_ends_the_command_and_its_solver(folder: Path, method: str) -> None:
-    """A terminal sends the signal to both. The command is done when the solver has ended, too."""
+    """A terminal sends the signal to both processes, and the command ends only after the solver's process."""
     with working(folder, method) as (started, _):
         os.killpg(started.pid, signal.SIGINT)
         _, errors = started.communicate(timeout=60)

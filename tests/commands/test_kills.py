@@ -1,4 +1,4 @@
-"""Campaigns that are killed or still running when another begins: records survive, and a folder is one campaign's."""
+"""Campaigns that are killed or still run when another begins: no record is lost, and a folder has one campaign."""
 
 from __future__ import annotations
 
@@ -78,11 +78,11 @@ def test_a_kill_at_any_moment_loses_no_record_that_was_made(tmp_path: Path) -> N
         ) as process:
             assert process.stdout is not None and process.stdout.readline() == b"open\n"
             said = {process.stdout.readline().decode().strip() for _ in range(rng.randrange(300))}
-            # A moment that no line announces.
+            # The kill comes a random time after a line of output.
             time.sleep(rng.uniform(0, 0.01))
             process.send_signal(signal.SIGKILL)
             said |= {line.decode().strip() for line in process.stdout if line.endswith(b"\n")}
-        # Those that were answered before are said again first.
+        # A campaign first reports the instances that its records answer.
         Store(tmp_path).close()
         found = {json.loads(line)["vnnlib"] for line in (tmp_path / "records.jsonl").read_text().splitlines()}
         assert before | said <= found

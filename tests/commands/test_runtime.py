@@ -1,4 +1,4 @@
-"""What onnxruntime does behind the user's back: nothing."""
+"""onnxruntime writes no files of its own and sends nothing over the network when this package runs it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ measure_int8(model, images, torch.from_numpy(images), torch.zeros(8, dtype=torch
 
 
 def left_behind(code: str, folder: Path, *arguments: str) -> tuple[list[str], subprocess.CompletedProcess[str]]:
-    """The files that a program leaves below an empty home and temporary folder, and how it ended."""
+    """The files that a program leaves below an empty home folder and temporary folder, and its exit status."""
     for name in ("home", "tmp", "work"):
         (folder / name).mkdir()
     kept = {k: v for k, v in os.environ.items() if k != "ORT_DISABLE_TELEMETRY" and not k.startswith("XDG_")}

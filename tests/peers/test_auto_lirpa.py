@@ -1,4 +1,4 @@
-"""The bounds of auto_LiRPA against the project's own, and what the adapter says where it can't answer."""
+"""The verifiers ``auto_lirpa…``: agreement with the package's bounds, and their outcomes where the library fails."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ Maker = Callable[[], Network]
 
 
 def queries(network: Network, count: int = 3, eps: float = 0.05, seed: int = 1) -> list[Query]:
-    """Boxes at random points; unsafe are two or three polytopes of one or two random rows each."""
+    """Queries over boxes around random points, whose unsafe sets have 2 or 3 polytopes of 1 or 2 random rows."""
     rng = np.random.default_rng(seed)
     made = []
     for number in range(count):
@@ -146,7 +146,7 @@ def test_auto_lirpas_bounds_agree_with_the_projects_own(
 
 
 def lowest(query: Query, count: int = 500) -> float:
-    """The lowest margin at random points of the box, most of them near its faces."""
+    """The least margin at random points of the box, most of which lie near its faces."""
     box, network, rng = query.property.box, query.network, np.random.default_rng(0)
     mix = rng.beta(0.1, 0.1, size=(count, box.size))
     x = torch.from_numpy(box.lower + mix * (box.upper - box.lower)).reshape(count, *network.input_shape)
@@ -183,7 +183,7 @@ def test_planted_counterexamples_are_never_denied(dtype: str) -> None:
         assert {o.reason for o in outcomes} == {Reason.INCOMPLETE}
 
 
-def test_a_proof_says_what_it_rests_on() -> None:
+def test_a_proof_has_the_trust_label_float() -> None:
     query = queries(mlp(), count=1)[0]
     unsafe = ((Row(((0, Fraction(1)),), Fraction(lowest(query) - 100)),),)
     far = Query(query.network, Property(query.property.box, unsafe))
@@ -227,7 +227,7 @@ assert state() == before, (before, state())
 """
 
 
-def test_the_library_leaves_no_trace_and_is_not_even_imported_by_who_asks() -> None:
+def test_the_library_changes_no_global_state_and_is_not_imported_by_the_calling_process() -> None:
     # In a process of its own, since the library's import changes most, and happens once.
     done = subprocess.run([sys.executable, "-c", TRACES], cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
@@ -305,7 +305,7 @@ def test_a_crash_of_the_library_costs_one_query(batch: int, monkeypatch: pytest.
 
 
 def test_more_memory_than_is_allowed_is_an_unknown_of_its_own() -> None:
-    """The process is ended as soon as it is looked at, whatever it does: its libraries alone take more."""
+    """The limit is below what the process's libraries take, so that the first check of its memory ends the process."""
     slow = AutoLirpa("alpha-crown", iterations=100_000, process_memory=1 << 20)
     asked = queries(mlp(), count=1)
     (outcome,) = slow.verify(asked, Budget.each(60, 1))
@@ -318,9 +318,9 @@ def test_an_unknown_kind_of_bound_is_refused() -> None:
         AutoLirpa("zonotope")  # type: ignore[arg-type]
 
 
-def test_what_the_library_breaks_down_on_is_unsupported() -> None:
-    """Values that overflow within the library, whose exceptions then say nothing of a fault of ours."""
+def test_a_network_on_which_the_library_fails_is_unsupported() -> None:
+    """The network's values overflow within the library, which raises exceptions that are no fault of this package."""
     case = list(cases(5, 24, ("Sigmoid", "Tanh", "Gelu", "LeakyRelu", "Relu")))[23]
     (outcome,) = make("auto_lirpa-crown").verify([case.query], Budget.each(5, 1))
     assert (outcome.verdict, outcome.reason) == (Verdict.UNKNOWN, Reason.UNSUPPORTED)
-    assert "auto_LiRPA breaks down" in outcome.detail
+    assert "auto_LiRPA fails" in outcome.detail

@@ -1,4 +1,4 @@
-"""Our bounds against auto_LiRPA's: the same relaxations have to give the same numbers."""
+"""The package's bounds against auto_LiRPA's: the same relaxations must give the same numbers."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from verifiable_relu.errors import InputError
 from verifiable_relu.network.build import Builder
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Activation, Relu, Sigmoid, Tanh
+from verifiable_relu.verifiers.adapters.conversion import Graph
 from verifiable_relu.verifiers.adapters.library import bounded_module, library, quiet
-from verifiable_relu.verifiers.adapters.operators import Graph
 
 try:
     library()
@@ -24,7 +24,7 @@ except InputError as missing:
 
 
 class Layers:
-    """A network made layer by layer with random float64 weights."""
+    """A network under construction, layer by layer, with random float64 weights."""
 
     def __init__(self, *shape: int, seed: int = 0) -> None:
         self.generator = torch.Generator().manual_seed(seed)
@@ -85,10 +85,10 @@ def boxes(network: Network) -> Bounds:
 
 
 def theirs(network: Network, box: Bounds, method: str) -> tuple[Bounds, dict[int, Bounds]]:
-    """auto_LiRPA's bounds of the outputs, and the ones of every activation's input that it went by."""
+    """auto_LiRPA's bounds of the outputs, and its bounds of every activation's input that these rest on."""
     package, middle = library(), (box.lower + box.upper) / 2
     with quiet(torch.float64), torch.no_grad():
-        # Its sparse convolutions ("patches") fail on residual connections of vectors.
+        # The library's sparse form of convolutions ("patches") fails on residual connections of vectors.
         settings = {"conv_mode": "matrix"}
         module = bounded_module()(Graph(network), torch.zeros_like(middle[:1]), settings, device="cpu")
         x = package.BoundedTensor(middle, package.PerturbationLpNorm(norm=np.inf, x_L=box.lower, x_U=box.upper))
@@ -103,14 +103,14 @@ OPERATORS = ("BoundRelu", "BoundSigmoid", "BoundTanh")
 
 
 def both_sides(lower: Callable[[Tensor, Tensor], Tensor], network: Network, batch: int) -> Bounds:
-    """Bounds of every output from lower bounds of rows (R, outputs) of samples (R,)."""
+    """Both bounds of every output, by a function that bounds rows (R, outputs) of samples (R,) from below."""
     eye = torch.eye(network.output_size, dtype=torch.float64).repeat(batch, 1)
     sample = torch.arange(batch).repeat_interleave(network.output_size)
     return Bounds(lower(eye, sample).reshape(batch, -1), -lower(-eye, sample).reshape(batch, -1))
 
 
 def assert_equal(ours: Bounds, reference: Bounds) -> None:
-    """To 1e-4 of the reference's width; in fact to much less."""
+    """Bounds are equal to within 1e-4 of the reference's width."""
     width = reference.upper - reference.lower
     assert float(((ours.lower - reference.lower).abs() / width).max()) < 1e-4
     assert float(((ours.upper - reference.upper).abs() / width).max()) < 1e-4
@@ -133,7 +133,7 @@ def test_interval_bounds_are_equal(make: Callable[[], Network]) -> None:
 
 @relu
 def test_crown_is_equal_from_equal_preactivations(make: Callable[[], Network]) -> None:
-    """The backward pass alone: given the bounds that theirs went by, ours are the same numbers."""
+    """The backward pass alone: from the library's bounds of the activations' inputs, both give the same bounds."""
     network = make()
     box = boxes(network)
     reference, pre = theirs(network, box, "backward")
@@ -144,7 +144,7 @@ def test_crown_is_equal_from_equal_preactivations(make: Callable[[], Network]) -
 
 @relu
 def test_intervals_can_only_help(make: Callable[[], Network]) -> None:
-    """As they are used, our bounds are also intersected with intervals, which the library's are not."""
+    """The package intersects linear bounds with intervals, which the library does not: its bounds are never looser."""
     network = make()
     box = boxes(network)
     reference, _ = theirs(network, box, "backward")
@@ -155,7 +155,7 @@ def test_intervals_can_only_help(make: Callable[[], Network]) -> None:
 
 @relu
 def test_crown_is_equal_all_the_way(make: Callable[[], Network]) -> None:
-    """Without the intersection with intervals, which is our own, the pre-activations are the same too."""
+    """Without the package's intersection with intervals, the bounds of pre-activations are equal as well."""
     network = make()
     box = boxes(network)
     reference, pre = theirs(network, box, "backward")
@@ -182,7 +182,10 @@ def test_crown_is_equal_all_the_way(make: Callable[[], Network]) -> None:
 
 @pytest.mark.parametrize("kind", [Sigmoid, Tanh])
 def test_smooth_crown_is_as_tight(kind: type[Activation]) -> None:
-    """Given the same pre-activations. Lines at the midpoint are best neuron by neuron, not always as a whole."""
+    """From the same pre-activations, bounds are as tight on average.
+
+    The package's lines at the midpoint have the least area for each neuron, which is not always best for the output.
+    """
     network = mlp(kind)
     box = boxes(network)
     reference, pre = theirs(network, box, "backward")

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 
-from .faults import FAULTS, KINDS
+from .faults import FAULTS, KINDS, caught_by
 
 HEAD = """# Soundness tests and the faults that they catch
 
-Made by `python -m tests.soundness`. Each fault (`faults.py`) is put into the library and held against each kind of
-test (`kinds.py`) in its quick form; *yes* means that the test fails, as it should.
+Made by `python -m tests.soundness`. Each fault puts something wrong in the place of a public function of the library
+(`faults_in_bounds.py`, `faults_in_verifiers.py`, by the hooks of `tests/support/hooks.py`). Each kind of test
+(`kinds.py`) is then run in its quick form (`faults.py`): *yes* means that the test fails, as it should, a dash that it
+was not tried. `test_faults.py` holds each fault against the kind that it names.
 
 - **corners**: exact rational values at box corners, which no bound of any node may exclude
 - **points**: boxes of one point, margins of exactly zero and ± next to nothing
@@ -17,16 +20,23 @@ test (`kinds.py`) in its quick form; *yes* means that the test fails, as it shou
 - **agreement**: random networks and properties near their decision boundary, all methods against each other
 - **boundary**: counterexamples planted exactly at the boundary, at scales from 1e-30 to 1e30, with slopes of any size,
   rescaled layers, and weights that are known up to an error (`boundary.py`)
-- **trees**: every leaf of branch and bound proved again in rational arithmetic, and the leaves a cover (`trees.py`)
+- **trees**: every leaf of branch and bound proved again in rational arithmetic, and so are proofs from multipliers at
+  random; the leaves are a cover (`trees.py`)
 """
 
 
 def main() -> None:
-    """Try every fault on every kind of test and write the table."""
+    """Try every fault on its own kind of test and on those named, by default all, and write the table."""
+    parser = argparse.ArgumentParser(prog="python -m tests.soundness", description=main.__doc__)
+    parser.add_argument("kinds", nargs="*", metavar="kind", help=f"of {', '.join(KINDS)}")
+    wanted = parser.parse_args().kinds or list(KINDS)
+    if unknown := set(wanted) - set(KINDS):
+        parser.error(f"no kind of test: {', '.join(sorted(unknown))}")
     rows = ["| fault | " + " | ".join(KINDS) + " |", "|---|" + "---|" * len(KINDS)]
     for fault in FAULTS:
-        caught = ["yes" if fault.caught_by(kind) else "" for kind in KINDS]
-        rows.append(f"| {fault.name} | " + " | ".join(caught) + " |")
+        tried = {kind: caught_by(kind, fault) for kind in KINDS if kind in wanted or kind == fault.best}
+        cells = ("–" if kind not in tried else "yes" if tried[kind] else "" for kind in KINDS)
+        rows.append(f"| {fault.name} | " + " | ".join(cells) + " |")
         print(rows[-1], flush=True)
     Path(__file__).with_name("README.md").write_text(HEAD + "\n" + "\n".join(rows) + "\n", encoding="utf-8")
 

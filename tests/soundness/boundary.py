@@ -39,6 +39,7 @@ from .judge import Case
 STEP = math.ulp(1.0)
 SIZES = (1e-300, 1e-30, 1e-8, 0.01, 0.25, 1 - STEP / 2, 1.0, 1 + STEP, 1.5, 512.0, 1e8, 1e16, 1e30, 1e100, 1e300)
 SLOPES = (0.0, *(sign * size for size in SIZES for sign in (1, -1)))
+STEEP = (1e8, 1e16, 1e30, 1e100)
 LAMBDAS = (1e-3, 1.0, 5.0, 160.0, 1e6)
 
 Kind = Callable[[np.random.Generator, int], tuple[type[Activation], dict[str, torch.Tensor]]]
@@ -54,6 +55,11 @@ def _prelu(rng: np.random.Generator, size: int) -> tuple[type[Activation], dict[
     return LeakyRelu, {"slope": torch.tensor(slopes, dtype=torch.float64)}
 
 
+def _steep(rng: np.random.Generator, size: int) -> tuple[type[Activation], dict[str, torch.Tensor]]:
+    slopes = rng.choice(STEEP, size=size) * rng.choice([1, -1], size=size)
+    return LeakyRelu, {"slope": torch.tensor(slopes, dtype=torch.float64)}
+
+
 def _with_lambda(kind: type[Activation]) -> Kind:
     return lambda rng, size: (kind, {"lam": torch.tensor(float(rng.choice(LAMBDAS)), dtype=torch.float64)})
 
@@ -62,12 +68,13 @@ KINDS: dict[str, Kind] = {
     "Relu": lambda rng, size: (Relu, {}),
     "LeakyRelu": _leaky,
     "PRelu": _prelu,
+    "SteepPRelu": _steep,
     "Sigmoid": lambda rng, size: (Sigmoid, {}),
     "Tanh": lambda rng, size: (Tanh, {}),
     "Gelu": _with_lambda(Gelu),
     "Hardened": _with_lambda(Hardened),
 }
-LINEAR = ("Relu", "LeakyRelu", "PRelu")
+LINEAR = ("Relu", "LeakyRelu", "PRelu", "SteepPRelu")
 """Kinds whose layers can be rescaled, and which MILP and SMT take."""
 
 
@@ -140,6 +147,22 @@ def kink(rng: np.random.Generator, kind: str) -> tuple[Network, np.ndarray, np.n
     return chain.network(f"{kind}, one kink"), ends[0], ends[1]
 
 
+def steep(rng: np.random.Generator) -> tuple[Network, np.ndarray, np.ndarray]:
+    """Very steep activations of the inputs themselves, each over a box of which the steep part has the smaller values.
+
+    No weights come before: the rounding of w·x, times the slope, would be more than a wrong line may be off by.
+    """
+    kind, size = "SteepPRelu", int(rng.integers(1, 4))
+    made, parameters = KINDS[kind](rng, size)
+    far = rng.choice([1.0, 1e-30, 1e30, rng.uniform(0.5, 2)], size=size)
+    near = far / parameters["slope"].abs().numpy() * 2.0 ** -rng.integers(0, 12, size=size)
+    chain = Chain((size,))
+    chain.add(made, (size,), **parameters)
+    out = torch.from_numpy(rng.choice([1.0, -1.0, 0.5, -0.5], size=(1, size)))
+    chain.add(Linear, (1,), weight=out, bias=torch.zeros(1, dtype=torch.float64))
+    return chain.network(f"{kind} of the inputs"), -near, far
+
+
 def member(rng: np.random.Generator, family: Network) -> Network:
     """One of the networks that a network with ``Hardened`` activations stands for."""
     if not any(isinstance(node, Hardened) for node in family.nodes) or rng.random() < 0.5:
@@ -202,7 +225,9 @@ def cases(seed: int, count: int, kinds: Sequence[str] = tuple(KINDS)) -> Iterato
     shapes = ((1, 1, 1), (1, 2, 1), (2, 3, 2), (3, 5, 4, 2), (8, 8, 6, 1))
     for number in range(count):
         kind = kinds[number % len(kinds)]
-        if rng.random() < 0.4:
+        if kind == "SteepPRelu":
+            net, lower, upper = steep(rng)
+        elif rng.random() < 0.4:
             net, lower, upper = kink(rng, kind)
         else:
             net, size = network(rng, kind, shapes[int(rng.integers(len(shapes)))])

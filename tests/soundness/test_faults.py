@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from .faults import FAULTS, KINDS, Fault
+from tests.support.hooks import Hook, modules
+
+from .fault import Fault
+from .faults import FAULTS, KINDS, caught_by
 from .judge import Report
 
 ELSEWHERE = ("points", "planted")
@@ -20,4 +23,19 @@ def test_nothing_is_found_where_no_fault_is_seeded(kind: str) -> None:
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_a_seeded_fault_is_caught(fault: Fault) -> None:
-    assert fault.caught_by(fault.best) is not None
+    assert caught_by(fault.best, fault) is not None
+
+
+def test_a_fault_is_seeded_in_public_names_and_leaves_nothing_behind() -> None:
+    def library() -> dict[tuple[str, str], int]:
+        classes = {v for m in modules() for v in vars(m).values() if isinstance(v, type)}
+        places = [*modules(), *(c for c in classes if c.__module__.startswith("verifiable_relu."))]
+        return {(str(place), name): id(value) for place in places for name, value in vars(place).items()}
+
+    before = library()
+    for fault in FAULTS:
+        with fault.applied():
+            pass
+    assert library() == before
+    with pytest.raises(ValueError, match="public names alone"), Hook("bounds.shifted:Step._slopes", max).applied():
+        pass

@@ -1,4 +1,4 @@
-"""A device that is not there: its tensors compute on the CPU, and refuse to meet those that are not on it."""
+"""A pretended torch device, whose tensors compute on the CPU and refuse to be combined with tensors of the CPU."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ DEVICE = torch.device("cuda")
 
 
 class _There(Tensor):
-    """A tensor of the device."""
+    """A tensor on the pretended device."""
 
 
 class Elsewhere(TorchFunctionMode):
-    """While it is entered, torch has ``DEVICE``.
+    """The context within which torch has ``DEVICE``.
 
-    As with one that is there, tensors come and go by ``to`` and the like alone, and what only the CPU has fails: numpy
-    arrays of a tensor, the library for convolutions. Indices of its tensors may be on the CPU; numbers may not, though
-    some functions of a device would take them.
+    As on a real device, only ``to`` and the like move tensors, and what exists for the CPU alone fails: a numpy array
+    of a tensor, the library for convolutions. Indices of the device's tensors may be on the CPU. Numbers may not,
+    though some functions of real devices take them.
     """
 
     def __torch_function__(
@@ -49,7 +49,7 @@ class Elsewhere(TorchFunctionMode):
 
 
 def _check(name: str, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-    """What a device would refuse."""
+    """Raise the error that a real device raises if tensors of different devices are combined."""
     if name in ("numpy", "__array__") or "mkldnn" in str(func):
         raise TypeError(f"{name} of a tensor on {DEVICE}")
     indexed = name in ("__getitem__", "__setitem__") and isinstance(args[0], _There)
@@ -58,7 +58,7 @@ def _check(name: str, func: Callable[..., Any], args: Sequence[Any], kwargs: dic
 
 
 def _moved(name: str, own: Tensor, *wanted: Any) -> Tensor:
-    """A tensor on the device, or in the dtype, that is wanted: by itself or as that of another tensor."""
+    """A tensor moved to the device and dtype of the arguments, which name them or give another tensor as an example."""
     stays = name == "to" and not isinstance(own, _There)
     device, dtype = torch.device("cpu") if stays or name == "cpu" else DEVICE, own.dtype
     for value in wanted:
@@ -75,7 +75,7 @@ def _moved(name: str, own: Tensor, *wanted: Any) -> Tensor:
 
 
 def _copied(own: Tensor, memo: dict[int, Any]) -> Tensor:
-    """A deep copy, that of a parameter being one."""
+    """A deep copy of a tensor; the copy of a parameter is a parameter."""
     memo[id(own)] = made = own.detach().clone().as_subclass(_There).requires_grad_(own.requires_grad)
     made._is_param = isinstance(own, nn.Parameter)  # type: ignore[attr-defined]
     return made

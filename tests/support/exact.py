@@ -1,4 +1,4 @@
-"""Rational evaluation of networks from each operator's definition, sharing no code with the library's own."""
+"""Rational evaluation of networks by each operator's definition, without code of the package."""
 
 from __future__ import annotations
 
@@ -68,11 +68,11 @@ def _convolution(node: Conv2d, x: np.ndarray) -> np.ndarray:
 
 
 DIGITS = 80
-"""To so many digits the values of smooth activations are known."""
+"""The number of digits to which the values of smooth activations are computed."""
 
 
 def _rational(value: mpmath.mpf) -> Fraction:
-    """The exact value of a number of mpmath, all of which are dyadic; 0 for one below 2^-5000."""
+    """The exact value of an mpmath number, which is always dyadic; 0 for a number below 2^-5000."""
     sign, mantissa, exponent, _ = value._mpf_
     if exponent < -5000:
         return ZERO
@@ -80,7 +80,7 @@ def _rational(value: mpmath.mpf) -> Fraction:
 
 
 _TAIL = 1000
-"""From here on smooth activations are their limits, to more digits than ``DIGITS``."""
+"""The argument from which on smooth activations equal their limits to more digits than ``DIGITS``."""
 
 
 def _smooth(node: Sigmoid | Tanh | Gelu, x: np.ndarray) -> np.ndarray:
@@ -103,7 +103,7 @@ def _smooth(node: Sigmoid | Tanh | Gelu, x: np.ndarray) -> np.ndarray:
 
 
 def node_value(node: Node, inputs: Sequence[np.ndarray]) -> np.ndarray:
-    """The exact value of one operator other than the input, of exact inputs in their shapes."""
+    """The exact value of a node other than the input, from the exact values of its inputs in their shapes."""
     match node:
         case Linear():
             return _linear(node, inputs[0])
@@ -130,7 +130,7 @@ def node_value(node: Node, inputs: Sequence[np.ndarray]) -> np.ndarray:
 def exact_values(network: Network, x: Sequence[Fraction]) -> list[np.ndarray]:
     """Every node's exact value at a rational point, as object arrays in node order.
 
-    Smooth activations have no rational value: theirs are rounded to ``DIGITS`` digits.
+    The values of smooth activations, which are irrational, are rounded to ``DIGITS`` digits.
     """
     values: list[np.ndarray] = []
     for node in network.nodes:
@@ -149,7 +149,7 @@ def exact_outputs(network: Network, x: Sequence[Fraction]) -> list[Fraction]:
 
 
 def margin(prop: Property, y: Sequence[Fraction]) -> Fraction | float:
-    """min over polytopes of max over rows of A·y − b."""
+    """The margin of outputs y: the minimum over polytopes of the maximum over rows of A·y − b."""
     return min(
         (
             max((sum(c * y[i] for i, c in row.coefficients) - row.bound for row in polytope), default=-math.inf)
@@ -160,7 +160,7 @@ def margin(prop: Property, y: Sequence[Fraction]) -> Fraction | float:
 
 
 def violated(prop: Property, y: Sequence[Fraction]) -> bool:
-    """Whether y is in the unsafe set: equality is in, unless a row is strict."""
+    """Whether outputs y are in the unsafe set; a row that holds with equality counts unless the row is strict."""
     for polytope in prop.unsafe:
         inside = True
         for row in polytope:

@@ -1,4 +1,4 @@
-"""Random small networks, the members of the families that they stand for, and points of boxes."""
+"""Random small networks with ``Hardened`` activations, members of the sets that they stand for, and points of boxes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from verifiable_relu.network.nodes import Activation, Gelu, Hardened, Relu
 
 
 class Random:
-    """Random numbers, one after the other."""
+    """A source of random tensors."""
 
     def __init__(self, seed: int) -> None:
         self.generator = torch.Generator().manual_seed(seed)
@@ -64,7 +64,7 @@ NETWORKS = {"mlp": mlp, "cnn": cnn, "residual": residual}
 
 
 def member(family: Network, lams: Sequence[float | Tensor | None]) -> Network:
-    """The member with λ-GELUs of these λ, one per layer; None is ReLU."""
+    """The member of a set of networks with these λ, one per layer; None stands for ReLU."""
     nodes = list(family.nodes)
     for index, lam in zip(family.activations, lams, strict=True):
         name, inputs, shape = nodes[index].name, nodes[index].inputs, nodes[index].shape
@@ -76,13 +76,17 @@ def member(family: Network, lams: Sequence[float | Tensor | None]) -> Network:
 
 
 def least(family: Network) -> list[float]:
-    """The family's λ, layer by layer."""
+    """The smallest λ of each layer of a set of networks."""
     nodes = (family.nodes[i] for i in family.activations)
     return [float(node.lam) for node in nodes if isinstance(node, Hardened)]
 
 
 def smooth(family: Network, count: int = 4, seed: int = 3) -> list[Network]:
-    """The hardest-to-hold members first: every λ' = λ; one layer at λ and the rest far beyond; far; random λ' ≥ λ."""
+    """Smooth members of a set of networks.
+
+    The members have λ' = λ in every layer; λ' = 10⁶·λ in every layer; λ' = λ in one layer and 10⁴·λ in the others, for
+    each layer; and, in ``count`` networks, random λ' ≥ λ.
+    """
     lams, rng = least(family), Random(seed)
     chosen = [lams, [1e6 * lam for lam in lams]]
     chosen += [[lam if i == j else 1e4 * lam for j, lam in enumerate(lams)] for i in range(len(lams))]
@@ -92,13 +96,13 @@ def smooth(family: Network, count: int = 4, seed: int = 3) -> list[Network]:
 
 
 def members(family: Network) -> list[Network]:
-    """The ReLU network, then smooth ones; some layers of the last are ReLU."""
+    """Members of a set of networks: the ReLU network, then smooth ones, of which the last have ReLU in some layers."""
     lams = least(family)
     return [family.limit, *smooth(family), member(family, [None, *lams[1:]]), member(family, [*lams[:-1], None])]
 
 
 def boxes(network: Network, batch: int = 6, seed: int = 1) -> Bounds:
-    """From almost points to wide, one side of every fifth input being no wider than a point."""
+    """Boxes from narrow ones, of radius 0.001, to wide ones, of radius 1; about a fifth of the inputs is fixed."""
     rng = Random(seed)
     center = rng.normal(batch, *network.input_shape)
     eps = torch.logspace(-3, 0, batch, dtype=torch.float64).reshape(-1, *[1] * len(network.input_shape))
@@ -107,7 +111,7 @@ def boxes(network: Network, batch: int = 6, seed: int = 1) -> Bounds:
 
 
 def points(box: Bounds, count: int = 48, seed: int = 2) -> Tensor:
-    """(count, batch, *shape) within the boxes: inside, then ever more on faces, at last corners alone."""
+    """Points (count, batch, *shape) of boxes: the first inside, later ones on more and more faces, the last corners."""
     mix = Random(seed).uniform(count, *box.lower.shape)
     spread = torch.linspace(0.5, 50, count, dtype=torch.float64).reshape(-1, *[1] * box.lower.dim())
     mix = (0.5 + (mix - 0.5) * spread).clamp(0, 1)
@@ -116,7 +120,7 @@ def points(box: Bounds, count: int = 48, seed: int = 2) -> Tensor:
 
 
 def climb(box: Bounds, value: Callable[[Tensor], Tensor], steps: int = 15, starts: int = 2, seed: int = 4) -> Tensor:
-    """The points of a run that ascends ``value``, a function of (batch, *shape): (points, batch, *shape)."""
+    """The points (points, batch, *shape) of a gradient ascent on ``value``, a function of tensors (batch, *shape)."""
     rng, seen, width = Random(seed), [], box.upper - box.lower
     for _ in range(starts):
         x = box.lower + rng.uniform(*box.lower.shape) * width

@@ -20,14 +20,14 @@ WAYS = {
     "channels first": replace(TUNING, channels_last=1 << 10),
     "channels last": replace(TUNING, channels_last=0),
 }
-"""The orders of numbers in which a convolution is pulled back in float32; without strides they are one."""
+"""The layouts of coefficients in which a convolution is pulled back in float32; without strides they are the same."""
 
 
 SEEDS = range(32)
 
 
 class Draw:
-    """Random tensors in float64; those of weights are float32 numbers."""
+    """A source of random tensors in float64; weights are float32 numbers."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -43,29 +43,31 @@ class Draw:
         return self(*shape).float().double()
 
     def integers(self, *shape: int) -> Tensor:
-        """Small enough for sums in float32 to be exact."""
+        """Random integers that are small enough for their sums in float32 to be exact."""
         return torch.randint(-9, 10, shape, generator=self.generator).double()
 
 
 def rounded(weight: Tensor) -> Tensor:
-    """The nearest float32 numbers, in float64."""
+    """A tensor rounded to float32 numbers, in float64."""
     return weight.float().double()
 
 
 def exact(net: Network, index: int, x: Tensor) -> list[Fraction]:
-    """The values of a node at a point."""
+    """The exact values of a node at a point."""
     part = Network(net.nodes[: index + 1], name="part")
     return evaluate_exact(part, [Fraction(v) for v in x.flatten().tolist()])
 
 
 def excluded(bound: Tensor, values: list[Fraction]) -> int:
-    """How many of the values lie below their bound, NaN being none."""
+    """The number of values below their lower bounds; a bound of NaN excludes none."""
     return sum(b > v for b, v in zip(bound.tolist(), values, strict=True) if not math.isnan(b))
 
 
 def box_of(draw: Draw, net: Network) -> Bounds:
-    """A batch of four points, or boxes: small ones, ones about as large as their distance from zero, larger ones; some
-    much smaller than others."""
+    """A batch of two boxes, one that is a million times narrower, and one point.
+
+    The width of the first two is drawn: from zero to 30 times the distance from zero.
+    """
     center = draw(4, *net.input_shape)
     share = draw.random.choice((0, 1e-6, 0.3, 1, 1, 30))
     width = share * center.abs().amax() * torch.rand(center.shape, generator=draw.generator, dtype=torch.float64)
@@ -74,12 +76,12 @@ def box_of(draw: Draw, net: Network) -> Bounds:
 
 
 def last_in_float32(net: Network, box: Bounds, every: bool = False, tuning: Tuning = TUNING) -> int:
-    """The last node with coefficients in float32, which all nodes should have if ``every``; −1 if none has."""
+    """The last node with coefficients in float32, all nodes up to which may have them if ``every``; −1 if none has."""
     return Relaxation(net, box, float32=every, tuning=tuning).backward.float32.last_node
 
 
 Geometry = tuple[tuple[int, int], tuple[int, int], tuple[int, int, int, int], tuple[int, int]]
-"""Kernel, stride and padding of a convolution, height and width of its input."""
+"""The kernel, stride and padding of a convolution, and the height and width of its input."""
 
 
 GEOMETRIES: list[Geometry] = [
@@ -97,7 +99,7 @@ GEOMETRIES: list[Geometry] = [
 def convolution(
     draw: Draw, geometry: Geometry, channels: int = 3, out: int = 4, tuning: Tuning = TUNING
 ) -> tuple[Network, ConvolutionOperator]:
-    """A convolution of small integers."""
+    """A convolution whose weights are small integers."""
     kernel, stride, padding, size = geometry
     build = Builder((channels, *size))
     weight = draw.integers(out, channels, *kernel)

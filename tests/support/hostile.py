@@ -1,8 +1,8 @@
-"""What a foreign library may do to the process that calls it, and solvers that do so on some questions.
+"""Functions that misbehave as a foreign library can (hang, crash, eat memory), and solvers that do so on some queries.
 
-``tests.support.hostile:KIND`` does it on every call. ``highs_KIND`` and ``z3_KIND`` stand in for the functions of
-HiGHS's and z3's processes: on questions with ``MARKED`` inputs they do it, and to others they give the real answer.
-It imports little, since every process that a test starts does so, too.
+``tests.support.hostile:KIND`` misbehaves on every call. ``highs_KIND`` and ``z3_KIND`` stand in for the functions of
+HiGHS's and z3's processes: they misbehave on problems with ``MARKED`` inputs and solve all others. The module imports
+little, because every process that a test starts imports it.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from verifiable_relu.errors import CallFailed, OutOfTime
 MARKED = 5
 
 SLEEP = ctypes.PyDLL(None).sleep
-"""C's: called in this way, it keeps the interpreter."""
+"""The function sleep of C, which holds Python's global interpreter lock when it is called through ``PyDLL``."""
 
 MEMORY = 300 << 20
-"""A limit for those who eat memory, in bytes: above what the libraries take by themselves."""
+"""The limit, in bytes, for functions that eat memory; the libraries by themselves take less."""
 
 
 def hangs() -> None:
-    """Without the interpreter, which others may use."""
+    """Sleep for 600 s without holding the interpreter lock."""
     time.sleep(600)
 
 
@@ -36,18 +36,18 @@ def hangs_in_python() -> None:
 
 
 def hangs_holding_the_interpreter() -> None:
-    """No thread of the process gets to run Python code."""
+    """Sleep for 600 s while holding the interpreter lock, so that no other thread of the process runs Python code."""
     SLEEP(600)
 
 
 def hangs_deaf() -> None:
-    """All signals that can be blocked are."""
+    """Sleep for 600 s with all signals blocked that can be blocked."""
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     time.sleep(600)
 
 
 def stops() -> None:
-    """As a debugger would stop it."""
+    """Stop the process with SIGSTOP, as a debugger does."""
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
@@ -64,7 +64,7 @@ def leaves() -> None:
 
 
 def is_killed() -> None:
-    """By somebody else, such as a system that is short of memory."""
+    """Kill the process, as a system that is short of memory does."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -73,14 +73,14 @@ def raises() -> None:
 
 
 def eats_memory() -> None:
-    """Bit by bit."""
+    """Allocate memory bit by bit, without end."""
     eaten = []
     while True:
         eaten.append(b"x" * (1 << 20))
 
 
 def eats_memory_at_once() -> None:
-    """In one call that keeps the interpreter."""
+    """Allocate memory in one call that holds the interpreter lock."""
     b"x" * (16 << 30)
 
 
@@ -103,16 +103,16 @@ KINDS: dict[Callable[[], None], tuple[type[Exception], str]] = {
     eats_memory_at_once: (MemoryError, "memory"),
     gets_no_memory: (MemoryError, "memory"),
 }
-"""What the caller gets to know, and the reason why the query is unknown."""
+"""For each function the class of the exception that the caller gets, and the reason of the query's *unknown*."""
 
 
 def does(name: str) -> None:
-    """One of the above, by its name."""
+    """Call one of the misbehaving functions by its name."""
     globals()[name]()
 
 
 def asks(count: int, ask: Callable[[int], int]) -> int:
-    """The sum of the answers to so many questions."""
+    """Ask the caller ``count`` questions, and return the sum of its answers."""
     return sum(ask(number) for number in range(count))
 
 

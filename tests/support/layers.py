@@ -1,4 +1,4 @@
-"""Networks under construction, layer by layer, with parameters that are drawn."""
+"""The construction of networks layer by layer, with random parameters."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Conv2d, Input, Linear, Node, Reshape, Shape
 
 Draw = Callable[[torch.Generator, Shape, int], Tensor]
-"""Draws a tensor of a shape, for neurons that sum so many inputs (1 for a bias and the like)."""
+"""A function that draws a tensor of a shape, for neurons with a given number of inputs (1 for a bias and the like)."""
 
 
 def normal(generator: torch.Generator, shape: Shape, fan: int) -> Tensor:
-    """Normal numbers in float32 that keep the scale of what they are multiplied with."""
+    """Normal float32 numbers, scaled such that a layer's outputs are as large as its inputs."""
     return torch.randn(shape, generator=generator) / fan**0.5
 
 
 def of_many_sizes(generator: torch.Generator, shape: Shape, fan: int) -> Tensor:
-    """Numbers in float32 whose exponents differ widely within one tensor; a tenth of them are zero."""
+    """Float32 numbers whose exponents differ widely within one tensor; a tenth of them are zero."""
     values = torch.randn(shape, generator=generator) * 10 ** (torch.rand(shape, generator=generator) * 6 - 4)
     return values.where(torch.rand(shape, generator=generator) > 0.1, 0.0)
 
 
 class Layers:
-    """A network under construction. Each method appends a node, by default one that reads the last, and returns self.
+    """A network under construction. Its methods append a node, which by default reads the last one, and return self.
 
     Args:
-        shape: of the input, without batch.
-        seed: of all parameters.
-        draw: how parameters are drawn.
-        dtype: of all parameters.
+        shape: the shape of the input, without the batch axis.
+        seed: the seed of all parameters.
+        draw: draws the parameters.
+        dtype: the dtype of all parameters.
     """
 
     def __init__(self, *shape: int, seed: int = 0, draw: Draw = normal, dtype: torch.dtype = torch.float32) -> None:
@@ -47,7 +47,7 @@ class Layers:
         return self.nodes[-1].shape
 
     def numbers(self, *shape: int, fan: int = 1) -> Tensor:
-        """Parameters of a shape."""
+        """Random parameters of a shape."""
         return self._draw(self._generator, shape, fan).to(self._dtype)
 
     def add(
@@ -93,9 +93,9 @@ class Layers:
         )
 
     def flatten(self) -> Layers:
-        """Append a node that gives all numbers in one axis."""
+        """Append a node that reshapes its input to one axis."""
         return self.add(Reshape, (math.prod(self.shape),))
 
     def network(self) -> Network:
-        """What was built."""
+        """The network of all nodes so far."""
         return Network(tuple(self.nodes))

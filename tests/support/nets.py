@@ -1,4 +1,4 @@
-"""Small networks to be sound on: random ones of every architecture, and ones that hide a counterexample."""
+"""Small networks for soundness tests: random ones of every architecture, and some with a hidden counterexample."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from verifiable_relu.network.nodes import (
 )
 
 Weights = Callable[[Shape, int], Tensor]
-"""Draws a float32 tensor of a shape, for a given fan-in."""
+"""A function that draws a float32 tensor of a shape, for a given fan-in."""
 
 
 class Chain:
-    """A network under construction; methods append a node and return the index of the last."""
+    """A network under construction, whose methods append a node and return its index."""
 
     def __init__(self, shape: Shape) -> None:
         self.nodes: list[Node] = [Input(name="x", inputs=(), shape=shape)]
@@ -62,7 +62,7 @@ class Chain:
 
 
 def gaussian(rng: np.random.Generator) -> Weights:
-    """Normal weights that keep the scale of activations."""
+    """Normal weights, scaled such that a layer's outputs are as large as its inputs."""
     return lambda shape, fan: torch.from_numpy(rng.normal(size=shape) * 1.4 / fan**0.5).float()
 
 
@@ -137,7 +137,10 @@ def cnn(rng: np.random.Generator, draw: Weights, kind: type[Activation] = Relu) 
 
 
 def image(rng: np.random.Generator, draw: Weights, kind: type[Activation] = Relu) -> Network:
-    """Plain convolutions with and without strides, one within a block x + f(x): coefficients in float32, in windows."""
+    """Plain convolutions with and without strides, one within a block x + f(x).
+
+    Bound propagation takes coefficients of such a network in float32 and in windows.
+    """
     chain = Chain((1, 4, 3))
     chain.add(Conv2d, (2, 4, 3), weight=draw((2, 1, 2, 2), 4), bias=draw((2,), 4), padding=(1, 0, 0, 1))
     before = _activation(chain, kind, rng)
@@ -152,7 +155,7 @@ def image(rng: np.random.Generator, draw: Weights, kind: type[Activation] = Relu
 
 
 def opposed(rng: np.random.Generator, draw: Weights, images: bool, relu: bool) -> Network:
-    """Neighbouring neurons nearly the same, then counted with opposite signs: little is left of large numbers."""
+    """Pairs of nearly equal neurons whose values the next layer subtracts, so that large numbers cancel."""
 
     def nearly(weight: Tensor) -> Tensor:
         return weight * (1 + torch.from_numpy(rng.uniform(size=weight.shape)) * 2.0**-20)

@@ -1,4 +1,4 @@
-"""A verifier that does what a test tells it, and questions about a network of one neuron."""
+"""A verifier whose answers a test scripts, and queries about a network of one neuron."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from verifiable_relu.verifiers.base import SILENT, Budget, Outcome, Progress, Re
 
 
 def tiny(slope: float = 1.0) -> Network:
-    """y = slope·relu(x), one input and one output."""
+    """The network y = slope·relu(x) with one input and one output."""
     return Network(
         (
             Input(name="x", inputs=(), shape=(1,)),
@@ -32,7 +32,7 @@ NETWORK = tiny()
 
 
 def at_least(threshold: float, lower: float = 0.0, upper: float = 1.0) -> Query:
-    """Does relu reach ``threshold`` from [lower, upper]?"""
+    """The query whether relu reaches ``threshold`` from [lower, upper]."""
     row = Row(((0, Fraction(-1)),), Fraction(-threshold))
     return Query(NETWORK, Property(Box(np.array([lower]), np.array([upper])), ((row,),)))
 
@@ -42,7 +42,7 @@ def case(*thresholds: float, name: str = "p", timeout: float = 10.0) -> Case:
 
 
 def truth(query: Query) -> Outcome:
-    """The right answer, with its proof."""
+    """The correct outcome of such a query, with its margin or witness."""
     (((row,),), box) = query.property.unsafe, query.property.box
     margin = -float(row.bound) - max(box.upper[0], 0.0)
     seconds = {"look": 0.001}
@@ -56,7 +56,7 @@ Answer = Callable[[Query], Outcome]
 
 @dataclass(frozen=True)
 class Scripted:
-    """Answers by a function, one query after the other, and notes what it was asked."""
+    """A verifier that answers one query after the other by a function, and records the queries."""
 
     answer: Answer = field(default=truth, repr=False)
     asked: list[Sequence[Query]] = field(default_factory=list, repr=False)

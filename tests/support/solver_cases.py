@@ -30,7 +30,7 @@ from verifiable_relu.spec.property import Box, Polytope, Property, Query, Row
 
 
 def chain(nodes: Sequence[Node]) -> Network:
-    """A network of nodes in order; node names are their positions."""
+    """The network of some nodes in their order, named by their positions."""
     return Network(tuple(nodes))
 
 
@@ -41,7 +41,7 @@ def _numbers(rng: np.random.Generator, shape: tuple[int, ...], dyadic: bool) -> 
 
 
 def mlp(rng: np.random.Generator, sizes: Sequence[int], *, leaky: bool = False, dyadic: bool = False) -> Network:
-    """A random MLP; with ``leaky`` its slopes vary by neuron, beyond 1 and below 0 too."""
+    """A random MLP. With ``leaky`` it has LeakyReLU, whose slopes vary by neuron, and may be above 1 or below 0."""
     nodes: list[Node] = [Input(name="x", inputs=(), shape=(sizes[0],))]
     for layer, (before, after) in enumerate(itertools.pairwise(sizes)):
         if layer:
@@ -64,7 +64,7 @@ def mlp(rng: np.random.Generator, sizes: Sequence[int], *, leaky: bool = False, 
 
 
 def residual(rng: np.random.Generator) -> Network:
-    """Every operator at once; the convolutions with stride, groups, dilation and lopsided padding."""
+    """A network with every operator; its convolutions have strides, groups, dilation and unequal padding."""
     nodes: list[Node] = [
         Input(name="x", inputs=(), shape=(2, 3, 2)),
         Scale(
@@ -107,9 +107,10 @@ def residual(rng: np.random.Generator) -> Network:
 
 
 def union_in_order() -> Query:
-    """The polytope that bounds think the likelier is out of reach, which only a solver sees; the other is reached.
+    """A query of two polytopes of which one is reached, and of which bounds rank the other, unreachable one first.
 
-    Outputs are relu(x) − relu(x), which is zero, and relu(x), over [−1, 1].
+    Only a solver can exclude the unreachable polytope. The outputs are relu(x) − relu(x), which is zero, and relu(x),
+    over [−1, 1].
     """
     nodes: list[Node] = [
         Input(name="x", inputs=(), shape=(1,)),
@@ -122,9 +123,9 @@ def union_in_order() -> Query:
 
 
 def barely_unstable() -> Query:
-    """A counterexample that needs the inactive side of a neuron whose pre-activation is never below −1/64.
+    """A query whose counterexample needs the inactive phase of a neuron whose pre-activation is never below −1/64.
 
-    Outputs are relu(x + 63/64) and relu(x + 1) over [−1, 1]; at x = −1 both are zero.
+    The outputs are relu(x + 63/64) and relu(x + 1) over [−1, 1]; at x = −1 both are zero.
     """
     nodes: list[Node] = [
         Input(name="x", inputs=(), shape=(1,)),
@@ -136,12 +137,12 @@ def barely_unstable() -> Query:
 
 
 def ball(center: np.ndarray, eps: float) -> Box:
-    """An L∞ ball with exact float64 ends."""
+    """An L∞ ball as a box with float64 bounds."""
     return Box(center - eps, center + eps)
 
 
 def row(coefficients: dict[int, float], bound: float | Fraction, strict: bool = False) -> Row:
-    """A row with exact coefficients."""
+    """The row with these exact coefficients."""
     return Row(tuple(sorted((i, Fraction(c)) for i, c in coefficients.items())), Fraction(bound), strict)
 
 
@@ -152,10 +153,10 @@ def _slopes(node: Activation) -> np.ndarray:
 
 
 def least(network: Network, box: Box, polytope: Polytope) -> float:
-    """min over the box of max over the rows of (A·y − b), by one LP for every pattern of phases.
+    """The minimum over a box of the maximum over rows of A·y − b, by one linear program for every pattern of phases.
 
-    Independent of the encoding: affine maps are read off the network by evaluating it at unit vectors under fixed
-    phases.
+    The function does not use the package's encoding: it finds the affine map of a pattern by evaluating the network
+    under fixed phases at unit vectors.
     """
     net = network.to(torch.float64)
     sizes = [net.nodes[i].size for i in net.activations]
@@ -182,7 +183,7 @@ def least(network: Network, box: Box, polytope: Polytope) -> float:
 
 
 def _affine(net: Network, sides: dict[int, np.ndarray]) -> tuple[np.ndarray, np.ndarray, tuple[np.ndarray, np.ndarray]]:
-    """Under fixed phases: the constraints A·x ≤ b that the phases hold, and the output as matrix and offset."""
+    """For fixed phases the constraints A·x ≤ b under which the phases hold, and the output as matrix and offset."""
     points = torch.cat([torch.zeros(1, net.input_size), torch.eye(net.input_size)]).double()
     values: list[torch.Tensor] = []
     constraints: list[np.ndarray] = []
@@ -204,7 +205,7 @@ def _affine(net: Network, sides: dict[int, np.ndarray]) -> tuple[np.ndarray, np.
 
 @cache
 def random_query(seed: int, *, leaky: bool = False, dyadic: bool = False) -> tuple[Query, float]:
-    """A query near its decision boundary, and its least margin by enumeration; small margins of either sign."""
+    """A random query near its decision boundary, and its least margin by enumeration, which is small, of any sign."""
     rng = np.random.default_rng(seed)
     network = mlp(rng, (2, 2, 3, 2), leaky=leaky, dyadic=dyadic)
     box = ball(rng.integers(-8, 9, 2) / 8, 0.5)
@@ -225,7 +226,7 @@ def random_query(seed: int, *, leaky: bool = False, dyadic: bool = False) -> tup
 
 
 def planted(seed: int) -> Query:
-    """A query that a corner of its box meets exactly, with very little to spare for even seeds, else with nothing."""
+    """A query with a corner of its box as counterexample: for even seeds by a tiny margin, for odd ones by none."""
     rng = np.random.default_rng(seed)
     network = mlp(rng, (6, 16, 16, 3))
     box = ball(rng.normal(size=6).round(3), 0.3)

@@ -1,4 +1,4 @@
-"""Sums in the order that rounding harms most."""
+"""Sums in the order in which rounding errors are largest."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from torch import Tensor
 
 
 def in_order(products: Tensor) -> Tensor:
-    """Sums along the last axis, one number after the other: an order that the analysis allows as it does any other."""
+    """The sums along the last axis, one number after the other; the rounding analysis covers every order."""
     return torch.from_numpy(np.add.accumulate(products.numpy(), axis=-1)[..., -1])

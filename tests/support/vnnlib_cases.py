@@ -1,6 +1,7 @@
-"""Property files for tests: random formulas, their meaning by an evaluator of its own, and damage to files.
+"""Property files for tests: random formulas, an evaluator of their meaning, and damage to files.
 
-Nothing here shares code with the readers: an s-expression is read again, from text, and evaluated at exact points.
+The evaluator shares no code with the package's readers: it parses the s-expressions from text and evaluates them at
+exact points.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def expressions(text: str) -> list[Any]:
 
 
 def value(expression: Any, point: dict[str, Fraction]) -> Any:
-    """What an expression is at a point, which gives each variable's value by its name."""
+    """The value of an expression at a point, which gives the value of each variable by its name."""
     if isinstance(expression, str):
         if expression in ("true", "false"):
             return expression == "true"
@@ -101,7 +102,7 @@ class Writer:
 
     Attributes:
         names: the variables, inputs first.
-        numbers: every number that was written, so that points can be taken on the boundaries.
+        numbers: all numbers that were written, so that tests can choose points on the boundaries.
     """
 
     def __init__(self, rng: random.Random, version: str) -> None:
@@ -191,7 +192,7 @@ class Writer:
         return f"({operator} {' '.join(self.formula(depth - 1) for _ in range(count))})"
 
     def box(self) -> list[str]:
-        """Two bounds of each input; now and then a point, or strict."""
+        """Two bounds of each input, sometimes equal and sometimes strict."""
         rng, made = self.rng, []
         for x in self.names[: self.inputs]:
             low, high = sorted((self.number(), self.number()), key=Fraction)
@@ -210,7 +211,7 @@ class Writer:
         return ["(vnnlib-version <2.0>)", "(declare-network N", *declared, ")"]
 
     def text(self) -> str:
-        """A whole file: a box, maybe as part of a disjunction, and up to three assertions."""
+        """The text of a file: a box, sometimes as part of a disjunction, and up to three assertions."""
         rng = self.rng
         box = self.box()
         formulas = [f"(assert {self.formula(rng.randint(0, 3))})" for _ in range(rng.randint(1, 3))]
@@ -224,7 +225,7 @@ class Writer:
         return ends.join(self.declarations() + lines) + ends
 
     def point(self) -> dict[str, Fraction]:
-        """A point, most of whose coordinates lie on or just beside a number of the file."""
+        """A point most of whose coordinates equal a number of the file or lie close to one."""
         rng, known = self.rng, sorted(self.numbers)
         found = {}
         for name in self.names:
@@ -248,7 +249,7 @@ WORDS = re.split(" ", _WORDS)
 
 
 def exchanged(rng: random.Random, text: str) -> str:
-    """A valid file in which some numbers, variables and operators stand where others of their kind stood."""
+    """A valid file in which some numbers, variables and operators are replaced by others of their kind."""
     tokens = re.findall(r"\s+|[()]|[^()\s]+", text)
     for kind in (r"[-+.0-9]*[0-9][-+.0-9eE]*", r"[XY][_\[].*", r"and|or", r"[<>=!]+|distinct", r"[-+]"):
         same = [at for at, token in enumerate(tokens) if re.fullmatch(kind, token)]

@@ -435,7 +435,7 @@ def test_batch_normalisation_learns_in_training_and_is_fixed_elsewhere() -> None
     trained = train(options, data)
     seen = [module.num_batches_tracked for module in trained.model.modules() if isinstance(module, nn.BatchNorm2d)]
     assert [int(n) for n in seen] == [2] * 5, "neither the monitor nor the replacement moves the averages"
-    with pytest.raises(InputError, match="--batch: leaves one image"):
+    with pytest.raises(InputError, match="--batch: the last step of an epoch has one image"):
         train(replace(options, batch=199), data)
     with pytest.raises(InputError, match="--model: a 4×4 kernel does not fit the 1×1 input"):
         build(replace(BASE, model="cnn"), replace(data, images=data.images[:, :, :1, :1]))

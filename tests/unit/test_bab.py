@@ -28,10 +28,12 @@ from verifiable_relu.bounds import crown_relaxation, input_box
 from verifiable_relu.errors import UnsupportedError
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Gelu, Input, Linear, Node, Relu
-from verifiable_relu.spec.property import Box, Property, Query, RowBatch
+from verifiable_relu.spec.property import Box, Property, Query
+from verifiable_relu.spec.row_batch import RowBatch
 from verifiable_relu.verifiers.bab import Bab
 from verifiable_relu.verifiers.bab.ascent import Ascent, Batch, Bounded
-from verifiable_relu.verifiers.bab.folding import Folded
+from verifiable_relu.verifiers.bab.folded import Folded, Rows
+from verifiable_relu.verifiers.bab.folding import fold
 from verifiable_relu.verifiers.bab.leaf import Hint, Program
 from verifiable_relu.verifiers.bab.proof import Proofs
 from verifiable_relu.verifiers.bab.strip import Slopes, Strip
@@ -64,10 +66,10 @@ def test_verdicts_agree_with_enumeration(leaky: bool) -> None:
         check(query, outcome, margin)
 
 
-def folded(network: Network, box: Box) -> Folded:
-    prop = Property(box, ())
-    bounds = crown_relaxation(network.to(torch.float64), input_box([prop], network))
-    return Folded(bounds, 0, box)
+def folded(network: Network, box: Box) -> tuple[Folded, Rows]:
+    """The folded system, and the network's outputs as its forms."""
+    bounds = crown_relaxation(network.to(torch.float64), input_box([Property(box, ())], network))
+    return fold(bounds, 0, box, torch.eye(network.output_size))
 
 
 @pytest.mark.parametrize("leaky", [False, True, None])
@@ -77,12 +79,12 @@ def test_forms_are_the_network_but_for_their_errors(seed: int, leaky: bool | Non
     rng = np.random.default_rng(seed)
     network = residual(rng) if leaky is None else mlp(rng, (5, 9, 8, 3), leaky=leaky)
     box = ball(rng.integers(-4, 5, network.input_size) / 8, 0.3 if leaky is not None else 1.5)
-    system = folded(network, box)
+    system, outputs = folded(network, box)
+    neurons = system.neurons
     assert system.size > 2
-    neurons, outputs = system.neurons(lambda: False), system.outputs(torch.eye(network.output_size))
     below, above = system.slope.clamp(max=1), system.slope.clamp(min=1)
     slopes = below + torch.from_numpy(rng.random(system.size)) * (above - below)
-    strip = Strip(system, neurons, outputs, slopes)
+    strip = Strip(system, outputs, slopes)
     for _ in range(5):
         x = [Fraction(float(v)) for v in box.lower + rng.random(box.size) * (box.upper - box.lower)]
         values = exact_values(network, x)
@@ -203,7 +205,7 @@ def test_without_time_nothing_is_decided() -> None:
 def begin(query: Query) -> System:
     prop = query.property
     bounds = crown_relaxation(query.network.to(torch.float64), input_box([prop], query.network))
-    return System(query, bounds, 0, list(range(len(prop.unsafe))), Slopes(), lambda: False)
+    return System.of(query, bounds, 0, list(range(len(prop.unsafe))), Slopes(), lambda: False)
 
 
 def tree(query: Query, search: Search, reached: Callable[[Tensor], bool] = lambda _: False) -> Tree:
@@ -230,14 +232,16 @@ def test_the_bound_of_an_open_tree_grows_and_stays_sound() -> None:
 def test_a_bound_does_not_depend_on_the_batch_it_is_in() -> None:
     query = hard()
     part = begin(query)
-    strip = Strip(part.folded, part.neurons, part.parts[0].rows, part.parts[0].slopes)
+    strip = Strip(part.folded, part.parts[0].rows, part.parts[0].slopes)
     rng = np.random.default_rng(0)
     split = torch.from_numpy(rng.choice([-1, 0, 0, 0, 1], (12, part.folded.size)).astype(np.int8))
     adaptive = torch.from_numpy(rng.random(part.folded.size) < 0.3)
     ascent, proofs = Ascent(strip, adaptive, torch.float32), Proofs(strip)
 
     def lower(chosen: Tensor) -> Tensor:
-        batch = Batch(chosen, torch.zeros(chosen.shape), torch.zeros(len(chosen), 0))
+        batch = Batch(
+            chosen, torch.zeros(chosen.shape), torch.zeros(len(chosen), 0), torch.zeros(len(chosen), dtype=torch.long)
+        )
         found = ascent.run(batch, 4)
         return proofs.lower(batch.split, found.columns, found.w, batch.mu)
 
@@ -247,13 +251,13 @@ def test_a_bound_does_not_depend_on_the_batch_it_is_in() -> None:
 
 def test_more_steps_only_raise_a_bound() -> None:
     part = begin(hard())
-    strip = Strip(part.folded, part.neurons, part.parts[0].rows, part.parts[0].slopes)
+    strip = Strip(part.folded, part.parts[0].rows, part.parts[0].slopes)
     split = torch.zeros(4, part.folded.size, dtype=torch.int8)
     split[1:, :5] = torch.tensor([[1, 1, 1, 1, 1], [-1, 1, -1, 1, -1], [-1, -1, -1, -1, -1]])
     ascent = Ascent(strip, torch.ones(part.folded.size, dtype=torch.bool), torch.float64)
     before = torch.full((4,), -torch.inf, dtype=torch.float64)
     for steps in (0, 1, 4, 30):
-        batch = Batch(split, torch.zeros(split.shape), torch.zeros(4, 0))
+        batch = Batch(split, torch.zeros(split.shape), torch.zeros(4, 0), torch.zeros(4, dtype=torch.long))
         found = ascent.run(batch, steps)
         lower = Proofs(strip).lower(split, found.columns, found.w, batch.mu)
         assert bool((lower >= before - 1e-9).all())

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 import torch
 
-from verifiable_relu.attack import Pgd
 from verifiable_relu.bounds import Relaxation, crown_relaxation
 from verifiable_relu.errors import OutOfTime
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Input, Linear, Node, Relu
+from verifiable_relu.pgd import Pgd
 from verifiable_relu.spec.property import Box, Property, Query, Row
 from verifiable_relu.verifiers import input_split
 from verifiable_relu.verifiers.attack import batch_size

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from tests.support.float32_cases import Draw, exact, excluded, rounded
+from tests.support.hooks import Hook
 from tests.support.summation import in_order
 from verifiable_relu.bounds import TUNING, Bounds, Tuning, interval_bounds, rounding
 from verifiable_relu.bounds.operators import ConvolutionOperator, DenseOperator, Operator, prepared, sums
@@ -25,7 +26,14 @@ EVERY = replace(TUNING, interval_products=1)
 """Sums of dense layers of any size may be in float32."""
 
 
-def test_radii_of_a_batch_are_rounded_outward(monkeypatch: pytest.MonkeyPatch) -> None:
+def share_of_float32(share: float) -> Hook:
+    """Of what the standard model says of sums in float32 a part alone is accounted for."""
+    return Hook(
+        "bounds.rounding:gamma", lambda right, n, dtype: right(n, dtype) * (share if dtype == torch.float32 else 1)
+    )
+
+
+def test_radii_of_a_batch_are_rounded_outward() -> None:
     """Intervals of several boxes at once, whose upper ends are attained where no weight is negative."""
 
     def wrong() -> int:
@@ -41,9 +49,8 @@ def test_radii_of_a_batch_are_rounded_outward(monkeypatch: pytest.MonkeyPatch) -
         return found
 
     assert not wrong()
-    gamma = rounding.gamma
-    monkeypatch.setattr(rounding, "gamma", lambda n, dtype: 0.0 if dtype == torch.float32 else gamma(n, dtype))
-    assert wrong(), "without float32's part some end lies inside"
+    with share_of_float32(0.0).applied():
+        assert wrong(), "without float32's part some end lies inside"
 
 
 SIZES = (5, 96, 101, 509, 784, 1000)
@@ -116,15 +123,12 @@ def test_radii_of_a_batch_through_a_dense_layer_are_rounded_outward(
         for value, right in zip(got, exact(net, 1, end), strict=True):
             assert abs(Fraction(value) - right) <= Fraction(allowed) * right
     assert not _outside(net, reach)
-    gamma = rounding.gamma
-    monkeypatch.setattr(rounding, "gamma", lambda n, dtype: 0.0 if dtype == torch.float32 else gamma(n, dtype))
-    assert _outside(net, reach), "without float32's part some end lies inside"
+    with share_of_float32(0.0).applied():
+        assert _outside(net, reach), "without float32's part some end lies inside"
     if in_turn and size > 5:
         # Lines lose what they can, their sums do not.
-        monkeypatch.setattr(
-            rounding, "gamma", lambda n, dtype: gamma(n, dtype) * (0.85 if dtype == torch.float32 else 1)
-        )
-        assert _outside(net, reach), "no more is granted than is needed"
+        with share_of_float32(0.85).applied():
+            assert _outside(net, reach), "no more is granted than is needed"
 
 
 @pytest.mark.parametrize("flushing", (False, True))
@@ -261,12 +265,9 @@ def test_centers_of_a_batch_are_rounded_outward(how: str, size: int, monkeypatch
     if how == "in turn" and size > 5:
         monkeypatch.undo()
         monkeypatch.setattr(torch, "bmm", _line_by_line)
-        full = rounding.gamma
         # Lines lose what they can, their sums do not.
-        monkeypatch.setattr(
-            rounding, "gamma", lambda n, dtype: full(n, dtype) * (0.75 if dtype == torch.float32 else 1)
-        )
-        assert all(_ends_outside(net, box)), "no more is granted than is needed"
+        with share_of_float32(0.75).applied():
+            assert all(_ends_outside(net, box)), "no more is granted than is needed"
 
 
 @pytest.mark.parametrize("size", (1, 2, 97, 5000))

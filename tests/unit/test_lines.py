@@ -1,4 +1,4 @@
-"""Lines of single activations, with what is granted to rounding, against exact values at all scales and slopes."""
+"""The linear relaxation of a single activation, its rounding slack included, against exact values at all scales."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from tests.support.exact import exact_values
 from verifiable_relu.bounds import Bounds, Relaxation
 from verifiable_relu.bounds.activations import relax
+from verifiable_relu.network import nodes
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Activation, Gelu, Hardened, Input, LeakyRelu, Relu, Sigmoid, Tanh
 
@@ -27,27 +28,32 @@ def scaled(most: int) -> st.SearchStrategy[float]:
     return st.builds(lambda s, m, e: s * math.ldexp(m, e), st.sampled_from([1, -1]), mantissa, st.integers(-most, most))
 
 
-def kinds() -> st.SearchStrategy[Made]:
-    """Types of activations with their parameter: slopes of any size, λ from 1e-3 to 1e6."""
-    slope = st.one_of(scaled(1000), st.sampled_from([0.0, 1.0, 1 - 2.0**-53, 1 + 2.0**-52, -1e16, -512.0, 1e16]))
-    lam = st.builds(lambda e: 10.0**e, st.floats(-3, 6))
-    plain = st.sampled_from([(Relu, None), (Sigmoid, None), (Tanh, None)])
-    return st.one_of(
-        plain,
-        st.tuples(st.just(LeakyRelu), slope),
-        st.tuples(st.sampled_from([Gelu, Hardened]), lam),
-    )
+SLOPE = st.one_of(scaled(1000), st.sampled_from([0.0, 1.0, 1 - 2.0**-53, 1 + 2.0**-52, -1e16, -512.0, 1e16]))
+LAM = st.builds(lambda e: 10.0**e, st.floats(-3, 6))
+PARAMETERS: dict[type[Activation], st.SearchStrategy[float | None]] = {
+    **dict.fromkeys((Relu, Sigmoid, Tanh), st.none()),
+    LeakyRelu: SLOPE,
+    **dict.fromkeys((Gelu, Hardened), LAM),
+}
+"""The parameter of each kind of activation: slopes of any size, λ from 1e-3 to 1e6, None for kinds without one."""
+
+MADE: st.SearchStrategy[Made] = st.one_of([st.tuples(st.just(kind), drawn) for kind, drawn in PARAMETERS.items()])
+
+
+def test_activations_of_every_kind_are_drawn() -> None:
+    kinds = {kind for kind in vars(nodes).values() if isinstance(kind, type) and issubclass(kind, Activation)}
+    assert {kind for kind in kinds if "op" in vars(kind)} == PARAMETERS.keys()
 
 
 def one(kind: type[Activation], parameter: float | None, dtype: torch.dtype) -> Network:
-    """A network of one neuron."""
+    """A network of one input and one neuron."""
     name = {LeakyRelu: "slope", Gelu: "lam", Hardened: "lam"}.get(kind)
     with_it = {name: torch.tensor(parameter, dtype=dtype)} if name else {}
     return Network((Input(name="x", inputs=(), shape=(1,)), kind(name="f", inputs=(0,), shape=(1,), **with_it)))
 
 
 def members(net: Network) -> list[Network]:
-    """The networks that one stands for, from one end to the other."""
+    """The network itself, or of a set of networks the two at its ends: with ReLU, and with the smallest λ."""
     node = net.nodes[1]
     if not isinstance(node, Hardened):
         return [net]
@@ -56,7 +62,7 @@ def members(net: Network) -> list[Network]:
 
 
 def points(low: float, high: float, net: Network) -> list[Fraction]:
-    """Both ends, the kink, points between these, and points about where the activation bends most."""
+    """Points of [low, high]: both ends, evenly spaced points, zero, and points near to where the activation bends."""
     node = net.nodes[1]
     bend = 1 / float(node.lam) if isinstance(node, Gelu | Hardened) else 1.0
     first, last = Fraction(low), Fraction(high)
@@ -68,7 +74,7 @@ def points(low: float, high: float, net: Network) -> list[Fraction]:
 
 @settings(max_examples=int(os.environ.get("VERIFIABLE_RELU_CASES", "60")), deadline=None)
 @given(
-    made=kinds(),
+    made=MADE,
     ends=st.tuples(scaled(1000), scaled(1000)),
     about=st.sampled_from(["any", "bend", "balanced"]),
     alpha=st.sampled_from([None, 0.0, 0.3, 1.0]),
@@ -82,7 +88,11 @@ def points(low: float, high: float, net: Network) -> list[Fraction]:
 def test_outward_lines_hold_at_every_scale(
     made: Made, ends: tuple[float, float], about: str, alpha: float | None, single: bool, narrow: bool
 ) -> None:
-    """``about``: one bound has the activation's own scale, or the values at both are alike; ``narrow``: in float32."""
+    """The lines lie below and above the activation, and the image holds its values.
+
+    ``about`` says where the interval lies: anywhere, with one end where the activation bends (``bend``), or with values
+    of similar size at both ends (``balanced``). ``single`` has coefficients in float32, ``narrow`` all numbers.
+    """
     kind, parameter = made
     dtype = torch.float32 if narrow else torch.float64
     own = 1 / (parameter or 1.0)

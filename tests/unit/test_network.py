@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -17,13 +17,16 @@ from onnx import TensorProto, helper, numpy_helper
 
 from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.network import Network, read_onnx, write_onnx
+from verifiable_relu.network import nodes as node_kinds
+from verifiable_relu.network.dispatch import Refusal
 from verifiable_relu.network.nodes import Affine, Conv2d, Gelu, Input, Linear, Scale
+from verifiable_relu.network.onnx.write import WRITERS
 
 RNG = np.random.default_rng(0)
 
 
 def runner(data: bytes) -> Callable[[np.ndarray], np.ndarray]:
-    """What gives the outputs of an ONNX file for a batch, as onnxruntime computes them."""
+    """The function from a batch of inputs to the outputs that onnxruntime computes of an ONNX file."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
@@ -480,6 +483,24 @@ def test_what_was_read_can_be_written_anew(name: str) -> None:
     network = read_onnx(model(nodes, shape, constants, opset))
     again = read_onnx(write_onnx(replace(network, onnx=None)))
     assert again.digest == network.digest
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        kind
+        for kind in vars(node_kinds).values()
+        if isinstance(kind, type) and issubclass(kind, node_kinds.Activation) and "op" in vars(kind)
+        if not isinstance(WRITERS.find(kind), Refusal)
+    ],
+    ids=lambda kind: kind.op,
+)
+def test_every_activation_that_is_written_is_read_back(kind: type[node_kinds.Activation]) -> None:
+    parameters = {field.name: torch.tensor(2.0) for field in fields(kind) if field.type == "Tensor"}
+    network = Network(
+        (node_kinds.Input(name="x", inputs=(), shape=(3,)), kind(name="y", inputs=(0,), shape=(3,), **parameters))
+    )
+    assert read_onnx(write_onnx(network)).digest == network.digest
 
 
 def test_numbers_beyond_float32_are_not_rounded_in_silence() -> None:

@@ -253,7 +253,7 @@ def test_substitution_keeps_all_but_the_activations() -> None:
     for old, new in zip((net[0], net[2], net[5]), (hard[0], hard[2], hard[5]), strict=True):
         assert torch.equal(old.weight, new.weight) and old.weight is not new.weight
     assert isinstance(substitute_relu(LambdaGELU()), nn.ReLU) and isinstance(substitute_relu(LambdaSwish()), nn.ReLU)
-    assert isinstance(substitute_relu(nn.PReLU()), nn.PReLU)
+    assert isinstance(substitute_relu(nn.SiLU()), nn.ReLU) and isinstance(substitute_relu(nn.PReLU()), nn.PReLU)
 
 
 def test_substitution_error_is_bounded_per_neuron() -> None:

@@ -16,7 +16,8 @@ from tests.support.families import NETWORKS, Random, member, mlp, points
 from verifiable_relu.bounds import Ascent, Bounds, Relaxation, crown_relaxation, input_box
 from verifiable_relu.network import hardened
 from verifiable_relu.network.graph import Network
-from verifiable_relu.spec.property import Box, Property, Query, Row, RowBatch
+from verifiable_relu.spec.property import Box, Property, Query, Row
+from verifiable_relu.spec.row_batch import RowBatch
 from verifiable_relu.trust.replay import Confirmation
 from verifiable_relu.verifiers import portfolio
 from verifiable_relu.verifiers import root as module

@@ -9,7 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from verifiable_relu.spec.property import Box, Polytope, Property, Row, RowBatch
+from verifiable_relu.spec.property import Box, Polytope, Property, Row
+from verifiable_relu.spec.row_batch import RowBatch
 
 decimals = st.decimals(min_value=-1000, max_value=1000, places=25, allow_nan=False).map(Fraction)
 sized = st.builds(lambda v, e: v * Fraction(10) ** e, decimals, st.integers(-30, 30))

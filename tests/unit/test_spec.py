@@ -232,7 +232,7 @@ BAD = {
     "never closed": (declared(1, 1) + "(assert (<= X_0 1)", "line 3, column 1: this parenthesis is never closed"),
     "closed too late": (declared(1, 1) + "(assert (<= X_0 1)\n" + BOX, "line 3, column 1: this parenthesis is never"),
     "closed too early": (declared(1, 1) + BOX + ")", "line 5, column 1: a closing parenthesis"),
-    "a stray word": (declared(1, 1) + "hello", "line 3, column 1: 'hello' outside"),
+    "a stray word": (declared(1, 1) + "hello", "line 3, column 1: 'hello' is outside"),
     "no operator": (declared(1, 1) + "(assert (1 X_0))", "line 3, column 9: the operator '1'"),
     "no condition": (declared(1, 1) + "(assert X_0)", "line 3, column 1: a condition is expected"),
     "a number for a condition": (declared(1, 1) + "(assert (and X_0))", "line 3, column 9: a condition is expected"),

@@ -110,10 +110,10 @@ def test_only_files_are_read_and_only_up_to_a_size(tmp_path: Path) -> None:
 
     os.mkfifo(tmp_path / "pipe.vnnlib")
     os.mkfifo(tmp_path / "pipe.vnnlib.gz")
-    refused(tmp_path / "pipe.vnnlib", "a pipe, not a file")
-    refused(tmp_path / "pipe.vnnlib.gz", "a pipe, not a file")
+    refused(tmp_path / "pipe.vnnlib", "a pipe, not a regular file")
+    refused(tmp_path / "pipe.vnnlib.gz", "a pipe, not a regular file")
     refused(tmp_path, "cannot be read")
-    refused(Path("/dev/zero"), "not a file")
+    refused(Path("/dev/zero"), "not a regular file")
     with open(tmp_path / "sparse.vnnlib", "wb") as file:
         file.truncate(10**12)
     refused(tmp_path / "sparse.vnnlib", "larger than")
@@ -271,13 +271,13 @@ def test_a_condition_means_what_smt_lib_says(condition: str, point: tuple[object
         ("(assert (or))", "needs an argument"),
         ("(assert (let ((a 1)) (<= Y_0 a)))", "the operator 'a' is not supported"),
         ("(define-fun f () Real 1.0)", "'define-fun' is not supported"),
-        ("(check-sat)(assert (<= Y_0 0))", "'assert' after 'check-sat'"),
-        ("(exit)(declare-const Y_3 Real)", "'declare-const' after 'exit'"),
+        ("(check-sat)(assert (<= Y_0 0))", "'assert' comes after 'check-sat'"),
+        ("(exit)(declare-const Y_3 Real)", "'declare-const' comes after 'exit'"),
         ("(push 1)", "'push' is not supported"),
         ("(declare-const Y_3 Int)", "of sort Int"),
         ("(declare-const |Y_0| Real)", "declared twice"),
-        ("(vnnlib-version <2.0>)", "is of VNN-LIB 2.0"),
-        ("(assert (<= Y_0 1)) \x1b[31m", r"'\x1b[31m' outside"),
+        ("(vnnlib-version <2.0>)", "is a command of VNN-LIB 2.0"),
+        ("(assert (<= Y_0 1)) \x1b[31m", r"'\x1b[31m' is outside"),
     ],
 )
 def test_what_is_no_property_is_refused_by_name(rest: str, message: str) -> None:

@@ -149,10 +149,12 @@ def test_no_name_of_a_network_is_too_odd_to_be_refused(name: str, tmp_path: Path
 def test_contradictions_are_not_settled_silently(tmp_path: Path) -> None:
     touch(tmp_path / "a.onnx", tmp_path / "b.onnx")
     spec = property_file(tmp_path, "; network: a.onnx\n" + TEXT_2)
-    with pytest.raises(InputError, match=r"--network names .*b\.onnx, but the network comment a\.onnx"):
+    with pytest.raises(InputError, match=r"--network names .*b\.onnx, but the network comment names a\.onnx"):
         find_network(spec, networks={"f": tmp_path / "b.onnx"})
     (tmp_path / "instances.csv").write_text("a.onnx,p.vnnlib,1\nb.onnx,p.vnnlib,1\n")
-    with pytest.raises(InputError, match=r"names 2 networks for it \(a.onnx, b.onnx\): choose with --net"):
+    with pytest.raises(
+        InputError, match=r"names 2 networks for this property \(a.onnx, b.onnx\); choose one with --net"
+    ):
         find_network(property_file(tmp_path))
 
 
@@ -184,15 +186,15 @@ def test_instances_survive_writing_and_reading(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ("a.onnx,p.vnnlib", "2 fields where"),
-        ("a.onnx,p.vnnlib,1,2", "4 fields where"),
-        (",p.vnnlib,1", "an empty file name"),
+        ("a.onnx,p.vnnlib", "the row has 2 fields where"),
+        ("a.onnx,p.vnnlib,1,2", "the row has 4 fields where"),
+        (",p.vnnlib,1", "a file name is empty"),
         ("a.onnx,p\0.vnnlib,1", ""),
         ("a.onnx," + "p" * 200_000 + ",1", "field larger than"),
         ("a.onnx,p.vnnlib,soon", "'soon' is no number of seconds"),
-        ("a.onnx,p.vnnlib,-1", "a timeout of -1 s"),
-        ("a.onnx,p.vnnlib,nan", "a timeout of nan s"),
-        ("a.onnx,p.vnnlib,inf", "a timeout of inf s"),
+        ("a.onnx,p.vnnlib,-1", "the timeout is -1 s"),
+        ("a.onnx,p.vnnlib,nan", "the timeout is nan s"),
+        ("a.onnx,p.vnnlib,inf", "the timeout is inf s"),
         ('"a.onnx,p.vnnlib,1', "unexpected end of data"),
     ],
 )
@@ -265,12 +267,12 @@ def test_a_batch_is_its_images_one_by_one() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"label": 3}, "image 0: label 3 where 0 to 2"),
-        ({"label": -1}, "image 0: label -1 where"),
+        ({"label": 3}, "image 0: the label is 3, outside of 0 to 2"),
+        ({"label": -1}, "image 0: the label is -1, outside of"),
         ({"eps": Fraction(-1)}, "eps is -1.0, below 0"),
         ({"eps": float("nan")}, "eps is nan, not a finite"),
-        ({"image": np.array([0.5, np.nan])}, "image 0: nan is outside of 0.0 to 1.0"),
-        ({"image": np.array([0.5, 1.5])}, "image 0: 1.5 is outside"),
+        ({"image": np.array([0.5, np.nan])}, "image 0: a pixel is nan, outside of the valid range [0.0, 1.0]"),
+        ({"image": np.array([0.5, 1.5])}, "image 0: a pixel is 1.5, outside"),
         ({"clip": (1, 0)}, "the valid range 1.0 to 0.0 is empty"),
     ],
 )
@@ -339,8 +341,8 @@ def test_the_command_gzips_without_a_date_and_names_as_asked(problem: Path) -> N
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--images", "4", "--eps", "1/255"], "images.npz: image 4 is not among the 4"),
-        (["--images", "0-1", "--eps", "1/255", "--name", "mine"], "--name names one property, but 2 are asked for"),
+        (["--images", "4", "--eps", "1/255"], "images.npz: there is no image 4 among the 4"),
+        (["--images", "0-1", "--eps", "1/255", "--name", "mine"], "--name names one property, but the options make 2"),
         (["--correct", "4", "--eps", "1/255"], "images.npz: only 3 of 4 images are classified correctly"),
         (["--images", "0", "--eps", "1", "--data", "no.npz"], "no.npz: no such file"),
         (["--images", "0", "--eps", "1", "--data", "imagenet"], "no data set 'imagenet'"),
@@ -392,17 +394,17 @@ ARRAYS = {
     "dates": ({"images": PIXELS.astype("datetime64[s]"), "labels": CLASSES}, "where real numbers"),
     "long": ({"images": PIXELS.astype(np.longdouble), "labels": CLASSES}, "where real numbers"),
     "objects": ({"images": PIXELS.astype(object), "labels": CLASSES}, "allow_pickle"),
-    "records": ({"images": np.zeros(2, [("a", float)]), "labels": CLASSES}, "where (n, …)"),
-    "none": ({"images": PIXELS[:0], "labels": CLASSES[:0]}, "there are none"),
-    "a number": ({"images": np.float64(0), "labels": np.int64(0)}, "where (n, …)"),
-    "NaN": ({"images": PIXELS * np.nan, "labels": CLASSES}, "image 0: nan is outside"),
-    "above 1": ({"images": PIXELS + np.diag([0, 2]), "labels": CLASSES}, "image 1: 2.0 is outside"),
-    "labels too few": ({"images": PIXELS, "labels": CLASSES[:1]}, "integers (n,)"),
-    "labels of two axes": ({"images": PIXELS, "labels": CLASSES[:, None]}, "integers (n,)"),
-    "labels in floats": ({"images": PIXELS, "labels": CLASSES * 1.0}, "integers (n,)"),
+    "records": ({"images": np.zeros(2, [("a", float)]), "labels": CLASSES}, "where shape (n, …)"),
+    "none": ({"images": PIXELS[:0], "labels": CLASSES[:0]}, "and so no pixel"),
+    "a number": ({"images": np.float64(0), "labels": np.int64(0)}, "where shape (n, …)"),
+    "NaN": ({"images": PIXELS * np.nan, "labels": CLASSES}, "image 0: a pixel is nan, outside"),
+    "above 1": ({"images": PIXELS + np.diag([0, 2]), "labels": CLASSES}, "image 1: a pixel is 2.0, outside"),
+    "labels too few": ({"images": PIXELS, "labels": CLASSES[:1]}, "integers of shape (n,)"),
+    "labels of two axes": ({"images": PIXELS, "labels": CLASSES[:, None]}, "integers of shape (n,)"),
+    "labels in floats": ({"images": PIXELS, "labels": CLASSES * 1.0}, "integers of shape (n,)"),
     "a label below 0": ({"images": PIXELS, "labels": CLASSES - 1}, "image 0: the label -1"),
-    "a label too large": ({"images": PIXELS, "labels": CLASSES + 2}, "image 0: label 2 where"),
-    "a label far too large": ({"images": PIXELS, "labels": np.full(2, 2**64 - 1, np.uint64)}, "image 0: label"),
+    "a label too large": ({"images": PIXELS, "labels": CLASSES + 2}, "image 0: the label is 2, but"),
+    "a label far too large": ({"images": PIXELS, "labels": np.full(2, 2**64 - 1, np.uint64)}, "image 0: the label is"),
     "no labels": ({"images": PIXELS}, "no array 'labels'"),
 }
 

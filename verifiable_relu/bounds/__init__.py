@@ -17,7 +17,7 @@ Each part knows those before it alone:
     chunks, work, relaxation
                             what bounds are asked of
     splits, tighten         CROWN
-    alpha                   α-CROWN
+    adam, alpha             α-CROWN
     change                  how far outputs move when ReLU is substituted
 """
 

@@ -1,18 +1,20 @@
-"""All that bound propagation knows of each activation: its image of an interval and its linear relaxation.
+"""What bound propagation knows of each activation f: its image of an interval, and its linear relaxation on one.
 
-One row of a table per activation type. A linear relaxation is always built in the same way:
+A table has one row for each kind of activation. A linear relaxation on [l, u] is always built in two steps:
 
-* the lower line supports the *convex envelope* of f on [l, u] at the interval's midpoint, which of all sound lines
-  is the one with the least area between it and f (a line's mean over [l, u] is its value at the midpoint); the
-  upper line supports the concave envelope there. For ReLU this is CROWN's adaptive choice (Zhang et al., arXiv
-  1811.00866, section 3.4), for sigmoid and tanh their tangents and chords (ibid., table 2).
-* whatever the slope s turned out to be in floating point, the offset is computed last, as the extremum of f(x) − s·x
-  over every point of [l, u] that can be one. Slopes therefore carry no rounding error of their own: only offsets do.
+* Slopes. The lower line supports the *convex envelope* of f on [l, u] at the interval's midpoint. The mean of a line
+  over [l, u] is its value at the midpoint, so that no other sound line has less area between itself and f. The upper
+  line supports the concave envelope at the midpoint. For ReLU this is CROWN's adaptive choice (Zhang et al., arXiv
+  1811.00866, section 3.4), for sigmoid and tanh these are CROWN's tangents and chords (ibid., table 2).
+* Offsets. The offset is computed for the slope s as it is in floating point: the least, or the greatest, value of
+  f(x) − s·x over all points of [l, u] that can have it. So the rounding of a slope makes no line unsound, and only the
+  rounding of offsets must be accounted for.
 
-A line's offset is then off by at most ``ulps``·u·(|slope|·max(|l|, |u|) + |offset|) + u·``absolute`` (``Row``), and an
-end of an image by ulps·u·|end| + u·absolute, u being the unit roundoff of the dtype; underflow adds a few of its
-smallest normal numbers, to a line's offset as often as 1 + max(|l|, |u|) says: where slopes are lost. Nothing here is
-widened for that: ``bounds.rounding`` is the place. A NaN bound gives NaN, or lines that hold without it.
+The offset of a line is off by at most ``ulps``·u·(|slope|·max(|l|, |u|) + |offset|) + u·``absolute`` (``Row``), and an
+end of an image by at most ``ulps``·u·|end| + u·``absolute``, where u is the unit roundoff of the dtype. Underflow adds
+a few of the smallest normal numbers of the dtype; to an offset 1 + max(|l|, |u|) times as many, since it may take a
+slope. Nothing here is moved outward for all that: ``bounds.rounding`` does it. A bound that is NaN gives NaN, or lines
+that hold without it.
 """
 
 from __future__ import annotations
@@ -50,7 +52,7 @@ class Row:
         ulps: relative rounding error of an image's ends and of a line, in units of the unit roundoff.
         unstable: which neurons need a relaxation (see ``unstable``).
         absolute: absolute rounding error of the same, in the same units, for a node.
-        curve: for smooth activations, how their lines are made; ``relax`` is its own.
+        curve: of a smooth activation, the two steps of its relaxation; ``relax`` is then that of the curve.
     """
 
     image: Callable[[Any, Bounds], Bounds]
@@ -63,25 +65,34 @@ class Row:
 
 @dataclass(frozen=True)
 class Curve:
-    """The two steps in which lines of a smooth activation are made.
+    """The two steps in which the relaxation of a smooth activation is made.
 
     Args:
-        slopes: the slopes of the lower and of the upper line: at the midpoint, or (True) at l and at u.
-        lines: the lines of given slopes, whatever they are.
+        slopes: of (node, bounds, ends): the slopes of the convex and of the concave envelope at the midpoint; with
+            ``ends``, at l and then at u.
+        lines: of (node, bounds, low, high): the lower line of slope ``low`` and the upper line of slope ``high``, which
+            are sound for every slope.
     """
 
     slopes: Callable[[Any, Bounds, bool], tuple[Tensor, ...]]
     lines: Callable[[Any, Bounds, Tensor, Tensor], Lines]
 
     def relax(self, node: Activation, bounds: Bounds, alpha: Tensor | None) -> Lines:
-        """``relax`` of the table."""
+        """The linear relaxation (see ``relax``)."""
         if alpha is None:
             low, high = self.slopes(node, bounds, False)
             return self.lines(node, bounds, low, high)
         return self.between(node, bounds, self.slopes(node, bounds, True), alpha)
 
     def between(self, node: Activation, bounds: Bounds, ends: tuple[Tensor, ...], alpha: Tensor) -> Lines:
-        """Lines with slopes between those at the ends."""
+        """Lines whose slopes are (1 − α) times the slopes at l plus α times those at u.
+
+        Args:
+            node: the activation.
+            bounds: of its input.
+            ends: the slopes at both ends, as ``slopes`` returns them.
+            alpha: in [0, 1].
+        """
         low_left, high_left, low_right, high_right = ends
         return self.lines(
             node, bounds, torch.lerp(low_left, low_right, alpha), torch.lerp(high_left, high_right, alpha)
@@ -118,9 +129,9 @@ def relax(node: Activation, bounds: Bounds, slope: Tensor | None = None) -> Line
     Args:
         node: the activation.
         bounds: of its input, shaped (batch, *shape).
-        slope: values α in [0, 1], broadcastable to the bounds: which of the supporting lines of the envelope to take
-            instead of the one at the midpoint. Its slope is (1 − α) times the envelope's at l plus α times that at
-            u. For ReLU this is α-CROWN's α, the slope of the lower line (Xu et al., arXiv 2011.13824).
+        slope: values α in [0, 1], broadcastable to the bounds, which choose another line than that of the midpoint: one
+            whose slope is (1 − α) times the envelope's slope at l plus α times that at u. For ReLU this is α-CROWN's α,
+            the slope of the lower line (Xu et al., arXiv 2011.13824).
 
     Raises:
         UnsupportedError: if the activation is not in the table.
@@ -133,7 +144,7 @@ def _relu_image(node: Relu, bounds: Bounds) -> Bounds:
 
 
 def _leaky_image(node: LeakyRelu, bounds: Bounds) -> Bounds:
-    """Monotone on either side of 0, so the extrema are at the ends and, for a negative slope, at 0."""
+    """LeakyReLU is monotone on either side of 0: it is extreme at an end, or, with a negative slope, at 0."""
     ends = node.forward(bounds.lower), node.forward(bounds.upper)
     lower = torch.minimum(*ends)
     straddles = (bounds.lower < 0) & (bounds.upper > 0)
@@ -141,11 +152,9 @@ def _leaky_image(node: LeakyRelu, bounds: Bounds) -> Bounds:
 
 
 def _kinked(left: Tensor, bounds: Bounds, alpha: Tensor | None) -> Lines:
-    """Lines of max(x, 0) + left·min(x, 0): one through the kink, the other the chord of [l, u].
+    """Lines of f(x) = max(x, 0) + left·min(x, 0): one line goes through the kink, the other is the chord of [l, u].
 
-    Convex for left ≤ 1 (kink line below, chord above), concave for left ≥ 1 (the other way round). Every line
-    through the kink with a slope between ``left`` and 1 is sound on the whole axis, and none with any other slope:
-    so the slope is rounded into that interval, which left + α·(1 − left) may leave by all of it (left = −1e16).
+    For left ≤ 1 f is convex and the chord is the upper line; for left ≥ 1 f is concave and the chord is the lower one.
     """
     lb, ub = bounds.lower, bounds.upper
     one, zero = torch.ones_like(lb), torch.zeros_like(lb)
@@ -153,12 +162,11 @@ def _kinked(left: Tensor, bounds: Bounds, alpha: Tensor | None) -> Lines:
     side = torch.where(lb >= 0, one, left.expand_as(lb))
 
     adaptive = torch.where(ub > -lb, one, zero) if alpha is None else alpha
-    between = torch.lerp(left.expand_as(lb), one, adaptive).clamp(left.clamp(max=1), left.clamp(min=1))
-    kink = torch.where(stable, side, between)
+    kink = torch.where(stable, side, kink_slope(left, adaptive))
 
-    # Stable neurons get a harmless interval: the gradient of a quotient that is not used must be finite too.
+    # Stable neurons do not use the quotient below, but its gradient must be finite for them, too: they get [−1, 1].
     lo, hi = torch.where(stable, -one, lb), torch.where(stable, one, ub)
-    # A floor under the width keeps it so where the interval is as good as a point; any slope is sound.
+    # The least width keeps the gradient finite where the interval is next to a point; any slope is sound.
     bottom = left * lo
     chord = (hi - bottom) / (hi - lo).clamp(min=torch.finfo(lb.dtype).tiny ** 0.5)
     at_ends = bottom - chord * lo, hi - chord * hi
@@ -175,13 +183,27 @@ def _kinked(left: Tensor, bounds: Bounds, alpha: Tensor | None) -> Lines:
     )
 
 
-def _relu_lines(node: Relu | Hardened, bounds: Bounds, slope: Tensor | None) -> Lines:
-    """As ``_kinked`` makes them, of fewer operations: the chord joins (min(l, 0), 0) and (max(u, 0), max(u, 0)).
+def kink_slope(left: Tensor, weight: Tensor) -> Tensor:
+    """The slope left + weight·(1 − left) of a line through the kink of max(x, 0) + left·min(x, 0), 0 ≤ weight ≤ 1.
 
-    Its slope is s = u/w, w = u − l, and its offset s·(w − u): at u it is s·w, at l no less than 0.
+    A line through the kink is sound on the whole axis if its slope lies between ``left`` and 1, and with no other
+    slope. Rounding may take the sum out of that interval by as much as the interval's width (at left = −1e16), so the
+    slope is moved to the nearer end of the interval.
+
+    ``left`` and ``weight`` are broadcastable to each other.
+    """
+    slope = torch.lerp(left, torch.ones_like(left), weight)
+    return slope.clamp(left.clamp(max=1), left.clamp(min=1))
+
+
+def _relu_lines(node: Relu | Hardened, bounds: Bounds, slope: Tensor | None) -> Lines:
+    """The lines of ReLU: those of ``_kinked`` by fewer operations.
+
+    With min(l, 0) for l and max(u, 0) for u, the chord joins (l, 0) and (u, u). Its slope is s = u/w with w = u − l,
+    and its offset is s·(w − u): its value at u is s·w, and at l no less than 0.
     """
     lo, hi = bounds.lower.clamp(max=0), bounds.upper.clamp(min=0)
-    # A floor under the width keeps the gradient finite where the interval is as good as a point.
+    # The least width keeps the gradient finite where the interval is next to a point.
     width = (hi - lo).clamp(min=torch.finfo(lo.dtype).tiny ** 0.5)
     chord, beyond = hi / width, width - hi
     kink = (hi > beyond).to(lo)
@@ -198,7 +220,7 @@ Slopes = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 def _at(of: Slopes, bounds: Bounds, ends: bool) -> tuple[Tensor, ...]:
-    """Slopes of both envelopes at the midpoint, or at l and at u."""
+    """Slopes of both envelopes, which ``of`` gives: at the midpoint, or with ``ends`` at l and then at u."""
     lb, ub = bounds.lower, bounds.upper
     if ends:
         return *of(lb, ub, lb), *of(lb, ub, ub)
@@ -213,7 +235,15 @@ def _offset(
     slope: Tensor,
     turn: Tensor,
 ) -> Tensor:
-    """The minimum or maximum of f(x) − slope·x over the ends and the one point inside where it may be stationary."""
+    """The offset of a line of f: the least or the greatest value of f(x) − slope·x over [l, u].
+
+    Args:
+        extremum: ``torch.minimum`` or ``torch.maximum``.
+        value: f.
+        bounds: l and u.
+        slope: of the line.
+        turn: the one point inside [l, u] at which the difference may be stationary, if it is inside.
+    """
     lb, ub = bounds.lower, bounds.upper
     at_lower, at_upper, at_turn = (value(x) - slope * x for x in (lb, ub, turn.detach().clamp(lb, ub)))
     return extremum(extremum(at_lower, at_upper), at_turn)
@@ -228,7 +258,7 @@ def _tanh_slopes(node: Tanh, bounds: Bounds, ends: bool) -> tuple[Tensor, ...]:
 
 
 def _tanh_lines(node: Tanh, bounds: Bounds, low: Tensor, high: Tensor) -> Lines:
-    """tanh is convex left of 0, so that f(x) − s·x has its one minimum inside there, and its maximum mirrored."""
+    """tanh is convex left of 0: only there f(x) − s·x may have a minimum inside, and only right of 0 a maximum."""
     return Lines(
         low,
         _offset(torch.minimum, torch.tanh, bounds, low, -envelope.tanh_turn(low.detach())),
@@ -238,7 +268,7 @@ def _tanh_lines(node: Tanh, bounds: Bounds, low: Tensor, high: Tensor) -> Lines:
 
 
 def _sigmoid_slopes(node: Sigmoid, bounds: Bounds, ends: bool) -> tuple[Tensor, ...]:
-    """As for tanh: σ(x) = ½ + ½·tanh(x/2), which has a quarter of its slope at x/2."""
+    """By those of tanh: σ(x) = ½ + ½·tanh(x/2) has a quarter of the slope that tanh has at x/2."""
     return tuple(s / 4 for s in _at(envelope.tanh_slopes, Bounds(bounds.lower / 2, bounds.upper / 2), ends))
 
 
@@ -252,12 +282,12 @@ def _sigmoid_lines(node: Sigmoid, bounds: Bounds, low: Tensor, high: Tensor) -> 
 
 
 def _gelu(t: Tensor) -> Tensor:
-    """t·Φ(t), which erfc keeps accurate for negative t, where 1 + erf is nothing but rounding."""
+    """GELU, t·Φ(t), by erfc: 1 + erf would leave nothing but rounding errors for negative t."""
     return 0.5 * t * torch.special.erfc(t * -math.sqrt(0.5))
 
 
 def _gelu_image(node: Gelu | Hardened, bounds: Bounds) -> Bounds:
-    """x·Φ(λx) falls left of DIP/λ and rises right of it: smallest at the nearest point to it, largest at an end."""
+    """x·Φ(λx) falls up to DIP/λ and rises from there on: least at the point nearest to that, greatest at an end."""
     lb, ub = node.lam * bounds.lower, node.lam * bounds.upper
     lowest = torch.full_like(lb, envelope.DIP).clamp(lb, ub)
     return Bounds(_gelu(lowest) / node.lam, torch.maximum(_gelu(lb), _gelu(ub)) / node.lam)
@@ -268,12 +298,12 @@ def _scaled(node: Gelu | Hardened, bounds: Bounds) -> Bounds:
 
 
 def _gelu_slopes(node: Gelu | Hardened, bounds: Bounds, ends: bool) -> tuple[Tensor, ...]:
-    """x·Φ(λx) = g(λx)/λ with g(t) = t·Φ(t) has the slopes of g over λ·[l, u]."""
+    """The slopes of x·Φ(λx) over [l, u] are those of GELU, g(t) = t·Φ(t), over λ·[l, u], since it is g(λx)/λ."""
     return _at(envelope.gelu_slopes, _scaled(node, bounds), ends)
 
 
 def _gelu_floor(node: Gelu | Hardened, bounds: Bounds, low: Tensor) -> Tensor:
-    """The offset of the lower line of a slope."""
+    """The offset of the lower line of slope ``low``."""
     return _offset(torch.minimum, _gelu, _scaled(node, bounds), low, envelope.gelu_valley(low.detach())) / node.lam
 
 
@@ -288,35 +318,40 @@ def _hardened_image(node: Hardened, bounds: Bounds) -> Bounds:
 
 
 def _hardened_lines(node: Hardened, bounds: Bounds, low: Tensor, high: Tensor) -> Lines:
-    """Below every member lies λ-GELU at the least λ, above every member ReLU."""
+    """Every member of the set lies above λ-GELU at the least λ and below ReLU."""
     relu = _relu_lines(node, bounds, None)
     return Lines(low, _gelu_floor(node, bounds, low), relu.upper_slope, relu.upper_offset)
 
 
 def unstable(node: Node, pre: Bounds) -> Tensor:
-    """Which neurons need a relaxation, and tight bounds for it: (batch, *shape) bool."""
+    """Which neurons are unstable, that is, need a relaxation and for it tight bounds ``pre``: (batch, *shape) bool."""
     return TABLE[node].unstable(node, pre)
 
 
 def _straddles_zero(node: Activation, pre: Bounds) -> Tensor:
-    """Of an activation with one kink, at zero; NaN is none."""
+    """Whether zero, at which the activation has its one kink, is inside the bounds; not so where a bound is NaN."""
     return (pre.lower < 0) & (pre.upper > 0)
 
 
 def _varies(node: Activation, pre: Bounds) -> Tensor:
-    """Of an activation that is a line nowhere."""
+    """Whether bounds leave more than one value: an activation that is nowhere a line needs a relaxation there."""
     return ~(pre.lower >= pre.upper)
 
 
 def _is_soft(node: Gelu | Hardened, pre: Bounds) -> Tensor:
-    """Of λ-GELU, which is 0 or x up to |x|·Φ(−6) < 1e-9·|x| where |λx| ≥ 6."""
+    """Whether λ-GELU may be neither 0 nor x within the bounds: where |λx| ≥ 6 it is one of both, up to 1e-9·|x|."""
     hard = (node.lam * pre.lower >= _SATURATED) | (node.lam * pre.upper <= -_SATURATED)
     return _varies(node, pre) & ~hard
 
 
 _SATURATED = 6.0
+"""From this |λx| on λ-GELU counts as 0 or x, from which it differs by |x|·Φ(−6) < 1e-9·|x| at most."""
+
 _SMOOTH_ULPS = 64
-"""Granted to a library's exp, tanh, sigmoid and erfc and to the few operations around them; at most 2 were measured."""
+"""The relative error that is granted to a library's exp, tanh, sigmoid and erfc with the few operations around them.
+
+At most 2 units were measured.
+"""
 
 
 def _smooth(
@@ -331,7 +366,10 @@ def _smooth(
 
 
 def _soft_error(node: Gelu | Hardened) -> Tensor:
-    """An argument λx off by u moves f by u·|x·f'(x)| ≤ u·(|f(x)| + 0.294/λ), t²·φ(t) being at most 0.294."""
+    """The absolute error of λ-GELU, f(x) = x·Φ(λx), in units of the unit roundoff u.
+
+    A relative error u of λx moves f by u·|x·f'(x)| ≤ u·(|f(x)| + 0.294/λ), since t²·φ(t) ≤ 0.294 for all t.
+    """
     return _SMOOTH_ULPS / node.lam
 
 

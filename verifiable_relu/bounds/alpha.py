@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from verifiable_relu.bounds.adam import Adam
 from verifiable_relu.bounds.interval import rough
 from verifiable_relu.bounds.relaxation import Relaxation
 from verifiable_relu.bounds.tighten import Search, preactivation_bounds
@@ -235,7 +236,7 @@ class SlopeSearch:
         if not self.activations:
             return
         at = torch.arange(len(self.rows), device=self.rows.device)
-        slopes = _Adam(self.slopes.clone())
+        slopes = Adam(self.slopes.clone())
         view = self._view(at)
         rate = self.ascent.rate
         for step in range(self.ascent.steps + 1):
@@ -381,38 +382,3 @@ class SlopeSearch:
             t.index_select(0, self.sample) for t in self.relaxation.nodes.ball(self.relaxation.nodes.start)
         )
         return Ascended(found, self.slopes, reached, center - reached.sign() * radius)
-
-
-class _Adam:
-    """Slopes that ascend by Adam (Kingma and Ba, arXiv 1412.6980, algorithm 1) within [0, 1].
-
-    torch's optimizers cannot drop rows, and importing them takes as long as importing the rest of torch.
-    """
-
-    def __init__(self, value: Tensor) -> None:
-        self.value = value
-        self.counted = 0
-        self._first = torch.zeros_like(value)
-        self._second = torch.zeros_like(value)
-        self._sum = torch.zeros_like(value)
-        self._steps = 0
-
-    def narrow(self, keep: Tensor) -> None:
-        """Go on with some of the rows."""
-        self.value, self._sum = self.value[keep], self._sum[keep]
-        self._first, self._second = self._first[keep], self._second[keep]
-
-    def step(self, gradient: Tensor, rate: float, counts: bool) -> None:
-        """One step along the gradient. ``counts``: whether where it leads is to be part of the mean."""
-        self._steps += 1
-        self._first.lerp_(gradient, 0.1)
-        self._second.mul_(0.999).addcmul_(gradient, gradient, value=0.001)
-        spread = (self._second / (1 - 0.999**self._steps)).sqrt_().add_(1e-8)
-        self.value.addcdiv_(self._first, spread, value=rate / (1 - 0.9**self._steps)).clamp_(0, 1)
-        if counts:
-            self._sum += self.value
-            self.counted += 1
-
-    def mean(self) -> Tensor:
-        """Of the slopes that count (Polyak and Juditsky, SIAM J. Control Optim. 30 (1992), 838-855)."""
-        return self._sum / self.counted

@@ -62,19 +62,19 @@ class Backward:
         chunk: Chunk,
         record: dict[int, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Lower bounds of Σ rows_k·v_k + constant, v_k being the values of the nodes k (``Relaxation.lower``)."""
+        """Lower bounds of Σ rows_k·v_k + constant, where v_k is the value of node k (``Relaxation.lower``)."""
         total, starts = None, {}
         for index, given in rows.items():
             starts[index] = a = given.reshape(chunk.groups, chunk.each, -1)
             if chunk.rounded:
-                value = self._at_point(index, a, chunk.sample)
+                value = self._begin(index, a, chunk.sample)
                 total = value if total is None else total + value
         added = None if constant is None else constant.reshape(chunk.groups, chunk.each)
-        return _Walk(self, chunk, record).back(starts, total, max(rows), added)
+        return Walk(self, chunk, record).back(starts, total, max(rows), added)
 
-    def _at_point(self, index: int, a: Tensor, sample: Tensor | None) -> Tensor:
+    def _begin(self, index: int, a: Tensor, sample: Tensor | None) -> Tensor:
         """Values of rows of a node at its point, less what rounding may change on the way back through the node."""
-        found = sums.dot(a, of_samples(self.bounds.point(index).flatten(1), sample))
+        found = value_at_point(self.bounds, index, a, sample)
         found = found - sums.dot(a.abs(), of_samples(self.slack.error(index), sample))
         if self.float32.holds(index):
             gone = (a.float().to(a) - a).abs()
@@ -92,7 +92,7 @@ class Backward:
         )
         total = torch.addcmul(-error, sign, point).reshape(chunk.groups, chunk.each)
         start, rows = self._of_neurons(index, node, neuron, sign, chunk)
-        return _Walk(self, chunk).back({start: rows}, total, index)[0]
+        return Walk(self, chunk).back({start: rows}, total, index)[0]
 
     def _of_neurons(self, index: int, node: Node, neuron: Tensor, sign: Tensor, chunk: Chunk) -> tuple[int, Rows]:
         """sign·(neurons of node ``index``) as rows of that node, or of the node before an affine map, and which it is.
@@ -112,11 +112,16 @@ class Backward:
         return index, rows.scatter(1, neuron[:, None], sign[:, None]).reshape(shape)
 
 
-class _Walk:
+def value_at_point(bounds: NodeBounds, index: int, a: Tensor, sample: Tensor | None) -> Tensor:
+    """A·v̂ of rows A of node ``index``, (groups, each, neurons), and its point v̂: (groups, each)."""
+    return sums.dot(a, of_samples(bounds.point(index).flatten(1), sample))
+
+
+class Walk:
     """One chunk of rows on its way back.
 
     Args:
-        of: what the walk needs.
+        of: what the walk needs of the relaxation.
         chunk: which rows they are.
         record: takes the coefficients of the activations that have their own lines, (rows, neurons), by index.
     """
@@ -190,12 +195,15 @@ class _Walk:
         if self.narrow(index):
             a = a.float()
         if index in self.coefficients:
-            other = self.coefficients[index]
-            both = a.plus(other) if isinstance(a, Window) and isinstance(other, Window) else None
-            a = self.whole(a, index) + self.whole(other, index) if both is None else both
+            a = self.merged(index, a, self.coefficients[index])
             if self.chunk.rounded:
                 self.less(self._weighed(a, index, "sum", self.slack.merged(index)))
         self.coefficients[index] = a
+
+    def merged(self, index: int, first: Rows, second: Rows) -> Rows:
+        """The sum of two rows of node ``index``, in windows where the grids of both go together."""
+        both = first.plus(second) if isinstance(first, Window) and isinstance(second, Window) else None
+        return self.whole(first, index) + self.whole(second, index) if both is None else both
 
     def narrow(self, index: int) -> bool:
         """Whether coefficients of node ``index`` are in float32, in a network in float64."""
@@ -218,7 +226,13 @@ class _Walk:
         return rounding.weighed_single(found, sums.depth(count, self.of.tuning)) if self.narrow(index) else found
 
     def _summed(self, size: Tensor, index: int, values: Tensor) -> Tensor:
-        """|A|·values of node ``index``, (groups or 1, size), as it is summed, of |A|, which nobody else wants."""
+        """The sum |A|·values as it is computed at node ``index``, (groups, each).
+
+        Args:
+            size: |A|, (groups, each, size); spent.
+            index: the node.
+            values: (groups or 1, size).
+        """
         if not self.narrow(index):
             return sums.dot(size, values)
         return sums.last_axes(size.mul_(values.to(size.dtype)[:, None]), 1, self.of.tuning)
@@ -236,27 +250,37 @@ class _Walk:
         else:
             center, radius = (of_samples(t, self.chunk.sample) for t in self.bounds.ball(index))
             self.plus(sums.dot(dense, center))
-        # Gradients may want A, too; in float32 nobody else does.
-        spent = self.narrow(index) and not self.chunk.coefficients and not dense.requires_grad
-        self.less(self._summed(dense.abs_() if spent else dense.abs(), index, radius))
+        self.plus(self.least(index, dense, radius))
         return dense.flatten(0, 1) if self.chunk.coefficients else None
 
+    def least(self, index: int, a: Tensor, radius: Tensor) -> Tensor:
+        """The least value −|A|·radius of A·(v − v̂) where |v − v̂| ≤ radius, of node ``index``: (groups, each).
 
-def _through_sum(walk: _Walk, index: int, node: Add, a: Rows) -> None:
+        Args:
+            index: the node at which rows end.
+            a: (groups, each, size); spent, unless the coefficients are wanted.
+            radius: (groups or 1, size).
+        """
+        # Gradients may want A, too; in float32 nobody else does.
+        spent = self.narrow(index) and not self.chunk.coefficients and not a.requires_grad
+        return -self._summed(a.abs_() if spent else a.abs(), index, radius)
+
+
+def _through_sum(walk: Walk, index: int, node: Add, a: Rows) -> None:
     for source in node.inputs:
         walk.give(source, a)
 
 
-def _through_reshape(walk: _Walk, index: int, node: Reshape, a: Rows) -> None:
+def _through_reshape(walk: Walk, index: int, node: Reshape, a: Rows) -> None:
     walk.give(node.inputs[0], walk.whole(a, index))
 
 
-def _through_permute(walk: _Walk, index: int, node: Permute, a: Rows) -> None:
+def _through_permute(walk: Walk, index: int, node: Permute, a: Rows) -> None:
     dense = walk.whole(a, index)
     walk.give(node.inputs[0], node.adjoint(dense.reshape(-1, *node.shape)).reshape(*dense.shape[:2], -1))
 
 
-def _through_affine(walk: _Walk, index: int, node: Affine, a: Rows) -> None:
+def _through_affine(walk: Walk, index: int, node: Affine, a: Rows) -> None:
     dense, source = walk.whole(a, index), node.inputs[0]
     # Rows that begin here may have coefficients for neurons that are inactive after it.
     if walk.chunk.rounded and index not in walk.starts and walk.of.float32.narrows(index):
@@ -268,7 +292,7 @@ def _through_affine(walk: _Walk, index: int, node: Affine, a: Rows) -> None:
         walk.plus(dense @ walk.bounds.operators[index].offset.expand(node.shape).flatten())
 
 
-def _through_activation(walk: _Walk, index: int, node: Activation, a: Rows) -> None:
+def _through_activation(walk: Walk, index: int, node: Activation, a: Rows) -> None:
     dense, chunk, shifted = walk.whole(a, index), walk.chunk, walk.of.shifted
     if index in chunk.lines:
         if walk.record is not None:
@@ -284,7 +308,7 @@ def _through_activation(walk: _Walk, index: int, node: Activation, a: Rows) -> N
     walk.give(node.inputs[0], before)
 
 
-BACK: Table[Callable[[Any, int, Any, Any], None]] = Table(
+BACK: Table[Callable[[Walk, int, Any, Rows], None]] = Table(
     "the backward walk",
     {
         Input: Refusal("rows end at the input"),

@@ -40,8 +40,9 @@ def groups(
             turn, equally many of every sample.
         size: at least 1.
         samples: how many there are.
-        digits: how many binary digits of the number of rows in a group may differ from 0, where there are several
-            samples, so that chunks are of few different sizes; with 5 they may be larger by 1/16. By default all.
+        digits: so many first binary digits alone of the number of rows in a group may differ from 0, where there are
+            several samples: chunks then have few different sizes, and with 5 digits grow by at most 1/16. By default
+            the number is not rounded.
 
     Yields:
         The rows, group after group, as an index, a group's last one repeated where it has too few; and (groups,) the
@@ -53,7 +54,7 @@ def groups(
         for start in range(0, count, size):
             yield slice(start, start + size), None
         return
-    if count <= size and (sample is None or _in_turn(sample, samples)):
+    if count <= size and (sample is None or in_turn(sample, samples)):
         yield slice(0, count), None
         return
     assert sample is not None
@@ -84,11 +85,11 @@ def groups(
 
 
 def _last_digit(number: int, digits: int) -> int:
-    """What the last of so many first binary digits of a number stands for."""
+    """The power of two that the last of so many first binary digits of a number stands for."""
     return 1 << max(0, number.bit_length() - digits)
 
 
-def _in_turn(sample: Tensor, samples: int) -> bool:
+def in_turn(sample: Tensor, samples: int) -> bool:
     """Whether equally many rows of every sample come, one sample after another."""
     each, more = divmod(sample.shape[0], samples)
     return not more and torch.equal(sample, torch.arange(samples, device=sample.device).repeat_interleave(each))

@@ -1,14 +1,18 @@
-"""Slopes of the convex and the concave envelope of a smooth activation on an interval, and where f' has a given value.
+"""The convex and the concave envelope of a smooth activation on an interval: their slopes.
 
-The convex envelope of f on [l, u] is f itself where f is convex and it can be reached, joined to the ends, where f is
-concave, by lines that are tangent to the convex part (or by the one chord). Its slope at p in [l, u] is therefore
-f'(p), or that of a line between two contact points. A contact point inside the interval is a tangent point, where
-the line's slope is stationary: an error δ in it changes the slope by O(δ²), and it may be held constant under
-differentiation. So points are found roughly, by a fixed number of steps, and slopes are good to all digits;
-soundness rests on neither (``activations``).
+The convex envelope of f on [l, u] is f itself in a part where f is convex; elsewhere it consists of lines that are
+tangent to f at a contact point of that part and end at l or u, or it is the chord of [l, u]. So its slope at p in
+[l, u] is f'(p), or the slope of the line between two contact points. The concave envelope mirrors that.
 
-GELU, g(t) = t·Φ(t), is t/2 plus the even function k(t) = t·(Φ(t) − ½), so that one side of 0 is enough. With φ the
-standard normal density, k'(t) = Φ(t) − ½ + t·φ(t), k''(t) = (2 − t²)·φ(t): convex for |t| < √2, concave outside.
+A contact point inside the interval is a tangent point, at which the slope of the line is stationary as a function of
+the point. An error δ of the point changes the slope by O(δ²), and the point may be taken for a constant where the slope
+is differentiated. So points are found roughly, by a fixed number of steps, and slopes are still good to all digits.
+Soundness rests on neither (``activations``).
+
+GELU is g(t) = t·Φ(t) = t/2 + k(t) with the even function k(t) = t·(Φ(t) − ½), so that it is enough to know one side of
+0. With the density φ of the standard normal distribution, k'(t) = Φ(t) − ½ + t·φ(t) and k''(t) = (2 − t²)·φ(t): k is
+convex for |t| < √2 and concave outside.
+
 All functions work element by element, in the dtype of their arguments.
 """
 
@@ -24,14 +28,20 @@ DIP = -0.7517915246935645
 """Where g(t) = t·Φ(t) is smallest: the root of Φ(t) + t·φ(t)."""
 
 _INFLECTION = math.sqrt(2)
+"""Where k is neither convex nor concave: k''(√2) = 0."""
+
 _DENSITY = 1 / math.sqrt(2 * math.pi)
+"""φ(0)."""
+
 _STEEPEST = 0.5 * math.erf(1) + _INFLECTION * _DENSITY / math.e
 """k'(√2), the largest slope of k."""
+
 _FLAT = 9.0
-"""Beyond this, k'' < 1e-15 and a line's contact point no longer shows in its slope."""
+"""Beyond this point |k''| < 1e-15: where a line touches k beyond it does not show in the line's slope."""
 
 
 def _density(t: Tensor) -> Tensor:
+    """φ(t)."""
     return _DENSITY * torch.exp(-0.5 * t * t)
 
 
@@ -46,11 +56,12 @@ def _even_slope(t: Tensor) -> Tensor:
 
 
 def _tanh_slope(x: Tensor) -> Tensor:
-    """1 − tanh(x)² without cancellation."""
+    """tanh'(x) = 1 − tanh(x)², without cancellation."""
     return 4 * torch.sigmoid(2 * x) * torch.sigmoid(-2 * x)
 
 
 def _bisect(left_of_root: Callable[[Tensor], Tensor], lo: Tensor, hi: Tensor, steps: int) -> Tensor:
+    """A root in [lo, hi], up to (hi − lo)/2^(steps + 1); ``left_of_root`` tells whether a point is left of the root."""
     for _ in range(steps):
         middle = lo + (hi - lo) / 2
         left = left_of_root(middle)
@@ -61,9 +72,17 @@ def _bisect(left_of_root: Callable[[Tensor], Tensor], lo: Tensor, hi: Tensor, st
 def _slope(
     value: Callable[[Tensor], Tensor], derivative: Callable[[Tensor], Tensor], point: Tensor, a: Tensor, b: Tensor
 ) -> Tensor:
-    """The envelope's slope at ``point``: that of the line from a to b for a ≤ point ≤ b, elsewhere f'(point).
+    """The slope of an envelope of f at a point: for a ≤ point ≤ b that of the line from a to b, elsewhere f'(point).
 
-    A quotient over a narrow [a, b] is nothing but rounding; there f' differs from it by less.
+    Over a narrow [a, b] the quotient of differences would be nothing but rounding errors. f'(point), which differs from
+    the true quotient by less than these, is taken there, too.
+
+    Args:
+        value: f.
+        derivative: f'.
+        point: at which the slope is wanted.
+        a: where the line begins.
+        b: where the line ends.
     """
     narrow = torch.finfo(point.dtype).eps ** (1 / 3) * (1 + point.detach().abs())
     joined = (a <= point) & (point <= b) & (b - a > narrow)
@@ -72,9 +91,9 @@ def _slope(
 
 
 def _tanh_convex(lower: Tensor, upper: Tensor, point: Tensor) -> Tensor:
-    """Slope at ``point`` of the convex envelope of tanh, which is convex left of 0 and concave right of it."""
+    """The slope at ``point`` of the convex envelope of tanh, which is convex left of 0 and concave right of 0."""
     with torch.no_grad():
-        # The tangent point of the line through (u, tanh u) goes down with u as −log(2u)/2.
+        # For large u the line through (u, tanh u) is tangent at about −log(2u)/2, which is never below −u.
         bottom = -upper.clamp(0, 50)
         value = torch.tanh(upper)
         contact = _bisect(
@@ -90,7 +109,7 @@ def tanh_slopes(lower: Tensor, upper: Tensor, point: Tensor) -> tuple[Tensor, Te
 
 
 def tanh_turn(slope: Tensor) -> Tensor:
-    """The x ≥ 0 with tanh'(x) = slope: arcosh(slope^(−½)), for slopes beyond (0, 1) the end of the range."""
+    """The x ≥ 0 at which tanh'(x) = slope, arcosh(slope^(−½)); for a slope beyond (0, 1) the x of the nearer end."""
     slope = slope.clamp(torch.finfo(slope.dtype).tiny, 1)
     return torch.log1p(torch.sqrt(1 - slope)) - 0.5 * torch.log(slope)
 
@@ -98,12 +117,12 @@ def tanh_turn(slope: Tensor) -> Tensor:
 def gelu_slopes(lower: Tensor, upper: Tensor, point: Tensor) -> tuple[Tensor, Tensor]:
     """Slopes at ``point`` of the convex and the concave envelope of GELU (λ = 1) on [lower, upper].
 
-    Derived for k and point ≥ 0, to which evenness reduces the rest:
+    They are derived for k in the place of GELU and for point ≥ 0; a negative point is mirrored, since k is even.
 
-    * convex: a line through (u, k(u)), u > √2, is tangent at d ∈ (−DIP, √2) with k(u) − u·k'(d) + d²·φ(d) = 0;
-      what leads from l < −√2 to the convex part ends left of 0.
-    * concave: a line through (l, k(l)) is tangent at e ≥ √2 where l·k'(e) − e²·φ(e) − k(l) = 0. This has no
-      solution for l ≤ 0, where every term is negative: the envelope is the chord.
+    * Convex: the line through (u, k(u)) with u > √2 is tangent at d ∈ (−DIP, √2), where k(u) − u·k'(d) + d²·φ(d) = 0.
+      For l < −√2 there is another line, from l to the convex part, but it ends left of 0.
+    * Concave: the line through (l, k(l)) is tangent at e ≥ √2, where l·k'(e) − e²·φ(e) − k(l) = 0. For l ≤ 0 no term is
+      positive and there is no such e: the envelope is the chord.
     """
     mirrored = point < 0
     l, u = torch.where(mirrored, -upper, lower), torch.where(mirrored, -lower, upper)  # noqa: E741
@@ -131,9 +150,9 @@ def gelu_slopes(lower: Tensor, upper: Tensor, point: Tensor) -> tuple[Tensor, Te
 
 
 def gelu_valley(slope: Tensor) -> Tensor:
-    """The t ∈ [−√2, √2] with g'(t) = slope, for slopes beyond g' there the end of the range.
+    """The t ∈ [−√2, √2] at which g'(t) = slope; for a slope that g' does not have there, the nearer end.
 
-    Newton's method from a guess that has the right order at both ends of [0, √2], where k' is concave.
+    It is found by Newton's method on [0, √2], where k' is concave, from a guess that is close at both ends.
     """
     centred = (slope - 0.5).clamp(-_STEEPEST, _STEEPEST)
     target = centred.abs()
@@ -146,10 +165,10 @@ def gelu_valley(slope: Tensor) -> Tensor:
 
 
 def gelu_ridge(slope: Tensor) -> Tensor:
-    """The t with |t| ≥ √2 and g'(t) = slope < 0 or > 1; for slopes within [0, 1], where there is none, far out.
+    """The t at which |t| ≥ √2 and g'(t) = slope, which is below 0 or above 1; for other slopes a t far out.
 
-    With r = max(−slope, slope − 1) it is, up to its sign, the root of t·φ(t) − Φ(−t) = r, found by Newton's method
-    on the logarithms of both sides, which are nearly quadratic in t. Φ(−t) = φ(t)·√(π/2)·erfcx(t/√2).
+    With r = max(−slope, slope − 1), |t| is the root of t·φ(t) − Φ(−t) = r. It is found by Newton's method on the
+    logarithms of both sides, which are nearly quadratic in t, with Φ(−t) = φ(t)·√(π/2)·erfcx(t/√2).
     """
     peak = _STEEPEST - 0.5
     rest = torch.maximum(-slope, slope - 1).clamp(torch.finfo(slope.dtype).tiny, peak)

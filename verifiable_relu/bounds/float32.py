@@ -1,7 +1,7 @@
 """Which coefficients of rows are taken in float32, in networks whose values are in float64.
 
-Products in float32 take half the time and the memory. Errors in a coefficient count by how far a node's value may be
-from its point, so that float32 widens bounds by a small part of their width, in most of the first nodes.
+Products in float32 take half the time and half the memory. An error in a coefficient counts by how far the node's value
+may be from the node's point, so that at most of the first nodes float32 widens bounds by a small part of their width.
 """
 
 from __future__ import annotations
@@ -52,10 +52,11 @@ class Float32:
 
 
 def last_float32_node(network: Network, operators: Operators, start: int, everywhere: bool, tuning: Tuning) -> int:
-    """The last node up to which coefficients are taken in float32, where that may be; −1 if none.
+    """The last node up to which coefficients are in float32; −1 if there is none.
 
-    These are the inputs, where there are many, and the first convolutions of a network, with what is between them; or
-    ``everywhere`` up to the first node whose sums may not be. Only affine maps take rows from float64 to float32.
+    By default the first convolutions of a network and what lies between them are in float32, and the inputs of a dense
+    network if there are many. With ``everywhere`` all nodes are, up to the first whose sums may not be in float32.
+    Rows pass from float64 to float32 only on their way through an affine map.
     """
     depth, last, nodes = 0, start, network.nodes
     for index in range(start + 1, len(nodes)):

@@ -89,9 +89,9 @@ def affine_image(
         size = narrow.abs()
         sums = size.flatten(1).sum(1), radius.flatten(1).sum(1)
         if _bearable(operator, *sums):
-            middle = operator.linear32(narrow).add_(operator.offset)
+            middle = operator.forward32(narrow)
             radius = rounding.interval_single(size, radius, operator.terms32[0])
-            # Beside sums in float32 it does not count that this may be far too large.
+            # It may be far too large, which does not matter beside the errors of sums in float32.
             most = rounding.reach_single(*sums, size[0].numel()) if most is None else most
     if middle is None:
         middle = operator.forward(center)
@@ -101,7 +101,7 @@ def affine_image(
 
 
 def _scaled(node: Scale, operator: Operator[Affine], box: Bounds, most: Tensor) -> Bounds:
-    """The box of s·x + b, element by element: its ends are those of the ends."""
+    """The box of s·x + b, element by element: its ends are the values at the ends of the box of x."""
     _, error = rounding.interval_affine(operator, most)
     low, high = operator.offset - error, operator.offset + error
     if operator.once("increasing", lambda: bool((node.scale >= 0).all())):
@@ -122,12 +122,12 @@ def _float32_terms(operator: Operator[Affine], radius: Tensor, float32: bool | N
 
 
 def _bearable(operator: Operator[Affine], size: Tensor, radius: Tensor) -> bool:
-    """Whether sums in float32 for W·centre, too, widen no sample's bounds by more than a small share, nor overflow.
+    """Whether W·centre, too, may be summed in float32: no sum overflows, and no sample's box is widened by much.
 
     Args:
         operator: of the affine map.
         size: (batch,) the sum of |centre|.
-        radius: (batch,) that of the radius.
+        radius: (batch,) the sum of the radius, to a share of which the widening is compared (``interval_widening``).
     """
     most = operator.once("largest row sum", lambda: float(operator.row_sums.amax().clamp(min=1)))
     part = rounding.share_single(operator.terms32[0])

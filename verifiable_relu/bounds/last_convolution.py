@@ -36,7 +36,7 @@ class LastConvolution:
         self._cells: dict[int, Tensor] = {}
 
     def operator(self, index: int) -> ConvolutionOperator | None:
-        """That of node ``index``, if rows of it need not be pulled back to the inputs."""
+        """The operator of node ``index`` if that is a convolution of the inputs at which rows can end, else None."""
         network, start = self._bounds.network, self._bounds.start
         if not self._float32.holds(index) or network.nodes[index].inputs != (start,) or network.uses[start] != 1:
             return None

@@ -14,7 +14,7 @@ from verifiable_relu.network.nodes import Activation, Relu
 
 
 def of_samples(values: Tensor, sample: Tensor | None) -> Tensor:
-    """Those of the samples named, one after another; by default of every sample."""
+    """The values, (batch, …), of the samples named, one after another; by default of every sample."""
     if sample is None or values.shape[0] == 1 == sample.shape[0]:
         return values
     return values.index_select(0, sample)
@@ -57,7 +57,7 @@ class LineTable:
         return unstable(self.node(index), self._bounds.pre[index]).to(self._bounds.values[0].lower)
 
     def chosen(self, index: int, sample: Tensor, slope: Tensor) -> Lines:
-        """The lines of activation ``index`` for rows that choose their own, by the ``slope`` of ``relax``.
+        """The lines of activation ``index`` for rows that choose their own, as ``slope`` of ``activations.relax`` does.
 
         Args:
             index: the activation.
@@ -73,7 +73,7 @@ class LineTable:
             if index not in self._ends:
                 self._ends[index] = curve.slopes(node, pre, True)
             return curve.between(node, mine, tuple(of_samples(end, sample) for end in self._ends[index]), slope)
-        # Of a ReLU's lines only the slope of the lower one is to be chosen, where it straddles zero.
+        # Of a ReLU only the slope of the lower line can be chosen, and only where the bounds straddle zero.
         common, free = self.of(index), self.free(index)
         fixed = common.lower_slope * (1 - free)
         return Lines(

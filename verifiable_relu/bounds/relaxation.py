@@ -26,17 +26,17 @@ from verifiable_relu.network.nodes import Permute, Scale
 class Relaxation:
     """A network over a batch of boxes: each node's bounds and each activation's lines, made as they are needed.
 
-    Rows come in groups of equal size, each of one sample of the batch, so that what is known of a sample is held once
-    for all its rows (``chunks.groups``): a bound is wanted of other neurons, and of another number of them, in every
-    sample.
+    In every sample of the batch bounds are wanted of other neurons, and of another number of them. So rows come in
+    groups of equal size, each of one sample (``chunks.groups``), and what is known of a sample is held once for all
+    rows of a group.
 
     Args:
         network: in the dtype and on the device of ``box``.
         box: the inputs, shaped (batch, *input_shape).
         known: bounds of activation nodes' inputs, by activation node index, to be used as well.
-        float32: coefficients in float32 wherever its rounding is accounted for, of networks in float64 on a CPU: half
-            the memory, and bounds wider, by the more the smaller the box is and the deeper a dense network. By default
-            only where float32 widens bounds by little.
+        float32: take coefficients in float32 wherever its rounding is accounted for, in networks in float64 on a CPU.
+            That halves the memory and widens bounds, more so the smaller the box is and the deeper a dense network is.
+            By default coefficients are in float32 only where that widens bounds by little.
         tuning: thresholds.
         rules: what activations are taken for.
 

@@ -39,7 +39,14 @@ class _Active:
 
     @staticmethod
     def of(places: Tensor, samples: int, step: Step, weight: Tensor) -> _Active:
-        """From the sample and the number of each, in order, (n, 2), how many samples there are, and the step of all."""
+        """The possibly active neurons at ``places``, (n, 2) sample and number of each, in order.
+
+        Args:
+            places: which they are.
+            samples: how many samples there are.
+            step: that of all neurons.
+            weight: W, (neurons, inputs).
+        """
         sample, neuron = places.unbind(1)
         if samples == 1:
             chosen = step.map(lambda t: t.index_select(1, neuron))
@@ -53,7 +60,17 @@ class _Active:
         return _Active(numbers, counts.tolist(), step.map(lambda t: t.gather(1, numbers) * there), None)
 
     def of_rows(self, a: Tensor, sample: Tensor | None, weight: Tensor) -> tuple[Tensor, Step, Tensor, Tensor]:
-        """Coefficients (groups, each, most) of those given of all neurons, steps (groups, most), rows of W, numbers."""
+        """What rows need of the possibly active neurons of their samples.
+
+        Args:
+            a: the rows' coefficients of all neurons, (groups, each, neurons).
+            sample: (groups,) the sample of each group; None for every sample, one after another.
+            weight: W, (neurons, inputs).
+
+        Returns:
+            Of these neurons alone the coefficients (groups, each, most), the steps (groups, most), the rows of W
+            (groups, most, inputs), and the neurons' numbers (groups, most).
+        """
         if self.weight is not None and a.shape[0] == 1:
             return a.index_select(2, self.numbers[0]), self.step, self.weight, self.numbers
         numbers, step = self.numbers, self.step
@@ -108,7 +125,7 @@ class Restriction:
         if (index, rounded) not in self._active:
             node, found = self._bounds.network.nodes[index], None
             operator = self._dense(node.inputs[0]) if isinstance(node, Relu) else None
-            # Rows come to the last one but once.
+            # Rows come to the last activation once only: it is not worth the preparation.
             if operator is not None and index < self._bounds.network.last_activation:
                 places = self._bounds.possibly_active(index)
                 samples = self._bounds.samples

@@ -1,4 +1,4 @@
-"""Chunks of rows on their way back through a network, and what may take them a step faster than the plain way."""
+"""Chunks of rows on their way back through a network, and the protocol of faster steps than the plain ones."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Stepped:
-    """A step back that somebody has taken.
+    """The result of a faster step back.
 
     Attributes:
-        constant: (groups, each) what is added to the rows' values; None for nothing.
-        source: the node whose coefficients are left; −1 if nothing is left to be pulled back.
-        rows: these coefficients.
+        constant: (groups, each) what the step adds to the rows' values; None for nothing.
+        source: the node that the step has reached; −1 where the rows have ended.
+        rows: the coefficients of that node; None where the rows have ended.
     """
 
     constant: Tensor | None
@@ -67,4 +67,4 @@ class Stepper(Protocol):
     """A faster way to take rows back through some nodes (``windowed``, ``last_convolution``, ``restrict``)."""
 
     def step(self, index: int, rows: Rows, chunk: Chunk) -> Stepped | None:
-        """One step back from node ``index``, or None where this way is not for these rows."""
+        """One step back from node ``index``; None if the plain step is to be taken for these rows."""

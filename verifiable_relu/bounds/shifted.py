@@ -24,9 +24,14 @@ from verifiable_relu.network.nodes import Activation, Relu
 class Step:
     """How rows A of an activation's output are replaced by rows of its input.
 
-    A⁺·(lower line) + A⁻·(upper line) is A·(lower line) + A⁻·(upper line − lower line): slopes ``low`` and ``rise``,
-    offsets ``floor`` and ``lift``, each (batch, neurons). ``floor`` is None where all lower lines go through the
-    origin. ``float32``: whether rows and their constants' sums are in float32, in a network in float64.
+    A⁺·(lower line) + A⁻·(upper line) is taken as A·(lower line) + A⁻·(upper line − lower line).
+
+    Attributes:
+        low: the slope of the lower line, (batch, neurons).
+        rise: the slope of the difference of both lines, likewise.
+        floor: the offset of the lower line, likewise; None where all lower lines go through the origin.
+        lift: the offset of the difference, likewise.
+        float32: whether rows, and the sums of their constants, are in float32 in a network in float64.
     """
 
     low: Tensor
@@ -48,16 +53,16 @@ class Step:
         return step.map(lambda t: t.flatten(1))
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Step:
-        """With ``change`` applied to each."""
+        """The step with ``change`` applied to each slope and offset."""
         floor = None if self.floor is None else change(self.floor)
         return Step(change(self.low), change(self.rise), floor, change(self.lift), self.float32)
 
     def of_samples(self, sample: Tensor | None) -> Step:
-        """Those of the samples named, one after another; by default of every sample."""
+        """The steps of the samples named, one after another; by default of every sample."""
         return self.map(lambda t: of_samples(t, sample))
 
     def in_float32(self, depth: int) -> Step:
-        """In float32, where a product takes part in ``depth`` additions."""
+        """The step in float32, outward enough for sums in which a product takes part in ``depth`` additions."""
         assert self.floor is not None
         lift, floor = rounding.summed_single(self.lift, self.floor, depth)
         return replace(self, lift=lift, floor=floor, float32=True).map(lambda t: t.float())
@@ -136,9 +141,12 @@ class ShiftedLines:
         return step.in_float32(depth) if depth else step
 
     def outward(self, index: int, lines: Lines, sample: Tensor | None) -> Step:
-        """Lines of activation ``index`` about its points, moved outward by what rounding may change.
+        """The step of lines about the points of activation ``index``, moved outward by what rounding may change.
 
-        Those of every sample, ``lines``; or rows' own, of the samples named.
+        Args:
+            index: the activation.
+            lines: those of every sample, (batch, *shape); or rows' own lines, (rows, *shape).
+            sample: (rows,) the sample of each row that has its own lines, else None.
         """
         node, bounds, slack = self._lines.node(index), self._bounds, self._slack
         source = node.inputs[0]
@@ -148,16 +156,23 @@ class ShiftedLines:
 
         lines = Lines(*(t.flatten(1) for t in lines.parts()))
         z, error = of(bounds.point(source).flatten(1)), of(slack.error(source, slack.after_relu(index)))
-        rise = lines.upper_slope - lines.lower_slope
         if isinstance(node, Relu):
             error = error * of(bounds.possibly_active(index))
-            top = torch.addcmul(lines.upper_offset, rise, z)
         else:
             error = error * torch.maximum(lines.lower_slope.abs(), lines.upper_slope.abs())
             magnitude, image = of(bounds.magnitude(source)), of(bounds.magnitude(index))
             radius = of(bounds.radius(source).flatten(1)) if self._float32.holds(index) else None
             error = error + rounding.backward_activation(node, magnitude, image, lines, slack.sums, radius)
-            top = torch.addcmul(lines.upper_offset - lines.lower_offset, rise, z)
-        floor = torch.addcmul(lines.lower_offset, lines.lower_slope, z) - of(bounds.point(index).flatten(1))
+        top, floor = width_at(lines, z), height_at(lines, z, of(bounds.point(index).flatten(1)))
         lift, floor = rounding.outward(top, floor, error, node.size + slack.sums)
-        return Step(lines.lower_slope, rise, floor, lift)
+        return Step(lines.lower_slope, lines.upper_slope - lines.lower_slope, floor, lift)
+
+
+def width_at(lines: Lines, z: Tensor) -> Tensor:
+    """How far the upper line lies above the lower line at z."""
+    return torch.addcmul(lines.upper_offset - lines.lower_offset, lines.upper_slope - lines.lower_slope, z)
+
+
+def height_at(lines: Lines, z: Tensor, value: Tensor) -> Tensor:
+    """How far the lower line lies above a value at z."""
+    return torch.addcmul(lines.lower_offset, lines.lower_slope, z) - value

@@ -1,16 +1,25 @@
 """What rounding adds where rows of coefficients are propagated about a point of every node.
 
-Rows A of a node of values v are taken about a point v̂ of it: A·v is A·v̂, once, where the rows begin, and A·(v − v̂),
-which is pulled back. For an affine map y = W·x + b and ŷ = W·x̂ + b, A·(y − ŷ) = (A·W)·(x − x̂): no constant is left.
-For an activation x̂ is the centre of its box, and A·(x − x̂) ≥ A·(low·(z − ẑ) + floor) + A⁻·((up − low)·(z − ẑ) + top),
-where ``floor`` is how far the lower line lies above x̂ at ẑ, and ``top`` the upper line above that. What is left over at
-the input is −|A|·radius. So errors in A count by how far v may be from v̂, not by how large v is, and A may be taken in
-float32 without bounds being moved by more than a small part of their width.
+A row A of a node with values v is propagated about a point v̂ of the node: A·v = A·v̂ + A·(v − v̂). The first part is
+computed once, where the row begins; the second is pulled back from node to node:
+
+* through an affine map y = W·x + b, with ŷ = W·x̂ + b, as A·(y − ŷ) = (A·W)·(x − x̂), which leaves no constant;
+* through an activation x = f(z), whose x̂ is the centre of its box, as
+  A·(x − x̂) ≥ A·(low·(z − ẑ) + floor) + A⁻·((up − low)·(z − ẑ) + top), where low and up are the slopes of the lower and
+  of the upper line, ``floor`` is how far the lower line lies above x̂ at ẑ, and ``top`` how far the upper line lies
+  above the lower line there;
+* at the node where rows end, as A·(v − v̂) ≥ −|A|·radius.
+
+So an error in A counts by how far v may be from v̂, not by how large v is. This is why A may be in float32 and move
+bounds by a small part of their width only.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,11 +29,12 @@ from verifiable_relu.bounds.float32 import Float32
 from verifiable_relu.bounds.forward import NodeBounds
 from verifiable_relu.bounds.operators import ConvolutionOperator, sums
 from verifiable_relu.bounds.tuning import Tuning
-from verifiable_relu.network.nodes import Activation, Add, Affine, Linear, Permute, Relu, Reshape
+from verifiable_relu.network.dispatch import Table
+from verifiable_relu.network.nodes import Activation, Add, Affine, Input, Linear, Node, Permute, Relu, Reshape
 
 
 class Slack:
-    """The errors of one unit of |A| at every node, made as they are needed.
+    """The error of one unit of |A| at every node, computed when it is first asked for.
 
     Args:
         bounds: the nodes' bounds and points.
@@ -43,9 +53,9 @@ class Slack:
 
     @cached_property
     def sums(self) -> int:
-        """How many additions a row's value may be the result of: what rows begin with, and one for every node, two for
-        the sum of two."""
-        return 4 + len(self._nodes) + sum(isinstance(node, Add) for node in self._nodes)
+        """How many additions a row's value takes part in at most: those where rows begin, and those at the nodes, one
+        at each, two at the sum of two."""
+        return 4 + sum(max(1, len(node.inputs)) for node in self._nodes)
 
     def error(self, index: int, after: int | None = None, alone: bool = False) -> Tensor:
         """(batch, size) the error of one unit of |A| in pulling rows A back through node ``index``.
@@ -60,27 +70,36 @@ class Slack:
         """
         key = (index, after, alone)
         if key not in self._errors:
-            bounds, node = self._bounds, self._nodes[index]
-            if index == bounds.start or isinstance(node, Activation):
-                error = rounding.value(node.size, bounds.magnitude(index), self.sums).expand(-1, node.size)
-                if self._float32.holds(index):
-                    # An activation may follow, of this or of a sum with it.
-                    error = error + rounding.backward_single(bounds.radius(index).flatten(1))
-            elif isinstance(node, Affine):
-                error = self._affine_error(index, node, after, alone)
-            elif isinstance(node, Add):
-                first, second = (self.error(i, after if self._uses[i] == 1 else None, alone) for i in node.inputs)
-                error = first + second + rounding.point(bounds.magnitude(index))
-            elif isinstance(node, Permute):
-                source = node.inputs[0]
-                before = self.error(source, alone=alone).unflatten(1, self._nodes[source].shape)
-                error = node.forward(before).flatten(1)
-            else:
-                error = self.error(node.inputs[0], alone=alone)
-            self._errors[key] = error
+            node = self._nodes[index]
+            made = Slack.error_of_value if index == self._bounds.start else KINDS[node].error
+            self._errors[key] = made(self, index, node, after, alone)
         return self._errors[key]
 
-    def _affine_error(self, index: int, node: Affine, after: int | None, alone: bool) -> Tensor:
+    def error_of_value(self, index: int, node: Node, after: int | None, alone: bool) -> Tensor:
+        """``error`` where rows end, and at an activation: of A·v̂, and of the lines of a ReLU after it."""
+        bounds = self._bounds
+        error = rounding.value(node.size, bounds.magnitude(index), self.sums).expand(-1, node.size)
+        if self._float32.holds(index):
+            # An activation may follow, of this or of a sum with it.
+            error = error + rounding.backward_single(bounds.radius(index).flatten(1))
+        return error
+
+    def error_of_sum(self, index: int, node: Add, after: int | None, alone: bool) -> Tensor:
+        """``error`` of a sum: of both its inputs, and of their points' sum."""
+        first, second = (self.error(i, after if self._uses[i] == 1 else None, alone) for i in node.inputs)
+        return first + second + rounding.point(self._bounds.magnitude(index))
+
+    def error_of_permuted(self, index: int, node: Permute, after: int | None, alone: bool) -> Tensor:
+        """``error`` of the input, reordered as the values are."""
+        source = node.inputs[0]
+        return node.forward(self.error(source, alone=alone).unflatten(1, self._nodes[source].shape)).flatten(1)
+
+    def error_of_reshaped(self, index: int, node: Reshape, after: int | None, alone: bool) -> Tensor:
+        """``error`` of the input."""
+        return self.error(node.inputs[0], alone=alone)
+
+    def error_of_map(self, index: int, node: Affine, after: int | None, alone: bool) -> Tensor:
+        """``error`` of an affine map."""
         bounds, source, operator = self._bounds, node.inputs[0], self._bounds.operators[index]
         if index not in self._affine:
             self._affine[index] = rounding.backward_affine(operator, bounds.magnitude(source), self.sums)
@@ -94,9 +113,10 @@ class Slack:
         return error.expand(-1, *node.shape).flatten(1)
 
     def _terms(self, index: int, after: int | None) -> int | Tensor:
-        """How many products that are not zero are summed up in float32, in pulling rows back through an affine map.
+        """How many products that are not zero a coefficient is the sum of, in float32, behind an affine map.
 
-        For every coefficient of its input, (batch, *shape) or broadcastable to it; or for all, as at the start always.
+        One number for all coefficients of the map's input; or a number for each, (batch, *shape) or broadcastable to
+        it, which is never so at the node where rows end.
         """
         node, operator = self._nodes[index], self._bounds.operators[index]
         source = node.inputs[0]
@@ -124,9 +144,9 @@ class Slack:
         """
         if index not in self._covered:
             found = {index}
-            if isinstance(self._nodes[index], Add | Reshape | Permute):
+            if KINDS[self._nodes[index]].passes:
                 for source in self._nodes[index].inputs:
-                    if self._uses[source] == 1 and not isinstance(self._nodes[source], Activation):
+                    if self._uses[source] == 1 and KINDS[self._nodes[source]].covered:
                         found |= self.covered(source)
             self._covered[index] = frozenset(found)
         return self._covered[index]
@@ -167,12 +187,41 @@ class Slack:
             return bounds.values[0].lower.new_zeros(bounds.samples)
         sources = () if index == bounds.start else node.inputs
         parts = [self._lost[i] for i in sources]
-        # An activation after an affine map is part of that, the others move rows about as they are.
-        own = Affine if sources and isinstance(nodes[sources[0]], Affine) else Affine | Activation
-        if not sources or isinstance(node, own):
+        # What is lost at an affine map covers an activation after it.
+        covered = bool(sources) and not KINDS[node].covered and bounds.operators.find(sources[0]) is not None
+        if not sources or not (KINDS[node].passes or covered):
             source = sources[0] if sources else index
             magnitude, size = bounds.magnitude(source), max(node.size, nodes[source].size)
             dtype = torch.float32 if self._float32.holds(source) else magnitude.dtype
             operator = bounds.operators.find(index)
             parts.append(rounding.lost(operator, magnitude, size, dtype))
         return sum(parts[1:], parts[0])
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a kind of node means to the rounding of rows.
+
+    Attributes:
+        error: ``Slack.error`` of a node, (batch, size), of the slack and of the arguments that ``error`` has, the node
+            itself after its index.
+        passes: whether the node gives its rows to its inputs as they are, perhaps in another order.
+        covered: whether a node that alone uses it, and passes its rows on to it, covers its error (``Slack.covered``).
+    """
+
+    error: Callable[[Slack, int, Any, int | None, bool], Tensor]
+    passes: bool = False
+    covered: bool = True
+
+
+KINDS: Table[Kind] = Table(
+    "the rounding of rows",
+    {
+        Input: Kind(Slack.error_of_value),
+        Affine: Kind(Slack.error_of_map),
+        Activation: Kind(Slack.error_of_value, covered=False),
+        Add: Kind(Slack.error_of_sum, passes=True),
+        Permute: Kind(Slack.error_of_permuted, passes=True),
+        Reshape: Kind(Slack.error_of_reshaped, passes=True),
+    },
+)

@@ -98,8 +98,8 @@ def preactivation_bounds(
 class _Layer:
     """The neurons of one activation's input that are to be bounded anew.
 
-    The lower line of a ReLU is chosen by what rows have found, as if there were no interval: where the interval is
-    tighter, it could change the choice for the worse; the choice being the same, it makes what follows tighter.
+    The lower line of a ReLU is chosen by the bounds that rows have found alone. If the tighter interval took part, it
+    could change the choice for the worse; with the same choice, it can only tighten what follows.
 
     Args:
         relaxation: advanced to the activation.
@@ -141,10 +141,11 @@ class _Layer:
         self.size = -(-size // self.multiple) * self.multiple
 
     def tightened(self) -> Bounds:
-        """The bounds, intersected with what rows find of either side of the chosen neurons.
+        """The bounds, intersected with what rows find for both sides, lower and upper, of the chosen neurons.
 
-        Of a ReLU that turns out inactive nobody uses the lower bound, and of one that turns out active, after which
-        no other is bounded, the upper one: where that spares enough rows, they wait for the other side.
+        The lower bound of a ReLU's input is of no use if the ReLU turns out inactive. Neither is the upper bound of an
+        input of the last ReLU that turns out active. Such sides, where they are so many that it pays, wait until the
+        other side is bounded.
         """
         chosen, both, relaxation = self.chosen, self.both, self.relaxation
         last = self.index == relaxation.network.last_activation
@@ -187,7 +188,7 @@ class _Layer:
 
 
 def undecided(later: Tensor, both: Tensor) -> Tensor:
-    """Which of the sides that wait are to be bounded after all: those of neurons that the other side leaves unstable.
+    """Which of the sides that wait must be bounded after all: those of neurons that the other side leaves unstable.
 
     Args:
         later: (2, batch, neurons) bool.
@@ -214,7 +215,7 @@ def interval_is_exact(network: Network, index: int) -> bool:
 
 
 def _exact_by_intervals(network: Network) -> tuple[bool, ...]:
-    """For every node, whether intervals bound it exactly: its image of the box is a box, or one affine map of such."""
+    """Whether intervals bound a node exactly, for every node: its values fill a box, or are an affine map of a box."""
 
     def find() -> tuple[bool, ...]:
         shaped: list[bool] = []
@@ -226,4 +227,4 @@ def _exact_by_intervals(network: Network) -> tuple[bool, ...]:
             exact.append(exact[node.inputs[0]] if moves else shaped[-1] or (before and isinstance(node, Affine)))
         return tuple(exact)
 
-    return network.keep(interval_is_exact, find)
+    return network.once(interval_is_exact, find)

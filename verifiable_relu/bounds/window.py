@@ -41,6 +41,14 @@ class Grid:
         offset = tuple(n * s + p for n, s, p in zip(self.offset, node.stride, node.padding[:2], strict=True))
         return Grid(self.points, size, stride, offset)  # type: ignore[arg-type]
 
+    def cells_before(self, operator: ConvolutionOperator) -> Grid:
+        """The grid, in cells of one stride of a convolution's input, of the cells that windows of its output see.
+
+        A cell is counted as an output: the cells that output (y, x) sees begin at cell (y, x).
+        """
+        _, height, width = operator.cells_shape(self.size)
+        return replace(self, size=(height, width))
+
     def table(self, values: Tensor) -> Tensor:
         """The windows of values (batch, channels, height, width): (batch·points, channels, *size), 0 beyond edges."""
         return self.views(values).reshape(-1, values.shape[1], *self.size)

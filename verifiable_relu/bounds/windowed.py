@@ -59,7 +59,7 @@ class Windowed:
             return None
         rows = self._clean(rows, index)
         if self._last.operator(index) is not None:
-            return Stepped(self._added(-self._in_cells(rows, operator, chunk.sample), chunk))
+            return Stepped(self._added(-self.in_cells(rows, operator, chunk.sample), chunk))
         return Stepped(None, operator.node.inputs[0], rows.before(operator))
 
     def weighed(self, rows: Window, index: int, name: str, values: Tensor, chunk: Chunk) -> Tensor:
@@ -68,10 +68,15 @@ class Windowed:
         return self._added(sums.last_axes(products, 3, self._tuning), chunk)
 
     def at(self, a: Window, index: int, name: str, sample: Tensor | None, *values: Tensor) -> Tensor:
-        """Some values of node ``index`` within windows, (rows, channels, *size).
+        """Values of node ``index`` that lie in the windows of rows, (rows, channels, *size of the window).
 
-        ``values`` (batch, size) each, or (1, size) of every sample alike; several as if the node had a multiple of its
-        channels. ``sample`` is that of the chunk.
+        Args:
+            a: the rows.
+            index: the node.
+            name: of the values, under which the windows are kept.
+            sample: of the chunk.
+            values: (batch, size) each, or (1, size) if every sample has the same. Several come one after another, as
+                more channels.
         """
         shape = self._bounds.network.nodes[index].shape
 
@@ -81,11 +86,11 @@ class Windowed:
 
         if len(values[0]) > 1:
             return a.of(images(sample))
-        # Which is worth keeping for the next chunk.
+        # The windows of one image serve the next chunk, too.
         return self._table(a, a.grid, (index, name), images)
 
     def _table(self, a: Window, grid: Grid, key: Hashable, images: Callable[[], Tensor]) -> Tensor:
-        """What ``Window.of`` returns of one image."""
+        """What ``Window.of`` returns for one image, which ``images`` makes; its windows are kept under the key."""
         if (grid, key) not in self.tables:
             self.tables[grid, key] = grid.table(images())
         return self.tables[grid, key].index_select(0, a.point)
@@ -117,10 +122,10 @@ class Windowed:
         constant = sums.last_axes(offsets.addcmul_(a.values, floor), 3, self._tuning)
         return Stepped(self._added(constant, chunk), node.inputs[0], replace(a, values=values, clean=True))
 
-    def _in_cells(self, a: Window, operator: ConvolutionOperator, sample: Tensor | None) -> Tensor:
+    def in_cells(self, a: Window, operator: ConvolutionOperator, sample: Tensor | None) -> Tensor:
         """|A|·radius in cells of the inputs, (rows,), of rows of the convolution at which they end."""
-        shape = operator.cells_shape(a.grid.size)
-        cells, reached = self._last.radius(operator, shape), replace(a.grid, size=(shape[1], shape[2]))
+        cells = self._last.radius(operator, operator.cells_shape(a.grid.size))
+        reached = a.grid.cells_before(operator)
         many = len(cells) > 1
         radius = a.of(of_samples(cells, sample), reached) if many else self._table(a, reached, "cells", lambda: cells)
         return sums.last_axes(operator.cells(a.values).abs_().mul_(radius), 3, self._tuning)

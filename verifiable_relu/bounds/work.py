@@ -1,4 +1,4 @@
-"""How much work a row of coefficients is: how many values of earlier nodes a neuron depends on."""
+"""How much work a row of coefficients is: on how many values of earlier nodes a neuron depends."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Activation, Add, Conv2d, Scale, Shape
 
 _FAR = 64
-"""From so many nodes back on, whatever a neuron depends on is counted as whole nodes."""
+"""A neuron is taken to depend on all values of the nodes that are so many or more nodes before it."""
 
 
 def receptive(network: Network) -> tuple[int, ...]:
     """On about how many values of all earlier nodes together a neuron of each node depends, in node order.
 
-    Windows that meet are taken for one within the other: where they only overlap, there are more.
+    Where two windows of one node are wanted, the larger one is counted, as if it held the other.
     """
 
     def count() -> tuple[int, ...]:
         earlier = (0, *itertools.accumulate(node.size for node in network.nodes))
         return tuple(_receptive(network, index, earlier) for index in range(len(network.nodes)))
 
-    return network.keep(receptive, count)
+    return network.once(receptive, count)
 
 
 def _receptive(network: Network, index: int, earlier: tuple[int, ...]) -> int:
-    """The same of one node: within an image by the windows that convolutions see, else by whole nodes.
+    """The same for one node, counted within images by the windows that convolutions see, elsewhere by whole nodes.
 
-    ``earlier``: how many values all nodes before each have. From a node on that is seen as a whole, and from
-    ``_FAR`` nodes back on, all of them count, so that networks of any depth are walked in linear time.
+    ``earlier``: how many values all nodes before each node have. All of them are counted before a node that is seen as
+    a whole, and ``_FAR`` nodes back, so that networks of any depth are walked in linear time.
     """
     windows: dict[int, Shape] = {index: (1,) * len(network.nodes[index].shape[1:])}
     count = 0

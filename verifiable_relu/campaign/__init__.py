@@ -1,4 +1,4 @@
-"""Running many queries: what is claimed is checked, recorded as it comes, and not asked twice."""
+"""Campaigns: many queries put to one verifier, whose claims are checked, recorded at once and never asked twice."""
 
 from verifiable_relu.campaign.result import Result
 from verifiable_relu.campaign.runner import QUIET, Case, Observer, run

@@ -1,4 +1,4 @@
-"""A campaign on the terminal: a bar while it runs, a table when it is done. All of it goes to stderr."""
+"""The display of a campaign on stderr: a progress bar while the campaign runs, a table when it has ended."""
 
 from __future__ import annotations
 
@@ -15,11 +15,17 @@ from verifiable_relu.campaign.result import Result
 
 
 class Watcher:
-    """An observer that shows a bar, where stderr is a terminal; a context manager.
+    """An observer of a campaign that shows a progress bar where stderr is a terminal.
+
+    A watcher is a context manager, which shows the bar until it is left.
 
     Args:
-        total: number of instances.
-        quiet: show no bar.
+        total: the number of instances.
+        quiet: whether the bar is left out.
+
+    Attributes:
+        done: the number of instances that are answered.
+        answers: the number of instances by answer.
     """
 
     def __init__(self, total: int, quiet: bool = False) -> None:
@@ -50,11 +56,11 @@ class Watcher:
         self._progress.stop()
 
     def read(self) -> None:
-        """One more instance was read."""
+        """Count one more instance as read from its files."""
         self._progress.advance(self._reading)
 
     def line(self, text: str) -> None:
-        """A line of its own, above the bar."""
+        """Print a line of text above the bar."""
         if self._progress.disable:
             print(text, file=sys.stderr, flush=True)
         else:
@@ -73,7 +79,7 @@ class Watcher:
 
 
 def table(results: Sequence[Result]) -> None:
-    """Print what became of a campaign: by answer and reason, the count, the methods and the time."""
+    """Print a table of results to stderr: for each answer and reason the instances, the seconds and the methods."""
     shown = Table()
     for column, side in (("answer", "left"), ("reason", "left"), ("instances", "right"), ("seconds", "right"),
                          ("slowest", "right"), ("methods", "left")):  # fmt: skip

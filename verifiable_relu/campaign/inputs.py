@@ -1,4 +1,4 @@
-"""From what the user names (a method, files) to what a campaign takes."""
+"""From the method and the files that a user names to the verifier and the instances that a campaign takes."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from verifiable_relu.verifiers.registry import make
 
 
 def verifier(method: str, device: str = "cpu", memory: int | None = None) -> Verifier:
-    """The method of a name, on a device of which it is certain that it exists.
+    """The verifier of a name, on a torch device that exists.
 
     Args:
-        method: the name.
-        device: where it runs.
-        memory: a limit in bytes on what its bounds hold at once; None leaves the method's own.
+        method: the verifier's name.
+        device: the torch device on which it runs.
+        memory: the bytes that its bounds may hold at once, approximately; None leaves the verifier's own limit.
 
     Raises:
-        InputError: for an unknown method, a device that torch does not have, a limit that is no positive integer, or
-            either of the two where the method does not take it.
+        InputError: for an unknown name, a device that torch does not have, a limit that is no positive integer, or a
+            device or a limit where the verifier takes none.
     """
     made = make(method, device, None if memory is None else _memory_limit(memory))
     require_device(device)
@@ -37,7 +37,11 @@ def verifier(method: str, device: str = "cpu", memory: int | None = None) -> Ver
 
 
 def _memory_limit(size: int) -> int:
-    """The bytes, if they are a limit; one number is one ``int``, lest equal options look different in the records."""
+    """A limit of memory in bytes, as an ``int`` whatever integer type it came in, so that equal options look alike.
+
+    Raises:
+        InputError: if the limit is no positive integer.
+    """
     try:
         limit = operator.index(size)
     except TypeError:
@@ -48,10 +52,10 @@ def _memory_limit(size: int) -> int:
 
 
 def time_limit(seconds: float) -> float:
-    """The seconds, if they are a time limit.
+    """A time limit in seconds, unchanged.
 
     Raises:
-        InputError: if they are not positive and finite.
+        InputError: if the limit is not positive and finite.
     """
     if not (seconds > 0 and math.isfinite(seconds)):
         raise InputError(f"a time limit is a positive number of seconds, not {seconds}")
@@ -59,15 +63,16 @@ def time_limit(seconds: float) -> float:
 
 
 _COMPARED_BOXES = 4
-"""Most boxes of a property file at whose points its network is compared with the network's file."""
+"""The most boxes of a property file at whose points the network as read is compared with its ONNX file."""
 
 
 class Loader:
-    """Reads instances; a network that several of them share is read once.
+    """A reader of instances, which reads a network that several instances share once.
 
     Args:
-        networks: files by the names that VNN-LIB 2.0 files declare.
-        prepare: what to make of every network that was read (``network.hardened``); raises InputError.
+        networks: the networks' files, by the names that VNN-LIB 2.0 files declare.
+        prepare: a function that every network goes through once it was read, such as ``network.hardened``; it may raise
+            an InputError. None leaves the networks as they are.
     """
 
     def __init__(
@@ -80,10 +85,10 @@ class Loader:
         self._read: dict[Path, Network | InputError] = {}
 
     def network(self, path: Path) -> Network:
-        """The network of a file.
+        """The network of an ONNX file, read on the first call only.
 
         Raises:
-            InputError: as ``read_onnx`` does; for a second time without reading again.
+            InputError: as ``read_onnx`` and ``prepare`` do; a later call raises the same error without reading again.
         """
         where = path.resolve()
         if where not in self._read:
@@ -99,15 +104,15 @@ class Loader:
         return found
 
     def case(self, vnnlib: Path, timeout: float, onnx: Path | None = None) -> tuple[Case, SpecFile]:
-        """An instance and the property file that it came from.
+        """The instance that a property file and a network make, and the property file as it was read.
 
         Args:
             vnnlib: the property file.
             timeout: seconds for the instance.
-            onnx: the network's file; found by way of the property file if it is not given.
+            onnx: the network's file; None searches for it as ``spec.find_network`` does.
 
         Raises:
-            InputError: if a file is bad, the network cannot be found, or the two do not fit.
+            InputError: if a file is bad, the network's file is not found, or property and network do not fit together.
         """
         with _bounded(vnnlib):
             spec = read_vnnlib(vnnlib)
@@ -120,15 +125,17 @@ class Loader:
 
 
 def believe(network: Network, properties: Sequence[Property], path: Path | None = None) -> None:
-    """Compare a network with the file it was read from at a few points of the boxes that it is asked about.
+    """Compare a network with its ONNX file at points of properties' boxes.
+
+    The points are the centre, a uniform point and a corner of each of at most ``_COMPARED_BOXES`` boxes.
 
     Args:
-        network: as it was read; one that came from no file is not compared here.
-        properties: any number.
-        path: of the file, for messages.
+        network: as it was read; a network that came from no ONNX file is not compared.
+        properties: the properties that the network is asked about, any number of them.
+        path: the network's file, which the error names.
 
     Raises:
-        InputError: if the two differ by more than rounding explains.
+        InputError: if the outputs differ by more than rounding explains.
     """
     rng = np.random.default_rng(0)
     points = [np.zeros((0, network.input_size))]
@@ -144,26 +151,30 @@ def believe(network: Network, properties: Sequence[Property], path: Path | None 
 
 @contextmanager
 def _bounded(path: Path) -> Iterator[None]:
-    """Blame a file for what reading it exhausts.
+    """Turn the MemoryError or RecursionError of reading a file into an error that names the file.
 
     Raises:
-        InputError: instead of MemoryError and RecursionError.
+        InputError: in place of a MemoryError or a RecursionError of the block.
     """
     try:
         yield
     except MemoryError:
-        raise InputError("reading it takes more memory than there is", path=path) from None
+        raise InputError("reading the file takes more memory than there is", path=path) from None
     except RecursionError:
-        raise InputError("it is nested too deeply", path=path) from None
+        raise InputError("the file is nested too deeply", path=path) from None
 
 
 def instances(path: Path) -> list[tuple[Path, Path | None, float | None]]:
-    """The property files that an ``instances.csv`` lists or a folder holds, with network and seconds where said.
+    """The instances of an ``instances.csv`` or a folder: property file, network's file and time limit in seconds.
 
-    A folder's ``instances.csv`` comes before the ``.vnnlib`` files in and below it.
+    A folder with an ``instances.csv`` has the instances that this table lists; any other folder has one for each
+    property file in it and below it, with None for the network's file and the time limit.
+
+    Args:
+        path: the table or the folder.
 
     Raises:
-        InputError: if there are none, or the table is bad.
+        InputError: if there are no instances, or if the table is bad.
     """
     table = path / "instances.csv" if path.is_dir() else path
     if table.is_file() or not path.is_dir():
@@ -174,5 +185,6 @@ def instances(path: Path) -> list[tuple[Path, Path | None, float | None]]:
         found = [file for pattern in ("*.vnnlib", "*.vnnlib.gz") for file in path.rglob(pattern)]
         listed = [(file, None, None) for file in sorted(found)]
     if not listed:
-        raise InputError("no property in it", path=table if table.is_file() else path)
+        what = "the table lists no instance" if table.is_file() else "there is no property file in or below the folder"
+        raise InputError(what, path=table if table.is_file() else path)
     return listed

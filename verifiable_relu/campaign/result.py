@@ -1,4 +1,4 @@
-"""What is recorded of one instance."""
+"""The record of one instance: its checked answer, and that record as JSON."""
 
 from __future__ import annotations
 
@@ -29,17 +29,18 @@ _SEVERITY = (
     Reason.TIMEOUT,
     Reason.INCOMPLETE,
 )
-"""Of several reasons for not knowing, the first of these is given."""
+"""The reasons for an *unknown* by precedence: an instance takes the first one that any of its queries has."""
 
 _TRUST = (Trust.FLOAT, Trust.ROUNDED, Trust.EXACT, Trust.CHECKED)
-"""From the weakest to the strongest."""
+"""The trust labels, from the weakest to the strongest."""
 
 _PASSING = (Reason.ERROR, Reason.MEMORY, Reason.INTERRUPTED)
+"""The reasons that may not hold in another run; instances with one of them are asked again."""
 
 
 @cache
 def versions() -> Mapping[str, str]:
-    """The versions of this package, of Python and of the packages that compute, as far as they are installed."""
+    """The versions of this package, of Python, and of the installed packages that verdicts depend on, by name."""
     found = {"verifiable_relu": __version__, "python": platform.python_version()}
     for package in _PACKAGES:
         try:
@@ -50,7 +51,7 @@ def versions() -> Mapping[str, str]:
 
 
 Key = tuple[str, str, float, str]
-"""What makes two runs the same: query digest, verifier, time limit, version of this package."""
+"""The key of a record: query digest, ``repr`` of the verifier, time limit in seconds, version of this package."""
 
 
 @dataclass(frozen=True)
@@ -58,25 +59,26 @@ class Result:
     """The checked answer to one instance: one or more queries whose answers join.
 
     Attributes:
-        onnx: the network, as the user named it.
-        vnnlib: the property, as the user named it.
+        onnx: the network's file, as the user named it.
+        vnnlib: the property file, as the user named it.
         verdict: *sat* only for a confirmed counterexample, *unsat* only if every query was proven.
         reason: why the work ended.
-        method: the method that decided; several, joined by ``+``, where the queries needed different ones.
-        seconds: time charged to the instance.
-        trust: how far the verdict can be trusted, None while it is unknown.
-        margin: the least over the queries, as in ``Outcome``; at the witness for sat; None where one has none.
-        witness: the exact counterexample; for *unconfirmed* the point that was claimed to be one.
-        outputs: what onnxruntime computes at the witness rounded to float32, flat.
-        shape: of one input sample.
-        detail: a sentence that a person can act on.
-        stages: seconds by stage.
-        unstable: unstable neurons, the most over the queries, None where not computed.
-        network: digest of the network.
-        query: digest of the queries; empty if the input was bad.
-        verifier: ``repr`` of the verifier.
+        method: the method that decided; where different methods decided the queries, all of them joined by ``+``.
+        seconds: the time charged to the instance.
+        trust: how far the verdict can be trusted; None for *unknown*.
+        margin: for *sat* the margin at the witness, otherwise the least of the queries' margins (``Outcome``); None if
+            a query has no margin.
+        witness: the exact counterexample; with the reason *unconfirmed*, the point that was claimed to be one.
+        outputs: the outputs that onnxruntime computes at the witness rounded to float32, flat.
+        shape: the shape of one input sample.
+        detail: a sentence for the user, such as why the verdict is *unknown*.
+        stages: the time in seconds, by stage.
+        unstable: the largest number of unstable neurons of any query; None where none was computed.
+        network: the digest of the network.
+        query: the digest of the queries; empty if the input was bad.
+        verifier: the ``repr`` of the verifier.
         timeout: the time limit in seconds.
-        versions: of everything that took part.
+        versions: the versions of the packages that took part, by name.
     """
 
     onnx: str
@@ -101,28 +103,28 @@ class Result:
 
     @property
     def answer(self) -> str:
-        """The verdict in one word for people: a time-out is told apart from other unknowns."""
+        """The verdict as commands print it: sat, unsat, unknown, or timed-out for an *unknown* for want of time."""
         return "timed-out" if self.reason is Reason.TIMEOUT else str(self.verdict)
 
     @property
     def counterexample(self) -> np.ndarray | None:
-        """The witness of a sat verdict as float32, in the shape of an input sample; else None."""
+        """The counterexample of a *sat* verdict rounded to float32, shaped as an input sample; None otherwise."""
         if self.verdict is not Verdict.SAT or self.witness is None:
             return None
         return np.array([float(v) for v in self.witness]).astype(np.float32).reshape(self.shape)
 
     @property
     def final(self) -> bool:
-        """Whether asking again would be a waste: neither bad input nor a fault that may have passed."""
+        """Whether another run would give the same answer: false for bad input and for errors that may not recur."""
         return bool(self.query) and self.reason not in _PASSING
 
     @property
     def key(self) -> Key:
-        """What makes two runs the same."""
+        """The key of the record: two runs with equal keys are the same run."""
         return self.query, self.verifier, self.timeout, self.versions["verifiable_relu"]
 
     def to_json(self) -> dict[str, Any]:
-        """The record as plain JSON values; rationals and infinities as strings."""
+        """The record as JSON values, with rationals and infinities as strings."""
         record: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
         for name in ("margin", "timeout"):
             if record[name] is not None and not math.isfinite(record[name]):
@@ -133,13 +135,13 @@ class Result:
 
     @classmethod
     def from_json(cls, record: object) -> Result:
-        """The result that ``to_json`` made a record of.
+        """The result whose ``to_json`` is ``record``.
 
         Raises:
-            ValueError: if it is no such record; says which field is at fault.
+            ValueError: if ``to_json`` makes no such record; the message names the field at fault.
         """
         if not isinstance(record, dict) or record.keys() != _FIELDS.keys():
-            raise ValueError(f"it is no object with the fields {', '.join(_FIELDS)}")
+            raise ValueError(f"not an object with the fields {', '.join(_FIELDS)}")
         read: dict[str, Any] = {}
         for name, convert in _FIELDS.items():
             try:
@@ -151,14 +153,17 @@ class Result:
             raise ValueError("'versions': the version of verifiable_relu is missing")
         if found.verdict is Verdict.SAT:
             if found.witness is None or found.outputs is None or found.trust is None:
-                raise ValueError("'witness', 'outputs', 'trust': sat has all of them")
+                raise ValueError("'witness', 'outputs', 'trust': one is missing from a sat record")
             if len(found.witness) != math.prod(found.shape):
-                raise ValueError(f"'witness': {len(found.witness)} numbers are not of the shape {found.shape}")
+                raise ValueError(f"'witness': {len(found.witness)} numbers do not fill the shape {found.shape}")
         return found
 
 
 Field = Callable[[Any], Any]
-"""Takes a JSON value and gives that of a ``Result``; raises a ValueError for one that ``to_json`` would not make."""
+"""A function from the JSON value of a record's field to the value of the ``Result``'s field.
+
+It raises a ValueError for a value that ``to_json`` does not make.
+"""
 
 
 def _text(value: object) -> str:
@@ -174,7 +179,7 @@ def _count(value: object) -> int:
 
 
 def _number(value: object) -> float:
-    # Integers can be beyond all floats.
+    # A JSON integer can exceed the range of float64.
     if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) <= sys.float_info.max:
         raise ValueError("not a finite number")
     return float(value)
@@ -233,13 +238,15 @@ _FIELDS: dict[str, Field] = {
     "timeout": _extended,
     "versions": _named(_text),
 }
-"""Those of a record, in the order of ``Result``'s."""
+"""The fields of a record, in the order of ``Result``'s."""
 
 
 def join(outcomes: Sequence[Outcome]) -> Outcome:
-    """The answer to all queries of an instance: any sat is sat, all unsat is unsat, everything else unknown.
+    """The outcome of an instance: *sat* if a query is, *unsat* if all queries are, otherwise *unknown*.
 
-    The sat claims must have been confirmed.
+    Args:
+        outcomes: those of the queries, at least one, whose *sat* claims have been confirmed. An instance that is *sat*
+            may have outcomes of some queries only.
     """
     stages: dict[str, float] = {}
     for outcome in outcomes:

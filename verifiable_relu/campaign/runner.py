@@ -1,7 +1,7 @@
-"""A campaign: many instances put to one verifier as one batch.
+"""The run of a campaign: many instances are put to one verifier in one batch.
 
-A verifier claims, the campaign records: every claimed counterexample is first confirmed by exact evaluation and
-replay, and a claim that cannot be true is no answer.
+A verifier claims outcomes; the campaign checks and records them. A claimed counterexample is recorded as *sat* only if
+exact evaluation and a replay in onnxruntime confirm it, and a claim that contradicts itself is recorded as an error.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ if TYPE_CHECKING:  # Certificates come with branch and bound, which other method
     from verifiable_relu.campaign.certificates import Certificates
 
 TABLE_EVERY = 1.0
-"""Seconds between two writings of the table; the records are written at once."""
+"""The least seconds between two writings of the table during a run; records are written at once."""
 
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """One instance: queries whose answers join, with one time limit between them.
+    """One instance: queries that have one answer together and share one time limit.
 
     Attributes:
-        onnx: the network, as the user named it.
-        vnnlib: the property, as the user named it.
+        onnx: the network's file, as the user named it.
+        vnnlib: the property file, as the user named it.
         queries: at least one, all of one network.
-        timeout: seconds, finite.
+        timeout: the time limit in seconds, finite.
     """
 
     onnx: str
@@ -47,20 +47,20 @@ class Case:
 
     @property
     def digest(self) -> str:
-        """What is asked: the query's digest, for several the digest of theirs."""
+        """The digest of what the instance asks: the query's, or SHA-256 over the digests of several queries."""
         if len(self.queries) == 1:
             return self.queries[0].digest
         return hashlib.sha256("".join(q.digest for q in self.queries).encode()).hexdigest()
 
 
 class Observer(Protocol):
-    """Who watches a campaign."""
+    """An object that a campaign tells of its progress."""
 
     def stage(self, name: str, done: int, total: int) -> None:
         """``done`` of ``total`` queries have been through the stage ``name`` of the verifier."""
 
     def result(self, result: Result) -> None:
-        """An instance is answered."""
+        """An instance is answered, by ``result``."""
 
 
 class _Quiet:
@@ -72,15 +72,22 @@ class _Quiet:
 
 
 QUIET: Observer = _Quiet()
-"""Nobody watches."""
+"""The observer that does nothing."""
 
 
 READING = "reading"
-"""Stands for a method where a fault of the program, not a bad file, kept an instance from being asked."""
+"""The ``Result.method`` of an instance whose reading failed by a fault of the program rather than by a bad file."""
 
 
 def unasked(onnx: str, vnnlib: str, error: Exception, timeout: float) -> Result:
-    """What is recorded of an instance that could not be read: bad input, or any other exception in reading it."""
+    """The result of an instance that could not be read.
+
+    Args:
+        onnx: the network's file, as the user named it.
+        vnnlib: the property file, as the user named it.
+        error: the exception; an InputError means bad input, any other exception a fault of the program.
+        timeout: the instance's time limit in seconds.
+    """
     bad = isinstance(error, InputError)
     method, detail = ("", str(error)) if bad else (READING, f"{type(error).__name__}: {error}")
     return Result(onnx, vnnlib, Verdict.UNKNOWN, Reason.ERROR, method, 0.0, detail=detail, timeout=timeout)
@@ -93,20 +100,21 @@ def run(
     observer: Observer = QUIET,
     certificates: Certificates | None = None,
 ) -> list[Result]:
-    """Answer all cases in one batch, keeping each result as it comes.
+    """Answer all instances in one batch, and record each result as soon as it is known.
 
     Args:
-        cases: the instances; a ``Result`` stands for one that was settled before (``unasked``) and is only recorded.
-        verifier: what answers them.
-        store: open; keeps the records. A case that has a final record there is not asked again.
-        observer: is told of stages and results.
-        certificates: where a certificate of every sat and unsat goes, which is checked at once; in no case's time.
+        cases: the instances. A ``Result`` among them, such as one of ``unasked``, is only recorded.
+        verifier: the verifier that answers the queries.
+        store: an open store for the records, or None. An instance with a final record there is not asked again.
+        observer: the object that is told of stages and results.
+        certificates: the folder for a certificate of every sat and unsat, each checked at once, or None. The time that
+            this takes is not charged to the instances.
 
     Returns:
-        One result per case, in their order.
+        One result per instance, in their order.
 
     Raises:
-        KeyboardInterrupt: after everything answered so far was kept.
+        KeyboardInterrupt: if the user interrupts, after all results known so far are recorded.
         InputError: if the store cannot be written.
     """
     campaign = _Campaign(cases, verifier, store, observer, certificates)
@@ -119,7 +127,7 @@ def run(
 
 
 def _checked(query: Query, outcome: Outcome) -> tuple[Outcome, Confirmation | None]:
-    """What a claim is worth, with the confirmation of a claimed counterexample."""
+    """A claimed outcome as it may be recorded, and the check of its counterexample if it has one."""
     if outcome.margin is not None and math.isnan(outcome.margin) and outcome.verdict is Verdict.UNKNOWN:
         outcome = replace(outcome, margin=None)
     if outcome.verdict is Verdict.UNSAT and outcome.margin is not None and not outcome.margin >= 0:
@@ -141,7 +149,22 @@ def _checked(query: Query, outcome: Outcome) -> tuple[Outcome, Confirmation | No
 
 
 class _Campaign:
-    """The state of one run: which queries are answered, and what that makes of their cases."""
+    """The state of one run.
+
+    Attributes:
+        cases: the instances, and results of instances that were not asked.
+        verifier: the verifier.
+        method: the ``repr`` of the verifier.
+        store: the store of the records, or None.
+        observer: the object that is told of stages and results.
+        recorded: the results known so far, by instance.
+        queries: the queries of all instances that are asked.
+        owner: for each query the number of its instance.
+        outcomes: the checked outcomes so far, by instance and query.
+        replayed: onnxruntime's outputs at the counterexample, by instance.
+        failure: the exception of the store or the observer that ends the run, if there was one.
+        tabulated: when the table was last written, in seconds of ``time.perf_counter``.
+    """
 
     def __init__(
         self,
@@ -166,7 +189,7 @@ class _Campaign:
         self.tabulated = -TABLE_EVERY
 
     def settle(self) -> None:
-        """Take what is known already, and line up the queries of the rest."""
+        """Record the instances whose results are known, and collect the queries and budgets of the others."""
         purses: list[float] = []
         for index, case in enumerate(self.cases):
             if isinstance(case, Result):
@@ -192,11 +215,15 @@ class _Campaign:
         )
 
     def open(self, members: Sequence[int]) -> list[int]:
-        """Those of ``members`` whose answer is still awaited."""
+        """The queries among ``members`` that have no outcome, and whose instance has no result."""
         return [i for i in members if self.owner[i] not in self.recorded and i not in self.outcomes[self.owner[i]]]
 
     def attempt(self, members: Sequence[int]) -> None:
-        """Put queries to the verifier. If it breaks, halve the batch until the query at fault is alone."""
+        """Put the queries ``members`` to the verifier.
+
+        If the verifier raises an exception, the halves of the batch that is left are put to it one after the other,
+        until the query at fault is alone in its batch and takes the exception as its outcome.
+        """
         members = self.open(members)
         if not members:
             return
@@ -217,7 +244,7 @@ class _Campaign:
                 self.attempt(left[len(left) // 2 :])
 
     def finish(self, query: int, claim: Outcome) -> None:
-        """Take a claim about one query; the first one counts."""
+        """Check and keep the claimed outcome of one query; later claims about the same query are ignored."""
         index = self.owner[query]
         if index in self.recorded or query in self.outcomes[index]:
             return
@@ -232,10 +259,10 @@ class _Campaign:
             self.conclude(index, case, query)
 
     def conclude(self, index: int, case: Case, query: int) -> None:
-        """Make the result of a case whose answer is known."""
+        """Record the result of an instance whose answer is known; ``query`` is the query that was answered last."""
         joined = join(list(self.outcomes[index].values()))
         left = self.budget.remaining(query)
-        # The other boxes of a case that is decided have nothing more to spend.
+        # The instance's other queries need no answer: an empty budget ends the work on them.
         self.budget.charge([query], left)
         replayed = self.replayed.get(index)
         network = case.queries[0].network
@@ -278,7 +305,11 @@ class _Campaign:
         return replace(joined, detail=f"{joined.detail}; {note}" if joined.detail else note)
 
     def record(self, index: int, result: Result) -> None:
-        """Keep a result."""
+        """Keep a result, in the store as well, and tell the observer.
+
+        Raises:
+            Exception: of the store or the observer, which is kept as ``failure``.
+        """
         self.recorded[index] = result
         try:
             if self.store is not None:
@@ -287,23 +318,29 @@ class _Campaign:
                 self.tabulate()
             self.observer.result(result)
         except Exception as error:
-            # Whoever reported the outcome is a verifier, and this is not its fault.
+            # A verifier called this method through its progress. ``attempt`` must not take the exception for the
+            # verifier's.
             self.failure = error
             raise
 
     def tabulate(self) -> None:
-        """Write the table of what is answered."""
+        """Write the table of the results known so far."""
         if self.store is not None:
             self.store.tabulate(self.results())
         self.tabulated = time.perf_counter()
 
     def results(self) -> list[Result]:
-        """What is answered, in the order of the cases."""
+        """The results known so far, in the order of the instances."""
         return [self.recorded[i] for i in sorted(self.recorded)]
 
 
 class _Relay:
-    """A verifier's progress, translated to the campaign's queries."""
+    """The progress that a verifier reports to: it passes outcomes on under the campaign's query numbers.
+
+    Args:
+        campaign: the campaign.
+        members: the campaign's numbers of the queries that the verifier was given, in its order.
+    """
 
     def __init__(self, campaign: _Campaign, members: Sequence[int]) -> None:
         self.campaign = campaign

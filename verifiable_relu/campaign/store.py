@@ -1,4 +1,4 @@
-"""Where results live: a file of records that only grows, and a table made from it."""
+"""The folder of a campaign's results: the file of its records, and a table of the last run."""
 
 from __future__ import annotations
 
@@ -13,35 +13,35 @@ from verifiable_relu.errors import InputError
 from verifiable_relu.journal import NEW, Journal, Kind, beside, plain, unusable
 
 COLUMNS = ("onnx", "vnnlib", "answer", "seconds", "method", "reason", "trust", "margin")
-"""Of ``results.csv``."""
+"""The columns of ``results.csv``."""
 
 RESULTS = Kind(b'{"onnx": "', Result.to_json, Result.from_json)
-"""The records of a campaign."""
+"""The kind of the records of a campaign."""
 
 _HEAD = b"onnx,vnnlib,"
-"""How every ``results.csv`` of this package begins."""
+"""The first bytes of every ``results.csv`` of this package."""
 
 _REMEDY = "; the option --repair moves such lines to another file"
 
 
 class Store:
-    """A folder with ``records.jsonl``, a journal of results, and ``results.csv``.
+    """A folder with ``records.jsonl``, a journal of results, and ``results.csv``, a table of the last run's results.
 
-    While a store is open, no other process can open one there (``Journal``). A store is a context manager, which closes
-    it.
+    While a store is open, no other process can open one in its folder (``Journal``). A store is a context manager that
+    closes itself.
 
     Args:
-        folder: made if it does not exist.
-        repair: as ``Journal`` has it.
+        folder: the folder, which is made if it does not exist.
+        repair: whether lines of ``records.jsonl`` that are no records are moved to another file (``Journal``).
 
     Attributes:
         table: the path of ``results.csv``.
         records: the path of ``records.jsonl``.
-        set_aside: as ``Journal`` has it.
+        set_aside: the number of lines that were moved and the file that they were moved to; None if none were.
 
     Raises:
-        InputError: if the folder cannot be made, written or locked, if another campaign has it locked, or if it holds
-            something under these names that is not of this package.
+        InputError: if the folder cannot be made, written or locked, if another process holds its lock, or if a file of
+            one of these names in it was not written by this package.
     """
 
     def __init__(self, folder: Path | str, repair: bool = False) -> None:
@@ -49,13 +49,14 @@ class Store:
         self.table = self.folder / "results.csv"
         self._known: dict[Key, Result] = {}
         try:
-            # Before the journal, which may mend its own file: where the table is somebody else's, nothing is changed.
+            # The table is checked before the journal is opened, which may change its file: in a folder with a table of
+            # another program, no file is changed.
             _check_table(self.table)
         except OSError as error:
             raise unusable(self.folder, error) from None
         self._journal = Journal(self.folder, RESULTS, repair, _REMEDY)
         try:
-            # What a process that was killed was about to put in its place.
+            # A run that was killed can have left a half-written table.
             beside(self.table).unlink(missing_ok=True)
         except OSError as error:
             self.close()
@@ -66,7 +67,7 @@ class Store:
             self._remember(result)
 
     def __len__(self) -> int:
-        """Number of different final records."""
+        """The number of final records with different keys."""
         return len(self._known)
 
     def __enter__(self) -> Store:
@@ -78,27 +79,27 @@ class Store:
         self.close()
 
     def close(self) -> None:
-        """Let others have the folder; may be called twice."""
+        """Close the journal and release the folder's lock; a second call does nothing."""
         self._journal.close()
 
     def find(self, key: Key) -> Result | None:
-        """The final record of the same run, if there is one."""
+        """The final record with a key, or None."""
         return self._known.get(key)
 
     def append(self, result: Result) -> None:
-        """Keep a record.
+        """Write a record to the end of the journal.
 
         Raises:
-            InputError: if it cannot be written; then nothing of it is.
+            InputError: if the record cannot be written; the journal is then as it was before.
         """
         self._journal.append(result)
         self._remember(result)
 
     def tabulate(self, results: Iterable[Result]) -> None:
-        """Write ``results.csv`` anew; a reader sees the old one or the new one, whole.
+        """Replace ``results.csv`` by a table of these results; a reader sees the old table or the new one, complete.
 
         Raises:
-            InputError: if it cannot be written.
+            InputError: if the table cannot be written.
         """
         new = beside(self.table)
         try:
@@ -122,16 +123,16 @@ class Store:
 
 
 def _check_table(path: Path) -> None:
-    """Refuse to replace a table that is somebody else's.
+    """Check that a file may be replaced by a table of this package: that it is one, is empty or does not exist.
 
     Raises:
-        InputError: if it is.
-        OSError: if it cannot be read.
+        InputError: if the file is anything else.
+        OSError: if the file cannot be read.
     """
     if plain(path):
         with path.open("rb") as file:
             if file.read(len(_HEAD)) not in (_HEAD, b""):
-                raise InputError("not a table of this program, which would write its own there", path=path)
+                raise InputError("not a table of this program, which would be replaced by one", path=path)
 
 
 def _row(result: Result) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Real data sets in their official formats, as arrays in [0, 1]."""
+"""Public data sets, read from their official files as arrays in [0, 1]."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Dataset", "load"]
 
 
 def __getattr__(name: str) -> Any:
-    # numpy comes with them, which a command's --help, where the data sets are named, should not wait for.
+    # ``dataset`` imports numpy, for which a command's --help, which lists the data sets, need not wait.
     if name in __all__:
         from verifiable_relu.data import dataset
 

@@ -1,8 +1,9 @@
-"""UCI Adult: does a person earn over 50,000 dollars a year? 32,561 rows to train on, 16,281 to test on.
+"""The reader of UCI Adult, whose question is whether a person earns over 50,000 dollars a year.
 
-Source: Becker and Kohavi, Adult, UCI Machine Learning Repository, 1996 (``adult.names`` describes the columns; its
-missing values are marked "?", which counts as one more category here). Categories become one input each (one-hot);
-numbers are scaled to [0, 1] by their least and greatest value among the training rows, and cut off there.
+The data set has 32,561 rows for training and 16,281 for testing. Source: Becker and Kohavi, Adult, UCI Machine Learning
+Repository, 1996, whose file ``adult.names`` describes the columns. Each category becomes one input (one-hot), and the
+mark "?" of a missing value counts as a category. Numbers are scaled linearly such that the least and the greatest value
+among the training rows become 0 and 1, and are clipped to [0, 1].
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from pathlib import Path
 import numpy as np
 
 from verifiable_relu.data.samples import Samples, Split
-from verifiable_relu.data.sources import LARGEST, either
+from verifiable_relu.data.sources import LARGEST
 from verifiable_relu.errors import InputError
-from verifiable_relu.files import read_text
+from verifiable_relu.files import on_disk, read_text
 
 COLUMNS = (
     "age",
@@ -37,12 +38,12 @@ LABELS = {"<=50K": 0, ">50K": 1}
 
 
 def read_rows(path: Path) -> tuple[list[tuple[str, ...]], np.ndarray]:
-    """The 14 entries of each row as text, and the labels (n,), 1 for over 50,000 dollars.
+    """The 14 entries of each row as text, and the labels (n,), which are 1 for over 50,000 dollars.
 
-    Empty lines and the line with "|" that begins ``adult.test`` are passed over.
+    Empty lines and lines that begin with "|", such as the first of ``adult.test``, are skipped.
 
     Raises:
-        InputError: if the file is missing or no text, or a row has another number of entries or another label.
+        InputError: if the file is missing or no text, or if a row has another number of entries or another label.
     """
     rows, labels = [], []
     for number, line in enumerate(read_text(path, LARGEST).splitlines(), 1):
@@ -50,27 +51,27 @@ def read_rows(path: Path) -> tuple[list[tuple[str, ...]], np.ndarray]:
             continue
         *row, label = (entry.strip() for entry in line.split(","))
         if len(row) != len(COLUMNS):
-            message = f"{len(row) + 1} entries where {len(COLUMNS) + 1} are expected"
+            message = f"the row has {len(row) + 1} entries where {len(COLUMNS) + 1} are expected"
             raise InputError(message, path=path, place=f"line {number}")
         if label.removesuffix(".") not in LABELS:
             raise InputError(f"'{label}' is neither <=50K nor >50K", path=path, place=f"line {number}")
         rows.append(tuple(row))
         labels.append(LABELS[label.removesuffix(".")])
     if not rows:
-        raise InputError("no rows", path=path)
+        raise InputError("the file has no rows", path=path)
     return rows, np.array(labels)
 
 
 def read(folder: Path | None, split: Split) -> Samples:
-    """The split's inputs (n, features, 1, 1) in [0, 1], its labels, and the moments that standardise each input.
+    """The samples of a split: inputs (n, features, 1, 1) in [0, 1], labels, and moments that standardise the inputs.
 
-    The inputs of a category are left as they are: mean 0, deviation 1.
+    The moments of an input that stands for a category are mean 0 and deviation 1, which leave it as it is.
 
     Raises:
-        InputError: if a file is missing or damaged; it names the line or the column.
+        InputError: if a file is missing or damaged; the error names the line or the column.
     """
     assert folder is not None
-    source, test = either(folder, "adult.data"), either(folder, "adult.test")
+    source, test = on_disk(folder / "adult.data"), on_disk(folder / "adult.test")
     training, labels = read_rows(source)
     wanted = training
     if split == "test":
@@ -104,5 +105,5 @@ def _numbers(entries: list[str], column: str, path: Path) -> np.ndarray:
     except ValueError as error:
         raise InputError(str(error), path=path, place=f"column {column}") from None
     if not np.isfinite(numbers).all():
-        raise InputError("a number that is NaN or infinite", path=path, place=f"column {column}")
+        raise InputError("a number is NaN or infinite", path=path, place=f"column {column}")
     return numbers

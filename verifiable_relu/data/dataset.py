@@ -1,4 +1,7 @@
-"""One split of a data set as arrays, with its normalisation kept as numbers so that it can become part of a network."""
+"""The loading of a data set's split as arrays.
+
+The normalisation is kept as numbers rather than applied, so that it can become part of a network.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +22,14 @@ class Dataset:
     """One split of a data set.
 
     Attributes:
-        name: as given to ``load``.
+        name: the name given to ``load``.
         images: float32 (n, channels, height, width) in [0, 1]; (n, features, 1, 1) for a table.
         labels: int64 (n,).
-        mean, std: one number per channel, of the training images in [0, 1]; 0 and 1 for what needs no scaling.
-        exact: bool (n,); False where the pixels are known to differ from the official ones, so that an
-            experiment about single images should leave them out.
-        note: what is unusual about it (a part of the images only), in one sentence, or empty.
+        mean: the mean of each channel of the training images; 0 for a channel that needs no normalisation.
+        std: the standard deviation of each channel of the training images; 1 for a channel that needs none.
+        exact: bool (n,), False for images whose pixels are known to differ from the official ones. Experiments on
+            single images should leave these out.
+        note: a remark, such as that some of the images are missing; mostly empty.
     """
 
     name: str
@@ -38,7 +42,7 @@ class Dataset:
 
     @property
     def classes(self) -> int:
-        """Number of classes."""
+        """The number of classes."""
         return int(self.labels.max()) + 1
 
     def __len__(self) -> int:
@@ -46,24 +50,24 @@ class Dataset:
 
 
 def load(name: str, split: Split) -> Dataset:
-    """Read one split of a data set in its official order.
+    """Read one split of a data set, in the official order of its samples.
 
     Args:
-        name: a row of ``data.registry.DATASETS``.
+        name: a name in ``data.registry.DATASETS``.
         split: ``train`` or ``test``.
 
     Raises:
-        InputError: if a file is missing or damaged, or the name or split is unknown; it names the file.
-        UnsupportedError: for ``digits`` without scikit-learn, or where a download needs the package pooch.
+        InputError: if the name or the split is unknown, or if a file is missing or damaged, which the error names.
+        UnsupportedError: for ``digits`` without scikit-learn.
     """
     if name not in DATASETS:
         raise InputError(f"no data set '{name}'; there are {', '.join(DATASETS)}")
     if split not in ("train", "test"):
         raise InputError(f"no split '{split}'; there are train and test")
-    row = DATASETS[name]
-    read = cast(Reader, import_module(f"verifiable_relu.data.{row.module}").read)
-    samples = read(None if row.source is None else locate(name), split)
-    mean, std = samples.moments or (row.mean, row.std)
+    entry = DATASETS[name]
+    read = cast(Reader, import_module(f"verifiable_relu.data.{entry.module}").read)
+    samples = read(None if entry.source is None else locate(name), split)
+    mean, std = samples.moments or (entry.mean, entry.std)
     exact = np.ones(len(samples.labels), bool) if samples.exact is None else samples.exact
     images, labels = samples.images.astype(np.float32), samples.labels.astype(np.int64)
     return Dataset(name, images, labels, mean, std, exact, samples.note)

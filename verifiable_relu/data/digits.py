@@ -1,4 +1,4 @@
-"""scikit-learn's digits: 1,797 images of 8×8 pixels, of which the first 1,347 are for training."""
+"""The reader of scikit-learn's digits: 1,797 images of 8×8 pixels, of which the first 1,347 are for training."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from verifiable_relu.data.samples import Samples, Split
 from verifiable_relu.errors import UnsupportedError
 
 TRAINING = 1_347
-"""Images of the training split: three quarters of all."""
+"""The number of images of the training split, three quarters of all."""
 
 _BRIGHTEST = 16
 
 
 def read(folder: Path | None, split: Split) -> Samples:
-    """The split; ``folder`` is not used, since the package brings the data.
+    """The samples of a split, which scikit-learn brings; ``folder`` is not used.
 
     Raises:
-        UnsupportedError: without scikit-learn.
+        UnsupportedError: if scikit-learn is not installed.
     """
     try:
         from sklearn.datasets import load_digits

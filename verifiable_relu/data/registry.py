@@ -1,4 +1,4 @@
-"""The data sets, a row each. Only the reader of the chosen one is imported, so that naming them costs nothing."""
+"""The table of the data sets; a data set's reader is imported only when the data set is loaded."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Source:
-    """A data set's home.
+    """The official place of a data set's files.
 
     Attributes:
         url: the folder that the files are downloaded from, with a trailing slash.
-        files: name → checksum, as ``sha256:…``.
-        archive: whether the one file is a tar archive whose members are the data.
+        files: the checksum of each file, as ``sha256:…``, by the file's name.
+        archive: whether there is one file, a tar archive that is unpacked.
     """
 
     url: str
@@ -21,14 +21,15 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Row:
-    """A data set.
+class Entry:
+    """A data set of the table.
 
     Attributes:
-        module: its reader's module in ``verifiable_relu.data``, whose function ``read`` is a ``samples.Reader``.
-        source: the home of its files; None for data that a library brings.
-        mean, std: per channel, over the training images in [0, 1]; empty where the reader works them out.
-        radii: radii of L∞ balls, as text, that experiments ask about; networks are trained for the middle one.
+        module: the module of its reader in ``verifiable_relu.data``; the module's ``read`` is a ``samples.Reader``.
+        source: the official place of its files; None for data that a library brings.
+        mean: the mean of each channel of the training images in [0, 1]; empty if the reader computes it.
+        std: the standard deviation of each channel, likewise.
+        radii: the radii of the L∞ balls that experiments ask about, as text; the middle one is trained for.
     """
 
     module: str
@@ -39,7 +40,7 @@ class Row:
 
 
 DATASETS = {
-    "mnist": Row(
+    "mnist": Entry(
         "idx",
         # MNIST's own home (yann.lecun.com/exdb/mnist) refuses automatic downloads; PyTorch's mirror has the same bytes.
         Source(
@@ -55,7 +56,7 @@ DATASETS = {
         std=(0.3081,),
         radii=("0.01", "0.02", "0.03"),
     ),
-    "fashion_mnist": Row(
+    "fashion_mnist": Entry(
         "idx",
         # The repository of its authors.
         Source(
@@ -71,7 +72,7 @@ DATASETS = {
         std=(0.3530,),
         radii=("0.005", "0.01", "0.02"),
     ),
-    "cifar10": Row(
+    "cifar10": Entry(
         "cifar",
         Source(
             "https://www.cs.toronto.edu/~kriz/",
@@ -82,7 +83,7 @@ DATASETS = {
         std=(0.2470, 0.2435, 0.2616),
         radii=("1/255",),
     ),
-    "adult": Row(
+    "adult": Entry(
         "adult",
         Source(
             "https://archive.ics.uci.edu/ml/machine-learning-databases/adult/",
@@ -92,6 +93,6 @@ DATASETS = {
             },
         ),
     ),
-    "digits": Row("digits", None, mean=(0.3053,), std=(0.3760,)),
+    "digits": Entry("digits", None, mean=(0.3053,), std=(0.3760,)),
 }
-"""A new data set is a row here, and a module that reads its format."""
+"""The data sets by name. A new one is an entry of this table, and a module that reads its format."""

@@ -1,4 +1,4 @@
-"""What the reader of a format hands over."""
+"""The samples that the readers of data sets return."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ Moments = tuple[tuple[float, ...], tuple[float, ...]]
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """One split as its files have it.
+    """One split of a data set, as read from its files.
 
     Attributes:
         images: numbers (n, channels, height, width) in [0, 1]; (n, features, 1, 1) for a table.
         labels: integers (n,).
-        exact: as ``Dataset.exact``; None: all are.
+        exact: as ``Dataset.exact``; None means that all images are exact.
         note: as ``Dataset.note``.
-        moments: where these follow from the files; None: they are those of the data set's row.
+        moments: the moments of the training images if the reader computes them; None if ``registry.DATASETS`` has them.
     """
 
     images: np.ndarray
@@ -35,4 +35,4 @@ class Samples:
 
 
 Reader = Callable[[Path | None, Split], Samples]
-"""Of the folder with the files (None for data that a library brings) and the split."""
+"""A function from the folder with the files (None for data that a library brings) and the split to the samples."""

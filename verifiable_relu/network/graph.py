@@ -6,10 +6,8 @@ import hashlib
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,9 +20,8 @@ from verifiable_relu.network.nodes import (
     Node,
     Shape,
 )
+from verifiable_relu.network.once import Once
 from verifiable_relu.network.piecewise import SLOPES
-
-Made = TypeVar("Made")
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,6 +34,10 @@ class Network:
         name: what to call it in messages and tables.
         batched: whether the ONNX input has a leading batch axis; without one, the file takes a single sample.
 
+    Attributes:
+        once: keeps what is computed from the nodes, by key, for as long as the network lives. A network never changes:
+            one in another dtype or on another device is another network.
+
     Raises:
         InputError: if the graph is out of order, or a parameter is not finite.
     """
@@ -45,7 +46,7 @@ class Network:
     onnx: bytes | None = None
     name: str = "network"
     batched: bool = True
-    _kept: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False)
+    once: Once = field(default_factory=Once, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if not self.nodes or not isinstance(self.nodes[0], Input):
@@ -154,20 +155,7 @@ class Network:
         key = (dtype, torch.device(device))
         if self._holds_only(*key):
             return self
-        return self.keep(key, lambda: replace(self, nodes=tuple(_converted(node, *key) for node in self.nodes)))
-
-    def keep(self, key: Hashable, make: Callable[[], Made]) -> Made:
-        """What ``make`` returns, made once for a key and kept as long as the network is.
-
-        The network never changes, so that what follows from its nodes stays true: another dtype or device is another
-        network.
-        """
-        if key not in self._kept:
-            # A tensor made in inference mode could not take part in a gradient later.
-            with torch.inference_mode(False):
-                self._kept[key] = make()
-        found: Made = self._kept[key]
-        return found
+        return self.once(key, lambda: replace(self, nodes=tuple(_converted(node, *key) for node in self.nodes)))
 
     def values(self, x: Tensor) -> list[Tensor]:
         """Every node's value for inputs x shaped (batch, *input_shape), in node order."""

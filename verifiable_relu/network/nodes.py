@@ -172,11 +172,18 @@ class Conv2d(Affine):
             return F.conv2d(x, weight, bias, self.stride, (top, left), self.dilation, self.groups)
         return F.conv2d(F.pad(x, (left, right, top, bottom)), weight, bias, self.stride, 0, self.dilation, self.groups)
 
+    @property
+    def corner(self) -> tuple[int, int]:
+        """Where the image begins in the padded image: (row, column)."""
+        top, left, _, _ = self.padding
+        return top, left
+
     def adjoint(self, a: Tensor, input_shape: Shape) -> Tensor:
         top, left, bottom, right = self.padding
         _, height, width = input_shape
         full = self.transposed(a, (height + top + bottom, width + left + right))
-        return full[:, :, top : top + height, left : left + width].contiguous()
+        row, column = self.corner
+        return full[:, :, row : row + height, column : column + width].contiguous()
 
     def transposed(self, a: Tensor, size: tuple[int, int]) -> Tensor:
         """Wᵀ·a on inputs of a size that counts the padding: (rows, channels, *size) from (rows, out, height, width)."""

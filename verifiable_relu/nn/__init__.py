@@ -1,4 +1,4 @@
-"""λ-GELU and its rivals, model builders, and the substitution of smooth activations by ReLU."""
+"""Modules for training: λ-GELU and λ-Swish, architectures, and the substitution of smooth activations by ReLU."""
 
 from verifiable_relu.nn.activation import LambdaGELU
 from verifiable_relu.nn.hardness import HardnessGate

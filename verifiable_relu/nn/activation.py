@@ -27,11 +27,11 @@ from verifiable_relu.nn.hardness import HardnessGate, Kernel
 Approximate = Literal["none", "tanh"]
 
 SUPREMUM = 0.16997120747990369
-"""max t·Φ(−t): the largest distance between λ-GELU and ReLU is this over λ."""
+"""The maximum of t·Φ(−t). Divided by λ, it is the largest distance between λ-GELU and ReLU."""
 
 
 def gate_slope(u: Tensor, approximate: Approximate = "none") -> Tensor:
-    """The derivative of the gate at u: φ(u), or that of (1 + tanh(√(2/π)·(u + 0.044715·u³)))/2."""
+    """The derivative at u of the gate, which is Φ(u) or its approximation (1 + tanh(√(2/π)·(u + 0.044715·u³)))/2."""
     if approximate == "none":
         return torch.exp(-u * u / 2) / math.sqrt(2 * math.pi)
     k = math.sqrt(2 / math.pi)
@@ -53,10 +53,12 @@ KERNELS = {
 
 
 class LambdaGELU(HardnessGate):
-    """x·Φ(λx) with one learned λ = 1 + softplus(s/t) ≥ 1 for all elements of the layer.
+    """The activation x·Φ(λx) with one learned λ = 1 + softplus(s/t) ≥ 1 for all elements of the layer.
+
+    The parameter s is learned (``HardnessGate``).
 
     Args:
-        init: the initial λ ≥ 1; see ``HardnessGate``, which also says what is learned.
+        init: the initial λ ≥ 1; values below 1 + ``hardness.LEAST_GAP`` are raised to that.
         temperature: t > 0.
         approximate: ``"none"`` for the exact Φ, ``"tanh"`` for GELU's usual approximation.
 

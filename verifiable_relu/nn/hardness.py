@@ -1,13 +1,13 @@
-"""What smooth activations of learned hardness share: f(x; λ) = G(κλx)/(κλ) with one λ = 1 + softplus(s/t) per layer.
+"""The base of smooth activations f(x; λ) = G(κλx)/(κλ) with a learned hardness λ = 1 + softplus(s/t) per layer.
 
 G(u) = u·P(u) is an activation with a gate P that rises from 0 to 1, and κ is a fixed factor. With u = κλx,
 
     ∂f/∂x = G'(u),        ∂f/∂λ = (u·G'(u) − G(u))/(κλ²) = u²·P'(u)/(κλ²).
 
-The gradient of λ is summed over a whole layer. Where λ is small it is taken as the difference of two inner products
-that are nearly free, (Σ g·x·∂f/∂x − Σ g·f)/λ; the second form costs an exponential for each element. But the two sums
-agree to more and more digits as the gate hardens, until noise of size ε·|g·x|/λ stands where u²·P'(u) is zero: past
-``EXACT_FROM`` the second form is used.
+The gradient of λ is a sum over all elements of a layer, for which there are two forms. The first is a difference of two
+inner products, (Σ g·x·∂f/∂x − Σ g·f)/λ with the incoming gradient g, and costs little. The second, by P', costs an
+exponential for each element. As λ grows, the two inner products agree to more and more digits, until their difference
+is rounding noise of size ε·|g·x|/λ where u²·P'(u) is zero. From λ = ``EXACT_FROM`` on, the second form is used.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from torch import Tensor, nn
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
 LEAST_GAP = 0.01
-"""λ − 1 of a layer that starts at λ = 1: on the boundary itself the softplus has no slope left to learn with."""
+"""The value of λ − 1 with which a layer of initial λ = 1 starts: at λ = 1 itself, the softplus has slope 0."""
 
 EXACT_FROM = 8.0
-"""The λ from which the gradient of λ is formed without cancellation."""
+"""The λ from which on the gradient of λ is computed without cancellation."""
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """An activation G(u) = u·P(u), each function elementwise.
+    """An activation G(u) = u·P(u), given by elementwise functions.
 
     Attributes:
-        value: G, into a new tensor.
-        backward: gradient·G'(u) from (gradient, u), into a new tensor.
-        slope: P'; exactly 0 for |u| ≥ ``saturated``.
-        saturated: a finite number whose square is far from overflow in float32.
+        value: G, which returns a new tensor.
+        backward: the function (gradient, u) ↦ gradient·G'(u), which returns a new tensor.
+        slope: P', which is exactly 0 for |u| ≥ ``saturated``.
+        saturated: a number whose square does not overflow in float32.
         scale: κ.
     """
 
@@ -49,16 +49,15 @@ class Kernel:
 
 
 def softplus_inverse(value: float) -> float:
-    """The z with softplus(z) = ln(1 + eᶻ) = value ≥ 0, accurate for tiny and huge values; −∞ for 0."""
+    """The number z with softplus(z) = ln(1 + eᶻ) = ``value`` ≥ 0, accurate for tiny and huge values; −∞ for 0."""
     return -math.inf if value == 0 else value + math.log(-math.expm1(-value))
 
 
-class _Hardened(torch.autograd.Function):
-    """f(x; λ(s)) with few operations, which count on small layers, and few passes, which count on large ones.
+class _GateFunction(torch.autograd.Function):
+    """The function f(x; λ(s)) with its gradients, in few operations on tensors and few passes over memory.
 
-    All that is a single number is computed in Python, where it costs a tenth of what an operation on a tensor does.
-    u is kept for the backward pass in place of x, and y, which the next layer mostly keeps anyway: as much memory as
-    for nn.GELU once x is released, and y for a little longer.
+    Numbers are computed in Python, where they cost a tenth of an operation on a tensor. The backward pass keeps u in
+    place of x, and y, which the next layer mostly keeps anyway: about as much memory as nn.GELU takes.
     """
 
     @staticmethod
@@ -75,7 +74,7 @@ class _Hardened(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
-        # Cheaper than torch's once_differentiable, which enters a context on every call.
+        # This check is cheaper than torch's once_differentiable, which enters a context on every call.
         if torch.is_grad_enabled():
             raise RuntimeError("an activation of learned hardness has no second derivative: create_graph must be False")
         u, y = ctx.saved_tensors
@@ -94,15 +93,15 @@ class _Hardened(torch.autograd.Function):
 
 
 class HardnessGate(nn.Module):
-    """f(x; λ) with one learned λ = 1 + softplus(s/t) ≥ 1 for all elements of the layer.
+    """The activation f(x; λ) with one learned λ = 1 + softplus(s/t) ≥ 1 for all elements of the layer.
 
     Args:
-        kernel: the activation that is hardened.
-        init: the initial λ ≥ 1. Below 1 + ``LEAST_GAP``, λ starts at 1 + ``LEAST_GAP``: λ = 1 is s = −∞.
-        temperature: t > 0; the smaller, the faster λ follows s.
+        kernel: the activation G.
+        init: the initial λ ≥ 1. Values below 1 + ``LEAST_GAP`` are raised to that, because λ = 1 means s = −∞.
+        temperature: t > 0; the smaller t is, the faster λ changes with s.
 
     Attributes:
-        s: the parameter that is learned (0-dim). It must not be decayed, and it needs a learning rate of its own
+        s: the learned parameter, a 0-dim tensor. It must not be decayed, and it needs a learning rate of its own
             (``verifiable_relu.train.optimizer``).
 
     Raises:
@@ -123,34 +122,34 @@ class HardnessGate(nn.Module):
     @property
     def lam(self) -> Tensor:
         """λ = 1 + softplus(s/t), a 0-dim tensor that is differentiable with respect to ``s``."""
-        # At its default threshold of 20 torch's softplus would be off by what is seen in float64.
+        # With its default threshold of 20, torch's softplus would have an error visible in float64.
         return F.softplus(self.s / self.temperature, threshold=40) + 1
 
     @torch.no_grad()
     def set_lam(self, value: float) -> None:
-        """Move λ to ``value``, a finite number of at least 1 (at 1 itself, s is −∞ and learns no more).
+        """Set λ to a finite number of at least 1; at 1 itself, s is −∞ and cannot be learned.
 
         Raises:
-            ValueError: if ``value`` is no such number.
+            ValueError: if ``value`` is below 1, infinite or NaN.
         """
         if not 1 <= value < math.inf:
             raise ValueError(f"λ must be a finite number of at least 1, got {value}")
         self.s.fill_(self.temperature * softplus_inverse(value - 1))
 
     def freeze(self) -> None:
-        """Stop learning λ: ``s`` needs no gradient from here on, and keeps its value until ``set_lam``."""
+        """Stop the learning of λ: ``s`` requires no gradient any more, and only ``set_lam`` changes it."""
         self.s.requires_grad_(False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Apply f to each element of x, whatever its shape.
+        """Apply f to each element of a tensor of any shape.
 
-        To tensors with a ``__torch_function__`` it is one function, as torch's own activations are.
+        A tensor subclass with a ``__torch_function__`` sees one call, as it does for torch's own activations.
         """
         if has_torch_function_unary(x):
             of_subclass: Tensor = handle_torch_function(HardnessGate.forward, (x,), self, x)
             return of_subclass
-        # Looking up self.s runs through nn.Module.__getattr__, which can be seen in the cost of a step.
-        y: Tensor = _Hardened.apply(x, self._parameters["s"], self.temperature, self.kernel)  # type: ignore[no-untyped-call]
+        # self.s would run nn.Module.__getattr__, whose time is measurable in that of a step.
+        y: Tensor = _GateFunction.apply(x, self._parameters["s"], self.temperature, self.kernel)  # type: ignore[no-untyped-call]
         return y
 
     def extra_repr(self) -> str:

@@ -1,4 +1,4 @@
-"""The networks that are trained, as ``nn.Sequential``, with the normalisation of the data as their first module."""
+"""Architectures as ``nn.Sequential``, with the normalisation of the data as their first module."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from verifiable_relu.nn.activation import LambdaGELU
 
 
 class Normalize(nn.Module):
-    """(x − mean)/std per channel, so that a network takes inputs in [0, 1] and ε has the units of the data.
+    """The normalisation (x − mean)/std per channel, with which a network takes inputs in [0, 1].
 
     Args:
-        mean: one number for each channel of (batch, channels, …), or a single one for all of x.
-        std: likewise; positive.
+        mean: one number for each channel of (batch, channels, …), or a single one for all channels.
+        std: positive numbers, as many as of ``mean`` or a single one.
 
     Attributes:
-        mean, std: float32 buffers, shaped () for one number and (channels, 1, 1) for several.
+        mean: a float32 buffer, shaped () for one number and (channels, 1, 1) for several.
+        std: likewise.
 
     Raises:
         ValueError: if ``std`` is not positive and finite, or ``mean`` not finite.
@@ -47,12 +48,12 @@ def mlp(
     activation: Callable[[], nn.Module] = LambdaGELU,
     normalize: Normalize | None = None,
 ) -> nn.Sequential:
-    """A fully connected network: inputs of any shape are flattened, then Linear, activation, …, Linear.
+    """A fully connected network: Flatten, then Linear and an activation for each hidden layer, then Linear.
 
     Args:
-        sizes: of the input, each hidden layer, and the output.
-        activation: makes the module after each hidden layer.
-        normalize: applied to the input first.
+        sizes: the sizes of the input, of each hidden layer and of the output.
+        activation: makes the activation after each hidden layer.
+        normalize: the normalisation of the input, before all else; None leaves it out.
     """
     modules: list[nn.Module] = [] if normalize is None else [normalize]
     modules.append(nn.Flatten())
@@ -85,15 +86,15 @@ def convolutional(
 
     Args:
         input_shape: (channels, height, width) of a sample.
-        convolutions: in their order.
-        hidden: sizes of the fully connected layers before the output.
-        classes: number of outputs.
-        activation: makes the module after each hidden layer.
-        normalize: applied to the input first.
+        convolutions: the convolutions in their order.
+        hidden: the sizes of the fully connected layers before the output.
+        classes: the number of outputs.
+        activation: makes the activation after each hidden layer.
+        normalize: the normalisation of the input, before all else; None leaves it out.
         batch_norm: whether a batch normalisation comes before each activation.
 
     Raises:
-        ValueError: if a convolution's input is smaller than its kernel.
+        ValueError: if a convolution's padded input is smaller than its kernel.
     """
     modules: list[nn.Module] = [] if normalize is None else [normalize]
     inputs, *size = input_shape
@@ -125,7 +126,10 @@ def cnn(
     stride: int = 2,
     padding: int = 1,
 ) -> nn.Sequential:
-    """``convolutional`` with one kernel, stride and padding; the defaults halve an even height and width."""
+    """A convolutional network (``convolutional``) whose convolutions share kernel size, stride and padding.
+
+    With the defaults, each convolution halves an even height and width.
+    """
     convolutions = [Convolution(outputs, kernel, stride, padding) for outputs in channels]
     return convolutional(input_shape, convolutions, hidden, classes, activation, normalize)
 
@@ -137,14 +141,17 @@ def cnn3(
     normalize: Normalize | None = None,
     width: float = 1.0,
 ) -> nn.Sequential:
-    """Two convolutions, of 16 channels (5×5, stride 2) and 32 (4×4, stride 2), and a linear layer.
+    """The network CNN3: two convolutions, of 16 channels (5×5, stride 2) and 32 (4×4, stride 2), and a linear layer.
 
-    Source: CNN3 of Mao et al., Understanding Certified Training with Interval Bound Propagation, arXiv 2306.10426,
-    as its published code has it, without batch normalisation.
+    Source: Mao et al., Understanding Certified Training with Interval Bound Propagation, arXiv 2306.10426, in the form
+    of the published code, without batch normalisation.
 
     Args:
-        input_shape, classes, activation, normalize: as in ``convolutional``.
-        width: factor of the numbers of channels, and of hidden neurons.
+        input_shape: as in ``convolutional``.
+        classes: as in ``convolutional``.
+        activation: as in ``convolutional``.
+        normalize: as in ``convolutional``.
+        width: the factor of the numbers of channels and of hidden neurons.
     """
     convolutions = [Convolution(_wide(16, width), 5, 2, 2), Convolution(_wide(32, width), 4, 2, 1)]
     return convolutional(input_shape, convolutions, [], classes, activation, normalize)
@@ -157,9 +164,9 @@ def cnn5(
     normalize: Normalize | None = None,
     width: float = 1.0,
 ) -> nn.Sequential:
-    """Three convolutions, of 16 (3×3), 16 and 32 channels (4×4, stride 2), a hidden layer of 512 and the output.
+    """The network CNN5: convolutions of 16 (3×3), 16 and 32 channels (both 4×4, stride 2), and a hidden layer of 512.
 
-    Source and arguments: as of ``cnn3``.
+    Source and arguments are those of ``cnn3``.
     """
     narrow, wide = _wide(16, width), _wide(32, width)
     convolutions = [Convolution(narrow, 3, 1, 1), Convolution(narrow, 4, 2, 1), Convolution(wide, 4, 2, 1)]
@@ -173,13 +180,13 @@ def cnn7(
     normalize: Normalize | None = None,
     width: float = 1.0,
 ) -> nn.Sequential:
-    """Five 3×3 convolutions, of 64, 64, 128 (stride 2), 128 and 128 channels, a hidden layer of 512 and the output.
+    """The network CNN7: five 3×3 convolutions, of 64, 64, 128 (stride 2), 128 and 128 channels, a hidden layer of 512.
 
     A batch normalisation comes before each activation.
 
     Source: the large network of Gowal et al., arXiv 1810.12715, with the batch normalisations of Shi et al., Fast
     Certified Robust Training with Short Warmup, arXiv 2103.17245; CNN7 of Müller et al. (SABR), arXiv 2210.04871.
-    Arguments: as of ``cnn3``.
+    The arguments are those of ``cnn3``.
     """
     narrow, wide = _wide(64, width), _wide(128, width)
     convolutions = [
@@ -192,11 +199,11 @@ def cnn7(
 
 
 class Residual(nn.Module):
-    """x ↦ act(x + conv(act(conv(x)))), with 3×3 kernels that keep height and width.
+    """The residual block x ↦ act(x + conv(act(conv(x)))), with 3×3 kernels that keep height and width.
 
     Args:
-        channels: of x.
-        activation: makes both activations.
+        channels: the number of channels of x, and of both convolutions.
+        activation: makes each of the two activations.
     """
 
     def __init__(self, channels: int, activation: Callable[[], nn.Module]) -> None:
@@ -220,8 +227,8 @@ def resnet(
 ) -> nn.Sequential:
     """A small residual network without batch normalisation.
 
-    A 3×3 convolution of stride 2 to 8 channels and a ``Residual`` block, the same with 16 channels, then a hidden
-    layer of 64 and the output. Arguments: as of ``cnn3``.
+    A 3×3 convolution of stride 2 to 8 channels and a ``Residual`` block come first, then the same with 16 channels, a
+    hidden layer of 64 and the output. The arguments are those of ``cnn3``.
     """
     modules: list[nn.Module] = [] if normalize is None else [normalize]
     inputs, *size = input_shape
@@ -238,7 +245,11 @@ def _wide(number: int, width: float) -> int:
 
 
 def _after(size: list[int], each: Convolution) -> list[int]:
-    """The height and width after a convolution."""
+    """The height and width after a convolution.
+
+    Raises:
+        ValueError: if the padded input is smaller than the kernel.
+    """
     if min(size) + 2 * each.padding < each.kernel:
         fits = "×".join(map(str, size))
         raise ValueError(f"a {each.kernel}×{each.kernel} kernel does not fit the {fits} input of a layer")

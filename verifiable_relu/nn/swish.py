@@ -1,7 +1,7 @@
-"""Swish, x·σ(βx), hardened by the same λ as λ-GELU: β = κλ with κ chosen so that both are equally far from ReLU.
+"""λ-Swish, x·σ(βx) with β = κλ, where κ makes its distance to ReLU that of λ-GELU with the same λ.
 
-ReLU(x) − x·σ(βx) = |x|·σ(−β|x|) is at most 0.2784645428/β (the largest t/(1 + eᵗ), which is W(1/e) with Lambert's W,
-at t = 1.2784645), and λ-GELU's distance is at most 0.1699712075/λ: they agree for β = 1.6383·λ.
+ReLU(x) − x·σ(βx) = |x|·σ(−β|x|) is at most 0.2784645428/β: the maximum of t/(1 + eᵗ), which is W(1/e) with Lambert's W,
+at t = 1.2784645. The distance of λ-GELU to ReLU is at most 0.1699712075/λ. Both are equal for β = 1.6383·λ.
 Source of Swish: Ramachandran, Zoph, Le, Searching for Activation Functions, arXiv 1710.05941.
 """
 
@@ -15,7 +15,7 @@ from verifiable_relu.nn.activation import SUPREMUM
 from verifiable_relu.nn.hardness import HardnessGate, Kernel
 
 MATCHED = 0.27846454276107380 / SUPREMUM
-"""κ = β/λ."""
+"""The factor κ = β/λ."""
 
 
 def _logistic_slope(u: Tensor) -> Tensor:
@@ -27,10 +27,12 @@ KERNEL = Kernel(F.silu, torch.ops.aten.silu_backward.default, _logistic_slope, s
 
 
 class LambdaSwish(HardnessGate):
-    """x·σ(βx) with β = ``MATCHED``·λ and one learned λ = 1 + softplus(s/t) ≥ 1 for all elements of the layer.
+    """The activation x·σ(βx), β = ``MATCHED``·λ, with one learned λ = 1 + softplus(s/t) ≥ 1 for all of the layer.
+
+    The parameter s is learned (``HardnessGate``).
 
     Args:
-        init: the initial λ ≥ 1; see ``HardnessGate``, which also says what is learned.
+        init: the initial λ ≥ 1; values below 1 + ``hardness.LEAST_GAP`` are raised to that.
         temperature: t > 0.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Properties, and the files that hold them."""
+"""Properties of networks, their VNN-LIB files, and lists of instances."""
 
 from verifiable_relu.spec.balls import linf_properties, linf_property
 from verifiable_relu.spec.find import find_network, queries

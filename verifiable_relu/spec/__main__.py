@@ -1,4 +1,4 @@
-"""``python -m verifiable_relu.spec``: write L∞ robustness properties and ``instances.csv``."""
+"""The command ``python -m verifiable_relu.spec``, which writes L∞ robustness properties and their ``instances.csv``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from verifiable_relu.arguments import Parser, fraction
+from verifiable_relu.arguments import Parser, fraction, seconds
 from verifiable_relu.data.registry import DATASETS
 from verifiable_relu.errors import InputError
 from verifiable_relu.files import on_disk
@@ -28,7 +28,10 @@ if TYPE_CHECKING:
     from verifiable_relu.network.graph import Network
 
 DECIMALS = 10
-"""Faces of balls are rounded outward to so many decimals: every reader of VNN-LIB knows decimals, few know 1/255."""
+"""The number of decimals to which bounds of boxes are rounded outward.
+
+Every reader of VNN-LIB takes decimals, and few take quotients such as 1/255.
+"""
 
 _FILE_NAME = re.compile(r"[\w-][\w.-]{0,199}")
 _BATCH = 256
@@ -54,23 +57,29 @@ def _parser() -> argparse.ArgumentParser:
         description="Write L∞ robustness properties of a classifier around images as VNN-LIB files, "
         "clipped to the valid range [0, 1], and list them in instances.csv.",
     )
-    parser.add_argument("--net", type=Path, required=True, metavar="N.onnx", help="the network they are about")
+    parser.add_argument("--net", type=Path, required=True, metavar="N.onnx", help="the classifier, an ONNX file")
     parser.add_argument(
         "--data",
         required=True,
         metavar="NAME|FILE.npz",
         help=f"{', '.join(DATASETS)}, or a file with the arrays images (in [0, 1]) and labels",
     )
-    parser.add_argument("--split", choices=("test", "train"), default="test", help="part of a named data set")
+    parser.add_argument(
+        "--split", choices=("test", "train"), default="test", help="part of a named data set (default: test)"
+    )
     which = parser.add_mutually_exclusive_group(required=True)
-    which.add_argument("--images", type=_indices, metavar="0-19,25", help="indices of the images")
-    which.add_argument("--correct", type=_count, metavar="K", help="the first K correctly classified images")
+    which.add_argument("--images", type=_indices, metavar="0-19,25", help="take the images with these indices")
+    which.add_argument("--correct", type=_count, metavar="K", help="take the first K correctly classified images")
     parser.add_argument("--eps", type=_eps, nargs="+", required=True, metavar="1/255", help="radii of the balls")
-    parser.add_argument("--timeout", type=_seconds, default=60.0, metavar="S", help="seconds per instance (60)")
-    parser.add_argument("--version", choices=("1.0", "2.0"), default="1.0", help="of VNN-LIB (1.0)")
+    parser.add_argument(
+        "--timeout", type=seconds, default=60.0, metavar="S", help="time limit in seconds per instance (default: 60)"
+    )
+    parser.add_argument("--version", choices=("1.0", "2.0"), default="1.0", help="VNN-LIB version (default: 1.0)")
     parser.add_argument("--gzip", action="store_true", help="write .vnnlib.gz")
-    parser.add_argument("--name", help="of the file, where there is but one property (default: says what it is)")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where to write; made if missing")
+    parser.add_argument(
+        "--name", help="name of the file for a single property (default: made of network, data set, image and radius)"
+    )
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to write to; made if missing")
     return parser
 
 
@@ -101,24 +110,14 @@ def _eps(text: str) -> Fraction:
     return value
 
 
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"'{text}' is no positive number of seconds")
-    return value
-
-
 def generate(options: argparse.Namespace) -> int:
-    """Write what the options ask for; returns the number of properties.
+    """Write the properties that the command's options describe; returns their number.
 
     Raises:
-        InputError: for a network or data set that is missing or damaged, images that do not fit the network or
-            are not there, or a folder that cannot be written.
+        InputError: if the network or the data set is missing or damaged, if images do not exist or do not fit the
+            network, or if the folder cannot be written.
     """
-    # Here and not above, because they bring torch, and --help must not wait for it.
+    # Imported here, because the import loads torch, for which --help need not wait.
     from verifiable_relu.network import read_onnx
 
     net = on_disk(options.net)
@@ -133,22 +132,22 @@ def generate(options: argparse.Namespace) -> int:
     chosen = options.images or _correct(network, images, labels, exact, options.correct, options.data)
     for index in chosen:
         if index >= len(images):
-            raise InputError(f"image {index} is not among the {len(images)}", path=options.data)
+            raise InputError(f"there is no image {index} among the {len(images)}", path=options.data)
         if not exact[index]:
             raise InputError(f"image {index} is known to differ from the official one", path=options.data)
         if labels[index] >= network.output_size:
-            said = f"label {labels[index]} where the network has {network.output_size} outputs"
+            said = f"the label is {labels[index]}, but the network has {network.output_size} outputs"
             raise InputError(said, path=options.data, place=f"image {index}")
 
     if options.name is not None and not _FILE_NAME.fullmatch(options.name):
-        raise InputError(f"'{options.name}' is no name of a file: letters, digits, '_', '-', '.'", place="--name")
+        raise InputError(f"'{options.name}' is no file name of letters, digits, '_', '-' and '.'", place="--name")
     if options.name and len(chosen) * len(options.eps) != 1:
-        raise InputError(f"--name names one property, but {len(chosen) * len(options.eps)} are asked for")
+        raise InputError(f"--name names one property, but the options make {len(chosen) * len(options.eps)}")
 
     try:
         options.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(f"cannot be made: {error.strerror}", path=options.out) from None
+        raise InputError(f"the folder cannot be made: {error.strerror}", path=options.out) from None
     data_name = stem(options.data)
     written: list[Instance] = []
     inputs, outputs = Variable("X", (1, *network.input_shape)), Variable("Y", (1, *network.output_shape))
@@ -174,14 +173,18 @@ def generate(options: argparse.Namespace) -> int:
 
 
 def _list(path: Path, written: Sequence[Instance]) -> None:
-    """Add rows to an ``instances.csv``, in place of older rows about the same properties."""
+    """Add rows to an ``instances.csv``; they replace the file's rows of the same properties."""
     ours = {instance.vnnlib for instance in written}
     older = [row for row in read_instances(path) if row.vnnlib not in ours] if path.exists() else []
     write_instances(path, [*older, *written])
 
 
 def _data(source: str, split: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Images, labels, and which images are the official ones."""
+    """The images and labels of a named data set or an ``.npz`` file.
+
+    Returns:
+        Images (n, …), labels (n,), and for each image (n,) whether it equals the official one.
+    """
     if not source.endswith(".npz"):
         from verifiable_relu.data import load
 

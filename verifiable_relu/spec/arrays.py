@@ -1,4 +1,4 @@
-"""Images and labels from an ``.npz`` file of the user."""
+"""The reading of images and labels from an ``.npz`` file of the user."""
 
 from __future__ import annotations
 
@@ -26,33 +26,33 @@ _DAMAGED = (
 )
 
 LARGEST = 256 << 20
-"""Bytes of the file, and of each array in it, unpacked: 10,000 images of 3×32×32 in float64."""
+"""The most bytes of the file, and of each array in it unpacked: 10,000 images of 3×32×32 float64 numbers fit."""
 
 
 def read_images(path: Path | str) -> tuple[np.ndarray, np.ndarray]:
-    """The arrays ``images`` and ``labels`` of a file; pickled objects are never loaded.
+    """The arrays ``images`` and ``labels`` of an ``.npz`` file; pickled objects are never loaded.
 
     Returns:
-        Images (n, …), real numbers in [0, 1], and labels (n,), integers of at least 0; n is at least 1.
+        Images (n, …), real numbers in [0, 1], and labels (n,), integers ≥ 0, with n ≥ 1.
 
     Raises:
-        InputError: if the file is missing, damaged or too large, or its arrays are others.
+        InputError: if the file is missing, damaged or too large, or if an array is missing or of another form.
     """
     images, labels = _arrays(path, ("images", "labels"))
     if images.ndim < 2 or labels.shape != images.shape[:1] or labels.dtype.kind not in "iu":
         raise InputError(
-            f"images {images.dtype} {images.shape} and labels {labels.dtype} {labels.shape}, where (n, …) and "
-            "integers (n,) are expected",
+            f"'images' is {images.dtype} of shape {images.shape} and 'labels' {labels.dtype} of shape {labels.shape}, "
+            "where shape (n, …) and integers of shape (n,) are expected",
             path=path,
         )
     if images.dtype.kind not in "fiub" or images.dtype.itemsize > 8:
-        raise InputError(f"images of dtype {images.dtype} where real numbers are expected", path=path)
+        raise InputError(f"'images' is {images.dtype}, where real numbers of at most 64 bits are expected", path=path)
     if not images.size:
-        raise InputError(f"images of shape {images.shape}: there are none", path=path)
+        raise InputError(f"'images' has shape {images.shape} and so no pixel", path=path)
     outside = np.argwhere(~((images >= 0) & (images <= 1)))
     if len(outside):
         value = images[tuple(outside[0])]
-        raise InputError(f"{value} is outside of 0 to 1", path=path, place=f"image {outside[0][0]}")
+        raise InputError(f"a pixel is {value}, outside of [0, 1]", path=path, place=f"image {outside[0][0]}")
     if (labels < 0).any():
         index = int((labels < 0).argmax())
         raise InputError(f"the label {labels[index]} is below 0", path=path, place=f"image {index}")
@@ -68,7 +68,7 @@ def _arrays(path: Path | str, names: tuple[str, ...]) -> list[np.ndarray]:
             for name in names:
                 if f"{name}.npy" not in archive.namelist():
                     wanted = " and ".join(f"'{each}'" for each in names)
-                    raise InputError(f"has no array '{name}': {wanted} are expected", path=path)
+                    raise InputError(f"there is no array '{name}'; {wanted} are expected", path=path)
                 if archive.getinfo(f"{name}.npy").file_size > LARGEST:
                     raise InputError(f"the array '{name}' is larger than {LARGEST:,} bytes", path=path)
                 with archive.open(f"{name}.npy") as member:
@@ -78,7 +78,7 @@ def _arrays(path: Path | str, names: tuple[str, ...]) -> list[np.ndarray]:
     except zipfile.BadZipFile as error:
         raise InputError(f"not an .npz file: {error}", path=path) from None
     except MemoryError:
-        raise InputError("an array that is too large for the memory", path=path) from None
+        raise InputError("an array takes more memory than there is", path=path) from None
     except _DAMAGED as error:
         raise InputError(f"cannot be read: {error}", path=path) from None
     return found

@@ -1,4 +1,4 @@
-"""L∞ balls around data points: the robustness properties of classifiers."""
+"""The L∞ robustness of classifiers as properties: a ball around a data point, and all classes but the point's own."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def linf_property(
     name: str = "linf",
     decimals: int | None = None,
 ) -> Property:
-    """One property of :func:`linf_properties`; ``image`` is a single sample of any shape."""
+    """The property of one image, a single sample of any shape; see :func:`linf_properties`."""
     return linf_properties(image[None], [label], eps, classes, clip, [name], decimals)[0]
 
 
@@ -36,21 +36,23 @@ def linf_properties(
     names: Sequence[str] | None = None,
     decimals: int | None = None,
 ) -> list[Property]:
-    """For each image: some x within ``eps`` of it (per pixel) and within ``clip`` has a class other than its label.
+    """One property per image, which is *sat* if an input in the image's L∞ ball has another class than the image.
 
-    The unsafe set of label l is the union over j ≠ l of {y : y_l ≤ y_j}: a tie counts as violated.
+    The box of an image holds the inputs in which each pixel differs from the image's by at most ``eps`` and lies within
+    ``clip``. The unsafe set for the label l is the union over j ≠ l of {y : y_l ≤ y_j}: a tie counts as violated.
 
     Args:
-        images: float (n, …) in the units of ``clip``; each number is taken as the exact rational that it is.
+        images: floats (n, …), in the units of ``clip``; each number is taken as the exact rational that it is.
         labels: (n,), in 0 … classes − 1.
-        eps: ≥ 0; a ``Fraction`` such as ``Fraction(1, 255)`` is kept exact.
+        eps: the radius, ≥ 0; a ``Fraction`` such as ``Fraction(1, 255)`` stays exact.
         classes: the network's number of outputs, at least 2.
-        clip: the valid range, which cuts the ball.
-        names: one per image; ``linf_0`` … by default.
-        decimals: round the ball's faces outward to so many decimals, for files; None keeps them exact.
+        clip: the least and the greatest valid value of a pixel.
+        names: the properties' names, one per image; ``linf_0``, ``linf_1`` … by default.
+        decimals: the number of decimals to which the box's bounds are rounded outward, for files; None keeps them
+            exact.
 
     Raises:
-        InputError: for a label, pixel, ``eps`` or ``clip`` out of range, by image.
+        InputError: for a label, pixel, ``eps`` or ``clip`` out of range; the error names the image.
     """
     eps = exact_number(eps, "eps")
     low, high = _range(clip)
@@ -68,21 +70,29 @@ def linf_properties(
     if outside.any():
         image, pixel = np.argwhere(outside[positions.reshape(flat.shape)])[0]
         value = float(flat[image, pixel])
-        raise InputError(f"{value!r} is outside of {_rounded(low)} to {_rounded(high)}", place=f"image {image}")
+        message = f"a pixel is {value!r}, outside of the valid range [{_rounded(low)}, {_rounded(high)}]"
+        raise InputError(message, place=f"image {image}")
     pixels = [Fraction(float(value)) for value in values]
     lower = _Faces([max(_floor(value - eps, decimals), low) for value in pixels], round_down)
     upper = _Faces([min(-_floor(-value - eps, decimals), high) for value in pixels], round_up)
     found = []
     for i, (label, name, position) in enumerate(zip(labels, names, positions.reshape(flat.shape), strict=True)):
         if not 0 <= label < classes:
-            raise InputError(f"label {label} where 0 to {classes - 1} are expected", place=f"image {i}")
+            raise InputError(f"the label is {label}, outside of 0 to {classes - 1}", place=f"image {i}")
         box = Box(lower.floats[position], upper.floats[position], lower.exact(position), upper.exact(position))
         found.append(Property(box, unsafe[label], name))
     return found
 
 
 class _Faces:
-    """One face of the ball for each pixel value that occurs: a data set has few, so each is worked out once."""
+    """The lower or the upper bounds of a box, one for each pixel value that occurs in a data set.
+
+    A data set has few different pixel values, such as 256, and the bound of each is computed once.
+
+    Args:
+        values: the exact bounds, by the index of the pixel value.
+        outward: rounds an exact bound outward to float64.
+    """
 
     def __init__(self, values: Sequence[Fraction], outward: Callable[[Fraction], float]) -> None:
         self.values = values
@@ -90,7 +100,11 @@ class _Faces:
         self.inexact = np.array([Fraction(float(f)) != value for f, value in zip(self.floats, values, strict=True)])
 
     def exact(self, position: np.ndarray) -> dict[int, Fraction]:
-        """The exact faces of an image, where float64 has none; ``position`` is each pixel's index in the values."""
+        """The bounds of an image's pixels that float64 does not represent, by pixel.
+
+        Args:
+            position: for each pixel of the image, the index of its value.
+        """
         where = np.flatnonzero(self.inexact[position])
         return {i: self.values[p] for i, p in zip(where.tolist(), position[where].tolist(), strict=True)}
 
@@ -106,10 +120,10 @@ def _floor(value: Fraction, decimals: int | None) -> Fraction:
 
 
 def exact_number(value: object, what: str) -> Fraction:
-    """The exact value of a number: Python's, numpy's, a fraction, or an array or tensor without axes.
+    """The exact value of a Python or numpy number, a fraction, or an array or tensor without axes.
 
     Raises:
-        InputError: for anything else, and for NaN and infinity; it names ``what``.
+        InputError: for any other value, NaN and infinity; the message calls the value ``what``.
     """
     if getattr(value, "shape", None) == () and hasattr(value, "item"):
         value = value.item()

@@ -1,4 +1,4 @@
-"""From a formula to the properties that it stands for: boxes of inputs, each with a union of polytopes."""
+"""The translation of a formula into properties: boxes of inputs, each with a union of polytopes of outputs."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from verifiable_relu.spec.property import Box, Polytope, Property, Row, round_do
 def properties(
     formula: Formula, size: int, input_name: Callable[[int], str], name: str, place: Callable[[int], str]
 ) -> tuple[Property, ...]:
-    """The properties whose answers join to the answer of ``formula``: any sat is sat, all unsat is unsat.
+    """The properties that a formula stands for: the formula is *sat* if any of them is, and *unsat* if all are.
 
-    The formula is brought into disjunctive form. Disjuncts over the same box become one property with several
-    polytopes. A disjunct whose bounds leave no point vanishes, and so does one that a constant makes false; if only
-    constants have made all of them vanish, one property with an empty unsafe set is left. A formula whose *bounds*
-    leave no point in any case is refused, as an empty box is wherever it is written.
+    The formula is brought into disjunctive form. Disjuncts with the same box become one property with several
+    polytopes. A disjunct with an empty box is left out, and so is one that a comparison of constants makes false. If
+    comparisons of constants have removed all disjuncts, the result is one property with an empty unsafe set. A formula
+    in which every disjunct's box is empty is refused, as an empty box is wherever it is written.
 
     Args:
-        formula: over the inputs and outputs of one network.
+        formula: the formula, over the inputs and outputs of one network.
         size: the number of inputs.
         input_name: the name of an input variable, by its index.
-        name: the name of the property; several are numbered.
-        place: what to call a mark in messages.
+        name: the name of the property; several properties are numbered.
+        place: the words with which messages name the place of a bound, by the bound's ``mark``.
 
     Raises:
-        InputError: for an input without bounds, or a box that is empty in every case.
+        InputError: for an input without a bound on one side, or if the box of every disjunct is empty.
         UnsupportedError: for a disjunctive form beyond ``limits.POLYTOPES`` or ``limits.DISJUNCTIVE``.
     """
     form = _Form()
@@ -64,22 +64,22 @@ def properties(
 
 
 _Bounds = dict[tuple[int, bool], Bound]
-"""The tightest bound of each side of each input."""
+"""The tightest bounds found, by input and side; the side is whether the bound is an upper one."""
 
 
 class _Disjunct(NamedTuple):
-    """A conjunction of bounds and rows."""
+    """A conjunction of bounds of inputs and rows over outputs."""
 
     bounds: _Bounds
     rows: Polytope
 
 
 _Choice = tuple[Or | And, bool]
-"""A disjunction: an ``Or`` (true), or an ``And`` of which the negation is meant (false)."""
+"""A disjunction: an ``Or`` with True, or an ``And`` with False, which stands for the negation of the ``And``."""
 
 
 def _conjunction(formula: Formula, positive: bool) -> tuple[list[Bound], list[Row], list[_Choice]]:
-    """The bounds, rows and disjunctions that ``formula``, or its negation, is the conjunction of, in order."""
+    """The bounds, rows and disjunctions whose conjunction is ``formula`` (``positive``) or its negation, in order."""
     bounds: list[Bound] = []
     rows: list[Row] = []
     choices: list[_Choice] = []
@@ -104,7 +104,7 @@ def _conjunction(formula: Formula, positive: bool) -> tuple[list[Bound], list[Ro
 
 
 def _options(choice: _Choice) -> list[tuple[Formula, bool]]:
-    """The parts of a disjunction, nested disjunctions opened, in order."""
+    """The parts of a disjunction in order, with those of nested disjunctions in these disjunctions' place."""
     options: list[tuple[Formula, bool]] = []
     pending: list[tuple[Formula, bool]] = [choice]
     while pending:
@@ -119,10 +119,10 @@ def _options(choice: _Choice) -> list[tuple[Formula, bool]]:
 
 
 class _Form:
-    """A disjunctive form under construction.
+    """The construction of a disjunctive form, whose size it counts.
 
     Attributes:
-        contradiction: the first two bounds that were found to leave no point of their input.
+        contradiction: the first pair of a lower and an upper bound found that no value of their input satisfies.
     """
 
     def __init__(self) -> None:
@@ -130,17 +130,17 @@ class _Form:
         self._spent = 0
 
     def spend(self, constraints: int) -> None:
-        """Count towards ``limits.DISJUNCTIVE``.
+        """Count constraints towards ``limits.DISJUNCTIVE``.
 
         Raises:
-            UnsupportedError: beyond it.
+            UnsupportedError: if the count exceeds the limit.
         """
         self._spent += constraints
         if self._spent > limits.DISJUNCTIVE:
             raise UnsupportedError(f"the disjunctive form has more than {limits.DISJUNCTIVE:,} constraints")
 
     def agree(self, bound: Bound, opposite: Bound | None) -> bool:
-        """Whether a bound and the opposite one of the same input, if any, have a point in common."""
+        """Whether some value satisfies a bound and, if there is one, the same input's bound of the other side."""
         if bound.meets(opposite):
             return True
         if self.contradiction is None and opposite is not None:
@@ -148,7 +148,7 @@ class _Form:
         return False
 
     def tighten(self, bounds: _Bounds, more: Iterable[Bound]) -> bool:
-        """Add ``more`` to ``bounds``; False if that leaves nothing of some input."""
+        """Tighten ``bounds`` in place by ``more``; returns False if the bounds of some input then contradict."""
         possible = True
         for bound in more:
             key = bound.variable, bound.upper
@@ -159,7 +159,18 @@ class _Form:
         return possible
 
     def distribute(self, found: list[_Disjunct], choices: Sequence[_Choice]) -> list[_Disjunct]:
-        """The conjunction of disjuncts with disjunctions, as disjuncts; those whose bounds contradict are left out."""
+        """The conjunction of a disjunctive form with disjunctions, in disjunctive form.
+
+        Args:
+            found: the disjuncts of the form.
+            choices: the disjunctions.
+
+        Returns:
+            The disjuncts whose bounds do not contradict.
+
+        Raises:
+            UnsupportedError: beyond ``limits.POLYTOPES`` or ``limits.DISJUNCTIVE``.
+        """
         for choice in choices:
             options: list[_Disjunct] = []
             for part, positive in _options(choice):
@@ -173,7 +184,7 @@ class _Form:
         return found
 
     def _meet(self, one: _Disjunct, other: _Disjunct) -> _Disjunct | None:
-        # Copying a row costs far less than looking a bound up.
+        # A row counts as a 32nd of a bound, because copying a row takes far less time than looking a bound up.
         self.spend(1 + len(one.bounds) + len(other.bounds) + (len(one.rows) + len(other.rows)) // 32)
         if not other.bounds:
             return _Disjunct(one.bounds, one.rows + other.rows)
@@ -182,11 +193,17 @@ class _Form:
 
 
 _Side = tuple[int, bool, Fraction, bool]
-"""A bound without its mark."""
+"""The first four fields of a ``Bound``, without the mark."""
 
 
 class _Sides:
-    """The box under construction: float64 bounds rounded outward, and what they leave out."""
+    """The sides of a box under construction, by whether they are the upper ones.
+
+    Attributes:
+        floats: the bounds in float64, rounded outward; infinite where an input has none so far.
+        exact: the exact bounds that float64 does not represent, by input.
+        strict: the inputs whose bound is strict.
+    """
 
     def __init__(self, size: int) -> None:
         self.floats = {False: np.full(size, -np.inf), True: np.full(size, np.inf)}

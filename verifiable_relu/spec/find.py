@@ -1,4 +1,4 @@
-"""Which network a property file speaks of."""
+"""The network of a property file: the search for its ONNX file, and the queries that the two make together."""
 
 from __future__ import annotations
 
@@ -25,16 +25,23 @@ _LISTED = 5
 def find_network(
     spec: SpecFile, net: Path | str | None = None, networks: Mapping[str, Path | str] | None = None
 ) -> Path:
-    """The ONNX file of a property: the first of these that names one, as an existing file.
+    """The ONNX file of a property file's network, which is an existing file.
 
-    1. ``net``; 2. a ``; network: x.onnx`` comment, relative to the property file; 3. ``networks``, by the name
-    that a 2.0 file declares; 4. a row for this file in the ``instances.csv`` of its folder or of the two above
-    (the competition keeps properties in folders of their own); 5. an ``.onnx`` beside it, of the same name or
-    the only one. ``x.onnx`` stands for ``x.onnx.gz`` where only that exists.
+    The first of these sources that names a file decides:
+
+    1. ``net``;
+    2. a comment ``; network: x.onnx`` in the property file, relative to that file's folder;
+    3. ``networks``, by the name of the network that a VNN-LIB 2.0 file declares;
+    4. the property file's row in the ``instances.csv`` of its folder or of one of the two folders above (the
+       verification competition keeps properties in a folder of their own);
+    5. the file ``*.onnx`` in the property file's folder that has the property file's name or is the only one.
+
+    A name ``x.onnx`` means ``x.onnx.gz`` where only that file exists.
 
     Raises:
-        InputError: if none does (it says what was tried), a file that is named does not exist, ``networks`` names
-            a network that the file does not declare or contradicts its comment, or rows differ.
+        InputError: if no source names a file (the message lists the sources), if the named file does not exist, if
+            ``networks`` has a name that the property file does not declare or a file other than the comment's, or if
+            rows of ``instances.csv`` name different networks.
     """
     folder = spec.path.parent
     for name in networks or {}:
@@ -48,7 +55,8 @@ def find_network(
         commented = _existing(folder / spec.network, "the network comment", spec)
         if chosen is not None and not commented.samefile(_existing(Path(chosen), "--network", spec)):
             raise InputError(
-                f"--network names {chosen}, but the network comment {spec.network}: --net decides", path=spec.path
+                f"--network names {chosen}, but the network comment names {spec.network}; choose one with --net",
+                path=spec.path,
             )
         return commented
     if chosen is not None:
@@ -66,14 +74,16 @@ def find_network(
 
 
 def queries(spec: SpecFile, network: Network) -> list[Query]:
-    """The questions of a property file about a network; their answers join: any sat is sat, all unsat is unsat.
+    """The queries of a property file about a network, one for each of the file's properties.
+
+    The file's answer joins theirs: *sat* if any is *sat*, *unsat* if all are *unsat*.
 
     VNN-LIB 1.0 numbers the elements of a network's input and output in row-major order, whatever their shapes. A 2.0
-    file declares shapes, which must be the network's; axes of length 1 before all others do not count, since a network
-    may have a batch axis or none.
+    file declares shapes, which must be the network's; leading axes of length 1 do not count, because a network may have
+    a batch axis or none.
 
     Raises:
-        InputError: if the declared inputs or outputs are not as many as the network's, or of another shape.
+        InputError: if the file declares another number or another shape of inputs or outputs than the network has.
     """
     for role, declared, actual in (
         ("input", spec.inputs, network.input_shape),
@@ -111,12 +121,13 @@ def _in_instances(spec: SpecFile) -> Path | None:
         csv = folder / "instances.csv"
         if not os.path.isfile(csv):
             continue
-        # Names first: resolving each of a thousand rows would take longer than all the rest.
+        # Names are compared first, because resolving the paths of a thousand rows would take most of the time.
         rows = (row for row in read_instances(csv) if row.vnnlib.name.removesuffix(".gz") == mine.name)
         named = list(dict.fromkeys(row.onnx for row in rows if _plain(row.vnnlib) == mine))
         if len(named) > 1:
             shown = ", ".join(path.name for path in named[:_LISTED]) + (" …" if len(named) > _LISTED else "")
-            raise InputError(f"{csv} names {len(named)} networks for it ({shown}): choose with --net", path=spec.path)
+            message = f"{csv} names {len(named)} networks for this property ({shown}); choose one with --net"
+            raise InputError(message, path=spec.path)
         if named:
             return _existing(named[0], str(csv), spec)
     return None
@@ -133,6 +144,6 @@ def _sibling(spec: SpecFile) -> Path | None:
 
 
 def _networks_in(folder: Path) -> list[Path]:
-    """The networks in a folder, each once: plain before gzipped."""
+    """The ONNX files in a folder; a gzipped file is left out where its unpacked form is beside it."""
     plain = sorted(folder.glob("*.onnx"))
     return plain + [path for path in sorted(folder.glob("*.onnx.gz")) if path.with_suffix("") not in plain]

@@ -1,7 +1,7 @@
-"""Boolean combinations of linear constraints: what the readers of property files build.
+"""Formulas: Boolean combinations of linear constraints, which the readers of property files build.
 
-The leaves of a formula are bounds of one input or rows over the outputs; ``terms.Arithmetic.compare`` makes them, and
-``disjuncts.properties`` turns a whole formula into boxes and unions of polytopes.
+The leaves of a formula are bounds of one input and rows over the outputs, both made by ``terms.Arithmetic.compare``.
+``disjuncts.properties`` turns a formula into boxes and unions of polytopes.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from verifiable_relu.spec.property import Row
 
 
 class Bound(NamedTuple):
-    """One side of one input: x ≤ value (``upper``) or x ≥ value; ``strict``: < or >.
+    """A bound of one input: x ≤ value if ``upper``, else x ≥ value; with < or > if ``strict``.
 
-    ``mark`` is where the reader found it, in the reader's own terms.
+    ``mark`` says where in the file the bound is written: a position or a line, as the reader of the file chooses.
     """
 
     variable: int
@@ -26,13 +26,16 @@ class Bound(NamedTuple):
     mark: int
 
     def tighter(self, other: Bound) -> bool:
-        """Whether this bound of the same side of the same input leaves less than ``other``."""
+        """Whether this bound is tighter than ``other``, a bound of the same side of the same input."""
         if self.value == other.value:
             return self.strict and not other.strict
         return (self.value < other.value) is self.upper
 
     def meets(self, opposite: Bound | None) -> bool:
-        """Whether this bound and the one of the other side of the same input, if any, have a point in common."""
+        """Whether some value satisfies both this bound and ``opposite``, the same input's bound of the other side.
+
+        The answer is True where there is no opposite bound.
+        """
         if opposite is None:
             return True
         if self.value == opposite.value:
@@ -42,21 +45,21 @@ class Bound(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class And:
-    """All parts hold; no parts: true."""
+    """The conjunction of the parts; true without any."""
 
     parts: tuple[Formula, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Or:
-    """Some part holds; no parts: false."""
+    """The disjunction of the parts; false without any."""
 
     parts: tuple[Formula, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Not:
-    """The part does not hold. Kept as it is, so that a negation costs nothing however large the part is."""
+    """The negation of a conjunction or disjunction; since it is not pushed inward, it costs the same for any part."""
 
     part: And | Or
 
@@ -67,7 +70,7 @@ FALSE = Or(())
 
 
 def negate(formula: Formula) -> Formula:
-    """What holds where ``formula`` does not."""
+    """The negation of a formula: a leaf for a leaf, and ``Not`` for a conjunction or a disjunction."""
     match formula:
         case Bound():
             return formula._replace(upper=not formula.upper, strict=not formula.strict)

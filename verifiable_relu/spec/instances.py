@@ -1,4 +1,7 @@
-"""``instances.csv``: one line per instance, ``onnx,vnnlib,timeout``, as in the verification competition."""
+"""The reading and writing of ``instances.csv``: a line ``onnx,vnnlib,timeout`` for each instance.
+
+The format is the verification competition's (VNN-COMP).
+"""
 
 from __future__ import annotations
 
@@ -17,12 +20,13 @@ from verifiable_relu.spec import limits
 
 @dataclass(frozen=True)
 class Instance:
-    """One row.
+    """One row of an ``instances.csv``.
 
     Attributes:
-        onnx, vnnlib: as the row names them, joined to the folder of the csv; either may exist as ``.gz`` only
+        onnx: the network's file, joined to the folder of the table; only the file with ``.gz`` appended may exist
             (:func:`verifiable_relu.files.on_disk`).
-        timeout: seconds.
+        vnnlib: the property file, likewise.
+        timeout: the time limit in seconds.
     """
 
     onnx: Path
@@ -31,10 +35,10 @@ class Instance:
 
 
 def read_instances(path: Path | str) -> list[Instance]:
-    """The rows of an ``instances.csv``, in order; empty lines are skipped.
+    """The rows of an ``instances.csv`` in their order; empty lines are skipped.
 
     Raises:
-        InputError: if the file is missing or no text, or a row is not two file names and a number of seconds.
+        InputError: if the file is missing or no text, or if a row is not two file names and a number of seconds.
     """
     path = Path(path)
     instances = []
@@ -50,23 +54,23 @@ def read_instances(path: Path | str) -> list[Instance]:
 
 def _instance(row: list[str], folder: Path) -> Instance:
     if len(row) != 3:
-        raise InputError(f"{len(row)} fields where onnx, vnnlib and timeout are expected")
+        raise InputError(f"the row has {len(row)} fields where onnx, vnnlib and timeout are expected")
     onnx, vnnlib, timeout = row
     if not onnx or not vnnlib:
-        raise InputError("an empty file name")
+        raise InputError("a file name is empty")
     if "\0" in onnx + vnnlib:
-        raise InputError("a file name with a null character")
+        raise InputError("a file name has a null character")
     try:
         seconds = float(timeout)
     except ValueError:
         raise InputError(f"'{timeout}' is no number of seconds") from None
     if not 0 < seconds < math.inf:
-        raise InputError(f"a timeout of {timeout} s is not positive and finite")
+        raise InputError(f"the timeout is {timeout} s, which is not positive and finite")
     return Instance(folder / onnx, folder / vnnlib, seconds)
 
 
 def write_instances(path: Path | str, instances: Iterable[Instance]) -> None:
-    """Write rows with names relative to the csv's folder.
+    """Write an ``instances.csv``, with file names relative to its folder.
 
     Raises:
         InputError: if the file cannot be written.

@@ -1,4 +1,4 @@
-"""What both versions of VNN-LIB have in common: line ends, comments, tokens."""
+"""The lexical rules that both versions of VNN-LIB share: line ends, comments and tokens."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from itertools import islice
 from verifiable_relu.errors import InputError
 from verifiable_relu.spec import limits
 
-# Strings and quoted symbols may hold semicolons. The quantifiers are possessive, so that nothing is tried twice.
+# Strings and quoted symbols may hold semicolons. The quantifiers are possessive, which rules out backtracking.
 _OPAQUE = re.compile(r';[^\n]*+|"(?:[^"]++|"")*+"|\|[^|]*+\||["|]')
 _WORD = r'[^ \t\n()"|]++'
-# Parentheses around three words, such as (<= X_0 1.0), are most of every file: they are taken at once.
+# Most of every file is parentheses around three words, such as (<= X_0 1.0). One match takes such a group, for speed.
 _TOKEN = re.compile(
     rf"""[ \t\n]*+(?:\([ \t\n]*+({_WORD})[ \t\n]++({_WORD})[ \t\n]++({_WORD})[ \t\n]*+\)"""
     rf"""|([()]|{_WORD}|"(?:[^"]++|"")*+"|\|[^|]*+\|))"""
 )
 _NETWORK = re.compile(r";+[ \t]*network:[ \t]*(\S.*?\.onnx(?:\.gz)?)[ \t]*", re.IGNORECASE)
 _SHOWN = 100
-"""So many characters of a constraint are quoted in a message."""
+"""The most characters of a constraint that a message quotes."""
 
 
 @dataclass(frozen=True)
@@ -28,20 +28,23 @@ class Source:
     """The text of a property file without its comments.
 
     Attributes:
-        text: ASCII, every line end a line feed, lines and columns as in the file, no blanks at the end.
-        network: what a ``; network: file.onnx`` comment names; None without one.
+        text: the text in ASCII; every line end is a line feed, tokens have the lines and columns that they have in the
+            file, and white space at the end is cut off.
+        network: the file that a comment ``; network: file.onnx`` names; None without such a comment.
     """
 
     text: str
     network: str | None
 
     def tokens(self, most: int = limits.TOKENS) -> Iterator[tuple[str | tuple[str, str, str], int, int]]:
-        """Parentheses, words, strings and quoted symbols, each with where it begins and ends in ``text``.
+        """The tokens of the text: parentheses, words, strings and quoted symbols.
 
-        Three words in parentheses come as one tuple.
+        Yields:
+            A token and the positions of its beginning and end in ``text``. Three words in parentheses are yielded as
+            one tuple of the words.
 
         Raises:
-            InputError: where there are more than ``most`` of them, or more than ``limits.DEPTH`` open parentheses.
+            InputError: for more than ``most`` tokens, or more than ``limits.DEPTH`` parentheses open at once.
         """
         count = depth = 0
         found: str | tuple[str, str, str]
@@ -63,14 +66,14 @@ class Source:
             yield found, start, end
 
     def first_words(self, count: int) -> list[str]:
-        """So many tokens from the beginning, or all."""
+        """The first ``count`` tokens, or all if there are fewer."""
         words: list[str] = []
         for token, _, _ in islice(self.tokens(), count):
             words += [token] if isinstance(token, str) else ["(", *token, ")"]
         return words[:count]
 
     def line(self, position: int) -> int:
-        """The number of the line, from 1, that a position lies in."""
+        """The number, from 1, of the line that a position lies in."""
         return self.text.count("\n", 0, position) + 1
 
     def place(self, position: int) -> str:
@@ -78,24 +81,25 @@ class Source:
         return f"line {self.line(position)}, column {position - self.text.rfind(chr(10), 0, position)}"
 
     def quote(self, start: int, end: int) -> str:
-        """The text between two positions as one line, shortened."""
+        """The text between two positions as one line of at most ``_SHOWN`` characters."""
         return _short(" ".join(self.text[start : min(end, start + 10 * _SHOWN)].split()))
 
     def quoted_line(self, number: int) -> str:
-        """The line of a number, shortened; empty if there is none."""
+        """The line with a number, cut to ``_SHOWN`` characters; empty if the text has no such line."""
         lines = self.text.split("\n", number)
         return _short(lines[number - 1].strip()) if 0 < number <= len(lines) else ""
 
 
 def source(text: str) -> Source:
-    """Take the comments out of the text of a property file.
+    """The text of a property file without its comments.
 
     A comment runs from a semicolon to the end of the line, which is a line feed or a carriage return, as SMT-LIB 2.6
-    (section 3.1) has it; semicolons in strings and quoted symbols begin none.
+    (section 3.1) has it. A semicolon within a string or a quoted symbol begins no comment.
 
     Raises:
-        InputError: for a string or quoted symbol without end, a character outside of ASCII (other than in comments,
-            strings and quoted symbols), more than ``limits.OPAQUE`` of these, or comments that name different networks.
+        InputError: for a string or quoted symbol without end; a character outside of ASCII, other than in comments,
+            strings and quoted symbols; more than ``limits.OPAQUE`` comments, strings and quoted symbols; or comments
+            that name different networks.
     """
     if sum(map(text.count, ';"|')) > limits.OPAQUE:
         raise InputError(f"more than {limits.OPAQUE:,} comments, strings and quoted symbols")
@@ -110,7 +114,7 @@ def source(text: str) -> Source:
             return ""
         if len(found) == 1:
             what = "a string" if found == '"' else "a quoted symbol"
-            raise InputError(f"{what} that nothing ends", place=Source(text, None).place(match.start()))
+            raise InputError(f"{what} is never closed", place=Source(text, None).place(match.start()))
         return found if found.isascii() else found.encode("ascii", "replace").decode()
 
     made = Source(_OPAQUE.sub(without, text).rstrip(" \t\n"), next(iter(networks), None))

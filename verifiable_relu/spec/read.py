@@ -1,4 +1,4 @@
-"""Reading VNN-LIB files, 1.0 and 2.0, told apart by their content."""
+"""The reading of VNN-LIB files, whose content tells whether they are 1.0 or 2.0."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from verifiable_relu.spec.specfile import SpecFile
 
 
 def read_vnnlib(path: Path | str) -> SpecFile:
-    """Read a property file, ``.vnnlib`` or ``.vnnlib.gz``; it is 2.0 if its first command is one of 2.0 only.
+    """Read a property file, ``.vnnlib`` or ``.vnnlib.gz``.
+
+    A file whose first command exists in VNN-LIB 2.0 only is read as 2.0, any other file as 1.0.
 
     Raises:
-        InputError: for what is no well-formed property or beyond ``spec.limits``, with file, line and reason.
+        InputError: if the file is no well-formed property or exceeds ``spec.limits``; with file, line and reason.
         UnsupportedError: for a well-formed property that is no union of input boxes with output polytopes.
     """
     path = Path(path)
@@ -27,18 +29,18 @@ def read_vnnlib(path: Path | str) -> SpecFile:
     except RecursionError:
         raise InputError("conditions are nested too deeply", path=path) from None
     except MemoryError:
-        raise InputError("too large for the memory that is left", path=path) from None
+        raise InputError("reading the file takes more memory than there is", path=path) from None
     return found
 
 
 def parse(text: str, path: Path) -> SpecFile:
-    """Read the text of a property file; ``path`` names the properties.
+    """Read the text of a property file; the properties are named after ``path``.
 
     Raises:
-        InputError, UnsupportedError: with the place, without the file.
+        InputError, UnsupportedError: as ``read_vnnlib`` does, but naming no file.
     """
     found = source(text)
-    # Each version is imported when a file needs it: the package vnnlib takes its time.
+    # Imported here, because the import of the package vnnlib, which 2.0 alone needs, takes long.
     if found.first_words(2) in (["(", "vnnlib-version"], ["(", "declare-network"]):
         from verifiable_relu.spec import vnnlib2
 

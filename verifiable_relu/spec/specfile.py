@@ -1,4 +1,4 @@
-"""What reading a property file gives."""
+"""A property file as the readers return it and the writer takes it."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from verifiable_relu.spec.property import Property
 
 @dataclass(frozen=True)
 class Variable:
-    """The input or the output as a file declares it; shape () is a scalar."""
+    """The network's input or output as a property file declares it; the shape () is a scalar's."""
 
     name: str
     shape: tuple[int, ...]
 
     @property
     def size(self) -> int:
-        """Number of elements."""
+        """The number of elements."""
         return math.prod(self.shape)
 
     def element(self, index: int, version: str) -> str:
-        """The name of an element by its row-major index: X_0, X_1 … in 1.0; X[0,0], X[0,1] … in 2.0."""
+        """The name of the element with a row-major index: X_0, X_1 … in 1.0; X[0,0], X[0,1] … in 2.0."""
         if version == "1.0":
             return f"{self.name}_{index}"
         if not self.shape:
@@ -41,16 +41,17 @@ class Variable:
 
 @dataclass(frozen=True)
 class SpecFile:
-    """A property file as read.
+    """The content of a property file.
 
     Attributes:
         path: the file.
-        version: "1.0" or "2.0".
-        properties: at least one; their answers join: any sat is sat, all unsat is unsat.
+        version: the VNN-LIB version, "1.0" or "2.0".
+        properties: at least one; the file is *sat* if any of them is, and *unsat* if all are.
         inputs: the declared input.
         outputs: the declared output.
-        networks: the names of the declared networks (2.0; none in 1.0).
-        network: what a ``; network: file.onnx`` comment names, relative to the file's folder; None without one.
+        networks: the names of the declared networks in 2.0; 1.0 declares none.
+        network: the file that a comment ``; network: file.onnx`` names, relative to the folder of ``path``; None
+            without such a comment.
     """
 
     path: Path
@@ -63,5 +64,5 @@ class SpecFile:
 
 
 def stem(path: Path | str) -> str:
-    """A file's name without folder, ``.gz`` and last extension."""
+    """A file's name without its folder, without ``.gz`` and without its last extension before that."""
     return Path(Path(path).name.removesuffix(".gz")).stem

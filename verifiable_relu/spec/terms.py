@@ -1,4 +1,4 @@
-"""Linear terms over inputs and outputs, exact, and the arithmetic of property files on them."""
+"""Exact linear terms over inputs and outputs, and the arithmetic and comparisons of property files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NONE: Mapping[int, Fraction] = {}
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """Σ inputs[i]·x_i + Σ outputs[j]·y_j + constant; no coefficient is zero."""
+    """The term Σ inputs[i]·x_i + Σ outputs[j]·y_j + constant, without coefficients of zero."""
 
     inputs: Mapping[int, Fraction] = field(default_factory=lambda: _NONE)
     outputs: Mapping[int, Fraction] = field(default_factory=lambda: _NONE)
@@ -31,7 +31,7 @@ class Linear:
 
     @property
     def is_constant(self) -> bool:
-        """Whether no variable is left."""
+        """Whether the term has no variable."""
         return not self.inputs and not self.outputs
 
     def scaled(self, factor: Fraction) -> Linear:
@@ -58,25 +58,25 @@ def number(lexeme: str) -> Fraction:
         InputError: if it has more than ``limits.DIGITS`` characters.
     """
     if len(lexeme) > limits.DIGITS:
-        raise InputError(f"a number of {len(lexeme):,} characters, where at most {limits.DIGITS:,} are read")
+        raise InputError(f"a number has {len(lexeme):,} characters, more than {limits.DIGITS:,}")
     return Fraction(Decimal(lexeme))
 
 
 class Arithmetic:
-    """Sums, products and comparisons of the terms of one file, as long as they stay within the limits.
+    """Sums, products and comparisons of one file's terms, whose cost is counted and limited.
 
-    Every operation raises InputError beyond ``limits.BITS`` and ``limits.ARITHMETIC``.
+    Every operation raises an InputError if a number exceeds ``limits.BITS`` or the file ``limits.ARITHMETIC`` steps.
     """
 
     def __init__(self) -> None:
         self.steps = 0
 
     def apply(self, operator: str, terms: Sequence[Linear]) -> Linear:
-        """``operator`` applied to one or more terms, from left to right; ``-`` of one term negates it.
+        """The result of an operator on one or more terms, applied from left to right; ``-`` of one term negates it.
 
         Args:
-            operator: one of + - * /.
-            terms: its arguments.
+            operator: one of ``+ - * /``.
+            terms: the arguments of the operator.
 
         Raises:
             InputError: for a division by zero or of a single term.
@@ -98,11 +98,17 @@ class Arithmetic:
         return result
 
     def compare(self, operator: str, left: Linear, right: Linear, mark: int) -> Formula:
-        """The formula ``left operator right`` for one of ``<= < >= > = !=``, found at ``mark``.
+        """The formula ``left operator right``.
+
+        Args:
+            operator: one of ``<= < >= > = !=``.
+            left: a term.
+            right: a term.
+            mark: the place of the comparison in the file, which a ``Bound`` keeps.
 
         Raises:
             InputError: for a number beyond the range of float64.
-            UnsupportedError: if the constraint relates inputs to each other or to outputs.
+            UnsupportedError: if the comparison relates inputs to each other or to outputs.
         """
         match operator:
             case "=":
@@ -122,7 +128,7 @@ class Arithmetic:
         if len(left.inputs) > 1:
             raise UnsupportedError("a constraint that relates inputs to each other is not supported: inputs form a box")
         ((variable, coefficient),) = left.inputs.items()
-        if coefficient is not ONE:  # By far the most frequent: a file may hold thousands of x ≤ number.
+        if coefficient is not ONE:  # A file may hold many thousands of bounds x ≤ number, which skip this division.
             self._spend([left, right])
             upper = upper == (coefficient > 0)
             bound /= coefficient
@@ -130,10 +136,11 @@ class Arithmetic:
         return Bound(variable, upper, bound, strict, mark)
 
     def distinct(self, terms: Sequence[Linear], mark: int) -> Formula:
-        """No two of the terms are equal.
+        """The formula that no two of the terms are equal.
 
         Raises:
-            InputError, UnsupportedError: as :meth:`compare` does, and for more pairs than ``limits.PAIRS``.
+            InputError: as :meth:`compare` does.
+            UnsupportedError: as :meth:`compare` does, and for more pairs of terms than ``limits.PAIRS``.
         """
         pairs = len(terms) * (len(terms) - 1) // 2
         if pairs > limits.PAIRS:
@@ -145,7 +152,8 @@ class Arithmetic:
             holds = bound > 0 if upper else bound < 0
             return TRUE if holds or (bound == 0 and not strict) else FALSE
         factor = ONE if upper else -ONE
-        # Far from 1 the largest coefficient is made 1, since bounds are computed in float64.
+        # A row with very large or very small coefficients is scaled to a largest coefficient of 1, since bounds of the
+        # row are computed in float64.
         largest = max(coefficients.values(), key=abs)
         if abs(_exponent(largest)) > _COMFORTABLE_EXPONENT:
             factor /= abs(largest)
@@ -155,7 +163,7 @@ class Arithmetic:
         _check(bound)
         row = Row(tuple(sorted(coefficients.items())), bound, strict)
         if _bits(bound) + sum(map(_bits, coefficients.values())) > limits.BITS:
-            # Over a common denominator the coefficients can be as long as all of them together.
+            # Over their common denominator, the coefficients can be as long as all of them together.
             whole = row.canonical()
             if any(_bits(value) > limits.BITS for value in (whole.bound, *(c for _, c in whole.coefficients))):
                 raise _long()
@@ -182,7 +190,7 @@ def _check(bound: Fraction) -> None:
 
 
 def _long() -> InputError:
-    return InputError(f"a number of more than {limits.BITS:,} bits")
+    return InputError(f"a number has more than {limits.BITS:,} bits")
 
 
 def _bits(value: Fraction) -> int:
@@ -190,7 +198,7 @@ def _bits(value: Fraction) -> int:
 
 
 def _exponent(value: Fraction) -> int:
-    """About log₂ |value|, off by at most one; very negative for 0."""
+    """An integer that differs from log₂ |value| by at most 1; −``limits.BITS`` for 0."""
     return value.numerator.bit_length() - value.denominator.bit_length() if value else -limits.BITS
 
 
@@ -209,7 +217,7 @@ def _sum(terms: Sequence[Linear]) -> Linear:
 
 def _added(a: Fraction, b: Fraction) -> Fraction:
     total = a + b
-    # A sum of fractions can be as long as all of them together.
+    # The denominator of a sum can be as long as those of all terms together.
     if total.denominator.bit_length() > limits.BITS:
         raise _long()
     return total

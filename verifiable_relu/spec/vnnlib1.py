@@ -1,8 +1,8 @@
-"""VNN-LIB 1.0: the subset of SMT-LIB in which properties of networks are written.
+"""The reader of VNN-LIB 1.0, the subset of SMT-LIB in which properties of networks are written.
 
-One pass over the tokens with a stack: whenever a parenthesis closes, what it holds becomes a term, a formula or a
-command. Beyond SMT-LIB, numbers may have a sign, an exponent, and nothing before or after the point (``-1e-5``, ``.5``,
-``1.``), which many property files have and which can mean nothing else.
+The reader passes over the tokens once, with a stack of open parentheses: when a parenthesis closes, its content becomes
+a term, a formula or a command. Unlike in SMT-LIB, numbers may have a sign, an exponent, and no digits before or after
+the point (``-1e-5``, ``.5``, ``1.``), since many property files have such numbers, whose meaning is clear.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _VARIABLE = re.compile(r"([XY])_(0|[1-9][0-9]*)")
 _QUOTED = re.compile(r"\|([XY]_[0-9]+)\|")
 _LONGEST_INDEX = 9
 _REMEMBERED = 500_000
-"""Variables and numbers that are known by their words; the same numbers come again and again."""
+"""The most tokens of variables and numbers whose terms are kept, because files repeat the same numbers."""
 _SHOWN = 40
-"""So many characters of a token are quoted in a message."""
+"""The most characters of a token that a message quotes."""
 _COMPARISONS = ("<=", "<", ">=", ">", "=")
 _IGNORED = {"set-logic", "set-info", "set-option"}
 _QUESTIONS = {"check-sat", "get-model", "get-value", "exit"}
@@ -39,15 +39,26 @@ _OF_2 = {"vnnlib-version", "declare-network"}
 
 
 def parse(source: Source, path: Path) -> SpecFile:
-    """Read a 1.0 file; ``path`` names the properties.
+    """Read the text of a 1.0 file; the properties are named after ``path``.
 
     Raises:
-        InputError, UnsupportedError: with the place, without the file.
+        InputError, UnsupportedError: with the place in the file, but naming no file.
     """
     return _Reader(source).read(path)
 
 
 class _Reader:
+    """The state of reading one file.
+
+    Attributes:
+        source: the text.
+        arithmetic: the arithmetic of the file's terms.
+        terms: the term of each token that stands for a variable or a number.
+        declared: the indices of the declared variables, inputs under "X" and outputs under "Y".
+        asserted: the asserted formulas.
+        question: the first command that asks for an answer, such as "check-sat"; empty before it.
+    """
+
     def __init__(self, source: Source) -> None:
         self.source = source
         self.arithmetic = Arithmetic()
@@ -64,21 +75,24 @@ class _Reader:
         return SpecFile(path, "1.0", found, inputs, outputs)
 
     def evaluate(self) -> None:
-        """Run all commands. A frame is the position of its parenthesis and then what it holds so far."""
+        """Execute all commands of the file.
+
+        A frame of the stack belongs to an open parenthesis: a list of its position and of its content so far.
+        """
         place, stack = self.source.place, list[list[Any]]()
         for token, start, end in self.source.tokens():
             if token == "(":
                 stack.append([start])
             elif token == ")":
                 if not stack:
-                    raise InputError("a closing parenthesis that nothing opened", place=place(start))
+                    raise InputError("a closing parenthesis has no opening one", place=place(start))
                 self.close(stack.pop(), stack, end)
             elif isinstance(token, tuple):
                 if stack and token[0] in _COMMANDS:
                     raise self.unclosed(stack[0][0])
                 self.close([start, *token], stack, end)
             elif not stack:
-                raise InputError(f"'{_shown(token)}' outside of parentheses", place=place(start))
+                raise InputError(f"'{_shown(token)}' is outside of parentheses", place=place(start))
             else:
                 if len(stack) > 1 and len(stack[-1]) == 1 and token in _COMMANDS:
                     raise self.unclosed(stack[0][0])
@@ -89,7 +103,7 @@ class _Reader:
             raise self.unclosed(stack[0][0])
 
     def close(self, frame: list[Any], stack: list[list[Any]], end: int) -> None:
-        """Make of a whole frame what it means, and hand it to the frame around it, if there is one."""
+        """Execute a complete frame as a command, or add its term or formula to the frame around it."""
         try:
             if not stack:
                 self.command(frame)
@@ -105,8 +119,8 @@ class _Reader:
     def command(self, frame: list[Any]) -> None:
         match frame[1:]:
             case ["assert" | "declare-const" | "declare-fun" as head, *_] if self.question:
-                # What a solver is told after a question is no part of that question.
-                raise InputError(f"'{head}' after '{self.question}'")
+                # An SMT solver answers a question about the assertions before it alone.
+                raise InputError(f"'{head}' comes after '{self.question}'")
             case ["assert", body]:
                 self.asserted.append(self.formula(body))
             case ["declare-const", str(name), str(sort)]:
@@ -120,7 +134,7 @@ class _Reader:
             case [str(head), *_] if head in _COMMANDS:
                 raise InputError(f"'{head}' has the wrong number or kind of arguments")
             case [str(head), *_] if head in _OF_2:
-                raise InputError(f"'{head}' is of VNN-LIB 2.0, whose files begin with (vnnlib-version <2.0>)")
+                raise InputError(f"'{head}' is a command of VNN-LIB 2.0, whose files begin with (vnnlib-version <2.0>)")
             case [str(head), *_]:
                 raise UnsupportedError(f"the command '{_shown(head)}' is not supported")
             case _:
@@ -153,7 +167,7 @@ class _Reader:
         return Variable(kind, (len(numbers),))
 
     def value(self, frame: list[Any]) -> Linear | Formula:
-        """The term or formula that a parenthesis inside an assertion holds."""
+        """The term or formula of a complete frame inside an assertion."""
         match frame:
             case [position, str(head), *arguments]:
                 pass
@@ -209,7 +223,7 @@ class _Reader:
 
 
 def _unquoted(name: str) -> str:
-    """``|X_0|`` is another way to write ``X_0``."""
+    """The name of a variable, without the bars if it is written as a quoted symbol: ``X_0`` for ``|X_0|``."""
     match = _QUOTED.fullmatch(name)
     return match[1] if match else name
 
@@ -219,7 +233,7 @@ def _shown(token: str) -> str:
 
 
 def _number(token: str) -> Fraction:
-    # The length first: the pattern would take its time over a number of a million digits.
+    # The length is checked first, because matching the pattern with a million digits takes long.
     if len(token) > limits.DIGITS and token[0] in "+-.0123456789":
         return number(token)
     if _NUMERAL.fullmatch(token):

@@ -1,8 +1,9 @@
-"""VNN-LIB 2.0, parsed and type-checked by the standard's own parser (the package ``vnnlib``).
+"""The reader of VNN-LIB 2.0, which uses the standard's own parser and type checker (the package ``vnnlib``).
 
-What it gives is walked into a :class:`Formula`; numbers are taken from their text, so that decimals stay exact. That
-parser is a library of C++ which text that is nested deeply enough, or long enough, takes down with the whole process,
-so that it only sees text whose size is known, and without comments, which it ends at a line feed only.
+The parser's expressions are translated into a :class:`Formula`, with numbers taken from their text, so that decimals
+stay exact. The parser is a C++ library that crashes, and the process with it, on text that is nested too deeply or too
+long. It is therefore given text within known limits only. Comments are removed before, because the parser ends a
+comment at a line feed only, not at a carriage return.
 """
 
 from __future__ import annotations
@@ -32,23 +33,24 @@ _COMPARISONS = {
 }
 _OPERATORS = {standard.Negate: "-", standard.Plus: "+", standard.Minus: "-", standard.Multiply: "*"}
 _REALS = {"Real", "F16", "BF16", "F32", "F64"}
-# The standard's examples write Real, its parser knows real; any other unknown word passes as a type without checks.
+# The standard's examples write Real, while its parser knows the type real. The parser accepts any unknown word as a
+# type, and then checks no types.
 _REAL = re.compile(r"(\(\s*declare-(?:input|hidden|output)\s+[^\s()]+\s+)Real\b")
 _SHOWN = 60
-"""So many characters of a word are quoted in a message."""
+"""The most characters of a token that a message quotes."""
 _SYNTAX = re.compile(r"syntax error at line (\d+), column \d+: '(.*)'", re.DOTALL)
 _LONG = re.compile(rf"[0-9.]{{{limits.DIGITS + 1}}}")
-# Its parser counts in 64 bits.
+# The parser's integers have 64 bits.
 _INTEGER = re.compile(r"(?<![0-9.])[0-9]{19}(?![0-9]*\.[0-9])")
-# Its parser reads 2.0Y[0] as two words, and -1.0-0.5 too: nobody who writes that means a list.
+# The parser reads 2.0Y[0] and -1.0-0.5 as two tokens each, which nobody who writes them means.
 _RUN_TOGETHER = re.compile(r"(?<![\w.])[0-9]+(?:\.[0-9]+)?[A-Za-z_-]")
 
 
 def parse(source: Source, path: Path) -> SpecFile:
-    """Read a 2.0 file; ``path`` names the properties.
+    """Read the text of a 2.0 file; the properties are named after ``path``.
 
     Raises:
-        InputError, UnsupportedError: with the place, without the file.
+        InputError, UnsupportedError: with the place in the file, but naming no file.
     """
     _check_size(source)
     try:
@@ -56,8 +58,8 @@ def parse(source: Source, path: Path) -> SpecFile:
     except standard.VNNLibException as error:
         raise _explained(str(error), source) from None
     except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        # What its parser throws where it did not expect an error.
-        raise InputError(f"the parser of VNN-LIB 2.0 refuses it: {error}") from None
+        # The classes of exceptions that the parser raises where its authors did not expect an error.
+        raise InputError(f"the parser of VNN-LIB 2.0 refuses the file: {error}") from None
     if match := _RUN_TOGETHER.search(source.text):
         raise InputError(f"a blank is missing after '{match[0][:-1][:_SHOWN]}'", place=source.place(match.start()))
     network = _only_network(query, source.text)
@@ -65,8 +67,8 @@ def parse(source: Source, path: Path) -> SpecFile:
     for variable in (inputs, outputs):
         if variable.size > limits.ELEMENTS_2:
             raise InputError(f"'{variable.name}' has {variable.size:,} elements, more than {limits.ELEMENTS_2:,}")
-    walker = _Walker(source, inputs, outputs)
-    formula = And(tuple(walker.value(assertion.expr) for assertion in query.assertions))
+    translator = _Translator(source, inputs, outputs)
+    formula = And(tuple(translator.value(assertion.expr) for assertion in query.assertions))
     found = properties(formula, inputs.size, lambda i: inputs.element(i, "2.0"), stem(path), _place)
     return SpecFile(path, "2.0", found, inputs, outputs, (network.name,))
 
@@ -77,10 +79,10 @@ def _check_size(source: Source) -> None:
     if source.text.count("[") > limits.ELEMENTS_2:
         raise InputError(f"elements of variables are mentioned more than {limits.ELEMENTS_2:,} times")
     if match := _LONG.search(source.text):
-        said = f"a number of more than {limits.DIGITS:,} characters"
+        said = f"a number has more than {limits.DIGITS:,} characters"
         raise InputError(said, place=source.place(match.start()))
     if match := _INTEGER.search(source.text):
-        raise InputError("an integer of more than 18 digits", place=source.place(match.start()))
+        raise InputError("an integer has more than 18 digits", place=source.place(match.start()))
 
 
 def _place(line: int) -> str:
@@ -88,7 +90,7 @@ def _place(line: int) -> str:
 
 
 def _explained(message: str, source: Source) -> InputError:
-    """The parser's complaint as one line."""
+    """The error for a message of the standard's parser, in one line."""
     if match := _SYNTAX.search(message):
         line, found = int(match.group(1)), match.group(2)
         where = f"at '{found[:_SHOWN]}' in '{source.quoted_line(line)}'" if found else "the file ends too early"
@@ -103,10 +105,10 @@ def _explained(message: str, source: Source) -> InputError:
 
 
 def _only_network(query: Any, text: str) -> Any:
-    """The one network of a query that has one real input and one real output.
+    """The network of a query that declares one network, with one input and one output of real numbers.
 
     Raises:
-        UnsupportedError: for any other, with the line of the declaration at fault.
+        UnsupportedError: for a query that declares anything else, with the line of the declaration.
     """
     if len(query.networks) > 1:
         names = ", ".join(network.name for network in query.networks)
@@ -129,8 +131,8 @@ def _refused(what: str, kind: str, number: int, text: str) -> UnsupportedError:
     return UnsupportedError(f"{what} is not supported", place=_place(text.count("\n", 0, start) + 1))
 
 
-class _Walker:
-    """Turns the parser's expressions into terms and formulas."""
+class _Translator:
+    """The translation of the parser's expressions into terms and formulas."""
 
     def __init__(self, source: Source, inputs: Variable, outputs: Variable) -> None:
         self.source = source
@@ -141,7 +143,7 @@ class _Walker:
     def value(self, root: Any) -> Any:
         """The formula of a condition, or the linear term of an arithmetic expression.
 
-        With a stack of its own: files are nested more deeply than Python's calls may be.
+        The method keeps a stack of its own, because files may be nested more deeply than Python's calls.
         """
         done: list[Any] = []
         pending = [(root, -1)]
@@ -168,7 +170,7 @@ class _Walker:
             raise UnsupportedError(f"the expression '{str(expression).strip()[:_SHOWN]}' is not supported")
         position = 0
         for i, extent in zip(expression.indices, self.shapes[expression.name], strict=True):
-            if not 0 <= i < extent:  # The parser lets X[-1] pass.
+            if not 0 <= i < extent:  # The parser accepts X[-1].
                 raise self.located(InputError(f"the index {i} is not in 0 … {extent - 1}"), expression)
             position = position * extent + i
         one = {position: ONE}
@@ -192,7 +194,7 @@ class _Walker:
 
 
 def _parts(expression: Any) -> tuple[Any, ...]:
-    """The expressions that another one is made of, in order; none for a variable, a number and what is not known."""
+    """The direct subexpressions of an expression in order; none for a variable, a number or an unknown expression."""
     match expression:
         case standard.And() | standard.Or() | standard.Plus() | standard.Multiply():
             return tuple(expression.args)

@@ -1,8 +1,8 @@
-"""Writing VNN-LIB files, 1.0 and 2.0.
+"""The writing of VNN-LIB files, 1.0 and 2.0.
 
-Every number is written as an exact decimal. Where a bound has none (1/255), the constraint is multiplied by the
-denominator, ``(<= (* 255.0 X_0) 1.0)``: exact and standard, though some simple readers know no products on inputs;
-``linf_properties(…, decimals=…)`` makes boxes that need none.
+Every number is written as an exact decimal. A constraint with a number that no decimal equals, such as 1/255, is
+multiplied by the denominator: ``(<= (* 255.0 X_0) 1.0)``. Such a product of an input is exact and standard, but some
+simple readers do not know it; ``linf_properties(…, decimals=…)`` makes boxes that need no product.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ TRUE, FALSE = "(<= 0.0 1.0)", "(<= 1.0 0.0)"
 def write_vnnlib(
     spec: SpecFile | Property, path: Path | str, version: str = "1.0", comments: Sequence[str] = ()
 ) -> None:
-    """Write a property file; reading it gives properties equal in box and unsafe set.
+    """Write a property file; the properties that a reader gets from it have the same boxes and unsafe sets.
 
     Args:
-        spec: what to write; a ``SpecFile`` brings the shapes that 2.0 declares and the network's name. A bare
-            ``Property`` declares vectors, and as many outputs as it speaks of.
-        path: gzipped if it ends in ``.gz``.
-        version: "1.0" or "2.0".
-        comments: lines for the top of the file.
+        spec: the properties. A ``SpecFile`` also has the shapes that 2.0 declares and the network's name; for a bare
+            ``Property``, a vector of inputs and one of outputs up to its largest output index are declared.
+        path: the file, which is gzipped if the name ends in ``.gz``.
+        version: the VNN-LIB version, "1.0" or "2.0".
+        comments: comments at the top of the file.
 
     Raises:
         InputError: for an unknown version, or if the file cannot be written.
@@ -81,7 +81,10 @@ def _declarations_2(spec: SpecFile) -> Iterator[str]:
 
 
 def _assertions(properties: Sequence[Property], inputs: Sequence[str], outputs: Sequence[str]) -> Iterator[str]:
-    """What holds in every case, and then the cases, each a polytope with what is special about its box."""
+    """The assertions of the bounds that all boxes share, and one of the disjunction of all properties' polytopes.
+
+    A polytope comes in conjunction with those bounds of its property's box that not all boxes share.
+    """
     boxes = [list(_bounds(prop.box, inputs)) for prop in properties]
     shared = [len(set(same)) == 1 for same in zip(*boxes, strict=True)]
     yield from (f"(assert {bound})" for bound, common in zip(boxes[0], shared, strict=True) if common)
@@ -129,7 +132,7 @@ def _row(row: Row, names: Sequence[str]) -> str:
             return f"({operator} {names[i]} {names[j]})" if c > 0 else f"({operator} {names[j]} {names[i]})"
 
     def text(value: Fraction) -> str:
-        # What has no decimal is an integer by now, too large for one.
+        # A value without a decimal is an integer after the scaling, and too large for ``decimal``.
         return decimal(value) or _integer(value.numerator)
 
     terms = [names[i] if c == 1 else f"(* {text(c)} {names[i]})" for i, c in row.coefficients]
@@ -138,9 +141,10 @@ def _row(row: Row, names: Sequence[str]) -> str:
 
 
 def decimal(value: Fraction) -> str | None:
-    """The exact decimal of a rational, with a decimal point; None if it has none that ends, or more than 4,000 places.
+    """The exact decimal of a rational, with a decimal point.
 
-    (Python turns no integer of more than 4,300 digits into text.)
+    The result is None if no finite decimal equals the rational, or none with at most 4,000 places and below 10³⁰⁰
+    (Python turns no integer of more than 4,300 digits into text).
     """
     denominator = value.denominator
     twos = (denominator & -denominator).bit_length() - 1
@@ -156,15 +160,15 @@ def decimal(value: Fraction) -> str | None:
 
 
 def exact_text(value: Fraction) -> str:
-    """A rational as SMT-LIB writes it: a decimal, or ``(/ 1.0 3.0)`` where there is none that ends."""
+    """A rational in SMT-LIB's notation: ``decimal``, or a quotient ``(/ 1.0 3.0)`` where that is None."""
     return decimal(value) or f"(/ {_integer(value.numerator)} {_integer(value.denominator)})"
 
 
 def decimal_near(value: Fraction, lower: Fraction, upper: Fraction) -> Fraction:
-    """A decimal of few places between two bounds, near to ``value``, which lies between them, too.
+    """A decimal strictly between two bounds, near to ``value``, which lies between them.
 
-    It has at least 20 places, as many as it takes; where the bounds leave none with at most ``_MOST_PLACES``, the value
-    itself is returned.
+    Decimals of 20 places are tried first, then of 40, 80 and so on. If none of at most ``_MOST_PLACES`` places lies
+    between the bounds, the result is ``value`` itself.
     """
     places = 20
     while places <= _MOST_PLACES:
@@ -178,5 +182,5 @@ def decimal_near(value: Fraction, lower: Fraction, upper: Fraction) -> Fraction:
 
 
 def _integer(value: int) -> str:
-    """An integer of any length, with a decimal point."""
+    """An integer of any length as a decimal with a decimal point."""
     return f"{Decimal(value):f}.0"

@@ -1,1 +1,1 @@
-"""Training with λ-GELU and annealing; the command is ``python -m verifiable_relu.train``."""
+"""The training of networks with λ-GELU, whose λ is annealed; the command is ``python -m verifiable_relu.train``."""

@@ -1,4 +1,4 @@
-"""``python -m verifiable_relu.train``: train with λ-GELU, harden, substitute ReLU, write ONNX."""
+"""Train a network with λ-GELU, anneal λ, replace the activation by ReLU, and write the network as ONNX."""
 
 from __future__ import annotations
 
@@ -16,52 +16,53 @@ from verifiable_relu.errors import InputError
 from verifiable_relu.train.options import CHOICES, Options, flag, number, sizes
 
 HELP: dict[str, tuple[Callable[[str], Any], str]] = {
-    "data": (str, ", ".join(DATASETS)),
+    "data": (str, "the data set: " + ", ".join(DATASETS)),
     "model": (str, "the architecture"),
-    "arm": (str, "which activation is trained, and when ReLU takes its place"),
-    "switch": (float, "part of the training after which λ is annealed, or GELU replaced"),
+    "arm": (str, "the activation that is trained, and when ReLU takes its place"),
+    "switch": (float, "fraction of the training after which λ is annealed or GELU replaced"),
     "finetune_extra": (int, "epochs of fine-tuning beyond --epochs, for arms that replace GELU at the switch"),
-    "finetune_rate": (float, "the rate that these begin with, as part of --rate"),
-    "optimizer": (str, "of the weights and λ"),
-    "momentum": (float, "of sgd"),
+    "finetune_rate": (float, "first learning rate of these epochs, as a fraction of --rate"),
+    "optimizer": (str, "the optimizer of the weights and λ"),
+    "momentum": (float, "momentum of sgd"),
     "beta1": (float, "decay of adamw's mean of gradients"),
     "beta2": (float, "decay of adamw's mean of squared gradients"),
-    "hidden": (sizes, "sizes of the fully connected hidden layers, as 100,100 (mlp, cnn)"),
-    "channels": (sizes, "channels of the convolutions, as 16,32 (cnn)"),
+    "hidden": (sizes, "sizes of the fully connected hidden layers, such as 100,100 (mlp, cnn)"),
+    "channels": (sizes, "channels of the convolutions, such as 16,32 (cnn)"),
     "width": (float, "factor of the layers' sizes (cnn3, cnn5, cnn7, resnet)"),
-    "epochs": (int, "epochs in all, with those that anneal λ"),
+    "epochs": (int, "epochs in all, including those in which λ is annealed"),
     "batch": (int, "images per step"),
     "rate": (float, "highest learning rate of the weights"),
-    "rise": (float, "part of the training over which the rate rises"),
-    "fall": (str, "how it falls after that"),
+    "rise": (float, "fraction of the training over which the learning rate rises"),
+    "fall": (str, "how the learning rate falls after its rise"),
     "decay": (float, "decoupled weight decay"),
-    "l1": (float, "factor of the weights' absolute values in the loss"),
-    "eps": (number, "radius of the attack and the intervals, as 2/255"),
+    "l1": (float, "factor of the sum of the weights' absolute values in the loss"),
+    "eps": (number, "radius ε of the attack and of the intervals, such as 2/255"),
     "warmup": (int, "epochs over which ε grows from 0"),
-    "attack_steps": (int, "steps of the attack in training; 0: none"),
-    "certified": (float, "weight of the loss of the worst logits by bounds"),
-    "certified_by": (str, "these bounds"),
-    "small_box": (float, "radius of sabr's box, as part of ε"),
-    "stability": (float, "weight of the ReLU-stability term"),
-    "terms_grow": (str, "when these two weights grow: with ε, or over the first half of λ's ramp"),
-    "initialisation": (str, "of the weights; ibp: intervals keep their width"),
-    "inputs": (str, "whether images are standardised first"),
-    "crop": (int, "zero padding of random crops, in pixels; 0: none"),
+    "attack_steps": (int, "steps of the attack in training; 0: no attack"),
+    "certified": (float, "weight of the certified loss, the cross-entropy of the worst logits by bounds"),
+    "certified_by": (str, "the bounds of the certified loss"),
+    "small_box": (float, "radius of sabr's box, as a fraction of ε"),
+    "stability": (float, "weight of the ReLU-stability term of the loss"),
+    "terms_grow": (str, "when --certified and --stability grow from 0: with ε, or over the first half of λ's ramp"),
+    "initialisation": (str, "distribution of the initial weights; ibp: intervals keep their width"),
+    "inputs": (str, "whether the network standardises its inputs"),
+    "crop": (int, "zero padding of random crops in pixels; 0: no crops"),
     "lam_init": (float, "λ of every layer at the start"),
     "lam_target": (float, "λ of every layer at the end"),
     "lam_temperature": (float, "t in λ = 1 + softplus(s/t)"),
-    "tolerance": (float, "distance to ReLU that λ's target follows from, instead of --lam-target; 0: unused"),
-    "tolerance_on": (str, "the distance meant: integral over the gate or the function, or its supremum"),
-    "ramp": (str, "whether λ still learns while it is annealed"),
-    "schedule": (str, "the annealing is linear in λ, log λ or 1/λ"),
-    "lam_rate": (str, "learning rate of λ's parameter"),
-    "lam_factor": (float, "step of λ over step of a weight"),
-    "seed": (int, "of weights, order, augmentation and attacks"),
+    "tolerance": (float, "distance to ReLU from which λ at the end follows, in place of --lam-target; 0: unused"),
+    "tolerance_on": (str, "the distance: the gate's or the function's integral, or the function's supremum"),
+    "ramp": (str, "whether λ is learned further while it is annealed"),
+    "schedule": (str, "whether the annealing is linear in λ, in log λ or in 1/λ (inverse)"),
+    "lam_rate": (str, "how the learning rate of λ's parameter s follows from the weights'"),
+    "lam_factor": (float, "a step of λ divided by a step of a weight"),
+    "seed": (int, "seed of the initial weights, the order of the images, augmentation and attacks"),
 }
+"""For each field of ``Options`` the conversion of its text on the command line, and the help text."""
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line: one option for each field of ``Options``, and ``--out``."""
+    """The command line: one option for each field of ``Options``, ``--device`` and ``--out``."""
     made = Parser(prog="python -m verifiable_relu.train", description=__doc__, allow_abbrev=False)
     for field in fields(Options):
         if field.name == "flip":
@@ -76,7 +77,7 @@ def parser() -> argparse.ArgumentParser:
             shown = _shown(field.default)
             made.add_argument(flag(field.name), type=kind, default=field.default, help=f"{text} ({shown})")
     made.add_argument("--device", default="auto", help="a torch device (auto: a GPU if there is one)")
-    made.add_argument("--out", type=Path, required=True, help="the ONNX file to write; the record goes beside it")
+    made.add_argument("--out", type=Path, required=True, help="the ONNX file to write, with a record N.json beside it")
     return made
 
 
@@ -87,7 +88,11 @@ def _shown(value: Any) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Train and export; 0 when done, 2 for bad input, 130 after Ctrl-C (the same command then goes on)."""
+    """Train and export a network by the command line's arguments.
+
+    Returns:
+        The exit status: 0 when done, 2 for bad input, 130 after Ctrl-C, after which the same command resumes.
+    """
     values = vars(parser().parse_args(arguments))
     out, device = values.pop("out"), values.pop("device")
     try:
@@ -98,13 +103,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run(options: Options, out: Path, device: str = "auto") -> int:
-    """Train by ``options`` on ``device`` with a progress bar on stderr and write ``out``.
+    """Train a network with a progress bar on stderr, and write it as ONNX.
+
+    Args:
+        options: the options of the training.
+        out: the ONNX file; the record is written beside it with the suffix ``.json``.
+        device: a torch device; ``auto`` takes a GPU if there is one.
+
+    Returns:
+        The exit status: 0 when done, 130 after Ctrl-C.
 
     Raises:
         InputError: for data, a device, an output path or a checkpoint that cannot be used.
     """
     if out.suffix != ".onnx":
-        raise InputError("the output's name must end in .onnx", path=out)
+        raise InputError("the name of the output file must end in .onnx", path=out)
     _require_place(out)
     from rich.console import Console
     from rich.progress import (
@@ -141,7 +154,8 @@ def run(options: Options, out: Path, device: str = "auto") -> int:
             )
         except KeyboardInterrupt:
             bar.stop()
-            console.print(f"interrupted; the same command goes on from the last whole epoch ({saved})", highlight=False)
+            said = f"interrupted; the same command resumes after the last complete epoch ({saved})"
+            console.print(said, highlight=False)
             return 130
         except (MemoryError, RuntimeError) as error:
             bar.stop()
@@ -160,16 +174,16 @@ def run(options: Options, out: Path, device: str = "auto") -> int:
 
 
 def _require_place(out: Path) -> None:
-    """Nothing is trained whose network cannot be written.
+    """Check, before a training, that its network can be written.
 
     Raises:
-        InputError: if there is no such folder, or no file of this name can be in it.
+        InputError: if the folder does not exist or cannot be written to, or if a file cannot have the name.
     """
     try:
         if not out.parent.is_dir():
             raise InputError("no such folder", path=out.parent)
         if not os.access(out.parent, os.W_OK):
-            raise InputError("nothing can be written into this folder", path=out.parent)
+            raise InputError("the folder cannot be written to", path=out.parent)
         os.lstat(out.with_suffix(".checkpoint"))
     except FileNotFoundError:
         pass

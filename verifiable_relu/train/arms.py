@@ -1,7 +1,7 @@
 """The arms of a comparison of trainings: which activation is trained, and when ReLU takes its place.
 
-A new arm is a row of ``ARMS``: the trainer, the commands and the benchmarks read what they need from there. No torch
-is imported, so that ``--help`` stays quick.
+A new arm is a row of ``ARMS``, from which the trainer, the commands and the benchmarks take what they need. The module
+does not import torch, so that ``--help`` stays quick.
 """
 
 from __future__ import annotations
@@ -15,15 +15,16 @@ Swap = Literal["never", "switch", "end"]
 
 @dataclass(frozen=True)
 class Arm:
-    """An activation and its replacement by ReLU.
+    """The activation of a training, and the time at which ReLU replaces it.
 
     Attributes:
-        activation: the class in ``verifiable_relu.nn`` or ``torch.nn`` that every hidden layer gets.
-        about: one line for people.
-        hardness: whether the activation has a hardness λ, which is annealed from the switch on, and whether λ is
-            ``learned`` until then or ``frozen`` from the start.
-        swap: when ReLU takes the activation's place: ``never``, at the ``switch`` (the rest of the training then
-            fine-tunes the ReLU network), or at the ``end`` of the training.
+        activation: the name of the activation's class, in ``verifiable_relu.nn`` if the activation has a hardness λ and
+            in ``torch.nn`` otherwise.
+        about: a line about the arm for the user.
+        hardness: ``none`` for an activation without λ. Otherwise λ is annealed from the switch on, and until then
+            ``learned``, or ``frozen`` from the start.
+        swap: the time at which ReLU replaces the activation: ``never``, at the ``switch`` (the rest of the training
+            then fine-tunes the ReLU network), or at the ``end`` of the training.
     """
 
     activation: str
@@ -33,17 +34,18 @@ class Arm:
 
     @property
     def ends_in_relu(self) -> bool:
-        """Whether the network that the training leaves has ReLU for its activation."""
+        """Whether the trained network, as it is exported, has ReLU as its activation."""
         return self.activation == "ReLU" or self.swap != "never"
 
 
 ARMS = {
     "lambda-gelu": Arm("LambdaGELU", "λ-GELU; λ is learned, annealed after the switch; ReLU at the end", "learned"),
-    "lambda-gelu-frozen": Arm("LambdaGELU", "the same annealing of a λ that was never learned", "frozen"),
-    "swish": Arm("LambdaSwish", "as lambda-gelu, with Swish of equal distance to ReLU", "learned"),
-    "gelu-swap": Arm("GELU", "GELU, ReLU at the end"),
-    "gelu-swap-finetune": Arm("GELU", "GELU until the switch, ReLU from there on", swap="switch"),
+    "lambda-gelu-frozen": Arm("LambdaGELU", "λ-GELU; λ is annealed after the switch, never learned", "frozen"),
+    "swish": Arm("LambdaSwish", "as lambda-gelu, with Swish at the same distance to ReLU", "learned"),
+    "gelu-swap": Arm("GELU", "GELU; ReLU at the end"),
+    "gelu-swap-finetune": Arm("GELU", "GELU until the switch, then ReLU", swap="switch"),
     "relu": Arm("ReLU", "ReLU from the start", swap="never"),
-    "prelu": Arm("PReLU", "PReLU, which is never replaced", swap="never"),
+    "prelu": Arm("PReLU", "PReLU, never replaced", swap="never"),
 }
-"""By name, in the order in which tables show them. Arms of equal seeds share initial weights and order of the data."""
+"""The arms by name, in the order of the tables. With equal seeds, all arms start from the same weights and see the same
+data in the same order."""

@@ -1,4 +1,4 @@
-"""Random crops and mirror images."""
+"""The augmentation of images by random crops and mirror images."""
 
 from __future__ import annotations
 
@@ -8,8 +8,15 @@ from torch import Tensor
 
 
 def augment(images: Tensor, crop: int, flip: bool, generator: torch.Generator) -> Tensor:
-    """Each image of (n, channels, height, width) cut at random from itself padded with ``crop`` zeros, and mirrored
-    left to right with probability ½ if ``flip``."""
+    """Images mirrored and cropped at random.
+
+    Args:
+        images: (n, channels, height, width).
+        crop: the pixels of zero padding on each side of an image, from which a random part of the image's own size is
+            cut; 0 crops nothing.
+        flip: whether each image is mirrored left to right with probability ½.
+        generator: the source of the random numbers.
+    """
     n, _, height, width = images.shape
     if flip:
         mirrored = (torch.rand(n, generator=generator) < 0.5).to(images.device)

@@ -1,4 +1,4 @@
-"""Checkpoints: written whole or not at all, and refused when they belong to another training."""
+"""Checkpoints of trainings: each is written completely or not at all, and belongs to one set of options."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from verifiable_relu.train.options import Options, flag
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Write ``data`` to ``path`` so that a crash at any moment leaves the old file or the new one."""
+    """Write ``data`` to ``path``; a crash at any moment leaves the old file or the new one, complete."""
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
         with part.open("wb") as file:
@@ -29,17 +29,18 @@ def write_whole(path: Path, data: bytes) -> None:
 
 
 def save(path: Path, options: Options, state: dict[str, Any]) -> None:
-    """Write ``state`` together with the options it belongs to."""
+    """Write the state of a training together with its options."""
     buffer = io.BytesIO()
     torch.save({"options": asdict(options), "state": state}, buffer)
     write_whole(path, buffer.getvalue())
 
 
 def restore(path: Path, options: Options) -> dict[str, Any] | None:
-    """The state at ``path``, or None if there is no such file.
+    """The state of a training that a checkpoint holds; None if there is no file at ``path``.
 
     Raises:
-        InputError: if the file is damaged or was written by a training with other options; it names them.
+        InputError: if the file is damaged, or if it was written by a training with another value of an option, which
+            the error names.
     """
     if not path.is_file():
         return None
@@ -47,11 +48,11 @@ def restore(path: Path, options: Options) -> dict[str, Any] | None:
         content = torch.load(path, map_location="cpu", weights_only=True)
         before, state = content["options"], content["state"]
     except (OSError, RuntimeError, EOFError, KeyError, TypeError, pickle.UnpicklingError) as error:
-        raise InputError(f"no checkpoint that can be read ({error}); delete it to start anew", path=path) from error
+        raise InputError(f"not a readable checkpoint ({error}); delete it to start anew", path=path) from error
     for name, value in asdict(options).items():
         if before.get(name) != value:
             raise InputError(
-                f"belongs to a training with {flag(name)} {before.get(name)}, not {value}; "
+                f"the checkpoint belongs to a training with {flag(name)} {before.get(name)}, not {value}; "
                 "delete it to start anew, or choose another --out",
                 path=path,
             )

@@ -1,4 +1,4 @@
-"""What becomes of a trained network that is made smaller: static int8 quantisation, and pruning by magnitude."""
+"""The compression of a trained network by static int8 quantisation or by pruning, and the effect on its accuracy."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from verifiable_relu.network import from_torch, write_onnx
 from verifiable_relu.runtime import load, session
 
 CALIBRATED = 300
-"""Training images, the first, that the ranges of the int8 activations are taken over."""
+"""The number of training images, the first ones, on which the ranges of the int8 activations are calibrated."""
 
 SPARSITIES = (0.5, 0.7, 0.9)
-"""The parts of the weights that are pruned."""
+"""The fractions of the weights that are pruned."""
 
 
 @dataclass(frozen=True)
 class Quantized:
-    """An int8 network beside the float network that it comes from, over one set of images.
+    """A comparison of an int8 network with the float network that it was made from, on one set of images.
 
     Attributes:
-        clean: its accuracy, as parts of 1.
-        flipped_predictions: images whose predicted class differs.
-        mean_logit_change: mean of |its logit − the float network's| over images and classes.
-        calibration_images: how many images its ranges are taken over.
+        clean: the accuracy of the int8 network, in [0, 1].
+        flipped_predictions: the number of images for which the two networks predict different classes.
+        mean_logit_change: the mean of |int8 logit − float logit| over images and classes.
+        calibration_images: the number of images on which the int8 ranges were calibrated.
     """
 
     clean: float
@@ -45,11 +45,12 @@ class Quantized:
 
 @torch.no_grad()
 def prune(model: nn.Module, sparsity: float) -> nn.Module:
-    """A copy of ``model`` with the smallest weights 0: of all matrices and kernels together, nothing retrained.
+    """A copy of a model in which the weights of least magnitude are 0; nothing is retrained.
 
     Args:
-        model: of any modules; what has fewer than two axes (biases, λ, PReLU's slopes) is left as it is.
-        sparsity: in [0, 1]; round(sparsity · number of weights) of them become 0, those of the least magnitude.
+        model: any module. Its matrices and kernels are pruned together; parameters with fewer than two axes (biases, λ,
+            the slopes of PReLU) are kept.
+        sparsity: the fraction of the weights that become 0, in [0, 1], rounded to a whole number of weights.
     """
     copy = deepcopy(model)
     kernels = [parameter for parameter in copy.parameters() if parameter.ndim > 1]
@@ -62,21 +63,21 @@ def prune(model: nn.Module, sparsity: float) -> nn.Module:
 
 
 def quantize(network: bytes, images: np.ndarray, per_channel: bool = True) -> bytes:
-    """The ONNX file ``network`` with int8 weights and activations, as onnxruntime's static quantisation makes it.
+    """An ONNX file with int8 weights and activations, as onnxruntime's static quantisation makes it from a float file.
 
-    Its nodes are the float ones between QuantizeLinear and DequantizeLinear. Weights are quantised symmetrically,
-    activations asymmetrically over the range that they have on ``images``.
+    The operators of the new file are the float ones between QuantizeLinear and DequantizeLinear. Weights are quantised
+    symmetrically, and activations asymmetrically over their range on ``images``.
 
     Args:
-        network: a file with one input and a free batch axis.
-        images: float32 (n, …), to calibrate with.
-        per_channel: whether each output channel (neuron) of a kernel (matrix) has a scale of its own.
+        network: the content of an ONNX file with one input and a free batch axis.
+        images: float32 (n, …), the images on which ranges are calibrated.
+        per_channel: whether each output channel of a kernel, or each neuron of a matrix, has a scale of its own.
     """
-    # Imported here, because only the end of a training needs it.
+    # Imported here, because trainings need the module only at their end.
     quantization = load("quantization")
 
     class Once(quantization.CalibrationDataReader):  # type: ignore[misc, name-defined]
-        """Hands out all images as one batch."""
+        """A reader that returns all images as one batch."""
 
         def __init__(self, name: str) -> None:
             self.batches = iter([{name: images}])
@@ -92,8 +93,9 @@ def quantize(network: bytes, images: np.ndarray, per_channel: bool = True) -> by
 
 
 def outputs(network: bytes, images: np.ndarray) -> np.ndarray:
-    """The outputs (n, classes) of an ONNX file at float32 images (n, …), by onnxruntime."""
-    # Without VNNI, sums of products of two int8 saturate in 16 bits; with this they do not: as on other machines.
+    """The outputs (n, classes) that onnxruntime computes of an ONNX file's content at float32 images (n, …)."""
+    # On a processor without VNNI, sums of two products of int8 numbers saturate at 16 bits by default. With this entry
+    # they do not, and the outputs are the same on all processors.
     entries = {"session.x64quantprecision": "1"}
     loaded = session(network, torch.get_num_threads(), entries)
     name = loaded.get_inputs()[0].name
@@ -105,12 +107,13 @@ def outputs(network: bytes, images: np.ndarray) -> np.ndarray:
 def measure_int8(
     model: nn.Module, calibration: np.ndarray, images: Tensor, labels: Tensor, per_channel: bool = True
 ) -> Quantized:
-    """Quantise ``model`` over the first images of ``calibration`` and compare both.
+    """Quantise a model and compare the int8 network with it.
 
     Args:
-        model: in evaluation mode, such as ``from_torch`` reads.
-        calibration: float32 (m, …).
-        images, labels: (n, …) and their right classes (n,), to compare over.
+        model: in evaluation mode, of modules that ``from_torch`` reads.
+        calibration: float32 (m, …); the first ``CALIBRATED`` of these images calibrate the ranges.
+        images: float32 (n, …), the images on which both networks are compared.
+        labels: (n,), the true classes of ``images``.
         per_channel: as in ``quantize``.
     """
     few = calibration[:CALIBRATED]
@@ -128,7 +131,7 @@ def measure_int8(
 
 @contextmanager
 def _quiet() -> Iterator[Any]:
-    """No log message below an error: quantisation asks for a preprocessing that these networks do not need."""
+    """Suppress log messages below errors: onnxruntime recommends a preprocessing that these networks do not need."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

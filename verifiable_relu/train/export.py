@@ -1,4 +1,4 @@
-"""What a training writes: the ReLU network as ONNX, and the record beside it."""
+"""The end of a training: the replacement of its activation by ReLU, the measurements, the ONNX file and the record."""
 
 from __future__ import annotations
 
@@ -27,23 +27,27 @@ from verifiable_relu.train.patterns import unstable_neurons
 from verifiable_relu.train.swap import measure
 
 ATTACKED = 1000
-"""Test images that the attacked accuracy and the unstable neurons are taken over."""
+"""The number of test images, the first ones, on which attacked accuracy and unstable neurons are measured."""
 
 
 def finish(
     trained: Trained, options: Options, training: Dataset, test: Dataset
 ) -> tuple[torch.nn.Module, dict[str, Any]]:
-    """Substitute ReLU where that is still to be done, and measure.
+    """Replace the trained activation by ReLU, if the arm replaces it at the end, and measure the network.
 
     Returns:
-        The network in the form in which it is used, and the record. Its ``results`` are: ``clean`` (the network's
-        accuracy over the test set, as parts of 1), the measures of the replacement by ReLU (``train.swap``; not for
-        ReLU and PReLU), ``lam_learned`` (λ of each layer where the annealing began), ``seconds_per_step`` (median of
-        the epochs' means), ``monitor`` (the looks at the training, ``Monitor.points``), ``patterns_settled`` and
-        ``weights_settled`` (``monitor.settled``), ``int8`` and ``int8_per_tensor`` (``compress.Quantized`` over the
-        test set, with one scale per channel and per tensor), ``pruned`` (accuracy over the test set for each of
-        ``compress.SPARSITIES``, whose texts are the keys), and where ε > 0 the attacked accuracy and unstable neurons
-        over the first test images.
+        The network in the form in which it is exported, and the record of the training. The record's ``results`` are
+
+        * ``clean``: the accuracy on the test set, in [0, 1];
+        * the measurements of the replacement by ReLU (``train.swap``), unless ReLU or PReLU was trained;
+        * ``lam_learned``: λ of each layer when the annealing began;
+        * ``seconds_per_step``: the median over the epochs of the mean time of a step;
+        * ``monitor``: the measurements during the training (``Monitor.points``);
+        * ``patterns_settled`` and ``weights_settled``: see ``monitor.settled``;
+        * ``int8`` and ``int8_per_tensor``: ``compress.Quantized`` on the test set, with a scale per channel or tensor;
+        * ``pruned``: the accuracy on the test set by sparsity, for each of ``compress.SPARSITIES``;
+        * where ε > 0: the attacked accuracy, in [0, 1], and the mean number of unstable neurons per image, on the first
+          ``ATTACKED`` test images.
     """
     model = trained.model.eval()
     images, labels = torch.from_numpy(test.images), torch.from_numpy(test.labels)
@@ -96,15 +100,15 @@ def finish(
 
 
 def write_record(path: Path, record: dict[str, Any]) -> None:
-    """Write ``record`` as JSON, whole or not at all."""
+    """Write a record as JSON, completely or not at all."""
     write_whole(path, (json.dumps(record, indent=1, ensure_ascii=False) + "\n").encode())
 
 
 def export(trained: Trained, options: Options, training: Dataset, test: Dataset, out: Path) -> dict[str, Any]:
-    """``finish``, then write the network to ``out`` and the record to ``out`` with the suffix ``.json``.
+    """Finish a training (``finish``), and write its network to ``out`` and its record beside it as ``.json``.
 
     Returns:
-        The record's ``results``.
+        The ``results`` of the record.
     """
     hard, record = finish(trained, options, training, test)
     write_whole(out, write_onnx(from_torch(hard, training.images.shape[1:])))

@@ -1,4 +1,4 @@
-"""The training loop of every arm: learn the weights and λ, then anneal λ to its target, or go on with ReLU."""
+"""The training loop of every arm: weights and λ are learned, then λ is annealed or the activation replaced by ReLU."""
 
 from __future__ import annotations
 
@@ -37,20 +37,22 @@ from verifiable_relu.train.options import Options, flag
 from verifiable_relu.train.swap import Swap, measure
 
 Progress = Callable[[int, str], None]
-"""Called after every step with the number of steps taken in all, and a word on how it goes."""
+"""A function that is called after every step, with the number of steps taken so far and a line of figures."""
 
 
 @dataclass(frozen=True)
 class Trained:
-    """What a training leaves.
+    """A trained model and the history of its training.
 
     Attributes:
-        model: as it was after the last step: λ-GELUs with every λ at its target, or what else the arm trains.
-        history: for each epoch ``lam`` (each layer's λ at its end), ``loss`` and ``accuracy`` (means over its steps;
-            the accuracy is that at the points trained on), ``steps`` and ``seconds``.
-        monitor: a dict for each of ``train.monitor``'s moments (``Monitor.points``).
+        model: the model after the last step, with every λ at its target in arms with a λ, and with ReLU in arms that
+            replace the activation at the switch.
+        history: for each epoch ``lam`` (each layer's λ at the epoch's end), ``loss`` and ``accuracy`` (means over the
+            epoch; the accuracy is that on the possibly augmented and attacked images trained on), ``steps`` and
+            ``seconds``.
+        monitor: the measurements during the training, one dict for each moment (``Monitor.points``).
         learned: each layer's λ when the annealing began.
-        swap: what the replacement by ReLU within the training did, if there was one.
+        swap: the effect of the replacement by ReLU, if the replacement was at the switch; None otherwise.
     """
 
     model: nn.Sequential
@@ -61,7 +63,7 @@ class Trained:
 
 
 def activation(options: Options) -> nn.Module:
-    """A new activation of the arm."""
+    """A new module of the activation that the options' arm trains."""
     arm = ARMS[options.arm]
     if arm.hardness == "none":
         return getattr(nn, arm.activation)()
@@ -72,8 +74,13 @@ def activation(options: Options) -> nn.Module:
 
 
 def build(options: Options, data: Dataset) -> nn.Sequential:
-    """The untrained network for the images of ``data``, normalisation included: of equal weights for equal seeds,
-    whatever the arm."""
+    """The untrained network for the images of a data set, its normalisation included.
+
+    Equal seeds give equal weights, whatever the arm.
+
+    Raises:
+        InputError: if the architecture does not fit the images.
+    """
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(options.seed)
         try:
@@ -107,28 +114,32 @@ def train(
     test: Dataset | None = None,
     device: str = "cpu",
 ) -> Trained:
-    """Train on ``data``, going on from the checkpoint ``saved`` if it exists and writing it after each epoch.
+    """Train a network, resuming from its checkpoint if there is one.
 
-    A training that was interrupted and resumed gives, bit for bit, the network of one that was not: every epoch's
-    order, augmentation and attacks come from the seed and its number alone.
+    A training that was interrupted and resumed gives, bit for bit, the same network as one that was not: the order of
+    the images, the augmentation and the attacks of an epoch depend on the seed and the epoch's number alone.
 
     Args:
-        options: what to train.
+        options: the options of the training.
         data: the images to train on.
-        saved: the checkpoint's path; None keeps none.
+        saved: the path of the checkpoint, which is written after each epoch; None writes no checkpoint.
         progress: called after every step.
-        test: the images over which a replacement within the training is measured; None takes those of ``data``.
-        device: a torch device, on which the whole of ``data`` is held; the trained network is on the CPU. A checkpoint
-            may be gone on with on another device, which computes other bits.
+        test: the images on which a replacement by ReLU at the switch is measured; None takes those of ``data``.
+        device: a torch device, on which all of ``data`` is held. A training may be resumed on another device, which
+            computes other bits.
+
+    Returns:
+        The trained model, on the CPU, and the history of its training.
 
     Raises:
-        InputError: if the network does not fit the images, if the checkpoint is damaged or another training's, or if
-            the loss is no longer finite.
+        InputError: if the network does not fit the images, if the checkpoint is damaged or belongs to another training,
+            or if the loss becomes infinite or NaN.
     """
     images, labels = (torch.from_numpy(array).to(device) for array in (data.images, data.labels))
     model = build(options, data).to(device)
     if len(images) % options.batch == 1 and any(isinstance(module, nn.BatchNorm1d) for module in model.modules()):
-        raise InputError("leaves one image for the last step, which cannot be normalised", place=flag("batch"))
+        message = "the last step of an epoch has one image, which a batch normalisation cannot normalise"
+        raise InputError(message, place=flag("batch"))
     gates = [module for module in model.modules() if isinstance(module, HardnessGate)]
     optimizer = make_optimizer(model, options)
     history: list[dict[str, Any]] = []
@@ -168,7 +179,7 @@ def train(
             for gate, start in zip(gates, learned, strict=False):
                 done = schedule.annealing_progress(step, per_epoch, options.first_annealed, options.epochs)
                 if options.ramp == "learning":
-                    # From where learning has taken λ, an equal part of the way in each step that is left.
+                    # λ moves from its learned value by an equal part of the remaining way in each remaining step.
                     start, done = gate.lam.item(), 1 / (annealed - step)
                 gate.set_lam(schedule.hardness(options.schedule, start, options.target, done))
             set_rates(optimizer, model, schedule.rate_at(options, step, per_epoch), options)
@@ -178,7 +189,7 @@ def train(
                 of_terms = schedule.hardening(step, per_epoch, options.first_annealed, options.epochs)
             loss, logits = objective(model, x, y, options, of_eps, of_terms, generator)
             if not torch.isfinite(loss):
-                raise InputError("the loss is no longer finite; a lower --rate may help", place=f"epoch {epoch}")
+                raise InputError("the loss is infinite or NaN; a lower --rate may help", place=f"epoch {epoch}")
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -189,7 +200,7 @@ def train(
                     gate.set_lam(options.target)
             looked = time.monotonic()
             monitor.look(model, step + 1)
-            # Looking is no part of what a step costs.
+            # The time of the monitor's measurements does not count as time of the step.
             began += time.monotonic() - looked
             if progress is not None:
                 progress(step + 1, f"loss {loss.item():.3f}" + _least(gates))
@@ -221,13 +232,13 @@ def _least(gates: list[HardnessGate]) -> str:
 
 @torch.no_grad()
 def accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
-    """The part of the images that ``model`` classifies rightly."""
+    """The fraction of the images that a model classifies correctly."""
     pairs = zip(images.split(1000), labels.split(1000), strict=True)
     return sum(int((model(x).argmax(1) == y).sum()) for x, y in pairs) / len(labels)
 
 
 def attacked_accuracy(model: nn.Module, images: Tensor, labels: Tensor, eps: float, seed: int) -> float:
-    """The part of the images that stays rightly classified under a 40-step attack of radius ``eps``."""
+    """The fraction of the images that a model classifies correctly, also under a 40-step attack of radius ``eps``."""
     generator = torch.Generator().manual_seed(seed)
     right = 0
     for x, y in zip(images.split(500), labels.split(500), strict=True):

@@ -1,4 +1,4 @@
-"""What losses are made of: attacks, and differentiable bounds of the network as it is being trained."""
+"""The parts of training losses: attacks, and differentiable bounds of the network in training."""
 
 from __future__ import annotations
 
@@ -15,17 +15,28 @@ from verifiable_relu.bounds.types import Bounds
 from verifiable_relu.network import from_torch
 from verifiable_relu.nn import LambdaSwish
 
+UNBOUNDED = (LambdaSwish, nn.SiLU)
+"""The classes of smooth activations for which ``verifiable_relu.bounds`` has no bounds."""
+
 
 def ball(x: Tensor, eps: float) -> Bounds:
-    """The L∞ ball of radius ``eps`` around each of the images x, clipped to [0, 1]."""
+    """The L∞ balls of radius ``eps`` around the images x, clipped to [0, 1]."""
     return Bounds((x - eps).clamp_min(0), (x + eps).clamp_max(1))
 
 
 def attacked(model: nn.Module, x: Tensor, y: Tensor, eps: float, steps: int, generator: torch.Generator) -> Tensor:
-    """Images of the L∞ ball of radius ``eps`` around x, clipped to [0, 1], with a high cross-entropy.
+    """Images of high cross-entropy in the L∞ balls of radius ``eps`` around x, clipped to [0, 1].
 
-    Projected gradient ascent from a uniform random start with steps of 2.5·ε/steps along the gradient's sign
-    (Madry et al., arXiv 1706.06083). The model's parameters get no gradient.
+    The images are found by projected gradient ascent from a uniform random start, with steps of 2.5·ε/steps along the
+    gradient's sign (Madry et al., arXiv 1706.06083). The model's parameters get no gradient.
+
+    Args:
+        model: the classifier.
+        x: images (batch, …) in [0, 1].
+        y: (batch,), the true classes.
+        eps: the radius of the balls.
+        steps: the number of gradient steps.
+        generator: the source of the random starts.
     """
     within = ball(x, eps)
     lb, ub = within.lower, within.upper
@@ -38,45 +49,51 @@ def attacked(model: nn.Module, x: Tensor, y: Tensor, eps: float, steps: int, gen
 
 
 def bounded(model: nn.Module, box: Bounds) -> Relaxation:
-    """Interval bounds of all that ``model`` computes of the images in ``box``, differentiable in weights and λ.
+    """Interval bounds of all nodes of a model over boxes of images, differentiable in the weights and λ.
 
-    They are the project's own (``bounds``), of the activations as they are at this moment of the training; for
-    λ-Swish, which has none, of the ReLU network that it is to become. Batch normalisations are bounded with their
-    running means and variances, also where the training step itself takes those of the batch.
+    The bounds are those of ``verifiable_relu.bounds``, for the activations in their present state. Activations of
+    ``UNBOUNDED`` are bounded as the ReLU that replaces them at the end. Batch normalisations are bounded with their
+    running means and variances, although a training step computes with those of the batch.
+
+    Args:
+        model: the network in training.
+        box: the boxes, tensors shaped (batch, *input shape).
 
     Returns:
-        The relaxation, advanced to the output. ``pre`` holds each activation's input.
+        The relaxation, advanced to the output. Its ``pre`` has the bounds of each activation's input.
 
     Raises:
         UnsupportedError: if the model has a layer or an activation without bounds.
     """
-    # At each step, this is asked of the same module; what is exported in the end is compared.
-    network = from_torch(_with_relu_for_swish(model), tuple(box.lower.shape[1:]), compared=False)
+    # This is called for the same module at each step. The comparison with the module is made once, on export.
+    network = from_torch(_with_bounded_activations(model), tuple(box.lower.shape[1:]), compared=False)
     relaxation = Relaxation(network, box)
     relaxation.advance(len(network.nodes) - 1)
     return relaxation
 
 
-def _with_relu_for_swish(model: nn.Module) -> nn.Module:
-    replaced = {id(module): nn.ReLU() for module in model.modules() if isinstance(module, LambdaSwish)}
+def _with_bounded_activations(model: nn.Module) -> nn.Module:
+    """The model with ReLU in place of activations without bounds; the model itself if it has none of these."""
+    replaced = {id(module): nn.ReLU() for module in model.modules() if isinstance(module, UNBOUNDED)}
     if not replaced:
         return model
-    # What the memo holds is not copied: the parameters stay the model's own, and get its gradients.
+    # deepcopy does not copy what its memo has: the copy shares the model's parameters, which thus get the gradients.
     shared = {id(tensor): tensor for tensor in chain(model.parameters(), model.buffers())}
     return deepcopy(model, {**shared, **replaced})
 
 
 def worst_logits(relaxation: Relaxation, y: Tensor, linear: float = 0.0) -> Tensor:
-    """Upper bounds (batch, classes) of output k − output y over a relaxation's boxes; 0 where k = y.
+    """Upper bounds (batch, classes) of output k − output y over a relaxation's boxes, which are 0 for k = y.
 
-    Each difference is bounded as one row, merged into the last affine map: by the intervals before that map
-    (Gowal et al., arXiv 1810.12715, section 3.2), or by the linear bounds that follow from the intervals, all the way
-    back to the input (CROWN-IBP, Zhang et al., arXiv 1906.06316, section 3), or both.
+    Each difference of outputs is one row, merged into the last affine map. The row is bounded by the intervals of that
+    map's input (Gowal et al., arXiv 1810.12715, section 3.2), by linear bounds propagated back to the network's input
+    over the intervals (CROWN-IBP, Zhang et al., arXiv 1906.06316, section 3), or by a weighted mean of both bounds.
 
     Args:
-        relaxation: advanced to the output (``bounded``).
-        y: (batch,) the right classes.
-        linear: β, the weight of the linear bounds beside 1 − β for the intervals: an average of sound bounds.
+        relaxation: the relaxation of a network, advanced to the output (``bounded``).
+        y: (batch,), the true classes.
+        linear: β, the weight of the linear bounds, against 1 − β for the interval bounds. A weighted mean of sound
+            bounds is sound.
     """
     last = len(relaxation.network.nodes) - 1
     one = torch.eye(relaxation.network.output_size).to(relaxation.box.lower)
@@ -88,12 +105,12 @@ def worst_logits(relaxation: Relaxation, y: Tensor, linear: float = 0.0) -> Tens
 
 
 def instability(pre: Iterable[Bounds]) -> Tensor:
-    """The mean of −tanh(1 + l·u) over all neurons: small where most intervals lie on one side of zero.
+    """The mean of −tanh(1 + l·u) over all neurons, which is small where most intervals [l, u] do not contain zero.
 
     Source: Xiao et al., Training for Faster Adversarial Robustness Verification via Inducing ReLU Stability,
-    arXiv 1809.03008 (a sum there; a mean here, so that its weight does not depend on the network's size).
+    arXiv 1809.03008. The paper takes the sum; with the mean, the term's weight does not depend on the network's size.
 
     Args:
-        pre: bounds of each activation's input.
+        pre: the bounds l, u of each activation's input.
     """
     return -torch.cat([torch.tanh(1 + each.lower * each.upper).flatten() for each in pre]).mean()

@@ -1,4 +1,4 @@
-"""What is looked at while a network trains: its activation patterns, weights and λ at equally spaced moments."""
+"""Measurements during a training, at equally spaced moments: activation patterns, weights and λ."""
 
 from __future__ import annotations
 
@@ -11,25 +11,26 @@ from verifiable_relu.nn import HardnessGate
 from verifiable_relu.train import patterns
 
 MOMENTS = 20
-"""Into how many equal parts the moments divide a training; the second lies at its tenth."""
+"""The number of equal parts into which the moments divide a training; the first moment is the training's beginning."""
 
 PROBED = 200
-"""Training images, the first, that the patterns are those of."""
+"""The number of training images, the first ones, whose activation patterns are measured."""
 
 
 class Monitor:
-    """The looks at one training, from its beginning to its end.
+    """The measurements of one training.
 
     Args:
-        images: of the training; the first ``PROBED`` are the probe batch.
-        eps: radius at which unstable neurons are counted; 0 counts none.
-        steps: of the whole training.
+        images: the training images, of which the first ``PROBED`` are measured.
+        eps: the radius for which unstable neurons are counted; 0 counts none.
+        steps: the number of steps of the whole training.
 
     Attributes:
-        points: a dict for each moment: ``step`` (how many had been taken), ``part`` (of all steps), ``oui``
-            (``patterns.overlap_index``), ``patterns_changed`` and ``weights_changed`` (since the moment before: the
-            part of the neurons' states, and relative to the weights' norm; 0 at the first), ``lam`` (of each layer)
-            and where ε > 0 ``unstable`` (``patterns.unstable_neurons``).
+        points: a dict for each moment that has passed: ``step`` (the steps taken), ``part`` (the same as a fraction of
+            all steps), ``oui`` (``patterns.overlap_index``), ``patterns_changed`` (the fraction of neurons' states that
+            changed since the moment before), ``weights_changed`` (the change of the weights since then, relative to
+            their norm), ``lam`` (each layer's λ), and where ε > 0 ``unstable`` (``patterns.unstable_neurons``). Both
+            changes are 0 at the first moment.
     """
 
     def __init__(self, images: Tensor, eps: float, steps: int) -> None:
@@ -42,9 +43,9 @@ class Monitor:
         self.weights: Tensor | None = None
 
     def look(self, model: nn.Module, step: int) -> None:
-        """Add a point if a moment has come, ``step`` steps having been taken, and none is there of it.
+        """Measure the model if ``step``, the number of steps taken, is a moment that has not been measured.
 
-        ``model`` is left in training mode.
+        A model that was measured is left in training mode.
         """
         if step not in self.moments or (self.points and self.points[-1]["step"] >= step):
             return
@@ -66,28 +67,28 @@ class Monitor:
         model.train()
 
     def state(self) -> dict[str, Any]:
-        """What ``restore`` needs to go on from here."""
+        """The present state, for a checkpoint."""
         return {"points": self.points, "patterns": self.patterns, "weights": self.weights}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from a ``state``."""
+        """Set the state to one that ``state`` returned."""
         self.points, self.patterns, self.weights = state["points"], state["patterns"], state["weights"]
 
 
 def settled(points: list[dict[str, Any]], name: str, most: float = 0.9) -> float:
-    """The part of a training after which ``most`` of all change had been made.
+    """The fraction of a training after which the fraction ``most`` of all change has happened.
 
-    All change is the length of the path, Σ of ``patterns_changed`` or ``weights_changed`` over the moments: the way
-    there and back counts as twice the way. Between two moments it is taken to grow evenly. Of a rate that never
-    falls the result is ``most``; the earlier the change comes, the smaller it is.
+    The change is the length of a path: the sum of ``patterns_changed`` or ``weights_changed`` over the moments, so that
+    a change that is undone counts twice. It is taken to grow linearly between two moments. If the change is uniform
+    over the training, the result is ``most``; the earlier the change happens, the smaller the result.
 
     Args:
-        points: of a ``Monitor``.
-        name: of the change.
-        most: in (0, 1].
+        points: the ``points`` of a ``Monitor``.
+        name: ``patterns_changed`` or ``weights_changed``.
+        most: the fraction of the change, in (0, 1].
 
     Returns:
-        The part, in [0, 1]; 0 if nothing ever changed.
+        The fraction of the training, in [0, 1]; 0 if nothing ever changed.
     """
     path = list(accumulate(point[name] for point in points))
     for before, after, start, end in zip(path, path[1:], points, points[1:], strict=False):

@@ -1,4 +1,4 @@
-"""The loss of a training step: plain, at attacked points, certified by bounds; and weights to begin the latter with."""
+"""The loss of a training step: plain, attacked or certified by bounds; and initial weights for certified training."""
 
 from __future__ import annotations
 
@@ -21,23 +21,29 @@ def objective(
     of_terms: float,
     generator: torch.Generator,
 ) -> tuple[Tensor, Tensor]:
-    """The loss of one batch and the logits at the points trained on.
+    """The loss of one batch, and the logits at the batch's points.
 
-    The loss is (1 − w)·(cross-entropy at those points) + w·(cross-entropy of the worst logits) + stability + L1. The
-    worst logits (``losses.worst_logits``) are those
+    The points are the images, or attacked images in their L∞ balls. The loss is (1 − w)·(cross-entropy at the points)
+    + w·(cross-entropy of the worst logits) + stability + L1, with w = ``options.certified``. The worst logits
+    (``losses.worst_logits``) come, by ``options.certified_by``, from
 
-    * of the ball's intervals (IBP, Gowal et al., arXiv 1810.12715);
-    * averaged with CROWN-IBP's (Zhang et al., arXiv 1906.06316), with a weight that falls from 1 to 0 as ε grows;
-    * of the intervals of a small box of radius τ around a point attacked within ε − τ, which lies in the ball too
-      (SABR, Müller et al., arXiv 2210.04871).
+    * ``ibp``: interval bounds over the ball (Gowal et al., arXiv 1810.12715);
+    * ``crown-ibp``: their weighted mean with CROWN-IBP's linear bounds (Zhang et al., arXiv 1906.06316), whose weight
+      falls from 1 to 0 as ε grows;
+    * ``sabr``: interval bounds over a box of radius τ around a point that was attacked within ε − τ, so that the box
+      lies in the ball (SABR, Müller et al., arXiv 2210.04871).
 
     Args:
-        model: what is trained.
-        x, y: images in [0, 1] and their classes.
-        options: which terms, and their weights.
-        of_eps: how much of ε there is by now, in [0, 1].
-        of_terms: how much of the weights of the certified and the stability term, in [0, 1].
-        generator: of the attack's random start.
+        model: the network in training.
+        x: images (batch, …) in [0, 1].
+        y: (batch,), the true classes.
+        options: the terms of the loss and their weights.
+        of_eps: the fraction of ε that counts in this step, in [0, 1].
+        of_terms: the fraction of the weights of the certified and the stability term that counts, in [0, 1].
+        generator: the source of the attack's random start.
+
+    Returns:
+        The loss, and the logits (batch, classes) at the points.
     """
     eps = options.eps * of_eps
     small = options.small_box * eps if options.certified and options.certified_by == "sabr" else 0.0
@@ -45,7 +51,7 @@ def objective(
     point = x
     if options.attack_steps and eps > 0:
         point = losses.attacked(model, x, y, eps - small, options.attack_steps, generator)
-    # Where the worst logits are all that counts, the others are only reported.
+    # With w = 1 the loss is made of the worst logits alone, and the points' logits are only reported.
     with torch.set_grad_enabled(certified < 1):
         logits: Tensor = model(point)
         loss = F.cross_entropy(logits, y)
@@ -63,11 +69,11 @@ def objective(
 
 
 def initialise(model: nn.Module) -> None:
-    """Weights with which interval bounds neither grow nor shrink from layer to layer, drawn from torch's generator.
+    """Draw weights under which interval bounds neither grow nor shrink from layer to layer, from torch's generator.
 
-    Of every matrix and kernel they are normal with σ = √(2π)/(inputs of a neuron); biases are 0. A radius r of a
-    layer's inputs then becomes Σ|w|·r = 2r on average, of which a ReLU that is active half of the time keeps r.
-    Source: Shi et al., Fast Certified Robust Training with Short Warmup, arXiv 2103.17245, section 3.1.
+    The weights of every matrix and kernel are normal with σ = √(2π)/(inputs of a neuron), and biases are 0. A radius r
+    of a layer's inputs then becomes Σ|w|·r = 2r on average, of which a ReLU that is active for half of its inputs
+    leaves r. Source: Shi et al., Fast Certified Robust Training with Short Warmup, arXiv 2103.17245, section 3.1.
     """
     for module in model.modules():
         if isinstance(module, nn.Linear | nn.Conv2d):

@@ -1,4 +1,4 @@
-"""Adam or SGD with a rate of its own for the parameter s behind each λ.
+"""Adam or SGD with a learning rate of its own for the parameter s of each λ.
 
 λ = 1 + softplus(s/t), so dλ/ds = σ(s/t)/t with σ the logistic function. Adam moves every parameter by about its
 learning rate whatever the size of its gradient; a step η_s on s therefore moves λ by about η_s·σ/t. SGD's step is
@@ -10,7 +10,7 @@ the plain η would move λ five times (Adam) or 25 times (SGD) as far as a weigh
     matched  c·t·η                     c·t²·η                     the chain rule's powers of 1/t are taken out
     natural  c·t·η/max(σ, 0.05)        c·t²·η/max(σ, 0.05)²       λ moves as a weight would, times c, but near λ = 1
 
-s is never decayed: decay would pull λ to 1 + ln 2, which means nothing.
+The parameter s gets no weight decay, which would pull λ to 1 + ln 2, an arbitrary value.
 """
 
 from __future__ import annotations
@@ -25,14 +25,19 @@ from verifiable_relu.nn import HardnessGate
 from verifiable_relu.train.options import Options
 
 LEAST_SLOPE = 0.05
+"""The least σ by which a natural rate is divided."""
 
 
 def make_optimizer(model: nn.Module, options: Options) -> torch.optim.Optimizer:
-    """AdamW or SGD with three kinds of groups: matrices and kernels (decayed), biases, and λs of equal rates."""
+    """AdamW or SGD over a model's parameters.
+
+    The groups of parameters are the matrices and kernels, which are decayed, all other parameters but λ's, and for each
+    learning rate the λs that have it.
+    """
     gates = [module for module in model.modules() if isinstance(module, HardnessGate)]
     own = {id(gate.s) for gate in gates}
     rest = [parameter for parameter in model.parameters() if id(parameter) not in own]
-    # Each group costs a call in every step, so that λs of equal rates share one.
+    # Each group costs a call in every step, so that λs of equal learning rates share one group.
     together: dict[Any, list[int]] = defaultdict(list)
     for index, gate in enumerate(gates):
         together[index if options.lam_rate == "natural" else gate.temperature].append(index)
@@ -47,7 +52,7 @@ def make_optimizer(model: nn.Module, options: Options) -> torch.optim.Optimizer:
 
 
 def set_rates(optimizer: torch.optim.Optimizer, model: nn.Module, rate: float, options: Options) -> None:
-    """Give every group its learning rate for η = ``rate``."""
+    """Set the learning rate of every group, for the learning rate η = ``rate`` of the weights."""
     gates = [module for module in model.modules() if isinstance(module, HardnessGate)]
     for group in optimizer.param_groups:
         gate = group["gate"]
@@ -55,7 +60,7 @@ def set_rates(optimizer: torch.optim.Optimizer, model: nn.Module, rate: float, o
 
 
 def rate_of_s(gate: HardnessGate, rate: float, options: Options) -> float:
-    """η_s for η = ``rate``, by ``options.lam_rate``."""
+    """The learning rate η_s of the parameter s of a gate, for the learning rate η = ``rate`` of the weights."""
     raw = options.lam_factor * rate
     if options.lam_rate == "raw":
         return raw

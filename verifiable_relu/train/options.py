@@ -1,4 +1,7 @@
-"""Everything that decides what a training does, in one frozen record (no torch: ``--help`` must be quick)."""
+"""The options of a training in one frozen record, and how the command line spells them.
+
+The module does not import torch, so that ``--help`` stays quick.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +26,16 @@ Fall = Literal["cosine", "none"]
 Inputs = Literal["standardised", "raw"]
 
 _LARGEST = 1_000_000
-"""No count, size or weight of a loss is larger; larger ones are slips of the pen."""
+"""The largest count, size or weight of a term of the loss that is accepted; a larger one is taken for a mistake."""
 
-_WIDEST, _DEEPEST, _LARGEST_CROP = 100, 100, 64
+_WIDEST = 100
+"""The largest factor of the layers' sizes."""
+
+_DEEPEST = 100
+"""The most hidden layers, and the most convolutions."""
+
+_LARGEST_CROP = 64
+"""The largest padding of random crops, in pixels."""
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "model": get_args(Model),
@@ -41,64 +51,72 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "fall": get_args(Fall),
     "inputs": get_args(Inputs),
 }
-"""The values that a field of ``Options`` may have, where these are listed."""
+"""The allowed values of those fields of ``Options`` that take a name."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """The options of one training; two trainings with equal options give equal networks on one machine.
+    """The options of one training; on one machine, two trainings with equal options give equal networks.
 
     Attributes:
-        data: name of a data set (``verifiable_relu.data.load``).
-        model: ``mlp``, ``cnn``, or a network of fixed layers (``nn.models``): ``cnn3``, ``cnn5``, ``cnn7`` (of batch
-            normalisations, for a GPU) and ``resnet``.
-        hidden: sizes of the fully connected hidden layers (``mlp`` and ``cnn`` only).
-        channels: of the convolutions (``cnn`` only).
-        width: factor of the layers' sizes (networks of fixed layers only).
-        arm: a row of ``train.arms.ARMS``: which activation is trained, and when ReLU takes its place.
-        switch: part of the training after which λ-GELU and Swish are annealed, or GELU is replaced for fine-tuning.
-        finetune_extra: epochs of fine-tuning beyond ``epochs``, for arms that replace the activation at the switch:
-            they then replace it after ``epochs`` instead. 0: at the switch, within ``epochs``.
-        finetune_rate: the rate that these extra epochs begin with, as part of ``rate``; it falls as a cosine.
-        epochs: E, in all (but for ``finetune_extra``).
-        batch: images per step.
+        data: the name of a data set (``verifiable_relu.data.load``).
+        model: the architecture: ``mlp``, ``cnn``, or one of fixed layers (``nn.models``), which are ``cnn3``, ``cnn5``,
+            ``cnn7`` (with batch normalisations, for a GPU) and ``resnet``.
+        hidden: the sizes of the fully connected hidden layers (``mlp`` and ``cnn`` only).
+        channels: the channels of the convolutions (``cnn`` only).
+        width: the factor of the layers' sizes (architectures of fixed layers only).
+        arm: a row of ``train.arms.ARMS``: the activation that is trained, and the time at which ReLU replaces it.
+        switch: the fraction of the training after which λ is annealed, or GELU is replaced by ReLU for fine-tuning.
+        finetune_extra: the number of epochs of fine-tuning beyond ``epochs``, for arms that replace the activation at
+            the switch. If it is positive, they replace the activation after ``epochs`` epochs; if it is 0, at the
+            switch.
+        finetune_rate: the learning rate at the start of these extra epochs, as a fraction of ``rate``; it then falls as
+            a cosine.
+        epochs: E, the number of epochs without those of ``finetune_extra``.
+        batch: the number of images per step.
         optimizer: ``adamw`` or ``sgd``.
-        momentum: of ``sgd``.
-        beta1, beta2: of ``adamw``: the decay of its means of the gradient and of its square.
-        rate: the highest learning rate η of the weights; it rises over ``rise``·E epochs, then falls by ``fall``.
-        rise: part of the training over which η rises.
-        fall: whether η falls as a ``cosine`` to nearly 0, or not at all (``none``).
-        decay: decoupled weight decay of the weights (never of λ's parameter).
-        l1: factor of the sum of the weights' absolute values (matrices and kernels) in the loss.
-        eps: radius of the L∞ ball for the attack, the intervals and the reported attacked accuracy; 0 trains plainly.
-        warmup: epochs over which ε grows from 0.
-        attack_steps: steps of the attack in training; 0 leaves the attack out.
-        certified: weight w in (1 − w)·(attacked) loss + w·loss of the worst logits by bounds.
-        certified_by: these bounds (``train.objective``): ``ibp``, intervals of the ball; ``crown-ibp``, their average
-            with linear bounds, whose weight falls from 1 to 0 over ``warmup``; ``sabr``, intervals of a small box
-            around an attacked point.
-        small_box: τ/ε, the radius of ``sabr``'s box as part of ε.
-        stability: weight of the mean of −tanh(1 + l·u) over all pre-activation intervals.
-        terms_grow: over which time the weights of these two terms grow from 0: with ε over ``warmup``, or over the
-            first half of the ``ramp`` that takes λ from the switch to its target (in arms without λ too), so that
-            neurons are moved to one side while their gate is still smooth.
-        initialisation: of the weights: torch's ``default``, or ``ibp``, under which intervals keep their width
-            (``train.objective.initialise``).
+        momentum: the momentum of ``sgd``.
+        beta1: the decay of ``adamw``'s mean of gradients.
+        beta2: the decay of ``adamw``'s mean of squared gradients.
+        rate: η, the highest learning rate of the weights. The learning rate rises to η over ``rise``·E epochs and then
+            falls by ``fall``.
+        rise: the fraction of the training over which the learning rate rises.
+        fall: whether the learning rate falls as a ``cosine`` to nearly 0, or not at all (``none``).
+        decay: the decoupled weight decay of matrices and kernels.
+        l1: the factor of the sum of the absolute values of matrices and kernels in the loss.
+        eps: ε, the radius of the L∞ ball for the attack, the intervals and the reported attacked accuracy; 0 trains on
+            the images alone.
+        warmup: the number of epochs over which ε grows from 0.
+        attack_steps: the number of steps of the attack in training; 0 leaves the attack out.
+        certified: the weight w of the certified loss, the cross-entropy of the worst logits by bounds, against 1 − w
+            for the (attacked) cross-entropy.
+        certified_by: the bounds of the certified loss (``train.objective``): ``ibp``, intervals over the ball;
+            ``crown-ibp``, their weighted mean with linear bounds, whose weight falls from 1 to 0 over ``warmup``;
+            ``sabr``, intervals over a small box around an attacked point.
+        small_box: τ/ε, the radius of ``sabr``'s box as a fraction of ε.
+        stability: the weight of the mean of −tanh(1 + l·u) over all pre-activation intervals [l, u].
+        terms_grow: the time over which the weights ``certified`` and ``stability`` grow from 0. ``warmup``: together
+            with ε. ``ramp``: over the first half of the time in which λ is annealed (in arms without λ too), so that
+            neurons become stable while their activation is still smooth.
+        initialisation: the distribution of the initial weights: torch's ``default``, or ``ibp``, under which intervals
+            keep their width (``train.objective.initialise``).
         inputs: whether the network first subtracts the data's mean and divides by its deviation (``standardised``), or
             takes images in [0, 1] as they are (``raw``).
-        crop: pixels of zero padding for random crops; 0 for none.
+        crop: the pixels of zero padding for random crops; 0 crops nothing.
         flip: whether images are mirrored at random.
-        lam_init: λ of every layer at the start; 1 + ln 2 is where the parameter s behind it is 0.
+        lam_init: λ of every layer at the start; at 1 + ln 2, the parameter s is 0.
         lam_temperature: t in λ = 1 + softplus(s/t).
-        lam_target: λ of every layer at the end, unless ``tolerance`` says it.
-        tolerance: how far the hardened activation may be from ReLU; λ's target follows (``target``). 0: unused.
-        tolerance_on: the distance meant: ∫|gate − step| (``gate``), ∫|activation − ReLU| (``function``) or
+        lam_target: λ of every layer at the end, if ``tolerance`` is 0.
+        tolerance: the distance of the activation to ReLU at the end, from which λ at the end follows (``target``); 0
+            leaves it to ``lam_target``.
+        tolerance_on: the distance: ∫|gate − step| (``gate``), ∫|activation − ReLU| (``function``) or
             max |activation − ReLU| (``supremum``).
-        ramp: whether λ is ``frozen`` but for the schedule while it is annealed, or goes on ``learning``.
-        schedule: what the annealing is linear in: λ (``linear``), log λ (``log``) or 1/λ (``inverse``).
-        lam_rate: how the learning rate of λ's parameter follows from η (``train.optimizer``).
-        lam_factor: c, the factor between a step of λ and a step of a weight.
-        seed: of the initial weights, the order, the augmentation and the attacks.
+        ramp: whether λ follows the schedule alone while it is annealed (``frozen``), or is learned further besides
+            (``learning``).
+        schedule: the quantity in which the annealing is linear: λ (``linear``), log λ (``log``) or 1/λ (``inverse``).
+        lam_rate: how the learning rate of the parameter s follows from the weights' (``train.optimizer``).
+        lam_factor: c, a step of λ divided by a step of a weight.
+        seed: the seed of the initial weights, the order of the images, the augmentation and the attacks.
     """
 
     data: str
@@ -145,10 +163,10 @@ class Options:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be trained.
+        """Check the options.
 
         Raises:
-            InputError: names the option and its value.
+            InputError: for options with which no network can be trained; the error names an option and its value.
         """
         for name, allowed in CHOICES.items():
             if getattr(self, name) not in allowed:
@@ -197,9 +215,10 @@ class Options:
 
     @property
     def target(self) -> float:
-        """λ at the end: ``lam_target``, or the least λ that keeps within ``tolerance``.
+        """The value of λ at the end: ``lam_target``, or the least λ at which the distance is at most ``tolerance``.
 
-        ∫|Φ(λx) − H(x)|dx = 2/(λ√(2π)), with the step H; ∫|f − ReLU|dx = 1/(2λ²); max |f − ReLU| = 0.1699712075/λ.
+        For f(x) = x·Φ(λx) and the step function H: ∫|Φ(λx) − H(x)|dx = 2/(λ√(2π)), ∫|f − ReLU|dx = 1/(2λ²) and
+        max |f − ReLU| = 0.1699712075/λ.
         """
         if self.tolerance == 0:
             return self.lam_target
@@ -211,25 +230,25 @@ class Options:
 
     @property
     def anneals(self) -> bool:
-        """Whether the arm's activations have a λ."""
+        """Whether the arm's activation has a λ."""
         return ARMS[self.arm].hardness != "none"
 
     @property
     def total_epochs(self) -> int:
-        """Epochs with those of fine-tuning."""
+        """The number of epochs, including the extra epochs of fine-tuning."""
         return self.epochs + self.finetune_extra
 
     @property
     def first_annealed(self) -> int:
-        """e₀ = ⌈switch·E⌉, the epoch (counted from 0) from which λ is moved to its target.
+        """The epoch e₀ = ⌈switch·E⌉, counted from 0, in which the annealing of λ begins; at the latest the last epoch.
 
-        Source: arXiv 2603.21991, with ¼. A training of one epoch anneals in it.
+        Source: arXiv 2603.21991, with switch = ¼.
         """
         return min(math.ceil(self.switch * self.epochs), self.epochs - 1)
 
     @property
     def swapped_from(self) -> int:
-        """The epoch before which ReLU takes the place of smooth activations: ``total_epochs`` for after the last."""
+        """The epoch, counted from 0, before which ReLU replaces the activation; ``total_epochs`` if after the last."""
         if ARMS[self.arm].swap != "switch":
             return self.total_epochs
         return self.epochs if self.finetune_extra else self.first_annealed
@@ -244,15 +263,15 @@ class Options:
 
 
 def flag(name: str) -> str:
-    """The command-line option of a field."""
+    """The command-line option of a field of ``Options``."""
     return "--" + name.replace("_", "-")
 
 
 def number(text: str) -> float:
-    """A number or a fraction, as ``2/255``.
+    """The value of a number, or of a fraction such as ``2/255``, as a float.
 
     Raises:
-        ValueError: if it is neither.
+        ValueError: if the text is neither.
     """
     try:
         return float(fraction(text))
@@ -261,9 +280,9 @@ def number(text: str) -> float:
 
 
 def sizes(text: str) -> tuple[int, ...]:
-    """Sizes separated by commas, as ``16,32``; an empty text means none.
+    """The sizes in a text such as ``16,32``; an empty text has none.
 
     Raises:
-        ValueError: if one is no integer.
+        ValueError: if a size is no integer.
     """
     return tuple(int(part) for part in text.split(",") if part)

@@ -1,30 +1,34 @@
-"""Activation patterns on a batch of images: how varied they are, how fast they change, and which can be turned."""
+"""Activation patterns on a batch of images: their diversity, their change during training, and unstable neurons."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
 
-from verifiable_relu.bounds import Bounds, interval_bounds, unstable
+from verifiable_relu.bounds import interval_bounds, unstable
 from verifiable_relu.network import from_torch
 from verifiable_relu.nn import HardnessGate, substitute_relu
 from verifiable_relu.train.arms import ARMS
+from verifiable_relu.train.losses import ball
 
 ACTIVATIONS: tuple[type[nn.Module], ...] = (
     HardnessGate,
     nn.ReLU,
     *(getattr(nn, arm.activation) for arm in ARMS.values() if arm.hardness == "none"),
 )
-"""What is trained in any arm, and what takes its place."""
+"""The classes of the activations that arms train, and of ReLU, which replaces them."""
 
 
 @torch.no_grad()
 def patterns(model: nn.Module, images: Tensor) -> list[Tensor]:
-    """For each activation layer which neurons are active, bool (images, neurons): whose pre-activation is positive.
+    """The active neurons of each activation layer: those with a positive pre-activation.
 
     Args:
-        model: whose activations are modules; its layers come in the order in which it computes them.
+        model: a model whose activations are modules of ``ACTIVATIONS``.
         images: (images, …).
+
+    Returns:
+        A bool tensor (images, neurons) for each layer, in the order in which the model computes the layers.
     """
     found: list[Tensor] = []
     hooks = [
@@ -41,13 +45,14 @@ def patterns(model: nn.Module, images: Tensor) -> list[Tensor]:
 
 
 def overlap_index(layers: list[Tensor]) -> float:
-    """OUI: the mean over layers and pairs of images of min(H, ⌊N/2⌋)/⌊N/2⌋, H the Hamming distance of their patterns.
+    """The overlap index (OUI) of activation patterns, in [0, 1].
 
-    It is 0 where all images have the same pattern and 1 where any two differ in half of a layer's N neurons or more.
-    Of a single neuron, ⌊N/2⌋ is taken as 1.
+    The index is the mean, over layers and pairs of images, of min(H, ⌊N/2⌋)/⌊N/2⌋, where H is the Hamming distance of
+    the two images' patterns in a layer of N neurons. It is 0 if all images have the same pattern, and 1 if any two
+    images' patterns differ in half of each layer's neurons or more. For a layer of one neuron, ⌊N/2⌋ is taken as 1.
 
     Args:
-        layers: bool (images, N), of at least two images.
+        layers: for each layer a bool tensor (images, N), of at least two images (``patterns``).
     """
     indices = []
     for active in layers:
@@ -60,32 +65,37 @@ def overlap_index(layers: list[Tensor]) -> float:
 
 
 def changed(before: list[Tensor], after: list[Tensor]) -> float:
-    """The part of all neurons, over the images, whose state is another."""
+    """The fraction of all neurons' states, over all images, in which two results of ``patterns`` differ."""
     flips = sum(int((a != b).sum()) for a, b in zip(before, after, strict=True))
     return flips / sum(a.numel() for a in before)
 
 
 @torch.no_grad()
 def relative_change(before: Tensor, after: Tensor) -> float:
-    """‖after − before‖/‖before‖ of two vectors of weights."""
+    """The relative change ‖after − before‖/‖before‖ of a vector of weights."""
     return ((after - before).norm() / before.norm()).item()
 
 
 def weights(model: nn.Module) -> Tensor:
-    """A copy of all matrices and kernels as one vector."""
+    """A copy of all matrices and kernels of a model as one vector."""
     return torch.cat([parameter.detach().flatten() for parameter in model.parameters() if parameter.ndim > 1])
 
 
 @torch.no_grad()
 def unstable_neurons(model: nn.Module, images: Tensor, eps: float) -> float:
-    """Mean number per image of neurons whose pre-activation has both signs in the ball of radius ``eps``.
+    """The mean number per image of neurons that are unstable in the image's L∞ ball by interval bounds.
 
-    As far as interval bounds can tell, and in the network that ``model`` becomes: of ReLU for smooth activations.
+    The neurons are those of the network that is exported, with ReLU in place of smooth activations.
+
+    Args:
+        model: the model.
+        images: (n, …) in [0, 1].
+        eps: the radius of the balls, which are clipped to [0, 1].
     """
     network = from_torch(substitute_relu(model), tuple(images.shape[1:]))
     total = 0
     for x in images.split(100):
-        values = interval_bounds(network, Bounds((x - eps).clamp_min(0), (x + eps).clamp_max(1)))
+        values = interval_bounds(network, ball(x, eps))
         for index in network.activations:
             node = network.nodes[index]
             total += int(unstable(node, values[node.inputs[0]]).sum())

@@ -1,4 +1,4 @@
-"""What the replacement of smooth activations by ReLU does to a network: measured over data, and proven."""
+"""The effect of replacing smooth activations by ReLU on a network's outputs: measured on data, and bounded."""
 
 from __future__ import annotations
 
@@ -16,16 +16,18 @@ from verifiable_relu.network import from_torch
 
 @dataclass(frozen=True)
 class Swap:
-    """The measured disruption.
+    """The effect of a replacement by ReLU.
 
     Attributes:
-        epoch: how many epochs had been trained.
-        images: how many images it was measured over.
-        clean_before, clean_after: accuracy, as parts of 1, of the smooth network and of the ReLU network.
-        mean_change: mean of |logit of the ReLU network − logit of the smooth one| over images and classes.
-        worst_change: the largest of these.
-        flipped: images whose predicted class differs.
-        proven_change: no logit changes by more for any image of [0, 1]ⁿ; NaN where nothing is proven (λ-Swish).
+        epoch: the number of epochs trained before the replacement.
+        images: the number of images on which the effect was measured.
+        clean_before: the accuracy of the smooth network, in [0, 1].
+        clean_after: the accuracy of the ReLU network, in [0, 1].
+        mean_change: the mean of |ReLU network's logit − smooth network's logit| over images and classes.
+        worst_change: the maximum of the same over images and classes.
+        flipped: the number of images for which the two networks predict different classes.
+        proven_change: an upper bound of the change of any logit over all images of [0, 1]ⁿ; NaN for activations without
+            such a bound (λ-Swish).
     """
 
     epoch: int
@@ -40,7 +42,15 @@ class Swap:
 
 @torch.no_grad()
 def measure(smooth: nn.Module, hard: nn.Module, images: Tensor, labels: Tensor, epoch: int) -> Swap:
-    """Compare ``smooth`` with ``hard`` over ``images`` (n, …) of right classes ``labels`` (n,)."""
+    """Compare a smooth network with its ReLU network.
+
+    Args:
+        smooth: the network with smooth activations.
+        hard: the same network with ReLU in their place.
+        images: (n, …), the images on which the networks are compared.
+        labels: (n,), the true classes of ``images``.
+        epoch: the number of epochs trained.
+    """
     before, after = (torch.cat([model(x) for x in images.split(1000)]) for model in (smooth, hard))
     change = (after.double() - before.double()).abs()
     was, now = before.argmax(1), after.argmax(1)
@@ -57,7 +67,10 @@ def measure(smooth: nn.Module, hard: nn.Module, images: Tensor, labels: Tensor, 
 
 
 def proven_change(smooth: nn.Module, input_shape: tuple[int, ...]) -> float:
-    """The bound of ``bounds.substitution_change`` over all images in [0, 1]ⁿ; NaN for activations unknown to it."""
+    """An upper bound of the change of any logit over all images in [0, 1]ⁿ (``bounds.change.substitution_change``).
+
+    The result is NaN if the network has an activation without such a bound.
+    """
     try:
         network = from_torch(smooth, input_shape).to(torch.float64)
     except UnsupportedError:

@@ -1,6 +1,6 @@
-"""The weights of affine nodes on numpy arrays of any kind of number: floats, or Python integers.
+"""The products of affine nodes' weights with numpy arrays of any kind of number: floats, or Python integers.
 
-Written from the operators' definitions and apart from torch, whose arithmetic it serves to check.
+The functions follow the operators' definitions and do not use torch, because they serve to check what torch computes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Array = np.ndarray
 
 
 def array(tensor: Tensor) -> Array:
-    """The numbers of a tensor with the bits that they have."""
+    """The numbers of a tensor, bit for bit, in the tensor's own dtype."""
     found: Array = tensor.detach().cpu().numpy()
     return found
 
@@ -60,9 +60,14 @@ _PRODUCTS: Table[Callable[[Any, Array, Array], Array]] = Table(
 
 
 def product(node: Linear | Conv2d, weights: Array, x: Array) -> Array:
-    """W·x for one sample x of the node's input shape, ``weights`` standing in for the node's own.
+    """The product W·x of weights in a node's layout and one sample; the bias is not added.
+
+    Args:
+        node: its kind, stride, padding and groups define the product.
+        weights: W in place of ``node.weight`` and of its shape: the weights as integers, say, or their absolute values.
+        x: one sample of the node's input shape, in the same kind of number as ``weights``.
 
     Returns:
-        An array of the node's shape, in the numbers that ``weights`` and ``x`` are made of.
+        An array of the node's shape, in the same kind of number.
     """
     return _PRODUCTS[node](node, weights, x)

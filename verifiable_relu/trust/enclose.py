@@ -1,12 +1,15 @@
-"""Evaluation in float64 with a running error bound: what exact arithmetic is too slow for, or cannot express.
+"""Evaluation of a network in float64 with a running error bound.
 
-Each value v̂ carries e ≥ |v̂ − v|, v being the value in real arithmetic. For y = W·x + b, n terms each,
+It serves networks for which exact arithmetic is too slow, and those with irrational values (Sigmoid, Tanh, GELU).
+
+Each computed value v̂ comes with an error bound e ≥ |v̂ − v|, where v is the value in real arithmetic. For y = W·x + b
+with sums of n terms,
 
     |ŷ − y| ≤ γ_{n+2}·(|W|·|x̂| + |b|) + |W|·e_x,    γ_n = n·u / (1 − n·u), u = 2⁻⁵³
 
 (N. J. Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., SIAM 2002, sections 3.1 and 3.3), plus
-``weight_error`` times the same magnitudes. An activation multiplies e by its Lipschitz constant and adds what
-its own computation may be off by. ``_GENEROUS`` covers the rounding of the error bounds themselves.
+``weight_error`` times the same magnitudes. An activation multiplies e by its Lipschitz constant and adds the rounding
+error of its own computation. The factor ``_GENEROUS`` covers the rounding of the error bounds themselves.
 """
 
 from __future__ import annotations
@@ -42,7 +45,7 @@ from verifiable_relu.trust.affine import array, bias, product
 _UNIT = 2.0**-53
 _GENEROUS = 1 + 2.0**-20
 _TINY = 2.0**-1000
-"""Covers underflow, with room for the largest sums."""
+"""Absolute error granted to every operation for underflow, with room for the largest sums."""
 _SMOOTH_ULPS = 64
 """Relative error, in units of u, granted to exp, tanh and erfc and the few operations around them."""
 
@@ -51,20 +54,30 @@ _erfc = np.vectorize(math.erfc, otypes=[np.float64])
 
 @dataclass(frozen=True, eq=False)
 class Enclosed:
-    """Values known to lie in [value − error, value + error], element by element; an error may be inf or NaN."""
+    """Values known to lie in [value − error, value + error], element by element.
+
+    An error of inf or NaN stands for a value that is not known at all.
+    """
 
     value: np.ndarray
     error: np.ndarray
 
     @property
     def magnitude(self) -> np.ndarray:
-        """An upper bound of |v|."""
+        """An upper bound of the true values' magnitudes, element by element."""
         size: np.ndarray = np.abs(self.value) + self.error
         return size
 
 
 def _summed(node: Affine, value: np.ndarray, size: np.ndarray, spread: np.ndarray) -> Enclosed:
-    """The image of an affine node, by its value, |W|·|x| + |b| and |W|·e."""
+    """The enclosed value of an affine node.
+
+    Args:
+        node: its number of terms and ``weight_error`` set the relative error.
+        value: the computed W·x̂ + b.
+        size: |W|·|x| + |b|, with an upper bound of |x|.
+        spread: |W|·e, with the error bound e of x̂.
+    """
     terms = node.terms + 2
     relative = terms * _UNIT / (1 - terms * _UNIT) + 2 * node.weight_error
     return Enclosed(value, (spread + relative * size) * _GENEROUS + _TINY)
@@ -100,7 +113,7 @@ def _leaky_relu(node: LeakyRelu, x: Enclosed) -> Enclosed:
 
 
 def _sigmoid(node: Sigmoid, x: Enclosed) -> Enclosed:
-    # tanh(x/2)/2 + 1/2 overflows nowhere, and its error is absolute, which is all that is asked.
+    # tanh(x/2)/2 + 1/2 overflows nowhere. Its error is bounded absolutely, not relatively, which is enough here.
     return Enclosed(0.5 + 0.5 * np.tanh(x.value / 2), (x.error + _SMOOTH_ULPS * _UNIT) * _GENEROUS)
 
 
@@ -111,8 +124,8 @@ def _tanh(node: Tanh, x: Enclosed) -> Enclosed:
 def _gelu(node: Gelu, x: Enclosed) -> Enclosed:
     """x·Φ(λx) by the complementary error function, which keeps its relative accuracy in the tail.
 
-    The slope of x·Φ(λx) lies in [−0.12890, 1.12890] for every λ (arXiv 2603.21991). The argument of Φ is off by a few u
-    relative, and |t·φ(t)| < 1/4.
+    The slope of x·Φ(λx) lies in [−0.12890, 1.12890] for every λ (arXiv 2603.21991). The computed argument t of Φ has a
+    relative error of a few u, which changes Φ(t) by at most that relative error times |t·φ(t)| < 1/4.
     """
     image = x.value * (0.5 * _erfc(-float(node.lam) * x.value / math.sqrt(2)))
     error = (1.1290 * x.error + _SMOOTH_ULPS * _UNIT * np.abs(x.value)) * _GENEROUS + _TINY
@@ -128,7 +141,7 @@ def _permute(node: Permute, x: Enclosed) -> Enclosed:
 
 
 def _wide(tensor: Tensor) -> np.ndarray:
-    """The numbers of a tensor in float64, which holds those of float32."""
+    """The numbers of a float32 or float64 tensor as float64, which represents all of them exactly."""
     return array(tensor).astype(np.float64)
 
 
@@ -152,13 +165,20 @@ ENCLOSURES: Table[Callable[..., Enclosed]] = Table(
 """The enclosed value of each kind of node: a function of the node and the enclosed values of its inputs."""
 
 
-# What overflows has an infinite error, or NaN for one.
+# An overflow leaves an error of inf or NaN, which ``margin_range`` recognises; numpy's warnings would add nothing.
 @np.errstate(over="ignore", invalid="ignore")
 def enclose(network: Network, x: Sequence[Fraction]) -> Enclosed:
-    """The outputs of ``network`` at the exact point x, flat in row-major order, each with its error bound.
+    """The outputs of ``network`` at an exact point, each with a bound of its error.
+
+    Args:
+        network: any network without activations that stand for sets of functions.
+        x: the input variables in row-major order.
+
+    Returns:
+        The output variables, flat in row-major order.
 
     Raises:
-        UnsupportedError: if the network has a node of a kind without enclosures.
+        UnsupportedError: if the network has a node of a kind that ``ENCLOSURES`` refuses.
     """
     point = np.array([float(value) for value in x]).reshape(network.input_shape)
     values = [Enclosed(point, _UNIT * np.abs(point) + _TINY)]
@@ -170,9 +190,12 @@ def enclose(network: Network, x: Sequence[Fraction]) -> Enclosed:
 
 
 def margin_range(prop: Property, y: Enclosed) -> tuple[Fraction | float, Fraction | float]:
-    """A range that holds the margin of the true outputs: exact in all but y's own errors.
+    """A lower and an upper bound of a property's margin at the true outputs that ``y`` encloses.
 
-    Returns (−inf, inf) if an output or its error is not finite.
+    The bounds are computed in rational arithmetic, so that the errors of ``y`` alone widen the range.
+
+    Returns:
+        (lower, upper); (−inf, inf) if an output or its error is not finite.
     """
     if not (np.isfinite(y.value).all() and np.isfinite(y.error).all()):
         return -math.inf, math.inf

@@ -1,9 +1,10 @@
 """Exact evaluation of piecewise-linear networks at rational points.
 
-Stored weights are binary floating-point numbers, so each layer is an integer matrix times a power of two. A
-rational input is an integer vector over one common denominator, and ReLU and LeakyReLU, being positively
-homogeneous, commute with it: the whole network is evaluated in integers, with one exponent per layer and the
-denominator's odd part carried along. Nothing is rounded anywhere, and torch computes nothing.
+Stored weights are binary floating-point numbers, so that each affine layer is an integer matrix times a power of two.
+A rational input is a vector of integers divided by one common denominator d > 0. ReLU and LeakyReLU are positively
+homogeneous: they commute with multiplication by d. The whole network is therefore evaluated on d times the true values,
+in Python integers with one exponent of two for each array, and the outputs are divided by d at the end. No step rounds,
+and torch computes nothing.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from verifiable_relu.trust.affine import array, bias, product
 
 
 def _constant(stored: np.ndarray, denominator: int) -> Dyadic:
-    """A constant that is added to values, which are the true ones times the denominator."""
+    """A stored constant times the common denominator, as the values are to which it is added."""
     exact = Dyadic.of(stored)
     return Dyadic(exact.numbers * denominator, exact.exponent)
 
@@ -90,14 +91,17 @@ VALUES: Table[Callable[..., Dyadic]] = Table(
         Hardened: Refusal("stands for a set of activations, not for one value"),
     },
 )
-"""The value of each kind of node: a function of the node, the common denominator and the values of its inputs.
+"""The value of each kind of node: a function of the node, the common denominator and the values of the node's inputs.
 
-All values are the true ones times the denominator.
+All values, the function's arguments and its result alike, are the true ones times the denominator.
 """
 
 
 def evaluable(network: Network) -> bool:
-    """Whether the network has an exact value: piecewise linear, every weight stored as it is meant."""
+    """Whether rational arithmetic can evaluate the network.
+
+    It can where every node is piecewise linear and every stored weight is the true one (``weight_error`` is 0).
+    """
     return network.weight_error == 0 and all(node in VALUES for node in network.nodes[1:])
 
 
@@ -112,7 +116,7 @@ def evaluate_exact(network: Network, x: Sequence[Fraction]) -> list[Fraction]:
         The output variables in row-major order.
 
     Raises:
-        UnsupportedError: if the network has no exact rational value.
+        UnsupportedError: if the network is not ``evaluable``.
     """
     if not evaluable(network):
         raise UnsupportedError(f"the network '{network.name}' cannot be evaluated in rational arithmetic")
@@ -139,9 +143,9 @@ MULTIPLICATIONS: Table[Callable[[Any], int]] = Table(
         **dict.fromkeys((Add, Reshape, Permute, Activation), lambda node: 0),
     },
 )
-"""How many multiplications each kind of node takes; those of an activation's slope are too few to count."""
+"""The number of multiplications that each kind of node takes; an activation's are too few to count."""
 
 
 def multiplications(network: Network) -> int:
-    """Number of multiplications in one exact evaluation, roughly."""
+    """The number of multiplications in one exact evaluation, those of activations left out."""
     return sum(MULTIPLICATIONS[node](node) for node in network.nodes[1:])

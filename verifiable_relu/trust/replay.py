@@ -1,6 +1,6 @@
-"""Judging a counterexample: exact evaluation in the network's own numbers, and a replay by onnxruntime.
+"""The check of a claimed counterexample: by real arithmetic on the network's own weights, and by a run in onnxruntime.
 
-Neither knows how the counterexample was found. Both must agree before *sat* is said.
+Neither check knows how the counterexample was found. Both must confirm it before the verdict is *sat*.
 """
 
 from __future__ import annotations
@@ -20,24 +20,27 @@ from verifiable_relu.trust.enclose import enclose, margin_range
 from verifiable_relu.trust.exact import evaluable, evaluate_exact, multiplications
 
 _EXACT_PRODUCTS = 4_000_000
-"""Up to so many multiplications a network is evaluated exactly at once (half a second); above, only if need be."""
+"""The most multiplications with which a network is evaluated exactly straight away, which takes about 0.5 s.
+
+With more, the network is evaluated in float64 with error bounds first, and exactly only where these leave doubt.
+"""
 
 _DTYPES = {"tensor(float)": np.float32, "tensor(double)": np.float64, "tensor(float16)": np.float16}
 
 
 @dataclass(frozen=True)
 class Confirmation:
-    """What became of a claimed counterexample.
+    """The result of checking a claimed counterexample.
 
     Attributes:
-        confirmed: whether the point is in the box, real arithmetic puts its outputs into the unsafe set, and so
-            does onnxruntime in the file's own floating point.
-        detail: the first of these that failed; empty if confirmed.
-        exact: whether real arithmetic was exact. If not, it was a float64 evaluation whose proven error bound
-            leaves no doubt: the whole range of possible margins is negative.
-        margin: the margin in real arithmetic, rounded to float; without exactness the upper end of its range.
-        outputs: the exact outputs, where they were computed.
-        replayed: onnxruntime's outputs, flat.
+        confirmed: whether three conditions hold: the point is in the box, its outputs in real arithmetic are in the
+            unsafe set, and so are onnxruntime's outputs in the file's own floating-point format.
+        detail: which condition failed, and by how much; empty if confirmed.
+        exact: whether rational arithmetic computed the outputs. If not, float64 did, with a proven error bound, and
+            the point is confirmed only where every margin within that bound is negative.
+        margin: the margin in real arithmetic, rounded to a float; where it is known as a range, the range's upper end.
+        outputs: the exact outputs; None where rational arithmetic did not compute them.
+        replayed: onnxruntime's outputs, flat; None where onnxruntime was not asked or failed.
     """
 
     confirmed: bool
@@ -50,19 +53,20 @@ class Confirmation:
 
 @lru_cache(maxsize=8)
 def _written(network: Network) -> bytes:
-    """The ONNX file of a network that was made from torch."""
-    # Imported here, because networks that came from a file never need writing.
+    """The content of an ONNX file written for a network that was not read from one."""
+    # Imported here to spare the start-up of commands, whose networks come from files and are never written.
     from verifiable_relu.network import write_onnx
 
     return write_onnx(network)
 
 
 def replay(network: Network, x: np.ndarray) -> np.ndarray:
-    """The network's outputs at a float32 point as onnxruntime computes them from the ONNX file.
+    """The network's outputs at a float32 point, as onnxruntime computes them from the network's ONNX file.
 
     Args:
-        network: read from an ONNX file, or anything that can be written as one.
-        x: float32, one sample of any shape with ``input_size`` elements; widened if the file wants doubles.
+        network: read from an ONNX file, or of nodes that can be written as one.
+        x: one sample of any shape with ``input_size`` elements, float32; converted to the input dtype that the file
+            declares.
 
     Returns:
         The outputs, flat, in the file's own dtype.
@@ -83,6 +87,8 @@ def replay(network: Network, x: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class _Judgement:
+    """What real arithmetic says of a point; the fields mean the same as those of ``Confirmation``."""
+
     violated: bool
     exact: bool
     margin: float | None
@@ -91,7 +97,7 @@ class _Judgement:
 
 
 def _judge(network: Network, prop: Property, x: Sequence[Fraction]) -> _Judgement:
-    """Whether real arithmetic puts the outputs at x into the unsafe set."""
+    """Whether the outputs at x are in the unsafe set in real arithmetic; a margin that is still open counts as no."""
     exactly = evaluable(network)
     if not exactly or multiplications(network) > _EXACT_PRODUCTS:
         low, high = margin_range(prop, enclose(network, x))
@@ -117,11 +123,15 @@ def _judge(network: Network, prop: Property, x: Sequence[Fraction]) -> _Judgemen
 
 
 def confirm(query: Query, witness: Sequence[Fraction]) -> Confirmation:
-    """Judge a claimed counterexample (see :class:`Confirmation`); never raises for a bad one.
+    """Check a claimed counterexample; a wrong claim is a ``Confirmation`` that says so, never an exception.
 
-    The box is demanded of the exact point alone: replay rounds it to float32, which may leave a box whose
-    decimals are no float32 numbers. The latest judgement is kept: who claims a counterexample often asks first, and
-    who records it asks for the same one.
+    Only the exact point must lie in the box: onnxruntime takes the point rounded to float32, which may lie outside a
+    box whose bounds are no float32 numbers. The latest confirmation is kept, because a verifier often checks its claim
+    before the campaign checks the same one.
+
+    Args:
+        query: the network and the property.
+        witness: the input variables in row-major order.
     """
     return _confirmation(query, tuple(witness))
 
@@ -137,7 +147,7 @@ def _confirmation(query: Query, witness: tuple[Fraction, ...]) -> Confirmation:
         judged = _judge(network, prop, witness)
     except UnsupportedError as error:
         return Confirmation(False, str(error))
-    # What overflows float32 becomes infinite, and is not confirmed.
+    # A coordinate beyond float32 becomes infinite; the point is then not confirmed.
     with np.errstate(over="ignore"):
         rounded = np.array([float(v) for v in witness]).astype(np.float32)
     try:

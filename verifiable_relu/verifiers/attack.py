@@ -1,4 +1,4 @@
-"""Falsification: points proposed by PGD, claimed as counterexamples where float64 agrees."""
+"""The verifier ``attack``: points that PGD proposes, claimed as counterexamples where float64 confirms their margin."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from verifiable_relu.attack import Pgd
 from verifiable_relu.network.graph import Network
-from verifiable_relu.spec.property import Property, Query, RowBatch
+from verifiable_relu.pgd import Pgd
+from verifiable_relu.spec.property import Property, Query
+from verifiable_relu.spec.row_batch import RowBatch
 from verifiable_relu.verifiers.base import (
     SILENT,
     Budget,
@@ -27,17 +28,17 @@ from verifiable_relu.verifiers.base import (
 from verifiable_relu.verifiers.root import NONE, Roots
 
 _BATCH = 128
-"""Most queries attacked at once."""
+"""The most queries that are attacked at once."""
 
 _MEMORY = 1 << 30
-"""About how many bytes an attack may hold at once."""
+"""The bytes that an attack may hold at once, approximately."""
 
 _COPIES = 3
-"""How many numbers are held for each neuron and start: its value, its gradient, and what is kept for that."""
+"""The numbers held for each neuron and starting point: value, gradient, and an intermediate result for the gradient."""
 
 
 def batch_size(network: Network, pgd: Pgd) -> int:
-    """How many queries of a network are attacked at once."""
+    """The number of queries of a network that are attacked at once."""
     neurons = sum(node.size for node in network.nodes)
     return max(1, min(_BATCH, _MEMORY // (neurons * 4 * _COPIES * pgd.starts)))
 
@@ -45,14 +46,22 @@ def batch_size(network: Network, pgd: Pgd) -> int:
 def claim(
     network: Network, prop: Property, point: np.ndarray, method: str, seconds: dict[str, float]
 ) -> Outcome | None:
-    """A sat claim for the exact point of the box nearest to ``point``, if its margin in float64 is not positive."""
+    """A *sat* claim for the exact point of the box nearest to ``point``; None if its margin in float64 is positive.
+
+    Args:
+        network: of any dtype; it is evaluated in float64.
+        prop: the property.
+        point: (input_size,), a point in or near the property's box.
+        method: the verifier that claims.
+        seconds: the time charged to the query, by stage name.
+    """
     witness = prop.box.witness(point)
     rows = RowBatch.of([prop], network.output_size)
     x = torch.tensor([float(v) for v in witness], dtype=torch.float64).reshape(1, *network.input_shape)
     with torch.no_grad():
         y = network.to(torch.float64)(x).flatten()
     margin = float(rows.margins(rows.matrix @ y - rows.bound))
-    # What overflows says nothing of the margin.
+    # An overflow to infinity or NaN says nothing of the true margin.
     if not (margin <= 0 and bool(torch.isfinite(y).all())):
         return None
     return Outcome(Verdict.SAT, Reason.REFUTED, method, Trust.FLOAT, margin, witness, seconds=seconds)
@@ -64,7 +73,7 @@ class Attack:
 
     Attributes:
         pgd: the options of the search.
-        device: where to run.
+        device: the torch device on which the search runs.
     """
 
     pgd: Pgd = field(default_factory=Pgd)

@@ -1,7 +1,8 @@
-"""What a verifier is: options in a frozen dataclass, and one method that answers a batch of queries.
+"""The protocol of verifiers, and the outcomes, budgets and batches that all verifiers share.
 
-A verifier *claims* an :class:`Outcome`. Whoever records results (the campaign) checks a claimed counterexample
-by exact evaluation and replay first; a verifier's word alone is never recorded as *sat*.
+A verifier is a frozen dataclass of options with one method, which answers a batch of queries. It *claims* an
+:class:`Outcome` for each. The campaign, which records results, first checks a claimed counterexample by exact
+evaluation and replay: no verdict *sat* is recorded on a verifier's claim alone.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ Witness = tuple[Fraction, ...]
 
 
 class Verdict(StrEnum):
-    """What was found out; *sat*: a counterexample exists, *unsat*: none does (verified)."""
+    """The answer to a query: *sat* if a counterexample exists, *unsat* if none does (verified), else *unknown*."""
 
     SAT = "sat"
     UNSAT = "unsat"
@@ -35,7 +36,13 @@ class Verdict(StrEnum):
 
 
 class Reason(StrEnum):
-    """Why the work ended."""
+    """The reason why the work on a query ended.
+
+    PROVED goes with *unsat* and REFUTED with *sat*. The others go with *unknown*: the method ended without deciding
+    (INCOMPLETE), the time budget or the memory did not suffice (TIMEOUT, MEMORY), the method does not take the network
+    or the property (UNSUPPORTED), a claimed counterexample failed its check (UNCONFIRMED), the user interrupted
+    (INTERRUPTED), or the input or the program was at fault (ERROR).
+    """
 
     PROVED = "proved"
     REFUTED = "refuted"
@@ -49,8 +56,12 @@ class Reason(StrEnum):
 
 
 class Trust(StrEnum):
-    """How far a verdict can be trusted: floating point as it comes, rounding accounted for, exact arithmetic; or a
-    certificate that the independent checker has accepted."""
+    """How far a verdict can be trusted.
+
+    FLOAT: as far as floating-point arithmetic whose rounding is not accounted for; ROUNDED: every rounding error is
+    accounted for; EXACT: the arithmetic is rational and exact;
+    CHECKED: the independent checker has accepted a certificate.
+    """
 
     FLOAT = "float"
     ROUNDED = "rounded"
@@ -63,17 +74,18 @@ class Outcome:
     """A verifier's claim about one query.
 
     Attributes:
-        verdict: what it claims.
-        reason: why it stopped.
-        trust: how far the claim can be trusted; None while the verdict is unknown.
-        margin: for unsat a proven lower bound of the margin over the box, for sat the margin at the witness, for
-            unknown the best lower bound known; None where the method has none.
-        witness: an exact point of the box, for sat.
-        method: the method that decided (``crown``; for a portfolio the member's name).
-        detail: a sentence that a person can act on.
-        seconds: time charged to this query, by stage name; stages that ran in batch charge each query its share.
-        unstable: number of unstable neurons under the bounds used, None where not computed.
-        proof: what a certificate of unsat needs, if it was to be recorded.
+        verdict: the claimed verdict.
+        reason: why the work ended.
+        method: the method that decided, such as ``crown``; for a portfolio the member's name.
+        trust: how far the claim can be trusted; None for *unknown*.
+        margin: for *unsat* a proven lower bound of the margin over the box, for *sat* the margin at the witness, for
+            *unknown* the best lower bound known; None where the method has no bound.
+        witness: the counterexample, an exact point of the box, for *sat*; None otherwise.
+        detail: a sentence for the user, such as why the verdict is *unknown*.
+        seconds: the time charged to this query, by stage; a stage that worked on several queries at once charges each
+            an equal share.
+        unstable: the number of unstable neurons under the bounds used; None where it was not computed.
+        proof: what a certificate of *unsat* needs, if the verifier recorded it; None otherwise.
     """
 
     verdict: Verdict
@@ -89,19 +101,19 @@ class Outcome:
 
     @staticmethod
     def unknown(reason: Reason, method: str, detail: str = "", **known: object) -> Outcome:
-        """An *unknown* with its reason."""
+        """An *unknown* with its reason; ``known`` are further fields of the outcome."""
         return Outcome(Verdict.UNKNOWN, reason, method, detail=detail, **known)  # type: ignore[arg-type]
 
 
 class Budget:
-    """How many seconds of work each query of a batch may still cost.
+    """The seconds of work that each query of a batch may still cost.
 
-    Queries can share a purse (the boxes of one VNN-LIB file have one time limit between them). Work done for
-    several queries at once is charged to them in equal shares.
+    Each query draws on a purse. Queries can share one, as the boxes of one VNN-LIB file do, which have one time limit
+    together. Work for several queries at once is charged to them in equal shares.
 
     Args:
-        purses: seconds in each purse; ``math.inf`` for no limit.
-        owner: for each query the index of its purse; by default one purse per query.
+        purses: the seconds in each purse; ``math.inf`` means no limit.
+        owner: for each query the index of its purse; by default, each query has a purse of its own.
     """
 
     def __init__(self, purses: Sequence[float], owner: Sequence[int] | None = None) -> None:
@@ -111,14 +123,14 @@ class Budget:
 
     @classmethod
     def each(cls, seconds: float, queries: int) -> Budget:
-        """The same number of seconds for each of ``queries`` queries."""
+        """A budget of the same number of seconds for each of ``queries`` queries."""
         return cls([seconds] * queries)
 
     def __len__(self) -> int:
         return len(self._owner)
 
     def remaining(self, query: int) -> float:
-        """Seconds left for one query, never negative."""
+        """The seconds left for one query, never negative."""
         own = max(0.0, self._purses[self._owner[query]])
         if self._whole is None:
             return own
@@ -126,7 +138,7 @@ class Budget:
         return min(own, whole.remaining(numbers[query]))
 
     def total(self) -> float:
-        """Seconds left for all queries together."""
+        """The seconds left for all queries together."""
         one_of_each = {purse: query for query, purse in enumerate(self._owner)}
         return sum(self.remaining(query) for query in one_of_each.values())
 
@@ -140,7 +152,11 @@ class Budget:
 
     @contextmanager
     def charging(self, queries: Sequence[int]) -> Iterator[Callable[[], float]]:
-        """Charge the wall-clock time of a block to ``queries``; yields a function: seconds since its start."""
+        """Charge the wall-clock time of a ``with`` block to ``queries``, in equal shares.
+
+        Yields:
+            A function that returns the seconds since the start of the block.
+        """
         start = time.perf_counter()
         try:
             yield lambda: time.perf_counter() - start
@@ -149,20 +165,30 @@ class Budget:
                 self.charge(queries, time.perf_counter() - start)
 
     def subset(self, queries: Sequence[int], share: float = 1.0) -> Budget:
-        """A budget for some of the queries, drawing on the same purses, up to a share of what is left in each."""
+        """A budget for some of the queries, which draws on the same purses.
+
+        Args:
+            queries: the numbers of the queries.
+            share: the part, in [0, 1], of what each purse still has that the new budget may spend.
+        """
         part = Budget([max(0.0, purse) * share for purse in self._purses], [self._owner[i] for i in queries])
         part._whole = (self, list(queries))
         return part
 
 
 PATIENCE = 0.5
-"""Seconds that are given to work that is told to stop, so that it can make something of what it has."""
+"""The seconds after its time limit in which work may still return a result before it is broken off."""
 
 
 def deadline(elapsed: Callable[[], float], allowance: float) -> Callable[[], bool]:
-    """A function for work to ask whether it should stop.
+    """The function that work calls between its steps to learn whether it should stop.
 
-    It says so once ``elapsed()`` is beyond ``allowance`` seconds, and raises ``OutOfTime`` half a second later.
+    The function returns True once ``elapsed()`` exceeds ``allowance``, and raises ``OutOfTime`` once it exceeds that by
+    more than ``PATIENCE``.
+
+    Args:
+        elapsed: returns the seconds since the work began.
+        allowance: the seconds that the work may take.
     """
 
     def stop() -> bool:
@@ -175,7 +201,7 @@ def deadline(elapsed: Callable[[], float], allowance: float) -> Callable[[], boo
 
 
 class Progress(Protocol):
-    """Where a verifier reports while it works. The default reports to nobody."""
+    """The object that a verifier reports to while it works."""
 
     def stage(self, name: str, done: int, total: int) -> None:
         """``done`` of ``total`` queries have been through the stage ``name``."""
@@ -185,7 +211,7 @@ class Progress(Protocol):
 
 
 class Silent:
-    """Progress that goes nowhere."""
+    """The progress that does nothing."""
 
     def stage(self, name: str, done: int, total: int) -> None:
         pass
@@ -198,7 +224,10 @@ SILENT = Silent()
 
 
 class Verifier(Protocol):
-    """A method. Implementations are frozen dataclasses: fields are options, ``repr`` is the cache key."""
+    """A method of verification.
+
+    Implementations are frozen dataclasses whose fields are their options, so that their ``repr`` is a cache key.
+    """
 
     @property
     def name(self) -> str:
@@ -207,20 +236,28 @@ class Verifier(Protocol):
     def verify(
         self, queries: Sequence[Query], budget: Budget, progress: Progress = SILENT, roots: Roots = NONE
     ) -> list[Outcome]:
-        """Answer a batch; the outcomes are in the order of the queries.
+        """Answer a batch of queries, which may be of different networks.
 
-        What others have proven of the queries is in ``roots``; a verifier that bounds whole boxes starts from there
-        and adds what it proves itself.
+        The work exceeds the budget by at most a second, or by one step where a large network makes a step longer
+        (``deadline``). A fault in one query is that query's outcome (``Reason.ERROR``), never an exception.
 
-        Queries may speak of different networks. The budget is honoured to within a second, or to within one step
-        where a large network makes it longer (``deadline``); Ctrl-C raises ``KeyboardInterrupt`` after what was
-        decided has been reported to ``progress``. A fault in one query is that query's outcome (``Reason.ERROR``),
-        never an exception.
+        Args:
+            queries: the queries.
+            budget: the seconds that each query may cost.
+            progress: told of stages, and of every outcome as soon as it is known.
+            roots: the bounds that other verifiers have proven of the queries. A verifier that bounds whole boxes starts
+                from them and adds its own.
+
+        Returns:
+            The outcomes, in the order of the queries.
+
+        Raises:
+            KeyboardInterrupt: if the user interrupts, after all outcomes known so far are reported to ``progress``.
         """
 
 
 def by_network(queries: Sequence[Query]) -> list[tuple[Network, list[int]]]:
-    """The queries' indices grouped by what their network computes, in order of first appearance."""
+    """The indices of queries, grouped by the digest of their networks, in the order of first appearance."""
     groups: dict[str, tuple[Network, list[int]]] = {}
     for index, query in enumerate(queries):
         groups.setdefault(query.network.digest, (query.network, []))[1].append(index)
@@ -234,14 +271,17 @@ def in_batches(
     size: Callable[[Network], int],
     answer: Callable[[Network, list[int]], Sequence[Outcome]],
 ) -> list[Outcome]:
-    """A verifier's ``verify`` where a batch is answered at once: each batch speaks of one network.
+    """The outcomes of queries that are answered in batches of one network each; the body of a verifier's ``verify``.
 
     Args:
-        name: the stage reported to ``progress``.
-        queries: all of them.
-        progress: told of every outcome as it comes.
-        size: the most queries of a network in a batch.
-        answer: the outcomes of the queries with these numbers, in their order.
+        name: the name of the stage that is reported to ``progress``.
+        queries: all queries.
+        progress: told of every outcome as soon as it is known.
+        size: returns the largest number of a network's queries in one batch.
+        answer: returns the outcomes of a batch, given by its network and the numbers of its queries, in their order.
+
+    Returns:
+        The outcomes, in the order of ``queries``.
     """
     outcomes: dict[int, Outcome] = {}
     for network, members in by_network(queries):
@@ -256,13 +296,19 @@ def in_batches(
 
 
 def batch_size(network: Network, most: int, memory: int) -> int:
-    """How many boxes a network is bounded over at once: at most ``most``, by an estimate within ``memory`` bytes."""
+    """The number of boxes over which a network is bounded at once.
+
+    Args:
+        network: the network.
+        most: the largest number to return.
+        memory: the bytes that the work may hold, by an estimate of 16 float64 numbers for each neuron and box.
+    """
     neurons = sum(node.size for node in network.nodes)
     return max(1, min(most, memory // (neurons * 8 * 16)))
 
 
 def fault(error: BaseException, method: str) -> Outcome:
-    """What an exception in one query is recorded as: unsupported, out of time or memory, or an error of ours."""
+    """The *unknown* for an exception in the work on a query: unsupported, out of time or memory, or an error."""
     match error:
         case UnsupportedError():
             return Outcome.unknown(Reason.UNSUPPORTED, method, str(error))
@@ -275,10 +321,8 @@ def fault(error: BaseException, method: str) -> Outcome:
         case CallFailed():
             return Outcome.unknown(Reason.ERROR, method, str(error))
         case RecursionError():
-            return Outcome.unknown(
-                Reason.UNSUPPORTED, method, "more nodes after one another than the method can follow"
-            )
-        # torch has no class for it on a CPU.
+            return Outcome.unknown(Reason.UNSUPPORTED, method, "the network is deeper than the method can follow")
+        # On a CPU, torch raises a plain RuntimeError for want of memory.
         case RuntimeError() if "allocate memory" in str(error):
             return Outcome.unknown(Reason.MEMORY, method, "out of memory")
     return Outcome.unknown(Reason.ERROR, method, f"{type(error).__name__}: {error}")

@@ -354,6 +354,11 @@ class Phases:
     inactive: np.ndarray = field(init=False)
     unstable: np.ndarray = field(init=False)
 
+    @staticmethod
+    def of(pre: Bounds, sample: int) -> Phases:
+        """From bounds of the pre-activation, (batch, *shape), of one sample of their batch."""
+        return Phases(pre.lower[sample].flatten().numpy(), pre.upper[sample].flatten().numpy())
+
     def __post_init__(self) -> None:
         active = self.lower >= 0
         inactive = (self.upper <= 0) & ~active

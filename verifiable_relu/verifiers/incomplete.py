@@ -12,7 +12,8 @@ from torch import Tensor
 from verifiable_relu.bounds import MEMORY, Ascent, Bounds, Relaxation, ascend, input_box, neurons, unstable
 from verifiable_relu.bounds.rounding import covers, keeps_activations
 from verifiable_relu.network.graph import Network
-from verifiable_relu.spec.property import Query, RowBatch
+from verifiable_relu.spec.property import Query
+from verifiable_relu.spec.row_batch import RowBatch
 from verifiable_relu.verifiers.base import (
     SILENT,
     Budget,

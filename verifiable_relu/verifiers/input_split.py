@@ -24,7 +24,8 @@ from verifiable_relu.bounds.chunks import chunk_size, groups
 from verifiable_relu.bounds.rounding import covers
 from verifiable_relu.errors import OutOfTime
 from verifiable_relu.network.graph import Network
-from verifiable_relu.spec.property import Query, RowBatch
+from verifiable_relu.spec.property import Query
+from verifiable_relu.spec.row_batch import RowBatch
 from verifiable_relu.verifiers.attack import claim
 from verifiable_relu.verifiers.base import (
     SILENT,

@@ -133,7 +133,7 @@ class Milp:
     def _read(self, solved: Solved, candidates: _Candidates) -> Outcome:
         """What HiGHS's own status says; only *infeasible* excludes a polytope."""
         match solved.status:
-            case "kInfeasible":
+            case status if excludes(status):
                 return Outcome(Verdict.UNSAT, Reason.PROVED, self.name, Trust.FLOAT)
             case "kTimeLimit" | "kInterrupt":
                 return _unknown(Reason.TIMEOUT, "the budget ran out")
@@ -145,6 +145,11 @@ class Milp:
                 return found or _unknown(Reason.INCOMPLETE, detail)
             case status:
                 return _unknown(Reason.ERROR, f"HiGHS ended with status '{status}'")
+
+
+def excludes(status: str) -> bool:
+    """Whether this status of HiGHS means that a program has no solution."""
+    return status == "kInfeasible"
 
 
 def _unknown(reason: Reason, detail: str) -> Outcome:

@@ -12,7 +12,8 @@ import numpy as np
 from scipy import sparse
 
 from verifiable_relu.errors import OutOfTime, UnsupportedError
-from verifiable_relu.spec.property import Polytope, RowBatch
+from verifiable_relu.spec.property import Polytope
+from verifiable_relu.spec.row_batch import RowBatch
 from verifiable_relu.verifiers.encoding import Forms
 from verifiable_relu.verifiers.solvers.highs import Program
 from verifiable_relu.verifiers.solving import Problem
@@ -64,8 +65,8 @@ class Model:
         parts = np.concatenate([*positive, *negative, np.zeros(0)])
         if not (np.isfinite(below + above).all() and np.isfinite(parts).all()):
             raise UnsupportedError("the bounds of inputs or pre-activations are not finite")
-        self._radius = _exponent(np.maximum(below, above))
-        self._parts = _exponent(parts)
+        self._radius = exponent(np.maximum(below, above))
+        self._parts = exponent(parts)
         # Rounded up: the true ends may be half a unit further away.
         ends = (np.ldexp(np.nextafter(side, np.inf), -self._radius) for side in (below, above))
         self._below, self._above = (np.where(box.lower < box.upper, end, 0.0) for end in ends)
@@ -119,7 +120,7 @@ class Model:
         row, column, value = (np.concatenate(parts) for parts in zip(*blocks, strict=True))
         largest = np.zeros(count)
         np.maximum.at(largest, row, np.abs(value))
-        scale = _exponent(largest)
+        scale = exponent(largest)
         value = np.ldexp(value, -scale[row])
         small = np.abs(value) <= SMALL
         lost = np.bincount(row[small], np.abs(value[small]), count)
@@ -224,7 +225,7 @@ class _Rows:
     scale: np.ndarray
 
 
-def _exponent(sizes: np.ndarray) -> np.ndarray:
+def exponent(sizes: np.ndarray) -> np.ndarray:
     """k of the least power of two 2^k above each size; 0 for a size of 0."""
     return np.frexp(sizes)[1]
 

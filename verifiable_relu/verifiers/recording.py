@@ -19,7 +19,8 @@ from verifiable_relu.bounds.tighten import Search, signed
 from verifiable_relu.bounds.types import Lines
 from verifiable_relu.network.nodes import Activation
 from verifiable_relu.network.piecewise import SLOPES
-from verifiable_relu.spec.property import Property, RowBatch
+from verifiable_relu.spec.property import Property
+from verifiable_relu.spec.row_batch import RowBatch
 from verifiable_relu.trust.certificate import Claim, OwnSlopes, Plain, Proof, Tree
 
 BITS = 8

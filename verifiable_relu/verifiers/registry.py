@@ -1,4 +1,4 @@
-"""The methods by name, a row each. Only the chosen one is imported, so that naming them costs nothing."""
+"""The table of the methods; a method's module is imported only when its verifier is made."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Method:
-    """Where a method's verifier is, and what the user may choose for it.
+    """A method of the table.
 
     Attributes:
-        module: its module in ``verifiable_relu.verifiers``.
-        verifier: the class of the verifier there.
-        options: keyword arguments that make it this method.
-        device: whether it runs on any torch device, as its argument ``device``; otherwise it runs on the CPU.
-        memory: whether what its bounds hold at once can be limited, by its argument ``memory`` in bytes.
+        module: the module of its verifier, in ``verifiable_relu.verifiers``.
+        verifier: the name of the verifier's class in that module.
+        options: the keyword arguments with which the verifier is this method.
+        device: whether the verifier has an argument ``device``, any torch device; otherwise it runs on the CPU.
+        memory: whether the verifier has an argument ``memory``, the bytes that its bounds may hold at once.
     """
 
     module: str
@@ -48,24 +48,24 @@ METHODS = {
     "auto_lirpa-crown": Method("adapters.auto_lirpa", "AutoLirpa", {"bound": "crown"}),
     "auto_lirpa-alpha-crown": Method("adapters.auto_lirpa", "AutoLirpa", {"bound": "alpha-crown"}),
 }
-"""A new method is a row here, and a class that fulfils ``verifiers.base.Verifier``."""
+"""The methods by name. A new one is an entry of this table, and a class that fulfils ``verifiers.base.Verifier``."""
 
 
 def methods() -> tuple[str, ...]:
-    """The names that :func:`make` knows."""
+    """The names of the methods, in the order of the table."""
     return tuple(METHODS)
 
 
 def make(name: str, device: str = "cpu", memory: int | None = None) -> Verifier:
-    """A verifier with default options, by name.
+    """The verifier of a method, with the method's options.
 
     Args:
-        name: one of :func:`methods`.
-        device: where it runs.
-        memory: a limit in bytes on what its bounds hold at once; None leaves the method's own.
+        name: the name of the method.
+        device: the torch device on which the verifier runs.
+        memory: the bytes that the verifier's bounds may hold at once; None leaves the verifier's own limit.
 
     Raises:
-        InputError: if there is no such method, it does not run on ``device``, or it takes no limit of memory.
+        InputError: if there is no such method, if it does not run on ``device``, or if it takes no limit of memory.
     """
     method = METHODS.get(name)
     if method is None:

@@ -23,7 +23,8 @@ from verifiable_relu.bounds.rounding import covers
 from verifiable_relu.bounds.tighten import Search
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Node
-from verifiable_relu.spec.property import Query, RowBatch
+from verifiable_relu.spec.property import Query
+from verifiable_relu.spec.row_batch import RowBatch
 
 
 @dataclass(frozen=True, eq=False)

@@ -105,11 +105,21 @@ class Smt:
 
     def _read(self, checked: Checked, left: Callable[[], float]) -> Outcome:
         """What z3's answer says where it is not *sat*."""
-        if checked.answer == "unsat":
+        if excludes(checked):
             return Outcome(Verdict.UNSAT, Reason.PROVED, self.name)
         if left() <= 0 or checked.reason in _STOPPED:
             return Outcome.unknown(Reason.TIMEOUT, self.name, "the budget ran out")
         return Outcome.unknown(Reason.ERROR, self.name, f"z3 gave up: {checked.reason}")
+
+
+def excludes(checked: Checked) -> bool:
+    """Whether an answer of z3 means that the formula has no solution."""
+    return checked.answer == "unsat"
+
+
+def at_most(strict: bool) -> str:
+    """The SMT-LIB operator of a row that is at most its bound, or below it."""
+    return "<" if strict else "<="
 
 
 class _Search:
@@ -276,7 +286,7 @@ class _Formula:
         terms, constant, factor = self._linear(forms, r)
         left = _sum([*terms, f"(* {_number(factor * scale)} gap)"])
         limit = (row.bound * scale + _error(forms, r)) * factor - constant
-        return f"({'<' if row.strict else '<='} {left} {_number(limit)})"
+        return f"({at_most(row.strict)} {left} {_number(limit)})"
 
     def point(self, model: Mapping[str, Fraction]) -> Witness:
         """The input that a model describes."""

@@ -10,7 +10,8 @@ import torch
 
 from verifiable_relu.bounds import Bounds, input_box, interval_bounds
 from verifiable_relu.errors import CallFailed, OutOfTime
-from verifiable_relu.spec.property import Polytope, Query, RowBatch
+from verifiable_relu.spec.property import Polytope, Query
+from verifiable_relu.spec.row_batch import RowBatch
 from verifiable_relu.verifiers.base import (
     Budget,
     Outcome,
@@ -86,10 +87,7 @@ def bounded(folding: Folding, queries: Sequence[Query], stop: Callable[[], bool]
             Problem(
                 query,
                 folding,
-                {
-                    i: Phases(b.lower[sample].flatten().numpy(), b.upper[sample].flatten().numpy())
-                    for i, b in pre.items()
-                },
+                {i: Phases.of(b, sample) for i, b in pre.items()},
                 sizes[sample],
                 tuple(query.property.unsafe[i] for i in order),
                 float(min(margins, default=np.inf)),

@@ -80,7 +80,7 @@ class ConvolutionOperator(Operator[Conv2d]):
 
     def adjoint(self, a: Tensor, input_shape: Shape) -> Tensor:
         if self._through_cells(a):
-            return in_cells.image(self.cells(a), input_shape, self.node.stride, self._corner)
+            return in_cells.image(self.cells(a), input_shape, self.node.stride, self.node.corner)
         return self.node.adjoint(a, input_shape)
 
     def transposed(self, a: Tensor, size: tuple[int, int]) -> Tensor:
@@ -131,7 +131,7 @@ class ConvolutionOperator(Operator[Conv2d]):
     def image_in_cells(self, x: Tensor) -> Tensor:
         """Inputs (rows, channels, height, width) in cells, as ``cells`` returns coefficients of them."""
         found = x.new_zeros(len(x), *self.cells_shape(self.node.shape[1:]))
-        in_cells.fill(found, x, self.node.stride, self._corner)
+        in_cells.fill(found, x, self.node.stride, self.node.corner)
         return found
 
     def outputs_that_see(self, outputs: Tensor, input_shape: Shape) -> Tensor:
@@ -174,7 +174,7 @@ class ConvolutionOperator(Operator[Conv2d]):
         channels, down, right = self.cells_shape((height, width))
         # The last outputs of the last row reach beyond; they are cut off.
         cells = x.new_zeros(len(x), channels, down * right + wide - 1)
-        in_cells.fill(cells[:, :, : down * right].unflatten(2, (down, right)), x, self.node.stride, self._corner)
+        in_cells.fill(cells[:, :, : down * right].unflatten(2, (down, right)), x, self.node.stride, self.node.corner)
         size = height * right
         found: Tensor | None = None
         for number, block in enumerate(self.once("blocks", lambda: self._blocked.flatten(0, 1).unsqueeze(1).unbind())):
@@ -188,11 +188,6 @@ class ConvolutionOperator(Operator[Conv2d]):
                 found = torch.bmm(mine, those)
         assert found is not None
         return found.unflatten(2, (height, right))[:, :, :, :width]
-
-    @property
-    def _corner(self) -> tuple[int, int]:
-        """Where the image begins in its cells, which count the padding."""
-        return self.node.padding[0], self.node.padding[1]
 
     @property
     def _blocked(self) -> Tensor:

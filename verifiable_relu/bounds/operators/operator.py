@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from functools import cached_property
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 from verifiable_relu.bounds.tuning import Tuning
 from verifiable_relu.network.nodes import Affine, Shape
+from verifiable_relu.network.once import Made, Once
 
 Kind = TypeVar("Kind", bound=Affine, covariant=True)
-Made = TypeVar("Made")
 
 
 class Operator(Generic[Kind]):
@@ -29,18 +29,11 @@ class Operator(Generic[Kind]):
     def __init__(self, node: Kind, tuning: Tuning) -> None:
         self.node = node
         self.tuning = tuning
-        self._made: dict[Hashable, Any] = {}
+        self._once = Once()
 
     def once(self, key: Hashable, make: Callable[[], Made]) -> Made:
         """What ``make`` makes of the node's tensors: made once for a key, or each time if a gradient is wanted."""
-        if key not in self._made:
-            if not self.constant:
-                return make()
-            # A tensor made in inference mode could not take part in a gradient later.
-            with torch.inference_mode(False):
-                self._made[key] = make()
-        found: Made = self._made[key]
-        return found
+        return self._once(key, make) if self.constant else make()
 
     @cached_property
     def constant(self) -> bool:
@@ -62,6 +55,10 @@ class Operator(Generic[Kind]):
     def linear32(self, x: Tensor) -> Tensor:
         """W·x with sums in float32, in the dtype of W; only where ``fits32``."""
         raise NotImplementedError
+
+    def forward32(self, x: Tensor) -> Tensor:
+        """W·x + b, the sums of W·x in float32, in the dtype of W; only where ``fits32``."""
+        return self.linear32(x).add_(self.offset)
 
     def absolute32(self, x: Tensor) -> Tensor:
         """|W|·x with sums in float32, in the dtype of W; only where ``fits32``."""

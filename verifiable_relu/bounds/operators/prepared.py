@@ -35,4 +35,4 @@ class Operators:
 
 def prepared(network: Network, tuning: Tuning = TUNING) -> Operators:
     """The operators of a network, which the network keeps: another dtype or device is another network."""
-    return network.keep((Operators, tuning), lambda: Operators(network.nodes, tuning))
+    return network.once((Operators, tuning), lambda: Operators(network.nodes, tuning))

@@ -1,8 +1,8 @@
-"""Bounds computed by the library auto_LiRPA, read as verdicts.
+"""The verifiers ``auto_lirpa…``, which prove properties by the bounds of the library auto_LiRPA.
 
 Sources: Xu et al., Automatic Perturbation Analysis for Scalable Certified Robustness and Beyond, arXiv 2002.12920
-(the library); Xu et al., Fast and Complete, arXiv 2011.13824 (α-CROWN). The library does not account for rounding,
-so what it proves is trusted as far as floating point goes.
+(the library); Xu et al., Fast and Complete, arXiv 2011.13824 (α-CROWN). The library does not account for rounding
+errors, so that its verdicts have the trust label ``float``.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from verifiable_relu.bounds import MEMORY, Bounds, input_box
 from verifiable_relu.errors import CallFailed, InputError, UnsupportedError
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Node
-from verifiable_relu.spec.property import Property, Query, RowBatch
+from verifiable_relu.spec.property import Property, Query
+from verifiable_relu.spec.row_batch import RowBatch
+from verifiable_relu.verifiers.adapters.conversion import Graph, largest_terms, takes_patches
 from verifiable_relu.verifiers.adapters.library import bounded_module, explained, library, quiet
-from verifiable_relu.verifiers.adapters.operators import Graph, largest_terms, takes_patches
 from verifiable_relu.verifiers.base import (
     PATIENCE,
     SILENT,
@@ -33,8 +34,8 @@ from verifiable_relu.verifiers.base import (
     Reason,
     Trust,
     Verdict,
-    by_network,
     fault,
+    in_batches,
 )
 from verifiable_relu.verifiers.root import NONE, Roots
 from verifiable_relu.verifiers.solvers.process import Worker
@@ -43,26 +44,26 @@ Bound = Literal["ibp", "crown", "alpha-crown"]
 
 _METHODS: dict[Bound, str] = {"ibp": "IBP", "crown": "CROWN", "alpha-crown": "alpha-CROWN"}
 MOST_BOXES = 64
-"""Most queries bounded at once: the α of a batch are optimised together, and for all of them or none."""
+"""The most queries that are bounded at once; the library optimises the α of a batch for all its queries or for none."""
 
 _ULPS = 4
-"""Units in the last place of its largest numbers by which a bound of the library has to be clear of zero."""
+"""The least distance from zero of a bound that proves, in units in the last place of the numbers that it sums."""
 
 
 @dataclass(frozen=True)
 class AutoLirpa:
-    """Verification by auto_LiRPA's bounds; never answers *sat*.
+    """Verification by auto_LiRPA's bounds, which never answers *sat*.
 
-    The library works in a process of its own, which is ended where it does not stop in time.
+    The library runs in a process of its own, which is ended if the library does not stop in time.
 
     Attributes:
         bound: the kind of bound.
-        iterations: gradient steps on α, for α-CROWN.
-        learning_rate: of those steps.
-        dtype: what the library computes in.
-        memory: a limit in bytes on what a batch may hold, by a rough estimate.
-        process_memory: most bytes that the library's process may have resident, libraries included; None for half of
-            the machine's memory.
+        iterations: the number of gradient steps on α, for α-CROWN.
+        learning_rate: the learning rate of these steps.
+        dtype: the dtype in which the library computes.
+        memory: the bytes that a batch may hold, by a rough estimate.
+        process_memory: the most bytes of resident memory of the library's process, libraries included; None allows half
+            of the machine's memory.
     """
 
     bound: Bound = "alpha-crown"
@@ -83,7 +84,7 @@ class AutoLirpa:
     def verify(
         self, queries: Sequence[Query], budget: Budget, progress: Progress = SILENT, roots: Roots = NONE
     ) -> list[Outcome]:
-        """As every verifier.
+        """Answer a batch of queries, as ``Verifier.verify`` says.
 
         Raises:
             InputError: if auto_LiRPA is not installed.
@@ -91,16 +92,13 @@ class AutoLirpa:
         missing = AUTO_LIRPA.call(None)
         if missing is not None:
             raise missing
-        outcomes: dict[int, Outcome] = {}
-        for network, members in by_network(queries):
-            size = max(1, min(MOST_BOXES, self.memory // _bytes(network)))
-            for start in range(0, len(members), size):
-                part = members[start : start + size]
-                for index, outcome in zip(part, self._batch(network, queries, part, budget), strict=True):
-                    outcomes[index] = outcome
-                    progress.finish(index, outcome)
-                progress.stage(self.name, len(outcomes), len(queries))
-        return [outcomes[i] for i in range(len(queries))]
+        return in_batches(
+            self.name,
+            queries,
+            progress,
+            lambda network: max(1, min(MOST_BOXES, self.memory // _bytes(network))),
+            lambda network, part: self._batch(network, queries, part, budget),
+        )
 
     def _batch(self, network: Network, queries: Sequence[Query], part: list[int], budget: Budget) -> list[Outcome]:
         allowance = budget.subset(part).total()
@@ -115,22 +113,22 @@ class AutoLirpa:
                 return found
         except Exception as error:
             if len(part) > 1 and isinstance(error, CallFailed | MemoryError):
-                # The query at fault is to be alone in it.
+                # Each query is tried by itself, so that the failure costs the query at fault alone.
                 return [outcome for index in part for outcome in self._batch(network, queries, [index], budget)]
             return [fault(error, self.name)] * len(part)
 
 
 @dataclass(frozen=True)
 class _Task:
-    """What the library's process is asked: bounds of one network over a batch of boxes, and what they prove.
+    """A task of the library's process: the outcomes of queries about one network.
 
     Attributes:
         options: the verifier.
-        digest: of the network.
-        nodes: of the network.
-        properties: one for each query.
-        seconds: after which the library is told to stop.
-        threads: of torch.
+        digest: the digest of the network.
+        nodes: the nodes of the network.
+        properties: the properties of the queries.
+        seconds: the seconds after which the library is told to stop.
+        threads: the number of threads of torch.
     """
 
     options: AutoLirpa
@@ -142,14 +140,18 @@ class _Task:
 
 
 def _bare(network: Network) -> tuple[Node, ...]:
-    """Its nodes without what has been computed from them."""
+    """The nodes of a network as copies without cached values."""
     return tuple(node.map_tensors(lambda tensor: tensor) for node in network.nodes)
 
 
 def work(task: _Task | None) -> list[Outcome] | InputError | None:
-    """The outcomes of a task's queries; for None, what keeps the library from being used.
+    """The outcomes of a task's queries, computed in the library's own process.
 
-    It is called in the library's own process.
+    Args:
+        task: the task; None only asks whether the library can be used.
+
+    Returns:
+        The outcomes; for None the error if the library is not installed, and None if it is.
     """
     if task is None:
         try:
@@ -178,17 +180,17 @@ def work(task: _Task | None) -> list[Outcome] | InputError | None:
 
 
 def _outcome(name: str, margin: float, seconds: float) -> Outcome:
-    """What a method of this name claims of a margin that took it so many seconds."""
+    """The outcome that a lower bound ``margin`` of the margin proves, for the method ``name``."""
     spent = {name: seconds}
     if margin > 0:
         return Outcome(Verdict.UNSAT, Reason.PROVED, name, Trust.FLOAT, margin, seconds=spent)
-    # A NaN is no bound at all.
+    # NaN is not a bound.
     known = margin if margin == margin else None
     return Outcome.unknown(Reason.INCOMPLETE, name, "the bounds do not decide", margin=known, seconds=spent)
 
 
 _PREPARED: dict[tuple[str, AutoLirpa], Model] = {}
-"""The latest model, which the next task may be about, too."""
+"""The model of the last task, kept for a next task with the same network and options."""
 
 
 def _prepared(task: _Task) -> Model:
@@ -204,10 +206,10 @@ AUTO_LIRPA = Worker(f"{__name__}:{work.__name__}")
 
 
 def _doubt(network: Network, box: Bounds, rows: RowBatch) -> Tensor:
-    """How large the rounding of the library's sums typically is, (rows,): some units of the numbers that are summed.
+    """An estimate (rows,) of the rounding errors of the library's sums: ``_ULPS`` units of the numbers that are summed.
 
-    It is no bound, and verdicts stay ``float``; but where numbers cancel that are larger than a margin by as many
-    digits as there are, the library's lines of steep activations say anything.
+    The estimate is no bound, and verdicts keep the label ``float``. It keeps apart the cases in which numbers much
+    larger than the margin cancel, so that the library's bounds are rounding noise.
     """
     size = largest_terms(network, torch.maximum(-box.lower, box.upper)).flatten(1)
     matrix = rows.matrix.to(size)
@@ -215,7 +217,12 @@ def _doubt(network: Network, box: Bounds, rows: RowBatch) -> Tensor:
 
 
 class Model:
-    """A network as the library sees it, prepared once for all batches."""
+    """A network in the library's own form, prepared once for all batches.
+
+    Args:
+        network: the network.
+        options: the verifier, whose options are the bound, the optimisation of α and the dtype.
+    """
 
     def __init__(self, network: Network, options: AutoLirpa) -> None:
         self.network = network
@@ -225,7 +232,7 @@ class Model:
         self.thresholds = torch.empty(0)
         settings = {
             "conv_mode": "patches" if takes_patches(network) else "matrix",
-            # Sharing α among rows or neurons fails on batches whose samples have different unstable neurons.
+            # If rows or neurons share α, the library fails on batches whose samples differ in unstable neurons.
             "sparse_features_alpha": False,
             "sparse_spec_alpha": False,
             "optimize_bound_args": {
@@ -245,10 +252,15 @@ class Model:
         self.module.interrupted = lambda: self.stop()
 
     def lower(self, box: Bounds, rows: RowBatch, stop: Callable[[], bool]) -> Tensor:
-        """Lower bounds of every row's A·y over its sample's box, (rows,), in float64.
+        """Lower bounds of every row's A·y over the box of the row's sample, (rows,), in float64.
+
+        Args:
+            box: the boxes of the samples.
+            rows: the rows.
+            stop: asked by the library between layers and between steps of the optimisation whether to stop.
 
         Raises:
-            OutOfTime: if ``stop`` says so before there are bounds.
+            OutOfTime: if ``stop`` returns True before there are bounds.
         """
         counts = torch.bincount(rows.sample, minlength=rows.samples)
         position = torch.arange(len(rows.sample)) - (counts.cumsum(0) - counts)[rows.sample]
@@ -266,13 +278,13 @@ class Model:
         return lower.detach().double()[rows.sample, position]
 
     def _satisfied(self, lower: Tensor) -> Tensor:
-        """Which samples (batch, 1) need no better bounds: those proved, and all of them once the time is spent."""
+        """Whether each sample (batch, 1) needs no tighter bounds: it is proven, or the time is spent."""
         if self.stop():
             return torch.ones(len(lower), 1, dtype=torch.bool)
         return (lower > self.thresholds).all(1, keepdim=True)
 
 
 def _bytes(network: Network) -> int:
-    """Roughly what bounding one sample takes: two matrices from a quarter of the widest layer's neurons."""
+    """An estimate of the bytes for one sample's bounds: two matrices from a quarter of the widest layer's neurons."""
     widest = max(node.size for node in network.nodes)
     return max(1, 2 * 8 * widest * max(1, max((network.nodes[i].size for i in network.activations), default=1) // 4))

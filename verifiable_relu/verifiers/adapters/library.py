@@ -1,7 +1,7 @@
-"""The library auto_LiRPA, made to run beside the versions of other packages that this one needs.
+"""The import and the calls of auto_LiRPA, with repairs for the versions of torch and numpy that this package needs.
 
-Version 0.3 was written for torch < 1.13. Four repairs, made around its import and each of its calls and taken
-back afterwards, let it run on today's; any other version that is installed is used as it is.
+Version 0.3 of the library was written for torch < 1.13. Four repairs, which are in place only during the library's
+import and its calls, let it run with newer versions. Any other version of the library is used as it is.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from torch import Tensor
 from verifiable_relu.errors import InputError, OutOfTime, UnsupportedError
 
 _RECURSION = 20_000
-"""Nested calls allowed to the library."""
+"""The most nested calls that Python allows during a call of the library, which recurses from node to node."""
 
 
 @cache
 def library() -> Any:
-    """The package, imported with the repairs that its version needs.
+    """The package auto_LiRPA, imported with the repairs that its version needs.
 
     Raises:
-        InputError: if it is missing, or what it imports is.
+        InputError: if the package or one of those that it imports is missing.
     """
     try:
         with quiet(torch.get_default_dtype()):
@@ -51,13 +51,13 @@ def library() -> Any:
 
 @cache
 def bounded_module() -> Any:
-    """The library's module class, able to stop between two layers and to permute axes."""
+    """The library's module class, extended such that it can stop between two layers and permute axes."""
     base = library().BoundedModule
     transpose = import_module("auto_LiRPA.bound_ops").BoundTranspose
 
     class Transpose(transpose):  # type: ignore[misc, valid-type]
         def forward(self, x: Tensor) -> Tensor:
-            # Later steps take views of it.
+            # Later operators of the library take views of the result.
             return super().forward(x).contiguous()
 
     class Interruptible(base):  # type: ignore[misc, valid-type]
@@ -72,7 +72,7 @@ def bounded_module() -> Any:
         def _named_members(
             self, get_members_fn: Any, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
         ) -> Any:
-            # Version 0.3 has not heard of remove_duplicate, and always removes them.
+            # Version 0.3 has no argument remove_duplicate, and always removes duplicates.
             return super()._named_members(get_members_fn, prefix, recurse)
 
     Interruptible.interrupted = staticmethod(lambda: False)
@@ -81,14 +81,18 @@ def bounded_module() -> Any:
 
 @contextmanager
 def quiet(dtype: torch.dtype) -> Iterator[None]:
-    """Run the library: in ``dtype``, repaired, its prints dropped, and all global state put back afterwards."""
+    """The context in which the library runs, which restores all global state afterwards.
+
+    Within the context, torch's default dtype is ``dtype``, the repairs are in place, and what the library prints, warns
+    or logs is dropped.
+    """
     with ExitStack() as stack:
         stack.callback(torch.set_default_dtype, torch.get_default_dtype())
         torch.set_default_dtype(dtype)
-        # It recurses from node to node, and its import raises the limit a thousandfold.
+        # The library recurses from node to node, and its import raises Python's limit a thousandfold.
         stack.callback(sys.setrecursionlimit, sys.getrecursionlimit())
         sys.setrecursionlimit(max(sys.getrecursionlimit(), _RECURSION))
-        # Its import installs a handler for everybody's messages; what it logs as an error it raises as one too.
+        # The library's import installs a handler on the root logger. Errors that it logs are raised as exceptions too.
         stack.callback(setattr, logging.root, "handlers", list(logging.root.handlers))
         stack.callback(logging.disable, logging.root.manager.disable)
         logging.disable(logging.CRITICAL)
@@ -102,7 +106,7 @@ def quiet(dtype: torch.dtype) -> Iterator[None]:
 
 @contextmanager
 def _repaired() -> Iterator[None]:
-    """What version 0.3 imports and calls, as torch and numpy had it then."""
+    """The context in which torch and numpy have the modules and functions that version 0.3 imports and calls."""
     import torch.onnx.symbolic_helper
     from torch.onnx._internal.torchscript_exporter._globals import GLOBALS
 
@@ -126,12 +130,16 @@ def _repaired() -> Iterator[None]:
 
 
 def explained(error: Exception) -> Exception:
-    """What an exception of the library's work stands for: that it breaks down on a network is no fault of ours."""
+    """The exception to report in place of one that a call of the library raised.
+
+    A failure within the library's own code becomes an UnsupportedError: the library does not take the network. Want of
+    memory or time, bad input, and exceptions outside of the library's code stay as they are.
+    """
     if isinstance(error, InputError | OutOfTime | MemoryError) or "allocate memory" in str(error):
         return error
     if isinstance(error, NotImplementedError):
         return UnsupportedError(f"auto_LiRPA: {error}")
     frames = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
     if any(name.partition(".")[0] == "auto_LiRPA" for name in frames):
-        return UnsupportedError(f"auto_LiRPA breaks down on this network: {type(error).__name__}: {error}")
+        return UnsupportedError(f"auto_LiRPA fails on this network: {type(error).__name__}: {error}")
     return error

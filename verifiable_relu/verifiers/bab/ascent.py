@@ -17,7 +17,7 @@ above zero, scaled by the neurons' widths, with momentum (B. T. Polyak, USSR Com
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -38,34 +38,55 @@ class Batch:
     Attributes:
         split: (nodes, m) int8, +1 active, −1 inactive, 0 open.
         multipliers: (nodes, m) β of split neurons, γ of open ones that have adaptive lines, otherwise zero.
-        mu: (nodes, rows − 1) of the rows behind the objective.
+        mu: (nodes, rows behind the objectives) of these rows.
+        objective: (nodes,) which of the relaxation's first rows is bounded.
     """
 
     split: Tensor
     multipliers: Tensor
     mu: Tensor
+    objective: Tensor
 
     def __len__(self) -> int:
         return len(self.split)
 
     def __getitem__(self, chosen: Tensor) -> Batch:
-        return Batch(self.split[chosen], self.multipliers[chosen], self.mu[chosen])
+        return Batch(self.split[chosen], self.multipliers[chosen], self.mu[chosen], self.objective[chosen])
 
     def parts(self, size: int) -> Iterator[Batch]:
         """At most ``size`` nodes at a time."""
         return (self[number] for number in torch.arange(len(self)).split(size))
 
-    @staticmethod
-    def root(neurons: int, rows: int) -> Batch:
-        """The node without splits, of a tree with so many neurons and rows."""
-        split, multipliers = torch.zeros(1, neurons, dtype=torch.int8), torch.zeros(1, neurons)
-        return Batch(split, multipliers, torch.zeros(1, rows - 1))
+    def split_on(self, neuron: Tensor) -> Batch:
+        """Twice as many nodes: those in which each node's neuron (nodes,) is active, then those in which it is not."""
+        multipliers = self.multipliers.scatter(1, neuron[:, None], 0)
+        rest = (t.repeat(2, *[1] * (t.dim() - 1)) for t in (multipliers, self.mu, self.objective))
+        return Batch(torch.cat(children(self.split, neuron)), *rest)
 
     @staticmethod
-    def cat(parts: list[Batch]) -> Batch:
+    def roots(neurons: int, behind: int, objectives: int = 1) -> Batch:
+        """A node without splits for each objective, of so many neurons and rows behind the objectives."""
+        split = torch.zeros(objectives, neurons, dtype=torch.int8)
+        multipliers, mu = torch.zeros(objectives, neurons), torch.zeros(objectives, behind)
+        return Batch(split, multipliers, mu, torch.arange(objectives))
+
+    @staticmethod
+    def cat(parts: Sequence[Batch]) -> Batch:
         """The nodes of several."""
-        split, multipliers, mu = zip(*((p.split, p.multipliers, p.mu) for p in parts), strict=True)
-        return Batch(torch.cat(split), torch.cat(multipliers), torch.cat(mu))
+        fields = zip(*((p.split, p.multipliers, p.mu, p.objective) for p in parts), strict=True)
+        return Batch(*(torch.cat(field) for field in fields))
+
+
+def children(split: Tensor, neuron: Tensor) -> tuple[Tensor, Tensor]:
+    """The two nodes that each node is split into: those in which its neuron is active, and those in which it is not.
+
+    Args:
+        split: (nodes, m) int8, as ``Proofs.lower`` takes them.
+        neuron: (nodes,) the number of the neuron that each node is split on.
+    """
+    active, inactive, number = split.clone(), split.clone(), torch.arange(len(split))
+    active[number, neuron], inactive[number, neuron] = 1, -1
+    return active, inactive
 
 
 @dataclass(eq=False)
@@ -73,7 +94,7 @@ class Bounded:
     """The best that an ascent found for each node of a batch.
 
     Attributes:
-        bound: (nodes,) of the objective; not a proof.
+        bound: (nodes,) of each node's objective; not a proof.
         columns: (k,) the neurons that have multipliers in some node.
         w: (nodes, k) their multipliers, as ``Proofs.lower`` takes them.
         coefficients: (nodes, m) of the remainders q̃.
@@ -98,9 +119,14 @@ class Ascent:
         strip: the tree's relaxation.
         adaptive: (m,) bool, the neurons that have adaptive lines while they are open.
         dtype: of the search.
+        objectives: how many of the strip's first rows are objectives; the rows behind them are at most zero.
+
+    Attributes:
+        closed: (objectives,) a node needs no better bound where its own is above this.
+        aim: (objectives,) the bound that steps are made towards, above ``closed``.
     """
 
-    def __init__(self, strip: Strip, adaptive: Tensor, dtype: torch.dtype) -> None:
+    def __init__(self, strip: Strip, adaptive: Tensor, dtype: torch.dtype, objectives: int = 1) -> None:
         folded = strip.folded
         self.dtype = dtype
         self.adaptive = adaptive
@@ -115,9 +141,11 @@ class Ascent:
         self._chord = ((chord - slopes) / width).to(dtype)
         self._offset = ((slope - chord) * lower / width).to(dtype)
         self._scale = ((upper - lower).clamp(min=1e-30) ** -2).to(dtype).clamp(max=1e30)
-        sizes = strip.rows.matrix[1:].abs().sum(1) + strip.rows.constant[1:].abs()
-        self._row_scale = ((sizes + 1e-30) ** -2).to(dtype).clamp(max=1e30)
-        self.target = 1e-6 * float(strip.rows.matrix[0].abs().sum() + strip.rows.constant[0].abs())
+        sizes = strip.rows.matrix.abs().sum(1) + strip.rows.constant.abs()
+        self._row_scale = ((sizes[objectives:] + 1e-30) ** -2).to(dtype).clamp(max=1e30)
+        self.objectives = objectives
+        self.closed = 1e-6 * sizes[:objectives].to(dtype)
+        self.aim = 2 * self.closed
 
     def _centred(self, forms: Forms) -> tuple[Tensor, Tensor]:
         """Matrix and constant of forms of e and p ∈ [−1, 1]ᵐ, where q̃ = (1 + p)/2: the least value is one norm."""
@@ -127,7 +155,8 @@ class Ascent:
 
     def run(self, batch: Batch, steps: int) -> Bounded:
         """So many steps from the batch's multipliers, which become the best ones found."""
-        view = _View(self, batch.split)
+        view = _View(self, batch)
+        closed, aim = self.closed[batch.objective], self.aim[batch.objective]
         multipliers = batch.multipliers[:, view.columns].to(self.dtype)
         mu = batch.mu.to(self.dtype)
         found = _Best(view, self.dtype)
@@ -135,14 +164,14 @@ class Ascent:
         for step in range(steps + 1):
             bound, c, q, w, limits = view.bound(multipliers, mu)
             found.keep(bound, c[:, self.inputs :], w, multipliers, mu)
-            if step == steps or bool((found.bound > self.target).all()):
+            if step == steps or bool((found.bound > closed).all()):
                 break
             gradient, gradient_mu = view.gradient(c, q, multipliers, mu, limits)
             moved = gradient if moved is None else gradient.add_(moved, alpha=_MOMENTUM)
             moved_mu = gradient_mu if moved_mu is None else gradient_mu.add_(moved_mu, alpha=_MOMENTUM)
             along, along_mu = moved * view.scale, moved_mu * self._row_scale
             length = (along * moved).sum(1) + (along_mu * moved_mu).sum(1)
-            size = _FACTOR * (2 * self.target - bound).clamp(min=0) / length.clamp(min=1e-30)
+            size = _FACTOR * (aim - bound).clamp(min=0) / length.clamp(min=1e-30)
             multipliers = view.clamped(torch.addcmul(multipliers, size[:, None], along), limits)
             mu = torch.addcmul(mu, size[:, None], along_mu).clamp_(min=0)
         batch.multipliers = torch.zeros_like(batch.multipliers)
@@ -152,7 +181,7 @@ class Ascent:
 
     def minimisers(self, batch: Batch) -> Tensor:
         """Points of the box, (nodes, n), where the objective as the batch's multipliers relax it is least."""
-        view = _View(self, batch.split)
+        view = _View(self, batch)
         c = view.bound(batch.multipliers[:, view.columns].to(self.dtype), batch.mu.to(self.dtype))[1]
         return -c[:, : self.inputs].sign()
 
@@ -160,8 +189,9 @@ class Ascent:
 class _View:
     """The rows of the system that a batch multiplies, and what each node makes of them."""
 
-    def __init__(self, ascent: Ascent, split: Tensor) -> None:
+    def __init__(self, ascent: Ascent, batch: Batch) -> None:
         self.ascent = ascent
+        split = batch.split
         n = ascent.inputs
         used = (split != 0).any(0) | ascent.adaptive
         self.columns = columns = used.nonzero().squeeze(1)
@@ -170,8 +200,14 @@ class _View:
         self.blocks = [(a, b) for a, b in itertools.pairwise(ends) if b > a]
         self.matrix = ascent._matrix.index_select(0, columns)
         self.between = 2 * self.matrix.index_select(1, self.places)
-        self.rows = ascent._rows
-        self.row_between = 2 * ascent._rows.index_select(1, self.places)
+        between = 2 * ascent._rows.index_select(1, self.places)
+        count = ascent.objectives
+        # One objective is the same for all nodes.
+        of = slice(0, 1) if count == 1 else batch.objective
+        self.objective, self.objective_between = ascent._rows[of], between[of]
+        self.objective_constant = ascent._row_constant[of]
+        self.rows, self.row_between = ascent._rows[count:], between[count:]
+        self.row_constant = ascent._row_constant[count:]
         self.constant = ascent._constant[columns]
         self.scale = ascent._scale[columns]
         sign = split.index_select(1, columns).to(ascent.dtype)
@@ -189,14 +225,12 @@ class _View:
 
     def bound(self, multipliers: Tensor, mu: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, tuple[Tensor, Tensor]]:
         """Bounds; the coefficients of e and p; those of the view's q̃; w; the limits of open neurons' multipliers."""
-        ascent = self.ascent
-        q = self.row_between[:1].expand(len(mu), -1)
-        constant, first = ascent._row_constant[0], self.rows[:1]
+        q, constant, first = self.objective_between, self.objective_constant, self.objective
         if mu.shape[1]:
-            q = q + mu @ self.row_between[1:]
-            constant = constant + mu @ ascent._row_constant[1:]
-            first = first + mu @ self.rows[1:]
-        q = q.clone()
+            q = q + mu @ self.row_between
+            constant = constant + mu @ self.row_constant
+            first = first + mu @ self.rows
+        q = q.expand(len(mu), -1).clone()
         w = torch.empty_like(q)
         least, most = torch.empty_like(q), torch.empty_like(q)
         for start, end in reversed(self.blocks):
@@ -246,7 +280,7 @@ class _View:
         found *= ((multipliers > low) | (found > 0)) & ((multipliers < high) | (found < 0))
         of_mu = mu
         if mu.shape[1]:
-            of_mu = self.ascent._row_constant[1:] + y @ self.rows[1:].T + values @ self.row_between[1:].T
+            of_mu = self.row_constant + y @ self.rows.T + values @ self.row_between.T
             of_mu *= (mu > 0) | (of_mu > 0)
         return found, of_mu
 

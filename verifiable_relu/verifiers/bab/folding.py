@@ -9,7 +9,6 @@ every row comes with a bound of what rounding has changed in its value, for any 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,77 +16,51 @@ from torch import Tensor
 
 from verifiable_relu.bounds import Relaxation
 from verifiable_relu.bounds.rounding import gamma, unit_roundoff
-from verifiable_relu.errors import UnsupportedError
+from verifiable_relu.errors import OutOfTime, UnsupportedError
 from verifiable_relu.network.dispatch import Table
 from verifiable_relu.network.nodes import Activation, Add, Affine, Input, Permute, Reshape
 from verifiable_relu.network.piecewise import SLOPES
 from verifiable_relu.spec.property import Box
+from verifiable_relu.verifiers.bab.folded import OWN, TINY, Folded, Rows, slopes_of
 
 _WORKING = 1 << 27
 """Bytes of coefficients that are pulled back at once."""
 
 _UNIT = unit_roundoff(torch.float64)
-_TINY = torch.finfo(torch.float64).tiny
-
-OWN = 1.01
-"""What an error bound is multiplied with to cover the rounding of its own computation, which is relative and small."""
 
 
-@dataclass(frozen=True, eq=False)
-class Rows:
-    """Affine forms of inputs and unstable neurons, inputs·e + neurons·r + constant, one a row.
-
-    Attributes:
-        inputs: (rows, n) coefficients of the scaled inputs e.
-        neurons: (rows, m) coefficients of the values of the unstable neurons.
-        constant: (rows,).
-        error: (rows,) how far the form is from what it stands for, at most, at any point of the box.
-    """
-
-    inputs: Tensor
-    neurons: Tensor
-    constant: Tensor
-    error: Tensor
-
-    def __getitem__(self, chosen: Tensor | slice) -> Rows:
-        return Rows(self.inputs[chosen], self.neurons[chosen], self.constant[chosen], self.error[chosen])
-
-    @staticmethod
-    def cat(parts: list[Rows]) -> Rows:
-        """All rows of several."""
-        return Rows(
-            torch.cat([p.inputs for p in parts]),
-            torch.cat([p.neurons for p in parts]),
-            torch.cat([p.constant for p in parts]),
-            torch.cat([p.error for p in parts]),
-        )
-
-
-class Folded:
-    """The unstable neurons of one box, and rows of coefficients pulled back to them.
+def fold(
+    relaxation: Relaxation, sample: int, box: Box, matrix: Tensor, stop: Callable[[], bool] = lambda: False
+) -> tuple[Folded, Rows]:
+    """The dense system of one box, and rows on the network's output as forms of it.
 
     Args:
         relaxation: bounds of every node in float64, rounding accounted for.
         sample: which box of the relaxation's batch.
         box: that box.
-
-    Attributes:
-        lower: (m,) of the pre-activations, negative.
-        upper: (m,) likewise, positive.
-        slope: (m,) of the activation below zero.
-        places: (m, 2) the activation node of each, and its number there.
-        curvature: (m,) 1 where the activation is convex, −1 where it is concave, its slope being above 1.
-        blocks: for each activation with unstable neurons its first one and the end, in the order of evaluation: a
-            neuron depends on neurons of earlier blocks alone.
+        matrix: (rows, outputs) coefficients of the network's flattened output.
+        stop: asked between chunks of rows.
 
     Raises:
         UnsupportedError: if an activation is not piecewise linear, or a bound is not finite.
+        OutOfTime: once ``stop`` says so.
+    """
+    return _Folding(relaxation, sample, box, stop).folded(matrix)
+
+
+class _Folding:
+    """Rows of coefficients of one box, pulled back to its inputs and unstable neurons.
+
+    Attributes:
+        network: the network.
+        center, radius: of the box, (inputs of the network,); the radius is rounded up.
+        free: the inputs that vary.
+        unstable: how many neurons are unstable.
     """
 
-    def __init__(self, relaxation: Relaxation, sample: int, box: Box) -> None:
+    def __init__(self, relaxation: Relaxation, sample: int, box: Box, stop: Callable[[], bool]) -> None:
         self.network = relaxation.network
-        self._relaxation = relaxation
-        self._sample = sample
+        self._relaxation, self._sample, self._stop = relaxation, sample, stop
         self._magnitudes: dict[int, Tensor] = {}
         self._units: dict[int, tuple[Tensor, float]] = {}
         low, high = torch.from_numpy(box.lower), torch.from_numpy(box.upper)
@@ -99,8 +72,10 @@ class Folded:
         self._unstable: dict[int, Tensor] = {}
         self._start: dict[int, int] = {}
         self._passing: dict[int, Tensor] = {}
-        self.blocks: list[tuple[int, int]] = []
-        lower, upper, slope, places, at = [], [], [], [torch.zeros(0, 2, dtype=torch.long)], 0
+        self._blocks: list[tuple[int, int]] = []
+        none = torch.zeros(0, dtype=torch.float64)
+        lower, upper, slope, places = [none], [none], [none], [torch.zeros(0, 2, dtype=torch.long)]
+        self.unstable = 0
         for index in sorted(relaxation.pre):
             node = self.network.nodes[index]
             below = SLOPES[node](node).detach().double().expand(node.shape).flatten()
@@ -109,61 +84,46 @@ class Folded:
             active = low >= 0
             inactive = (high <= 0) & ~active
             chosen = (~(active | inactive)).nonzero().squeeze(1)
-            self._passing[index] = torch.where(active, torch.ones_like(low), torch.where(inactive, below, 0.0))
-            self._unstable[index], self._start[index] = chosen, at
+            self._passing[index] = torch.where(active | inactive, slopes_of(active, below), 0.0)
+            self._unstable[index], self._start[index] = chosen, self.unstable
             if len(chosen):
-                self.blocks.append((at, at + len(chosen)))
-                at += len(chosen)
+                self._blocks.append((self.unstable, self.unstable + len(chosen)))
+                self.unstable += len(chosen)
             lower.append(low[chosen])
             upper.append(high[chosen])
             slope.append(below[chosen])
             places.append(torch.stack([torch.full_like(chosen, index), chosen], 1))
-        none = torch.zeros(0, dtype=torch.float64)
-        self.lower, self.upper, self.slope = (torch.cat([none, *parts]) for parts in (lower, upper, slope))
-        self.places = torch.cat(places)
-        self.curvature = torch.where(self.slope > 1, -1.0, torch.ones_like(self.slope))
-        if not bool((self.lower.isfinite() & self.upper.isfinite()).all()):
+        self._lower, self._upper, self._slope = (torch.cat(parts) for parts in (lower, upper, slope))
+        self._places = torch.cat(places)
+        if not bool((self._lower.isfinite() & self._upper.isfinite()).all()):
             raise UnsupportedError("the bounds of a pre-activation are not finite")
 
-    @property
-    def inputs(self) -> int:
-        """n, the number of inputs that vary."""
-        return len(self.free)
-
-    @property
-    def size(self) -> int:
-        """m, the number of unstable neurons."""
-        return len(self.lower)
-
-    def point(self, e: Tensor) -> Tensor:
-        """The input, (points, inputs of the network), at scaled inputs (points, n)."""
-        x = self.center.repeat(len(e), 1)
-        x[:, self.free] += self.radius[self.free] * e.double()
-        return x
-
-    def neurons(self, stop: Callable[[], bool]) -> Rows:
-        """The pre-activations of the unstable neurons, m rows; ends early, with fewer rows, once ``stop`` says so."""
+    def folded(self, matrix: Tensor) -> tuple[Folded, Rows]:
+        """The system, and the forms of matrix·y, for rows (rows, outputs) on the network's output y."""
         parts = [self._empty()]
         for index, chosen in self._unstable.items():
             node = self.network.nodes[index]
             for part in chosen.split(self._chunk()):
-                if stop():
-                    return Rows.cat(parts)
                 unit = torch.zeros(len(part), node.size, dtype=torch.float64)
                 unit[torch.arange(len(part)), part] = 1
                 parts.append(self._pull_back(node.inputs[0], unit))
-        return Rows.cat(parts)
-
-    def outputs(self, matrix: Tensor) -> Rows:
-        """The forms of matrix·y, for rows (rows, outputs) on the network's output y."""
-        parts = [self._pull_back(len(self.network.nodes) - 1, part) for part in matrix.double().split(self._chunk())]
-        return Rows.cat([self._empty(), *parts])
+        last = len(self.network.nodes) - 1
+        rows = [self._pull_back(last, part) for part in matrix.double().split(self._chunk())]
+        folded = Folded(
+            self.center,
+            self.radius,
+            self.free,
+            self._lower,
+            self._upper,
+            self._slope,
+            self._places,
+            tuple(self._blocks),
+            Rows.cat(parts),
+        )
+        return folded, Rows.cat([self._empty(), *rows])
 
     def _empty(self) -> Rows:
-        def none(*shape: int) -> Tensor:
-            return torch.zeros(*shape, dtype=torch.float64)
-
-        return Rows(none(0, self.inputs), none(0, self.size), none(0), none(0))
+        return Rows.none(len(self.free), self.unstable)
 
     def _chunk(self) -> int:
         return max(1, _WORKING // (8 * 6 * max(node.size for node in self.network.nodes)))
@@ -196,11 +156,13 @@ class Folded:
             reach = node.absolute(most.reshape(1, *source.shape)) + node.offset_magnitude()
             relative = gamma(node.size + len(self.network.nodes) + 8, torch.float64) + 2 * node.weight_error
             unit = (relative * reach).expand(1, *node.shape).flatten()
-            self._units[index] = unit, 8 * _TINY * node.size * (1 + float(most.sum()))
+            self._units[index] = unit, 8 * TINY * node.size * (1 + float(most.sum()))
         return self._units[index]
 
     def _pull_back(self, target: int, rows: Tensor) -> Rows:
         """The forms of rows·(value of node ``target``), for rows (rows, size of the node)."""
+        if self._stop():
+            raise OutOfTime
         nodes = self.network.nodes
         walk = _Walk(self, rows)
         walk.give(target, rows)
@@ -210,7 +172,7 @@ class Folded:
             STEPS[nodes[index]](walk, index, nodes[index], walk.pending.pop(index))
         # x = center + radius·e.
         magnitude = gamma(nodes[0].size + len(nodes) + 8, torch.float64) * (self.center.abs() + self.radius)
-        error = walk.error + walk.entry.abs() @ magnitude + 4 * nodes[0].size * _TINY
+        error = walk.error + walk.entry.abs() @ magnitude + 4 * nodes[0].size * TINY
         scaled = (walk.entry * self.radius)[:, self.free]
         return Rows(scaled, walk.neurons, walk.constant + walk.entry @ self.center, OWN * error)
 
@@ -224,20 +186,20 @@ class _Walk:
         neurons, constant, error: of the forms (``Rows``), as far as they are known.
     """
 
-    def __init__(self, folded: Folded, rows: Tensor) -> None:
-        self.folded = folded
+    def __init__(self, folding: _Folding, rows: Tensor) -> None:
+        self.folding = folding
         self.pending: dict[int, Tensor] = {}
-        self.entry = rows.new_zeros(len(rows), folded.network.input_size)
-        self.neurons = rows.new_zeros(len(rows), folded.size)
+        self.entry = rows.new_zeros(len(rows), folding.network.input_size)
+        self.neurons = rows.new_zeros(len(rows), folding.unstable)
         self.constant = rows.new_zeros(len(rows))
-        self.error = rows.new_full((len(rows),), _TINY)
+        self.error = rows.new_full((len(rows),), TINY)
 
     def give(self, index: int, a: Tensor) -> None:
         """Add rows (rows, …) that multiply the value of a node."""
-        a = a.reshape(len(a), self.folded.network.nodes[index].size)
+        a = a.reshape(len(a), self.folding.network.nodes[index].size)
         if index in self.pending:
             a = self.pending[index] + a
-            self.error = self.error + a.abs() @ (_UNIT * self.folded.magnitude(index))
+            self.error = self.error + a.abs() @ (_UNIT * self.folding.magnitude(index))
         self.pending[index] = a
 
 
@@ -246,10 +208,10 @@ def _input(walk: _Walk, index: int, node: Input, a: Tensor) -> None:
 
 
 def _activation(walk: _Walk, index: int, node: Activation, a: Tensor) -> None:
-    chosen, start, passing = walk.folded.phases(index)
+    chosen, start, passing = walk.folding.phases(index)
     walk.neurons[:, start : start + len(chosen)] = a[:, chosen]
-    before = walk.folded.magnitude(node.inputs[0])
-    walk.error = walk.error + a.abs() @ (_UNIT * passing.abs() * before) + _TINY * before.sum()
+    before = walk.folding.magnitude(node.inputs[0])
+    walk.error = walk.error + a.abs() @ (_UNIT * passing.abs() * before) + TINY * before.sum()
     walk.give(node.inputs[0], a * passing)
 
 
@@ -264,9 +226,9 @@ def _permute(walk: _Walk, index: int, node: Permute, a: Tensor) -> None:
 
 def _affine(walk: _Walk, index: int, node: Affine, a: Tensor) -> None:
     walk.constant = walk.constant + a @ node.offset().expand(node.shape).flatten()
-    unit, lost = walk.folded.unit(index, node)
+    unit, lost = walk.folding.unit(index, node)
     walk.error = walk.error + a.abs() @ unit + lost
-    before = walk.folded.network.nodes[node.inputs[0]].shape
+    before = walk.folding.network.nodes[node.inputs[0]].shape
     walk.give(node.inputs[0], node.adjoint(a.reshape(-1, *node.shape), before))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -9,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from verifiable_relu.spec.property import Query, RowBatch
+from verifiable_relu.spec.property import Query
+from verifiable_relu.spec.row_batch import RowBatch
 from verifiable_relu.verifiers.attack import claim
 from verifiable_relu.verifiers.bab.recorded import Recorded
 from verifiable_relu.verifiers.bab.system import System, tree_bytes
@@ -98,7 +100,7 @@ class Forest:
         self._waiting = list(system.parts)
         self._trees: dict[int, Tree] = {}
         self._ended: set[State] = set()
-        self._counted: dict[int, int] = {}
+        self._counted: dict[int, tuple[int, float]] = {}
         self._most = min(len(system.parts), memory // tree_bytes(system.folded.inputs, system.folded.size))
         self._memory = memory // max(1, self._most)
 
@@ -107,11 +109,14 @@ class Forest:
         found: list[int] = self._system.parts[polytope].order.tolist()
         return found
 
-    def search(self) -> Ended:
+    def search(self, work: float = math.inf) -> Ended | None:
         """Go on with every tree in turn, of as many as there is memory for, until all are decided or time is up.
 
+        Args:
+            work: the search pauses, too, once its trees have taken so much work (``Tree``).
+
         Returns:
-            Why there may be something left.
+            Why there may be something left; None if the search only paused, and can go on.
         """
         if self._waiting and not self._most:
             size = self._system.folded.size
@@ -120,6 +125,8 @@ class Forest:
             if self._waiting and len(self._trees) < self._most:
                 self._plant(self._waiting.pop(0))
                 continue
+            if self.work >= work:
+                return None
             for polytope, tree in list(self._trees.items()):
                 tree.advance()
                 self._look(polytope)
@@ -128,13 +135,20 @@ class Forest:
         if self._left() <= 0:
             for polytope, tree in self._trees.items():
                 self.lower[polytope] = tree.bound(lambda: self._left() < -_LATE)
-            return Ended(Reason.TIMEOUT, f"the budget ran out after {self._nodes()} sub-problems")
+            return Ended(Reason.TIMEOUT, "the budget ran out")
         if State.FULL in self._ended:
-            return Ended(Reason.MEMORY, f"{self._nodes()} sub-problems took too much memory")
+            return Ended(Reason.MEMORY, "the open sub-problems took too much memory")
         return Ended(Reason.INCOMPLETE, "there are sub-problems whose margin is within rounding of zero")
 
-    def _nodes(self) -> int:
-        return sum(self._counted.values())
+    @property
+    def nodes(self) -> int:
+        """How many sub-problems have been bounded."""
+        return sum(nodes for nodes, _ in self._counted.values())
+
+    @property
+    def work(self) -> float:
+        """How much work the trees have taken."""
+        return sum(work for _, work in self._counted.values())
 
     def _over(self) -> bool:
         return self._candidates.found is not None or self._left() <= 0
@@ -148,7 +162,7 @@ class Forest:
     def _look(self, polytope: int) -> None:
         """Take note of what has become of a tree, and drop it when it has ended."""
         tree = self._trees[polytope]
-        self._counted[polytope] = tree.nodes
+        self._counted[polytope] = tree.nodes, tree.work
         if tree.state is State.PROVED:
             self.lower[polytope] = tree.lower
             if tree.recorded is not None:

@@ -15,7 +15,7 @@ from scipy import sparse
 from torch import Tensor
 
 from verifiable_relu.errors import OutOfTime
-from verifiable_relu.verifiers.bab.folding import Rows
+from verifiable_relu.verifiers.bab.folded import Rows
 from verifiable_relu.verifiers.bab.strip import Strip
 from verifiable_relu.verifiers.base import PATIENCE
 from verifiable_relu.verifiers.solvers import highs
@@ -44,13 +44,13 @@ class Program:
 
     Args:
         strip: the tree's relaxation.
-        neurons: the pre-activations of the unstable neurons.
         rows: the objective, and rows that are to be at most zero.
     """
 
-    def __init__(self, strip: Strip, neurons: Rows, rows: Rows) -> None:
-        self._strip, self._neurons, self._rows = strip, neurons, rows
+    def __init__(self, strip: Strip, rows: Rows) -> None:
         folded = strip.folded
+        neurons = folded.neurons
+        self._strip, self._neurons, self._rows = strip, neurons, rows
         self._lower, self._upper = folded.lower.numpy(), folded.upper.numpy()
         self._slope, self._curvature = folded.slope.numpy(), folded.curvature.numpy()
         m, count = folded.size, len(rows.constant)

@@ -21,22 +21,21 @@ import torch
 from torch import Tensor
 
 from verifiable_relu.bounds.rounding import gamma
-from verifiable_relu.verifiers.bab.folding import OWN
+from verifiable_relu.verifiers.bab.folded import OWN, TINY
 from verifiable_relu.verifiers.bab.strip import Strip
-
-_TINY = torch.finfo(torch.float64).tiny
 
 
 class Proofs:
-    """Lower bounds of the objective over nodes of one tree.
+    """Lower bounds of objectives over nodes of one relaxation.
 
     Args:
-        strip: the tree's relaxation; the first of its rows is the objective.
+        strip: the relaxation.
+        objectives: how many of its first rows are objectives.
     """
 
-    def __init__(self, strip: Strip) -> None:
+    def __init__(self, strip: Strip, objectives: int = 1) -> None:
         folded = strip.folded
-        self._strip = strip
+        self._strip, self._objectives = strip, objectives
         self._lower, self._upper = folded.lower, folded.upper
         # q̃ at the ends of the phases. What rounding makes of them is a few units of their own size, at most 1.
         self._at_upper = (1 - strip.slopes) * folded.upper / strip.width
@@ -47,36 +46,81 @@ class Proofs:
         self._of_neurons = neurons.matrix.abs().sum(1) + neurons.constant.abs() + 2 * reach
         self._of_rows = rows.matrix.abs().sum(1) + rows.constant.abs()
 
-    def lower(self, split: Tensor, columns: Tensor, w: Tensor, mu: Tensor) -> Tensor:
-        """Lower bounds of the objective where the rows behind it are at most zero.
+    def lower(self, split: Tensor, columns: Tensor, w: Tensor, mu: Tensor, objective: Tensor | None = None) -> Tensor:
+        """Lower bounds of each node's objective where the rows behind the objectives are at most zero.
 
         Args:
             split: (nodes, m) int8, +1 active, −1 inactive, 0 not split.
             columns: (k,) the neurons with multipliers; those of the others are zero.
             w: (nodes, k) their multipliers.
-            mu: (nodes, rows − 1) multipliers of the rows behind the objective; negative ones are taken as zero.
+            mu: (nodes, rows behind the objectives) their multipliers; negative ones are taken as zero.
+            objective: (nodes,) which row is the objective of each node; by default the first.
 
         Returns:
             (nodes,) in float64, rounding accounted for; NaN or −inf where arithmetic broke down.
         """
         strip = self._strip
         n, m = strip.folded.inputs, strip.folded.size
-        w = w.double()
-        mu = torch.cat([torch.ones(len(w), 1, dtype=torch.float64), mu.double().clamp(min=0)], 1)
-        c = torch.addmm(mu @ strip.rows.matrix, w, strip.neurons.matrix[columns])
-        constant = mu @ strip.rows.constant + w @ strip.neurons.constant[columns]
-        # −w·z at either end.
-        pull = torch.zeros(len(w), m, dtype=torch.float64)
-        pull[:, columns] = -w
-        q = c[:, n:]
-        above = (q * self._at_upper).addcmul_(pull, self._upper).clamp_(max=0)
-        below = (q * self._at_lower).addcmul_(pull, self._lower).clamp_(max=0)
+        w, weight = w.double(), of_rows(mu, objective, self._objectives)
+        c = torch.addmm(weight @ strip.rows.matrix, w, strip.neurons.matrix[columns])
+        constant = weight @ strip.rows.constant + w @ strip.neurons.constant[columns]
+        q, pull = c[:, n:], of_neurons(w, columns, m)
+        above = least_to(self._upper, q, self._at_upper, pull)
+        below = least_to(self._lower, q, self._at_lower, pull)
         above.masked_fill_(split < 0, 0)
         below.masked_fill_(split > 0, 0)
         found = constant - c[:, :n].abs().sum(1) + torch.minimum(above, below).sum(1)
         # All sums have at most so many terms, and all terms together are at most ``size``, but for rounding.
         terms = n + m + len(columns) + strip.rows.matrix.shape[0] + 16
-        size = mu @ self._of_rows + w.abs() @ self._of_neurons[columns]
-        error = mu @ strip.rows.error + w.abs() @ strip.neurons.error[columns]
-        error = error + 3 * gamma(terms, torch.float64) * size + 16 * terms * (n + m + 1) * _TINY
-        return found - OWN * error
+        size = weight @ self._of_rows + w.abs() @ self._of_neurons[columns]
+        error = weight @ strip.rows.error + w.abs() @ strip.neurons.error[columns]
+        error = error + 3 * gamma(terms, torch.float64) * size + 16 * terms * (n + m + 1) * TINY
+        return rounded_down(found, error)
+
+
+def of_rows(mu: Tensor, objective: Tensor | None, objectives: int) -> Tensor:
+    """What rows are multiplied by: a node's objective by 1, the rows behind the objectives by μ if that is positive.
+
+    Args:
+        mu: (nodes, rows behind the objectives).
+        objective: (nodes,) the number of each node's objective; None for the first.
+        objectives: how many of the rows are objectives.
+
+    Returns:
+        (nodes, rows) in float64.
+    """
+    chosen = torch.zeros(len(mu), dtype=torch.long) if objective is None else objective
+    which = torch.nn.functional.one_hot(chosen, objectives).double()
+    return torch.cat([which, mu.double().clamp(min=0)], 1)
+
+
+def of_neurons(w: Tensor, columns: Tensor, count: int) -> Tensor:
+    """What the pre-activations z of all neurons are multiplied by in the bound: −w, (nodes, count).
+
+    Args:
+        w: (nodes, k) the multipliers of some neurons; those of the others are zero.
+        columns: (k,) these neurons.
+        count: of all neurons.
+    """
+    found = torch.zeros(len(w), count, dtype=torch.float64)
+    found[:, columns] = -w
+    return found
+
+
+def least_to(end: Tensor, q: Tensor, q_at_end: Tensor, pull: Tensor) -> Tensor:
+    """The least value of c·q̃(z) − w·z where z lies between 0 and an end of its phase, (nodes, m).
+
+    It is linear there, and 0 at z = 0.
+
+    Args:
+        end: (m,) of z.
+        q: (nodes, m) c, what q̃ is multiplied by.
+        q_at_end: (m,) the value of q̃ where z is at the end.
+        pull: (nodes, m) −w, what z is multiplied by.
+    """
+    return (q * q_at_end).addcmul_(pull, end).clamp_(max=0)
+
+
+def rounded_down(found: Tensor, error: Tensor) -> Tensor:
+    """Bounds as computed, less what rounding may have changed in them."""
+    return found - OWN * error

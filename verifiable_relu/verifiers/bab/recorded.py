@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -55,8 +57,8 @@ class Recorded:
         places = torch.stack([at, columns[column]], 1).to(torch.int32).numpy()
         self._parts.append((splits, sides, places, w[at, column].numpy(), mu.numpy()))
 
-    def tree(self) -> Certified:
-        """The tree, all of whose leaves have been recorded."""
+    def tree(self, activations: Sequence[int]) -> Certified:
+        """The tree, all of whose leaves have been recorded, of a network whose activations are these nodes."""
         used = np.unique(np.concatenate([np.zeros(0, np.int32), *(p[k][:, 1] for p in self._parts for k in (0, 2))]))
         leaves = []
         for splits, sides, places, values, mu in self._parts:
@@ -66,9 +68,8 @@ class Recorded:
             for at, row in enumerate(np.concatenate([ones, mu], 1)):
                 mine, own = slice(*splits_of[at : at + 2]), slice(*values_of[at : at + 2])
                 leaves.append(Leaf(of_split[mine], sides[mine], of_value[own], values[own], row))
-        folded = self._strip.folded
-        activations = list(folded.network.activations)
-        neurons = [(activations.index(index), neuron) for index, neuron in folded.places[used].tolist()]
+        position = {index: number for number, index in enumerate(activations)}
+        neurons = [(position[index], neuron) for index, neuron in self._strip.folded.places[used].tolist()]
         return Certified(self._strip.slopes.numpy(), neurons, leaves)
 
 

@@ -20,9 +20,7 @@ import torch
 from torch import Tensor
 
 from verifiable_relu.bounds.rounding import gamma
-from verifiable_relu.verifiers.bab.folding import OWN, Folded, Rows
-
-_TINY = torch.finfo(torch.float64).tiny
+from verifiable_relu.verifiers.bab.folded import OWN, TINY, Folded, Rows
 
 _LEAST = 2.0**-60
 """A remainder's bound is at least this part of the pre-activation's magnitude, so that dividing by it is harmless."""
@@ -45,12 +43,13 @@ class Slopes:
     rate: float = 0.3
     decay: float = 0.98
 
-    def search(self, folded: Folded, neurons: Rows, rows: Rows, stop: Callable[[], bool]) -> tuple[Tensor, Tensor]:
+    def search(self, folded: Folded, rows: Rows, stop: Callable[[], bool]) -> tuple[Tensor, Tensor]:
         """The best slopes found for the lower bound of each row, (rows, m) in float64, and that bound, not proven.
 
         The search runs in float32, until all bounds are positive. Any slopes are sound.
         """
         single = torch.float32
+        neurons = folded.neurons
         wx, wr, b = neurons.inputs.to(single), neurons.neurons.to(single), neurons.constant.to(single)
         lower, upper, slope = folded.lower.to(single), folded.upper.to(single), folded.slope.to(single)
         curvature, least, most = folded.curvature.to(single), slope.clamp(max=1), slope.clamp(min=1)
@@ -126,8 +125,7 @@ class Strip:
     """The folded system of one query with slopes for one objective.
 
     Args:
-        folded: the unstable neurons.
-        neurons: their pre-activations.
+        folded: the system.
         rows: the objective, and rows that are to be at most zero where it matters.
         slopes: (m,) t, each between the two slopes of its activation.
 
@@ -138,20 +136,22 @@ class Strip:
         rows: forms of ``rows``.
     """
 
-    def __init__(self, folded: Folded, neurons: Rows, rows: Rows, slopes: Tensor) -> None:
+    def __init__(self, folded: Folded, rows: Rows, slopes: Tensor) -> None:
         self.folded = folded
         self.slopes = slopes
         lower, upper, slope = folded.lower, folded.upper, folded.slope
         magnitude = torch.maximum(-lower, upper)
         width = torch.maximum(((1 - slopes) * upper).abs(), ((slope - slopes) * lower).abs())
-        self.width = folded.curvature * torch.maximum(width * (1 + 2.0**-50) + _TINY, _LEAST * magnitude)
+        self.width = folded.curvature * torch.maximum(width * (1 + 2.0**-50) + TINY, _LEAST * magnitude)
         n, m = folded.inputs, folded.size
         matrix = torch.zeros(m, n + m, dtype=torch.float64)
         constant, error, size = (torch.zeros(m, dtype=torch.float64) for _ in range(3))
         self.neurons = Forms(matrix, constant, error)
         self._size = size
         for start, end in folded.blocks:
-            matrix[start:end], constant[start:end], error[start:end] = self._substituted(neurons[start:end], start)
+            matrix[start:end], constant[start:end], error[start:end] = self._substituted(
+                folded.neurons[start:end], start
+            )
             size[start:end] = matrix[start:end].abs().sum(1) + constant[start:end].abs()
         self.rows = Forms(*self._substituted(rows, m))
 
@@ -169,6 +169,6 @@ class Strip:
         constant = rows.constant + weight @ self.neurons.constant[:before]
         terms = rows.inputs.abs().sum(1) + rows.constant.abs() + direct.abs() @ self.width[:before].abs()
         terms = terms + weight.abs() @ self._size[:before]
-        rounding = gamma(before + 8, torch.float64) * terms + 8 * _TINY * (before + 1) * matrix.shape[1]
+        rounding = gamma(before + 8, torch.float64) * terms + 8 * TINY * (before + 1) * matrix.shape[1]
         error = rows.error + weight.abs() @ self.neurons.error[:before] + rounding
         return matrix, constant, OWN * error

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,8 +11,11 @@ from torch import Tensor
 from verifiable_relu.bounds import Relaxation
 from verifiable_relu.bounds.rounding import unit_roundoff
 from verifiable_relu.errors import OutOfTime
-from verifiable_relu.spec.property import Query, RowBatch
-from verifiable_relu.verifiers.bab.folding import OWN, Folded, Rows
+from verifiable_relu.spec.property import Query
+from verifiable_relu.spec.row_batch import RowBatch
+from verifiable_relu.verifiers.bab.folded import OWN, Folded, Rows
+from verifiable_relu.verifiers.bab.folding import fold
+from verifiable_relu.verifiers.bab.refine import Refinement
 from verifiable_relu.verifiers.bab.strip import Slopes, Strip
 from verifiable_relu.verifiers.bab.tree import Search, Tree
 
@@ -30,12 +33,14 @@ class Part:
         rows: its rows, A·y − b as forms of e and r, the one with the largest lower bound first.
         scale: (rows,) what each row was multiplied with to have integer coefficients.
         slopes: (m,) of the relaxation that is best for the first row.
+        lower: its lower bound by this relaxation, not proven.
         order: (rows,) which row of the polytope each is.
     """
 
     rows: Rows
     scale: Tensor
     slopes: Tensor
+    lower: float
     order: Tensor
 
 
@@ -43,16 +48,15 @@ class System:
     """The folded system of one query, and the slopes of its relaxations.
 
     Args:
-        query: whose network has been bounded.
-        relaxation: these bounds.
-        sample: the query's box in them.
-        polytopes: which polytopes of the unsafe set are to be excluded; none of them is empty.
+        folded: the unstable neurons.
+        rows: of the polytopes that are to be excluded, A·y − b as forms of e and r.
+        scale: (rows,) what each row was multiplied with to have integer coefficients.
+        polytope: (rows,) the polytope of each, as ``RowBatch`` counts them.
         slopes: the search for slopes.
         stop: asked now and then.
 
     Attributes:
         folded: the unstable neurons.
-        neurons: their pre-activations.
         parts: the polytopes, the one with the least bound first.
 
     Raises:
@@ -60,39 +64,65 @@ class System:
     """
 
     def __init__(
-        self,
+        self, folded: Folded, rows: Rows, scale: Tensor, polytope: Tensor, slopes: Slopes, stop: Callable[[], bool]
+    ) -> None:
+        self.folded = folded
+        self._rows, self._scale, self._polytope, self._slopes = rows, scale, polytope, slopes
+        found, lower = slopes.search(folded, rows, stop)
+        if stop():
+            raise OutOfTime
+        parts = {}
+        for number in polytope.unique().tolist():
+            mine = (polytope == number).nonzero().squeeze(1)
+            order = lower[mine].argsort(descending=True)
+            mine = mine[order]
+            parts[number] = Part(rows[mine], scale[mine], found[mine[0]], float(lower[mine[0]]), order)
+        self.parts = dict(sorted(parts.items(), key=lambda item: item[1].lower))
+
+    @staticmethod
+    def of(
         query: Query,
         relaxation: Relaxation,
         sample: int,
-        polytopes: list[int],
+        polytopes: Sequence[int],
         slopes: Slopes,
         stop: Callable[[], bool],
-    ) -> None:
-        self.folded = Folded(relaxation, sample, query.property.box)
-        self.neurons = self.folded.neurons(stop)
-        if len(self.neurons.constant) < self.folded.size or stop():
-            raise OutOfTime
+    ) -> System:
+        """The system of a query.
+
+        Args:
+            query: whose network has been bounded.
+            relaxation: these bounds.
+            sample: the query's box in them.
+            polytopes: which polytopes of the unsafe set are to be excluded; none of them is empty.
+            slopes: the search for slopes.
+            stop: asked now and then.
+
+        Raises:
+            OutOfTime: once ``stop`` says so.
+        """
         rows = RowBatch.of([query.property], query.network.output_size)
         kept = torch.isin(rows.polytope, torch.tensor(polytopes)).nonzero().squeeze(1)
-        forms, bound = self.folded.outputs(rows.matrix[kept]), rows.bound[kept]
+        folded, forms = fold(relaxation, sample, query.property.box, rows.matrix[kept], stop)
+        bound = rows.bound[kept]
         rounding = OWN * unit_roundoff(torch.float64) * (forms.constant.abs() + bound.abs())
         forms = Rows(forms.inputs, forms.neurons, forms.constant - bound, forms.error + rounding)
-        found, lower = slopes.search(self.folded, self.neurons, forms, stop)
-        if stop():
-            raise OutOfTime
-        parts = []
-        for polytope in polytopes:
-            mine = (rows.polytope[kept] == polytope).nonzero().squeeze(1)
-            order = lower[mine].argsort(descending=True)
-            mine = mine[order]
-            part = Part(forms[mine], rows.scale[kept][mine], found[mine[0]], order)
-            parts.append((float(lower[mine[0]]), polytope, part))
-        self.parts = {polytope: part for _, polytope, part in sorted(parts, key=lambda p: p[:2])}
+        return System(folded, forms, rows.scale[kept], rows.polytope[kept], slopes, stop)
+
+    def refined(self, refinement: Refinement, polytopes: Collection[int], stop: Callable[[], bool]) -> System:
+        """The system of some of the polytopes, with tighter bounds of the neurons.
+
+        Raises:
+            OutOfTime: once ``stop`` says so.
+        """
+        kept = torch.isin(self._polytope, torch.tensor(sorted(polytopes))).nonzero().squeeze(1)
+        folded, rows = refinement.refine(self.folded, self._rows[kept], stop)
+        return System(folded, rows, self._scale[kept], self._polytope[kept], self._slopes, stop)
 
     def tree(
         self, polytope: int, reached: Callable[[Tensor], bool], left: Callable[[], float], search: Search, memory: int
     ) -> Tree:
         """The tree for one polytope; the arguments are those of ``Tree``."""
         part = self.parts[polytope]
-        strip = Strip(self.folded, self.neurons, part.rows, part.slopes)
-        return Tree(strip, self.neurons, part.rows, part.scale, reached, left, search, memory)
+        strip = Strip(self.folded, part.rows, part.slopes)
+        return Tree(strip, part.rows, part.scale, reached, left, search, memory)

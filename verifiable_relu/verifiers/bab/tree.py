@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from verifiable_relu.verifiers.bab.ascent import Ascent, Batch, Bounded
-from verifiable_relu.verifiers.bab.folding import Rows
+from verifiable_relu.verifiers.bab.folded import Rows
 from verifiable_relu.verifiers.bab.proof import Proofs
 from verifiable_relu.verifiers.bab.recorded import Recorded
 from verifiable_relu.verifiers.bab.strip import Strip
@@ -30,6 +30,12 @@ _WORKING = 1 << 27
 
 _PATIENCE = 0.05
 """The part of the time that is left which the linear program of a node may take."""
+
+_OTHER = 150
+"""As much work as so many rows of the system is what else is done for a node."""
+
+_PROGRAM = 3e9
+"""The work of a linear program."""
 
 _TOGETHER = 32
 """Nodes that are finished at once, so that the clock is looked at often enough."""
@@ -93,7 +99,7 @@ class _Chunk:
         split = torch.zeros(len(self.neuron), size, dtype=torch.int8)
         multipliers = torch.zeros(len(self.neuron), size)
         split[:, self.columns], multipliers[:, self.columns] = self.split, self.multipliers
-        return Batch(split, multipliers, self.mu)
+        return Batch(split, multipliers, self.mu, torch.zeros(len(self.mu), dtype=torch.long))
 
     @property
     def bytes(self) -> int:
@@ -105,7 +111,6 @@ class Tree:
 
     Args:
         strip: the relaxation; its first row is the objective.
-        neurons: the pre-activations of the unstable neurons.
         rows: the objective and the other rows.
         scale: (rows,) what each row is a multiple of a row of the property by.
         reached: given scaled inputs (points, n), tells whether one of them is a counterexample.
@@ -116,6 +121,7 @@ class Tree:
     Attributes:
         state: what is known.
         nodes: how many nodes have been bounded.
+        work: about how many multiplications, or what takes as long, that took.
         lower: a proven lower bound, on the nodes that are closed, of the largest of the property's rows.
         recorded: the nodes that are closed, if they are to be recorded.
     """
@@ -123,7 +129,6 @@ class Tree:
     def __init__(
         self,
         strip: Strip,
-        neurons: Rows,
         rows: Rows,
         scale: Tensor,
         reached: Callable[[Tensor], bool],
@@ -131,7 +136,7 @@ class Tree:
         search: Search,
         memory: int,
     ) -> None:
-        self._strip, self._neurons, self._rows, self._scale = strip, neurons, rows, scale
+        self._strip, self._rows, self._scale = strip, rows, scale
         self._reached, self._left, self._search, self._memory = reached, left, search, memory
         self._program: Program | None = None
         self._everywhere: Ascent | None = None
@@ -145,14 +150,15 @@ class Tree:
         self._stack: list[_Chunk] = []
         self.state = State.OPEN
         self.nodes = 0
+        self.work = 0.0
         self.lower = torch.inf
         none = torch.zeros(self._size, dtype=torch.bool)
-        root = Batch.root(self._size, len(scale))
+        root = Batch.roots(self._size, len(scale) - 1)
         # A line below the activation is better for being adaptive where the coefficient is positive.
         weight = Ascent(strip, none, torch.float64).run(root, 0).coefficients[0]
         matter = weight.topk(min(self._size, search.adaptive)).indices
         self._ascent = Ascent(strip, none.index_fill(0, matter, True), torch.float32)
-        root = Batch.root(self._size, len(scale))
+        root = Batch.roots(self._size, len(scale) - 1)
         self._at_root = float(self._margins(root, self._ascent.run(root, search.finishing))[0])
         self._bound(root)
 
@@ -183,17 +189,14 @@ class Tree:
             chosen.append(chunk)
             count -= len(chunk.neuron)
         nodes = Batch.cat([chunk.batch(self._size) for chunk in chosen])
-        neuron, number = torch.cat([chunk.neuron for chunk in chosen]), torch.arange(len(nodes))
-        nodes.multipliers[number, neuron] = 0
-        active, inactive = nodes.split, nodes.split.clone()
-        active[number, neuron], inactive[number, neuron] = 1, -1
-        return Batch(torch.cat([active, inactive]), nodes.multipliers.repeat(2, 1), nodes.mu.repeat(2, 1))
+        return nodes.split_on(torch.cat([chunk.neuron for chunk in chosen]))
 
     def _bound(self, batch: Batch) -> None:
         """Bound nodes, close those that are proved, and put the others where they are split later."""
         found = self._ascent.run(batch, self._search.steps)
         self.nodes += len(batch)
-        rest = (~self._prove(batch, found)).nonzero().squeeze(1)
+        self._count(len(batch), self._search.steps, len(found.columns))
+        rest = (~self.prove(batch, found)).nonzero().squeeze(1)
         batch, blame, bound = batch[rest], found.blame[rest], found.bound[rest]
         if len(batch):
             worst = bound.topk(min(len(bound), self._search.candidates), largest=False).indices
@@ -206,7 +209,7 @@ class Tree:
             for part in stalled.nonzero().squeeze(1).split(_TOGETHER):
                 if self._left() > 0 and self.state is State.OPEN:
                     is_open[part] = self._finish(batch, blame, part)
-            self._push(batch[is_open], blame[is_open])
+            self.push(batch[is_open], blame[is_open])
         if self.state is State.OPEN and not self._stack:
             self.state = State.PROVED
 
@@ -216,7 +219,8 @@ class Tree:
             self._everywhere = Ascent(self._strip, torch.ones(self._size, dtype=torch.bool), torch.float64)
         mine = batch[part]
         found = self._everywhere.run(mine, self._search.finishing)
-        is_open = ~self._prove(mine, found)
+        self._count(len(mine), self._search.finishing, self._size)
+        is_open = ~self.prove(mine, found)
         settled = (_total(found.blame) <= self._search.exact * found.bound.abs()) | (mine.split != 0).all(1)
         for number in (is_open & settled).nonzero().squeeze(1).tolist():
             if self._left() <= 0 or self.state is not State.OPEN:
@@ -239,7 +243,8 @@ class Tree:
             # Its solver is imported only where a node gets this far.
             from verifiable_relu.verifiers.bab.leaf import Program
 
-            self._program = Program(self._strip, self._neurons, self._rows)
+            self._program = Program(self._strip, self._rows)
+        self.work += _PROGRAM
         hint = self._program.solve(split, seconds)
         margins = self._proven(split.expand(len(hint.w), -1), torch.arange(self._size), hint.w, hint.mu)
         best = float(margins.amax()) if len(margins) else -torch.inf
@@ -259,7 +264,11 @@ class Tree:
             self.state = State.STUCK
         return False
 
-    def _prove(self, batch: Batch, found: Bounded) -> Tensor:
+    def _count(self, nodes: int, steps: int, rows: int) -> None:
+        """Take note of the work of so many steps with so many rows of the system."""
+        self.work += 2.0 * nodes * (steps + 1) * (rows + _OTHER) * (self._strip.folded.inputs + self._size)
+
+    def prove(self, batch: Batch, found: Bounded) -> Tensor:
         """Which nodes the multipliers that were found prove."""
         proved = ~(found.bound <= 0)
         likely = proved.nonzero().squeeze(1)
@@ -290,7 +299,7 @@ class Tree:
         # Rounded down. Where arithmetic broke down nothing is known, and Python's min would lose a NaN.
         return torch.where(quotient.isfinite(), quotient - 1e-12 * quotient.abs(), -torch.inf)
 
-    def _push(self, batch: Batch, blame: Tensor) -> None:
+    def push(self, batch: Batch, blame: Tensor) -> None:
         """Keep open nodes."""
         if not len(batch):
             return

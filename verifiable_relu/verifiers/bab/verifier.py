@@ -17,9 +17,11 @@ from verifiable_relu.bounds import MEMORY, Ascent, input_box, neurons, unstable
 from verifiable_relu.bounds.rounding import covers
 from verifiable_relu.errors import OutOfTime
 from verifiable_relu.network.graph import Network
-from verifiable_relu.spec.property import Query, RowBatch
+from verifiable_relu.spec.property import Query
+from verifiable_relu.spec.row_batch import RowBatch
 from verifiable_relu.trust.certificate import Proof, Tree
-from verifiable_relu.verifiers.bab.forest import Candidates, Forest
+from verifiable_relu.verifiers.bab.forest import Candidates
+from verifiable_relu.verifiers.bab.rounds import Rounds, search
 from verifiable_relu.verifiers.bab.strip import Slopes
 from verifiable_relu.verifiers.bab.system import System, tree_bytes
 from verifiable_relu.verifiers.bab.tree import Search
@@ -51,12 +53,14 @@ class Bab:
         intermediate: the search for bounds of the neurons that CROWN leaves unstable.
         slopes: the search for the slopes of each relaxation.
         search: how trees are searched.
+        rounds: how trees and tighter bounds of neurons take turns.
         memory: a limit in bytes on what bounds hold at once, and on what all trees of a query hold.
     """
 
     intermediate: Ascent = Ascent(steps=6)  # noqa: RUF009 -- frozen
     slopes: Slopes = field(default_factory=Slopes)
     search: Search = field(default_factory=Search)
+    rounds: Rounds = field(default_factory=Rounds)
     memory: int = MEMORY
 
     name: ClassVar[str] = "bab"
@@ -130,20 +134,21 @@ class Bab:
         if any(bounds.rows_of(number, i) == 0 for i in open_):
             return candidates.anywhere() or Outcome.unknown(Reason.UNCONFIRMED, self.name, "any point should do")
         with torch.no_grad():
-            args = (candidates.query, bounds.relaxation, number, open_, self.slopes, lambda: left() <= 0)
-            forest = Forest(System(*args), candidates, self.search, self.memory // 2, left)
-            ended = forest.search()
-        bounds.prove(number, forest.lower)
+            system = System.of(candidates.query, bounds.relaxation, number, open_, self.slopes, lambda: left() <= 0)
+            found = search(system, candidates, self.search, self.rounds, self.memory // 2, left)
+        bounds.prove(number, found.lower)
+        told = f"{found.nodes} sub-problems, {found.rounds} refinements"
         margin = bounds.margin(number)
         if candidates.found is not None:
             return candidates.found
         # Nothing but what was proved of every polytope decides.
         if margin > 0:
-            trees = {i: (forest.order(i), recorded.tree()) for i, recorded in forest.recorded.items()}
+            activations = candidates.query.network.activations
+            trees = {i: (order, leaves.tree(activations)) for i, (order, leaves) in found.recorded.items()}
             proof = bounds.recorded(number, trees)
-            return Outcome(Verdict.UNSAT, Reason.PROVED, self.name, bounds.trust, margin, proof=proof)
+            return Outcome(Verdict.UNSAT, Reason.PROVED, self.name, bounds.trust, margin, detail=told, proof=proof)
         known = margin if margin > -torch.inf else None
-        return Outcome.unknown(ended.reason, self.name, ended.detail, margin=known)
+        return Outcome.unknown(found.ended.reason, self.name, f"{found.ended.detail} after {told}", margin=known)
 
 
 class _Bounds:

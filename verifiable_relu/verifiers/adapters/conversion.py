@@ -1,4 +1,4 @@
-"""What each kind of node is to auto_LiRPA: the operators of torch that the library's tracer knows."""
+"""The conversion of networks for auto_LiRPA: each kind of node becomes operators of torch that the library knows."""
 
 from __future__ import annotations
 
@@ -44,15 +44,15 @@ def _first_size(node: Node, *sizes: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Operator:
-    """What one kind of node is to the library. Tensors of values are (batch, *shape).
+class Conversion:
+    """The conversion of one kind of node, by functions of a node. Tensors of values are shaped (batch, *shape).
 
-    Args:
-        size: of the node and of bounds of the absolute values of its inputs: how large the numbers are, about, that
-            the library sums for the node.
-        tensors: of the node: the tensors that it is given to the library with, by name.
-        apply: of the node, of these tensors and of the values of its inputs: the node's value.
-        patches: of the node: whether the library's sparse form for convolutions ("patches") can pass through it.
+    Attributes:
+        size: (node, bounds of the absolute values of its inputs …) ↦ the approximate size of the numbers that the
+            library sums for the node.
+        tensors: node ↦ the constant tensors that the library needs for the node, by name.
+        apply: (node, these tensors, values of its inputs …) ↦ the node's value, in operators that the library knows.
+        patches: node ↦ whether the library's sparse form of matrices for convolutions ("patches") passes through it.
     """
 
     size: Callable[..., Tensor] = _first_size
@@ -76,10 +76,10 @@ def _linear(node: Linear, held: list[Tensor], x: Tensor) -> Tensor:
 
 
 def _conv2d_tensors(node: Conv2d) -> dict[str, Tensor]:
-    """The kernel, enlarged by zeros so that equal padding on opposite sides computes the same, and the bias.
+    """The bias, and the kernel extended by zeros such that equal padding on opposite sides gives the same result.
 
-    With padding p = max(p₀, p₁) on both sides, p − p₀ zeros before and p − p₁ zeros after the kernel's own entries
-    leave each window's products, and their number, as they were.
+    Let p₀ and p₁ be the padding before and after the image. With padding p = max(p₀, p₁) on both sides, p − p₀ zeros
+    before and p − p₁ zeros after the kernel's entries change neither the windows' products nor the number of windows.
     """
     top, left, bottom, right = node.padding
     if (top, left) == (bottom, right):
@@ -103,7 +103,7 @@ def _conv2d_patches(node: Conv2d) -> bool:
 
 
 def _by_channel(node: Scale) -> bool:
-    """Whether all pixels of an image's channel are scaled alike, so that the node is a convolution."""
+    """Whether a node scales all pixels of a channel alike, so that it equals a 1×1 convolution."""
     constants = (node.scale, node.offset())
     return len(node.shape) == 3 and all(c.numel() == 1 or c.shape[-2:] == (1, 1) for c in constants)
 
@@ -120,9 +120,10 @@ def _scale(node: Scale, held: list[Tensor], x: Tensor) -> Tensor:
 
 
 def _leaky_relu_tensors(node: LeakyRelu) -> dict[str, Tensor]:
-    """slope·x + (1 − slope)·relu(x): for slopes in [0, 1] no bound loses by it, and α can be optimised.
+    """The tensors with which LeakyReLU is written as slope·x + (1 − slope)·relu(x).
 
-    The library's own LeakyReLU knows scalar slopes below 1 alone.
+    For slopes in [0, 1] this form makes no bound looser, and α can be optimised. The library's own LeakyReLU takes only
+    scalar slopes below 1.
     """
     return {"slope": _full(node, node.slope), "rest": _full(node, 1 - node.slope)}
 
@@ -132,7 +133,7 @@ def _leaky_relu(node: LeakyRelu, held: list[Tensor], x: Tensor) -> Tensor:
 
 
 def _full(node: Node, tensor: Tensor) -> Tensor:
-    """A constant of an element-wise operator: the library does not broadcast every shape."""
+    """A constant of an elementwise operator in the node's own shape; the library does not broadcast all shapes."""
     return tensor.expand(node.shape).clone()
 
 
@@ -144,37 +145,37 @@ def _moved_size(node: Reshape | Permute, size: Tensor) -> Tensor:
     return node.forward(size)
 
 
-OPERATORS: Table[Operator] = Table(
+CONVERSIONS: Table[Conversion] = Table(
     "auto_LiRPA",
     {
-        Linear: Operator(_affine_size, _linear_tensors, _linear),
-        Conv2d: Operator(_affine_size, _conv2d_tensors, _conv2d, _conv2d_patches),
-        Scale: Operator(_affine_size, _scale_tensors, _scale, _by_channel),
-        Add: Operator(lambda node, x, y: x + y, patches=lambda node: len(node.shape) == 3),
-        Reshape: Operator(_moved_size, apply=_reshape, patches=lambda node: len(node.shape) == 1),
-        Permute: Operator(_moved_size, patches=lambda node: False),
-        LeakyRelu: Operator(
+        Linear: Conversion(_affine_size, _linear_tensors, _linear),
+        Conv2d: Conversion(_affine_size, _conv2d_tensors, _conv2d, _conv2d_patches),
+        Scale: Conversion(_affine_size, _scale_tensors, _scale, _by_channel),
+        Add: Conversion(lambda node, x, y: x + y, patches=lambda node: len(node.shape) == 3),
+        Reshape: Conversion(_moved_size, apply=_reshape, patches=lambda node: len(node.shape) == 1),
+        Permute: Conversion(_moved_size, patches=lambda node: False),
+        LeakyRelu: Conversion(
             lambda node, x: x * node.slope.abs().clamp(min=1),
             _leaky_relu_tensors,
             _leaky_relu,
             lambda node: False,
         ),
-        Relu: Operator(),
-        Sigmoid: Operator(lambda node, x: torch.ones_like(x)),
-        Tanh: Operator(),
-        Gelu: Operator(),
-        # Its forward pass is ReLU's alone, of which a proof would say nothing of the smooth members.
-        Hardened: Refusal("auto_LiRPA takes one network, not many"),
+        Relu: Conversion(),
+        Sigmoid: Conversion(lambda node, x: torch.ones_like(x)),
+        Tanh: Conversion(),
+        Gelu: Conversion(),
+        # The node's forward pass is that of ReLU, and a proof for ReLU says nothing of the smooth members of the set.
+        Hardened: Refusal("auto_LiRPA takes one network, not a set of networks"),
     },
 )
-"""By kind of node."""
+"""The conversion of each kind of node."""
 
 
 class Graph(nn.Module):
-    """The network as a torch module of operators that the library's tracer knows; its outputs are flat.
+    """A network as a torch module of operators that the library knows, with flat outputs.
 
     Raises:
-        UnsupportedError: if the library does not take a kind of node, or the form in which it is used.
+        UnsupportedError: if the library does not take a kind of node, or not with the attributes of a node.
     """
 
     def __init__(self, network: Network) -> None:
@@ -182,33 +183,33 @@ class Graph(nn.Module):
         self.nodes = network.nodes[1:]
         self.held: list[tuple[str, ...]] = []
         for index, node in enumerate(self.nodes):
-            tensors = OPERATORS[node].tensors(node)
+            tensors = CONVERSIONS[node].tensors(node)
             self.held.append(tuple(f"{name}_{index}" for name in tensors))
             for name, tensor in zip(self.held[-1], tensors.values(), strict=True):
-                # Of a module without parameters the library does not know the dtype.
+                # The library takes the dtype from a module's parameters, so that constants are parameters too.
                 self.register_parameter(name, nn.Parameter(tensor, requires_grad=False))
 
     def forward(self, x: Tensor) -> Tensor:
         values = [x]
         for node, names in zip(self.nodes, self.held, strict=True):
             held = [getattr(self, name) for name in names]
-            values.append(OPERATORS[node].apply(node, held, *(values[i] for i in node.inputs)))
+            values.append(CONVERSIONS[node].apply(node, held, *(values[i] for i in node.inputs)))
         return values[-1] if values[-1].ndim == 2 else torch.flatten(values[-1], 1)
 
 
 def takes_patches(network: Network) -> bool:
-    """Whether the library's sparse form for convolutions ("patches") can pass through every node."""
-    return all(OPERATORS[node].patches(node) for node in network.nodes[1:])
+    """Whether the library's sparse form of matrices for convolutions ("patches") passes through every node."""
+    return all(CONVERSIONS[node].patches(node) for node in network.nodes[1:])
 
 
 def largest_terms(network: Network, size: Tensor) -> Tensor:
-    """How large the numbers are, about, that the library sums for each output: (batch, *output_shape).
+    """The approximate size of the numbers that the library sums for each output, (batch, *output_shape).
 
     Args:
-        network: in the dtype of ``size``.
+        network: the network, in the dtype of ``size``.
         size: bounds of the absolute values of the inputs, (batch, *input_shape).
     """
     sizes = [size]
     for node in network.nodes[1:]:
-        sizes.append(OPERATORS[node].size(node, *(sizes[i] for i in node.inputs)))
+        sizes.append(CONVERSIONS[node].size(node, *(sizes[i] for i in node.inputs)))
     return sizes[-1]

@@ -1,8 +1,8 @@
-"""Projected gradient descent on a property's margin: proposes points, claims nothing.
+"""Projected gradient descent (PGD) on the margins of properties, which proposes points and proves nothing of them.
 
 Source: Madry et al., Towards Deep Learning Models Resistant to Adversarial Attacks, arXiv 1706.06083, with steps
-of the gradient's sign and a step size that shrinks along the run. Half of the starts are random *corners* of the
-box: on networks with many flat regions they find counterexamples that uniform starts do not.
+of the gradient's sign and a step size that shrinks from step to step. Half of the starting points are random *corners*
+of the box: in networks with many flat regions these lead to counterexamples that uniform starting points do not.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from torch import Tensor
 
 from verifiable_relu.bounds.interval import input_box, rough
 from verifiable_relu.network.graph import Network
-from verifiable_relu.spec.property import Property, RowBatch
+from verifiable_relu.spec.property import Property
+from verifiable_relu.spec.row_batch import RowBatch
 
 
 @dataclass(frozen=True)
@@ -23,13 +24,15 @@ class Pgd:
     """Options of the attack.
 
     Attributes:
-        steps: gradient steps per restart.
-        starts: points per property and round; the first is the box's centre, half of the rest are corners.
-        rounds: how often new starts are drawn for what is still unbroken.
-        step_size: the first step, as a fraction of the box's radius; it shrinks linearly to a tenth.
-        clearance: a point is good enough once its margin is below −clearance; nearer to zero, replay in other
-            arithmetic could disagree.
-        seed: of the starts.
+        steps: gradient steps in each round.
+        starts: starting points per property and round: half of them random corners of the box, one its centre, the
+            others uniform.
+        rounds: the most rounds; each draws new starting points for the properties without a counterexample so far.
+        step_size: the length of the first step, as a fraction of the box's radius; the length shrinks linearly to a
+            tenth of that.
+        clearance: a property's search ends once a margin is below −clearance. The sign of a margin nearer to zero could
+            differ in other arithmetic, such as that of the check by replay.
+        seed: seeds the drawing of starting points.
     """
 
     steps: int = 40
@@ -46,19 +49,18 @@ class Pgd:
         stop: Callable[[], bool] | None = None,
         device: torch.device | str = "cpu",
     ) -> tuple[Tensor, Tensor]:
-        """The worst points found, batched over properties of one network.
-
-        A property is left alone once a point with a clearly negative margin is found.
+        """Search for the point of least margin in the box of each property, for all properties of a network at once.
 
         Args:
-            network: any dtype; the search runs in float32, or in float64 where float32 does not hold the weights.
-            properties: of this network.
-            stop: asked between steps.
-            device: where to run.
+            network: of any dtype; the search runs in float32, or in float64 where weights exceed the range of float32.
+            properties: the properties, all of this network.
+            stop: called between steps; the search ends when it returns True.
+            device: the torch device on which the search runs.
 
         Returns:
-            points (batch, input_size) float64, in the boxes up to float32 rounding, and their margins (batch,) as
-            the forward pass gave them; ≤ 0 suggests a counterexample.
+            The points of least margin found, (batch, input_size) in float64, which lie in the boxes up to float32
+            rounding; and their margins, (batch,), as the forward pass computed them. A margin ≤ 0 suggests a
+            counterexample.
         """
         net, dtype = rough(network, device)
         box = input_box(properties, network, dtype, device)

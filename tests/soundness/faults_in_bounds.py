@@ -1,0 +1,296 @@
+"""Mistakes that someone could make in the bounds, each of which some kind of soundness test must catch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from verifiable_relu.bounds import Bounds, Lines
+from verifiable_relu.bounds.backward import Walk
+from verifiable_relu.bounds.forward import NodeBounds
+from verifiable_relu.bounds.operators import ConvolutionOperator, Operator
+from verifiable_relu.bounds.rows import Rows, Stepped
+from verifiable_relu.bounds.shifted import ShiftedLines, Step
+from verifiable_relu.bounds.slack import Slack
+from verifiable_relu.bounds.window import Grid, Window
+from verifiable_relu.network.nodes import Activation, Affine, Conv2d, Relu
+
+from .fault import Fault, instead
+
+Right = Callable[..., Any]
+
+
+def _zero(right: Right, *args: object) -> Tensor:
+    return torch.zeros_like(right(*args))
+
+
+def _negative(right: Right, *args: object) -> Tensor:
+    return -right(*args)
+
+
+def _flipped(bounds: Bounds) -> Bounds:
+    return Bounds(bounds.upper, bounds.lower)
+
+
+def _flipped_image_of_relu(right: Right, node: Activation, bounds: Bounds) -> Bounds:
+    found = right(node, bounds)
+    return _flipped(found) if isinstance(node, Relu) else found
+
+
+def _point_without_bias(right: Right, bounds: NodeBounds, index: int) -> Tensor:
+    point = right(bounds, index)
+    known = index == bounds.start or not isinstance(bounds.network.nodes[index], Affine)
+    return point if known else point - bounds.operators[index].offset
+
+
+def _image_without_bias(right: Right, operator: Operator[Affine], *args: object) -> Bounds:
+    found = right(operator, *args)
+    return Bounds(found.lower - operator.offset, found.upper - operator.offset)
+
+
+def _upper_line_twice(right: Right, *args: object) -> Lines:
+    lines = right(*args)
+    return Lines(lines.upper_slope, lines.upper_offset, lines.upper_slope, lines.upper_offset)
+
+
+def _end_of_the_padding(right: Right, node: Conv2d) -> tuple[int, int]:
+    _, _, *end = node.padding
+    return tuple(end)
+
+
+def _greatest_for_least(right: Right, *args: object) -> Stepped | None:
+    found = right(*args)
+    return None if found is None else replace(found, constant=-found.constant)
+
+
+def _cells_at_inputs(right: Right, grid: Grid, operator: ConvolutionOperator) -> Grid:
+    return replace(grid.before(operator.node), size=right(grid, operator).size)
+
+
+def _floor_of_common_lines(
+    right: Right, shifted: ShiftedLines, index: int, lines: Lines, sample: Tensor, rounded: bool
+) -> Step:
+    own = right(shifted, index, lines, sample, rounded)
+    return (
+        replace(own, floor=shifted.step(index, True, shifted.depth(index)).of_samples(sample).floor) if rounded else own
+    )
+
+
+def _all_before(right: Right, slack: Slack, index: int) -> frozenset[int]:
+    return frozenset(range(index + 1))
+
+
+def _first_alone(right: Right, walk: Walk, index: int, first: Rows, second: Rows) -> Rows:
+    return first
+
+
+def _other_window_empty(right: Right, window: Window, other: Window) -> Window:
+    return right(window, replace(other, values=torch.zeros_like(other.values)))
+
+
+def _decided(right: Right, later: Tensor, both: Tensor) -> Tensor:
+    both.masked_fill_(later, 0)
+    return torch.zeros_like(later)
+
+
+def _exchanged(right: Right, later: Tensor, both: Tensor) -> Tensor:
+    both.copy_(both.where(~later, both.flip(0)))
+    return torch.zeros_like(later)
+
+
+def _error_of_rows_left_out(right: Right, *args: object) -> tuple[Tensor, Tensor]:
+    error, lost = right(*args)
+    return 0 * error, lost
+
+
+def _next_neuron(right: Right, operator: ConvolutionOperator, *args: Any) -> Window:
+    found = right(operator, *args)
+    down, across = found.grid.points
+    return replace(found, point=(found.point + 1) % (down * across))
+
+
+def _first_image(right: Right, window: Window, images: Tensor, grid: Grid | None = None) -> Tensor:
+    return right(window, images[:1].expand_as(images), grid)
+
+
+def _last_channel_first(right: Right, operator: ConvolutionOperator, neuron: Tensor, *args: Any) -> Window:
+    out, height, width = operator.node.shape
+    size = height * width
+    return right(operator, (out - 1 - neuron // size) * size + neuron % size, *args)
+
+
+def _first_box(right: Right, rules: object, index: int, node: Activation, pre: Bounds) -> Lines:
+    return right(rules, index, node, Bounds(*(end[:1].expand_as(end) for end in (pre.lower, pre.upper))))
+
+
+IN_BOUNDS: tuple[Fault, ...] = (
+    Fault(
+        "lower and upper swapped in an affine image",
+        "corners",
+        instead("bounds.interval:affine_image", lambda right, *args: _flipped(right(*args))),
+    ),
+    Fault(
+        "lower and upper swapped in the image of ReLU",
+        "corners",
+        instead("bounds.activations:image", _flipped_image_of_relu),
+    ),
+    Fault(
+        "a bias dropped in linear bounds",
+        "corners",
+        instead("bounds.forward:NodeBounds.point", _point_without_bias),
+    ),
+    Fault(
+        "a bias dropped in interval bounds",
+        "corners",
+        instead("bounds.interval:affine_image", _image_without_bias),
+    ),
+    Fault(
+        "a bias dropped in interval bounds in float32",
+        "corners",
+        instead("bounds.operators:Operator.forward32", lambda right, operator, x: operator.linear32(x)),
+    ),
+    Fault(
+        "chord for tangent",
+        "corners",
+        instead("bounds.activations:relax", _upper_line_twice),
+    ),
+    Fault(
+        "wrong corner when a linear bound meets the box",
+        "corners",
+        instead("bounds.backward:Walk.least", _negative),
+    ),
+    Fault(
+        "wrong side of the padding cut off a convolution's adjoint",
+        "corners",
+        instead("network.nodes:Conv2d.corner", _end_of_the_padding),
+    ),
+    Fault(
+        "wrong corner where the last convolution is taken in cells",
+        "corners",
+        instead("bounds.last_convolution:LastConvolution.step", _greatest_for_least),
+    ),
+    Fault(
+        "wrong corner within windows, in cells",
+        "corners",
+        instead("bounds.windowed:Windowed.in_cells", _negative),
+    ),
+    Fault(
+        "the cells of a window looked for where its outputs' inputs begin",
+        "corners",
+        instead("bounds.window:Grid.cells_before", _cells_at_inputs),
+    ),
+    Fault(
+        "the constant at the target's point left out",
+        "corners",
+        instead("bounds.backward:value_at_point", _zero),
+    ),
+    Fault(
+        "an activation's point taken for that of its input",
+        "corners",
+        instead("bounds.shifted:height_at", lambda right, lines, z, value: right(lines, z, z)),
+    ),
+    Fault(
+        "the upper line not raised by how far it lies above the lower one at the point",
+        "corners",
+        instead("bounds.shifted:width_at", _zero),
+    ),
+    Fault(
+        "the upper line raised as about twice the point",
+        "corners",
+        instead("bounds.shifted:width_at", lambda right, lines, z: right(lines, 2 * z)),
+    ),
+    Fault(
+        "rows' own lower lines taken for those of all rows at the point",
+        "agreement",
+        instead("bounds.shifted:ShiftedLines.own", _floor_of_common_lines),
+    ),
+    Fault(
+        "rounding errors of all nodes before a target taken for covered by it",
+        "corners",
+        instead("bounds.slack:Slack.covered", _all_before),
+    ),
+    Fault(
+        "rounding of coefficients in float32 left out",
+        "corners",
+        instead("bounds.rounding:backward_single", _zero),
+    ),
+    Fault(
+        "rows of one of two nodes alone where both use a third",
+        "corners",
+        instead("bounds.backward:Walk.merged", _first_alone),
+    ),
+    Fault(
+        "rows of one of two nodes alone where both use a third, within windows",
+        "corners",
+        instead("bounds.window:Window.plus", _other_window_empty),
+    ),
+    Fault(
+        "a side that waits taken for one that decides",
+        "corners",
+        instead("bounds.tighten:undecided", _decided),
+    ),
+    Fault(
+        "the sides of a neuron that waits exchanged",
+        "corners",
+        instead("bounds.tighten:undecided", _exchanged),
+    ),
+    Fault(
+        "rounding of radii in float32 left out",
+        "corners",
+        instead("bounds.rounding:interval_affine", lambda right, operator, largest, terms=0: right(operator, largest)),
+    ),
+    Fault(
+        "rounding of centres in float32 left out",
+        "corners",
+        instead("bounds.rounding:interval_single", lambda right, size, radius, terms: radius),
+    ),
+    Fault(
+        "rounding of rows by intervals left out",
+        "corners",
+        instead("bounds.rounding:interval_rows", _error_of_rows_left_out),
+    ),
+    Fault(
+        "rows in any order taken for rows in turn",
+        "corners",
+        instead("bounds.chunks:in_turn", lambda right, sample, samples: len(sample) % samples == 0),
+    ),
+    Fault(
+        "the window of a neighbouring neuron",
+        "corners",
+        instead("bounds.window:kernels", _next_neuron),
+    ),
+    Fault(
+        "windows of the first box for rows of all",
+        "corners",
+        instead("bounds.window:Window.of", _first_image),
+    ),
+    Fault(
+        "the kernel of another channel",
+        "corners",
+        instead("bounds.window:kernels", _last_channel_first),
+    ),
+    Fault(
+        "stale intermediate bound in a relaxation: that of the batch's first box",
+        "agreement",
+        instead("bounds.rules:Rules.lines", _first_box),
+    ),
+    Fault(
+        "outward rounding left out",
+        "corners",
+        instead("bounds.rounding:unit_roundoff", lambda right, dtype: 0.0),
+    ),
+    Fault(
+        "the line through a kink rounded out of the slopes on either side",
+        "boundary",
+        instead("bounds.activations:kink_slope", lambda right, left, weight: left + weight * (1 - left)),
+    ),
+    Fault(
+        "the error of stored weights ignored in bounds",
+        "boundary",
+        instead("bounds.rounding:weight_share", lambda right, node: 0.0),
+    ),
+)

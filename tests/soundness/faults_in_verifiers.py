@@ -1,0 +1,286 @@
+"""Mistakes that someone could make in properties and verifiers, which some kind of soundness test must catch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from tests.support.hooks import Hook
+from verifiable_relu.dyadic import Dyadic
+from verifiable_relu.errors import OutOfTime
+from verifiable_relu.network.nodes import Affine, Node
+from verifiable_relu.spec.property import Query
+from verifiable_relu.spec.row_batch import RowBatch
+from verifiable_relu.verifiers.base import Outcome, Reason, Trust, Verdict
+from verifiable_relu.verifiers.encoding import Folding
+from verifiable_relu.verifiers.input_split import Frontier
+from verifiable_relu.verifiers.root import Root, Roots
+from verifiable_relu.verifiers.solvers import highs, z3
+from verifiable_relu.verifiers.solvers.process import Worker
+
+from .fault import Fault, instead
+
+Right = Callable[..., Any]
+
+
+def _negative(right: Right, *args: object) -> Tensor:
+    return -right(*args)
+
+
+def _constants_dropped(right: Right, folding: Folding, index: int, name: str) -> Dyadic:
+    found = right(folding, index, name)
+    return Dyadic(0 * found.numbers, found.exponent) if name in ("bias", "shift") else found
+
+
+_ASKED: WeakKeyDictionary[Query, None] = WeakKeyDictionary()
+"""The queries that have been asked for their roots, in this order."""
+
+
+def _root_of_any(right: Right, roots: Roots, query: Query) -> Root | None:
+    _ASKED[query] = None
+    found = (right(roots, other) for other in list(_ASKED) if other.network is query.network)
+    return next((root for root in found if root is not None), None)
+
+
+def _highs_with(**options: float) -> Hook:
+    """HiGHS is called with some options."""
+
+    def wrong(right: Right, worker: Worker, task: object, *args: Any) -> Any:
+        if isinstance(task, highs.Task):
+            task = replace(task, options={**task.options, **options})
+        return right(worker, task, *args)
+
+    return Hook("verifiers.solvers.process:Worker.call", wrong)
+
+
+def _z3_gives_up(right: Right, worker: Worker, task: object, *args: Any) -> Any:
+    if isinstance(task, z3.Task):
+        task = replace(task, options={**task.options, "rlimit": 1000})
+    return right(worker, task, *args)
+
+
+def _z3_too_slow(right: Right, worker: Worker, task: object, seconds: float, *args: Any) -> Any:
+    return right(worker, task, 0.0 if isinstance(task, z3.Task) else seconds, *args)
+
+
+def _proved_by(method: str) -> Hook:
+    """A call of a method's solver that has taken too long is taken for a proof."""
+
+    def wrong(right: Right, error: Exception, name: str) -> Outcome:
+        if name == method and isinstance(error, OutOfTime):
+            return Outcome(Verdict.UNSAT, Reason.PROVED, name, Trust.ROUNDED)
+        return right(error, name)
+
+    return Hook("verifiers.base:fault", wrong)
+
+
+def _intersection(right: Right, rows: RowBatch, largest: Tensor) -> Tensor:
+    found = -right(rows, -largest)
+    # Without any polytope nothing is unsafe.
+    return torch.where(found == -torch.inf, torch.inf, found)
+
+
+def _first_halves(
+    right: Right, frontier: Frontier, lower: Tensor, upper: Tensor, owner: Tensor, influence: Tensor
+) -> None:
+    before = len(frontier.owner)
+    right(frontier, lower, upper, owner, influence)
+    kept = before + (len(frontier.owner) - before) // 2
+    frontier.lower, frontier.upper = frontier.lower[:kept], frontier.upper[:kept]
+    frontier.owner = frontier.owner[:kept]
+
+
+def _both_active(right: Right, split: Tensor, neuron: Tensor) -> tuple[Tensor, Tensor]:
+    active, _ = right(split, neuron)
+    return active, active
+
+
+def _at_least_zero(right: Right, mu: Tensor, objective: Tensor | None, objectives: int) -> Tensor:
+    found = right(mu, objective, objectives)
+    return torch.cat([found[:, :objectives], -found[:, objectives:]], 1)
+
+
+def _without_constant(right: Right, walk: Any, index: int, node: Affine, a: Tensor) -> None:
+    constant = walk.constant
+    right(walk, index, node, a)
+    walk.constant = constant
+
+
+def _replaced(right: Right, walk: Any, index: int, node: Node, a: Tensor) -> None:
+    for source in node.inputs:
+        walk.pending.pop(source, None)
+    right(walk, index, node, a)
+
+
+IN_VERIFIERS: tuple[Fault, ...] = (
+    Fault(
+        "a bias dropped in the encoding",
+        "points",
+        instead("verifiers.encoding:Folding.parameter", _constants_dropped),
+    ),
+    Fault(
+        "a root that serves every query of its network",
+        "points",
+        instead("verifiers.root:Roots.of", _root_of_any),
+    ),
+    Fault(
+        "stale intermediate bound in the encoding: that of the batch's first box",
+        "agreement",
+        instead("verifiers.encoding:Phases.of", lambda right, pre, sample: right(pre, 0)),
+    ),
+    Fault(
+        # The fault needs its occasion: here the solver is given no time at all.
+        "milp reads infeasible from a time-out",
+        "planted",
+        (
+            _highs_with(time_limit=0.0),
+            Hook("verifiers.milp:excludes", lambda right, status: right(status) or status == "kTimeLimit"),
+            _proved_by("milp"),
+        ),
+    ),
+    Fault(
+        # The occasion: the solver may not branch.
+        "milp reads infeasible from an unknown status",
+        "planted",
+        (
+            _highs_with(mip_max_nodes=0),
+            Hook("verifiers.milp:excludes", lambda right, status: status not in ("kOptimal", "kTimeLimit")),
+        ),
+    ),
+    Fault(
+        # The occasion: the solver gives up after so many steps.
+        "smt reads unsat from an unknown status",
+        "planted",
+        (
+            Hook("verifiers.solvers.process:Worker.call", _z3_gives_up),
+            Hook("verifiers.smt:excludes", lambda right, checked: checked.answer != "sat"),
+        ),
+    ),
+    Fault(
+        # The occasion: the solver does not return in time.
+        "smt reads unsat from a time-out",
+        "planted",
+        (Hook("verifiers.solvers.process:Worker.call", _z3_too_slow), _proved_by("smt")),
+    ),
+    Fault(
+        "strict for non-strict in the SMT formula",
+        "points",
+        instead("verifiers.smt:at_most", lambda right, strict: right(True)),
+    ),
+    Fault(
+        "non-strict for strict where a counterexample is judged",
+        "points",
+        instead("spec.property:Row.holds", lambda right, row, y: right(replace(row, strict=False), y)),
+    ),
+    Fault(
+        "decimals of the box rounded inward",
+        "corners",
+        instead("spec.property:round_down", lambda right, value: -right(-value)),
+    ),
+    Fault(
+        "a union of polytopes taken for their intersection",
+        "points",
+        instead("spec.row_batch:RowBatch.least", _intersection),
+    ),
+    Fault(
+        "half of a split box forgotten",
+        "agreement",
+        instead("verifiers.input_split:Frontier.halve", _first_halves),
+    ),
+    Fault(
+        "a child of a split neuron forgotten",
+        "trees",
+        instead("verifiers.bab.ascent:children", _both_active),
+    ),
+    Fault(
+        "the phases of split neurons exchanged in a proof",
+        "trees",
+        instead(
+            "verifiers.bab.proof:Proofs.lower",
+            lambda right, proofs, split, *args: right(proofs, -split, *args),
+        ),
+    ),
+    Fault(
+        "multipliers with the wrong sign in a proof",
+        "trees",
+        instead("verifiers.bab.proof:of_neurons", _negative),
+    ),
+    Fault(
+        "an end of a phase too near",
+        "trees",
+        instead("verifiers.bab.proof:least_to", lambda right, end, *args: right(end / 2, *args)),
+    ),
+    Fault(
+        "remainders smaller than they may be in a proof",
+        "trees",
+        instead("verifiers.bab.proof:least_to", lambda right, end, q, *args: right(end, q / 2, *args)),
+    ),
+    Fault(
+        "rounding left out of a proof",
+        "trees",
+        instead("verifiers.bab.proof:rounded_down", lambda right, found, error: found),
+    ),
+    Fault(
+        "rows behind the objective that are taken for at least zero",
+        "trees",
+        instead("verifiers.bab.proof:of_rows", _at_least_zero),
+    ),
+    Fault(
+        "a bias dropped where rows are folded",
+        "trees",
+        instead("verifiers.bab.folding:STEPS", _without_constant, Affine),
+    ),
+    Fault(
+        "an inactive neuron taken for zero where rows are folded, whatever its slope",
+        "trees",
+        instead("verifiers.bab.folding:slopes_of", lambda right, active, below: right(active, 0 * below)),
+    ),
+    Fault(
+        "one of two nodes' rows alone where both come from a third, where rows are folded",
+        "trees",
+        instead("verifiers.bab.folding:STEPS", _replaced),
+    ),
+    Fault(
+        "a tree proved from a bound that was searched for in float32",
+        "trees",
+        instead("verifiers.bab.tree:Tree.prove", lambda right, tree, batch, found: ~(found.bound <= 0)),
+    ),
+    Fault(
+        "open sub-problems forgotten",
+        "trees",
+        instead("verifiers.bab.tree:Tree.push", lambda right, *args: None),
+    ),
+    Fault(
+        "an active neuron taken for an inactive one where refined bounds make it stable",
+        "trees",
+        instead("verifiers.bab.folded:slopes_of", lambda right, active, below: right(~active, below)),
+    ),
+    Fault(
+        "the bound of the best leaf of a refined interval taken for that of all",
+        "trees",
+        instead("verifiers.bab.refine:least", lambda right, bounds, *args: -right(-bounds, *args)),
+    ),
+    Fault(
+        "columns and rows of the MILP as they come, not scaled to their ranges",
+        "boundary",
+        instead("verifiers.mixed_integer:exponent", lambda right, sizes: 0 * right(sizes)),
+    ),
+    Fault(
+        "the MILP asked without any margin",
+        "boundary",
+        instead(
+            "verifiers.mixed_integer:Model.program",
+            lambda right, model, polytope, slack, loose: right(model, polytope, 0.0, None),
+        ),
+    ),
+    Fault(
+        "the error of stored weights ignored in the encoding",
+        "boundary",
+        instead("verifiers.encoding:Folding.relative", lambda right, folding, node: 0.0),
+    ),
+)

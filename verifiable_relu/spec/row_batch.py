@@ -1,0 +1,228 @@
+"""The rows of properties' unsafe sets in float64, as tensors, for bounds and searches.
+
+A property's coefficients are exact rationals, which float64 need not represent. A ``RowBatch`` describes a set that
+contains the unsafe set: a proof that its polytopes are not reached is a proof for the property.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+from verifiable_relu.errors import InputError
+from verifiable_relu.spec.property import Polytope, Property, round_up
+
+if TYPE_CHECKING:  # The reading and writing of property files must not wait for torch.
+    from torch import Tensor
+
+
+def _members(group: Tensor, chosen: Tensor, groups: int) -> tuple[Tensor, Tensor]:
+    """The members of chosen groups, those of the first choice first.
+
+    Args:
+        group: (n,), ascending: the group of each of n members.
+        chosen: (m,) groups, with repetitions if wanted.
+        groups: the number of groups.
+
+    Returns:
+        The members' positions in ``group``, and for each the position in ``chosen`` of the choice that it belongs to.
+    """
+    import torch
+
+    counts = torch.bincount(group, minlength=groups)
+    first = counts.cumsum(0) - counts
+    taken = counts[chosen]
+    choice = torch.repeat_interleave(torch.arange(len(chosen), device=chosen.device), taken)
+    within = torch.arange(len(choice), device=chosen.device) - (taken.cumsum(0) - taken)[choice]
+    return first[chosen][choice] + within, choice
+
+
+_LONG = Fraction(1, 2**30)
+"""The loosening t of a row with coefficients longer than float64's, relative to the row's largest number."""
+
+
+@dataclass(frozen=True)
+class _FloatRow:
+    """A constraint Σ coefficient·y_i ≤ bound in float64, scaled.
+
+    The exact row's slack is at least the value Σ coefficient·y_i − bound divided by ``scale``.
+    """
+
+    coefficients: tuple[tuple[int, float], ...]
+    bound: float
+    scale: float
+
+
+def _pieces(coefficients: Sequence[tuple[int, Fraction]]) -> list[tuple[tuple[int, float], ...]]:
+    """Integer coefficients as an exact sum of float64 rows: the nearest row, the nearest row to the rest, and so on.
+
+    Raises:
+        OverflowError: if a coefficient is beyond the range of float64.
+    """
+    pieces = [tuple((i, float(c)) for i, c in coefficients)]
+    while coefficients := [
+        (i, rest) for (i, c), (_, near) in zip(coefficients, pieces[-1], strict=True) if (rest := c - Fraction(near))
+    ]:
+        pieces.append(tuple((i, float(c)) for i, c in coefficients))
+    return pieces
+
+
+def _float_rows(polytope: Polytope) -> list[list[_FloatRow]]:
+    """Polytopes with float64 coefficients whose union contains ``polytope``: a single one unless coefficients are long.
+
+    Each row is multiplied by its ``scale``, which makes its coefficients integers. If float64 represents them, the row
+    is kept, with its bound rounded up. Otherwise the row A·y ≤ b is written as a sum of float64 rows
+    A = A₀ + A₁ + … + A_k. Where A₀·y > b + t and A_j·y > −t/k for every j > 0, A·y > b holds. The polytope therefore
+    lies in the union of the polytope with A₀·y ≤ b + t in the row's place and of the half-spaces {A_j·y ≤ −t/k}. Since
+    |A_j| is at most 2⁻⁵³·max|A|, a small t puts these half-spaces far away from outputs of ordinary size. The value
+    A·y − b is at least k + 1 times the least of the k + 1 parts' values.
+
+    A row beyond the range of float64 is left out, which makes the polytope larger.
+    """
+    kept: list[_FloatRow] = []
+    far: list[list[_FloatRow]] = []
+    for row in polytope:
+        factor = Fraction(math.lcm(*(c.denominator for _, c in row.coefficients)))
+        try:
+            first, *others = _pieces([(i, c * factor) for i, c in row.coefficients])
+            scale, bound = round_up(factor / (1 + len(others))), row.bound * factor
+            if others:
+                spare = _LONG * max(abs(bound), *(abs(Fraction(c)) for _, c in first))
+                far += [[_FloatRow(piece, round_up(-spare / len(others)), scale)] for piece in others]
+                bound += spare
+            kept.append(_FloatRow(first, round_up(bound), scale))
+        except (OverflowError, InputError):
+            continue
+    return [kept, *far]
+
+
+@dataclass(frozen=True)
+class RowBatch:
+    """The rows of several properties' polytopes in float64, one after the other.
+
+    Each property's unsafe set is contained in the union of the property's polytopes in the batch: rows are scaled to
+    integer coefficients and their bounds rounded up. A polytope with coefficients that float64 does not represent
+    becomes several.
+
+    Attributes:
+        matrix: (rows, outputs), A of A·y ≤ b times ``scale``.
+        bound: (rows,), b times ``scale``.
+        scale: (rows,), positive: a row's value A·y − b divided by it counts for the margin.
+        sample: (rows,), the property of each row.
+        polytope: (rows,), the polytope of each row, numbered over all properties.
+        owner: (polytopes,), the property of each polytope.
+        origin: (polytopes,), the exact polytope, numbered over all properties, that each polytope equals or is part of.
+        samples: the number of properties.
+    """
+
+    matrix: Tensor
+    bound: Tensor
+    scale: Tensor
+    sample: Tensor
+    polytope: Tensor
+    owner: Tensor
+    origin: Tensor
+    samples: int
+
+    @classmethod
+    def of(cls, properties: Sequence[Property], outputs: int) -> RowBatch:
+        """The rows of properties of a network with ``outputs`` outputs."""
+        import torch
+
+        entries: list[tuple[int, int, float]] = []
+        bound: list[float] = []
+        scales: list[float] = []
+        sample: list[int] = []
+        member: list[int] = []
+        owner: list[int] = []
+        origin: list[int] = []
+        given = 0
+        for index, prop in enumerate(properties):
+            for polytope in prop.unsafe:
+                for part in _float_rows(polytope):
+                    for row in part:
+                        entries += [(len(bound), column, value) for column, value in row.coefficients]
+                        bound.append(row.bound)
+                        scales.append(row.scale)
+                        sample.append(index)
+                        member.append(len(owner))
+                    owner.append(index)
+                    origin.append(given)
+                given += 1
+        matrix = torch.zeros(len(bound), outputs, dtype=torch.float64)
+        if entries:
+            rows, columns, values = zip(*entries, strict=True)
+            matrix[list(rows), list(columns)] = torch.tensor(values, dtype=torch.float64)
+        return cls(
+            matrix,
+            torch.tensor(bound, dtype=torch.float64),
+            torch.tensor(scales, dtype=torch.float64),
+            torch.tensor(sample, dtype=torch.long),
+            torch.tensor(member, dtype=torch.long),
+            torch.tensor(owner, dtype=torch.long),
+            torch.tensor(origin, dtype=torch.long),
+            len(properties),
+        )
+
+    def to(self, like: Tensor) -> RowBatch:
+        """The same rows on the device of a tensor, with numbers in the tensor's dtype."""
+        matrix, bound, scale = (t.to(like) for t in (self.matrix, self.bound, self.scale))
+        numbers = (self.sample, self.polytope, self.owner, self.origin)
+        sample, polytope, owner, origin = (t.to(like.device) for t in numbers)
+        return RowBatch(matrix, bound, scale, sample, polytope, owner, origin, self.samples)
+
+    def take(self, samples: Tensor) -> RowBatch:
+        """The rows of the properties ``samples`` (n,), as a batch of n properties; repetitions are allowed."""
+        import torch
+
+        row, row_of = _members(self.sample, samples, self.samples)
+        chosen, polytope_of = _members(self.owner, samples, self.samples)
+        position = torch.zeros_like(samples)
+        counts = torch.bincount(self.owner, minlength=self.samples)
+        first = counts.cumsum(0) - counts
+        position[1:] = counts[samples].cumsum(0)[:-1]
+        polytope = self.polytope[row] - first[self.sample[row]] + position[row_of]
+        values = self.matrix[row], self.bound[row], self.scale[row]
+        return RowBatch(*values, row_of, polytope, polytope_of, self.origin[chosen], len(samples))
+
+    def unscaled(self, row_values: Tensor) -> Tensor:
+        """The values (…, rows) of matrix·y − bound divided by ``scale``, rounded down: in the units of the margin."""
+        import torch
+
+        scale = self.scale.to(row_values)
+        quotient = row_values / scale
+        down = quotient - torch.finfo(row_values.dtype).eps * quotient.abs()
+        return torch.where(scale == 1, row_values, down)
+
+    def margins(self, row_values: Tensor) -> Tensor:
+        """The margins (…, samples) of values (…, rows) of matrix·y − bound: maximum over rows, minimum over polytopes.
+
+        Lower bounds of the values give lower bounds of the margins.
+        """
+        return self.least(self.largest(row_values))
+
+    def largest(self, row_values: Tensor) -> Tensor:
+        """The largest value of each polytope's rows, (…, polytopes), divided by ``scale``.
+
+        Args:
+            row_values: values (…, rows) of matrix·y − bound.
+        """
+        row_values = self.unscaled(row_values)
+        kept = row_values.new_full((*row_values.shape[:-1], len(self.owner)), -math.inf)
+        return kept.scatter_reduce(-1, self.polytope.expand_as(row_values), row_values, "amax")
+
+    def least(self, largest: Tensor) -> Tensor:
+        """The margins (…, samples): the least over each property's polytopes of values that ``largest`` returned."""
+        worst = largest.new_full((*largest.shape[:-1], self.samples), math.inf)
+        return worst.scatter_reduce(-1, self.owner.expand_as(largest), largest, "amin")
+
+    @property
+    def polytopes(self) -> list[int]:
+        """The number of polytopes of each property."""
+        import torch
+
+        counts: list[int] = torch.bincount(self.owner, minlength=self.samples).tolist()
+        return counts

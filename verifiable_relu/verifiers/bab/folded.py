@@ -1,0 +1,233 @@
+"""The small dense system that a query is folded to: affine forms of the inputs that vary and of unstable neurons.
+
+With e ∈ [−1, 1]ⁿ the scaled inputs, z_j ∈ [l_j, u_j] the pre-activation and r_j the value of unstable neuron j,
+
+    z_j = inputs_j·e + neurons_j·r + constant_j,    r_j = z_j where z_j ≥ 0, slope_j·z_j elsewhere,
+
+up to an error that every form comes with. A system whose bounds have been tightened is a smaller one: neurons that
+have become stable are substituted (``Folded.tightened``). So is one that only a few rows depend on
+(``Folded.restricted``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from verifiable_relu.bounds.rounding import gamma
+
+TINY = torch.finfo(torch.float64).tiny
+
+OWN = 1.01
+"""What an error bound is multiplied with to cover the rounding of its own computation, which is relative and small."""
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Affine forms of inputs and unstable neurons, inputs·e + neurons·r + constant, one a row.
+
+    Attributes:
+        inputs: (rows, n) coefficients of the scaled inputs e.
+        neurons: (rows, m) coefficients of the values of the unstable neurons.
+        constant: (rows,).
+        error: (rows,) how far the form is from what it stands for, at most, at any point of the box.
+    """
+
+    inputs: Tensor
+    neurons: Tensor
+    constant: Tensor
+    error: Tensor
+
+    def __getitem__(self, chosen: Tensor | slice) -> Rows:
+        return Rows(self.inputs[chosen], self.neurons[chosen], self.constant[chosen], self.error[chosen])
+
+    def __len__(self) -> int:
+        return len(self.constant)
+
+    def __neg__(self) -> Rows:
+        return Rows(-self.inputs, -self.neurons, -self.constant, self.error)
+
+    @staticmethod
+    def cat(parts: Sequence[Rows]) -> Rows:
+        """All rows of several."""
+        return Rows(
+            torch.cat([p.inputs for p in parts]),
+            torch.cat([p.neurons for p in parts]),
+            torch.cat([p.constant for p in parts]),
+            torch.cat([p.error for p in parts]),
+        )
+
+    @staticmethod
+    def none(inputs: int, neurons: int) -> Rows:
+        """No rows, of so many inputs and neurons."""
+        shapes = ((0, inputs), (0, neurons), (0,), (0,))
+        return Rows(*(torch.zeros(*shape, dtype=torch.float64) for shape in shapes))
+
+
+@dataclass(frozen=True, eq=False)
+class Folded:
+    """The unstable neurons of one box, and their pre-activations as affine forms.
+
+    Attributes:
+        center, radius: of the box, (inputs of the network,).
+        free: (n,) the inputs that e scales.
+        lower: (m,) of the pre-activations, negative.
+        upper: (m,) likewise, positive.
+        slope: (m,) of the activation below zero.
+        places: (m, 2) the activation node of each, and its number there.
+        blocks: for each activation with unstable neurons its first one and the end, in the order of evaluation: a
+            neuron depends on neurons of earlier blocks alone.
+        neurons: the pre-activations, m rows.
+    """
+
+    center: Tensor
+    radius: Tensor
+    free: Tensor
+    lower: Tensor
+    upper: Tensor
+    slope: Tensor
+    places: Tensor
+    blocks: tuple[tuple[int, int], ...]
+    neurons: Rows
+
+    @property
+    def inputs(self) -> int:
+        """n, the number of inputs that e scales."""
+        return len(self.free)
+
+    @property
+    def size(self) -> int:
+        """m, the number of unstable neurons."""
+        return len(self.lower)
+
+    @property
+    def curvature(self) -> Tensor:
+        """(m,) 1 where the activation is convex, −1 where it is concave, its slope being above 1."""
+        return torch.where(self.slope > 1, -1.0, torch.ones_like(self.slope))
+
+    @property
+    def reach(self) -> Tensor:
+        """(m,) ≥ |value| of each neuron over the box."""
+        return torch.maximum(self.upper, -self.lower * self.slope.abs()) * (1 + 2.0**-50) + TINY
+
+    def point(self, e: Tensor) -> Tensor:
+        """The input, (points, inputs of the network), at scaled inputs (points, n)."""
+        x = self.center.repeat(len(e), 1)
+        x[:, self.free] += self.radius[self.free] * e.double()
+        return x
+
+    def values(self, e: Tensor) -> tuple[Tensor, Tensor]:
+        """Pre-activations and values of the neurons, (points, m) each, at scaled inputs (points, n); not proven."""
+        z = torch.addmm(self.neurons.constant, e.double(), self.neurons.inputs.T)
+        r = torch.zeros_like(z)
+        for start, end in self.blocks:
+            z[:, start:end] += r[:, :start] @ self.neurons.neurons[start:end, :start].T
+            r[:, start:end] = torch.where(z[:, start:end] > 0, z[:, start:end], self.slope[start:end] * z[:, start:end])
+        return z, r
+
+    def support(self, rows: Rows) -> Tensor:
+        """(rows, m) bool, the neurons that each row depends on, through other neurons included."""
+        direct = (self.neurons.neurons != 0).double()
+        every = torch.zeros(self.size, self.size, dtype=torch.float64)
+        for start, end in self.blocks:
+            mine = direct[start:end]
+            every[start:end] = ((mine + mine @ every) > 0).double()
+        mine = (rows.neurons != 0).double()
+        return (mine + mine @ every) > 0
+
+    def restricted(self, rows: Rows) -> tuple[Folded, Rows]:
+        """The system of the inputs and neurons that some rows depend on, and these rows there.
+
+        What is left out has the coefficient zero in every form.
+        """
+        kept = self.support(rows).any(0).nonzero().squeeze(1)
+        mine = self.neurons[kept]
+        read = (rows.inputs != 0).any(0) | (mine.inputs != 0).any(0)
+        read = read.nonzero().squeeze(1)
+
+        def cut(forms: Rows) -> Rows:
+            return Rows(forms.inputs[:, read], forms.neurons[:, kept], forms.constant, forms.error)
+
+        return self._of(kept, cut(mine), self.lower, self.upper, self.free[read]), cut(rows)
+
+    def tightened(self, lower: Tensor, upper: Tensor, rows: Rows) -> tuple[Folded, Rows]:
+        """The system with better bounds, and some rows there; neurons that are stable by these bounds are substituted.
+
+        Args:
+            lower, upper: (m,) bounds of the pre-activations over the box, rounding accounted for, lower ≤ upper.
+            rows: to be expressed by the neurons that are left.
+        """
+        active = lower >= 0
+        stable = active | (upper <= 0)
+        gone, kept = stable.nonzero().squeeze(1), (~stable).nonzero().squeeze(1)
+        if not len(gone):
+            return replace(self, lower=lower, upper=upper), rows
+        substitution = _Substitution(self, gone, kept, slopes_of(active, self.slope))
+        forms = substitution.of(self.neurons[kept])
+        return self._of(kept, forms, lower, upper, self.free), substitution.of(rows)
+
+    def _of(self, kept: Tensor, neurons: Rows, lower: Tensor, upper: Tensor, free: Tensor) -> Folded:
+        """The system of the neurons ``kept``, (count,) in ascending order."""
+        ends = torch.searchsorted(kept, torch.tensor([end for _, end in self.blocks], dtype=torch.long)).tolist()
+        blocks, start = [], 0
+        for end in ends:
+            if end > start:
+                blocks.append((start, end))
+            start = end
+        places = (self.slope[kept], self.places[kept])
+        return Folded(self.center, self.radius, free, lower[kept], upper[kept], *places, tuple(blocks), neurons)
+
+
+def slopes_of(active: Tensor, below: Tensor) -> Tensor:
+    """(m,) the slopes of stable neurons: 1 where a neuron is active, else that of its activation below zero."""
+    return torch.where(active, torch.ones_like(below), below)
+
+
+class _Substitution:
+    """Stable neurons of a system, each slope times its pre-activation, as forms of the neurons that are left.
+
+    Args:
+        folded: the system.
+        gone: (g,) its stable neurons, in ascending order.
+        kept: the others, likewise.
+        slope: (m,) of each neuron on the side of zero on which it is.
+    """
+
+    def __init__(self, folded: Folded, gone: Tensor, kept: Tensor, slope: Tensor) -> None:
+        self._gone, self._kept, self._slope = gone, kept, slope[gone]
+        self._reach = folded.reach[kept]
+        self._forms = Rows.none(folded.inputs, len(kept))
+        self._sizes = torch.zeros(0, dtype=torch.float64)
+        ends = torch.searchsorted(gone, torch.tensor([end for _, end in folded.blocks], dtype=torch.long)).tolist()
+        start = 0
+        for end in ends:
+            if end > start:
+                # A neuron depends on neurons of earlier blocks alone, whose forms are there.
+                found = self.of(folded.neurons[gone[start:end]])
+                self._forms = Rows.cat([self._forms, found])
+                self._sizes = torch.cat([self._sizes, self._size(found)])
+            start = end
+
+    def of(self, rows: Rows) -> Rows:
+        """Rows with the neurons that are gone, so far as their forms are known, substituted.
+
+        Each coefficient is a sum of at most as many products of three factors as neurons are substituted, and one.
+        """
+        known = len(self._forms)
+        direct = rows.neurons[:, self._gone[:known]] * self._slope[:known]
+        forms = self._forms
+        inputs = torch.addmm(rows.inputs, direct, forms.inputs)
+        neurons = torch.addmm(rows.neurons[:, self._kept], direct, forms.neurons)
+        constant = rows.constant + direct @ forms.constant
+        sizes = rows.inputs.abs().sum(1) + rows.constant.abs() + rows.neurons[:, self._kept].abs() @ self._reach
+        sizes = sizes + direct.abs() @ self._sizes
+        underflow = 8 * TINY * (known + 1) * (inputs.shape[1] + neurons.shape[1] + 1) * (1 + self._reach.sum())
+        error = rows.error + direct.abs() @ forms.error + gamma(known + 8, torch.float64) * sizes + underflow
+        return Rows(inputs, neurons, constant, OWN * error)
+
+    def _size(self, rows: Rows) -> Tensor:
+        """(rows,) ≥ the sum of the magnitudes of each form's terms over the box."""
+        return rows.inputs.abs().sum(1) + rows.constant.abs() + rows.neurons.abs() @ self._reach

@@ -1,0 +1,207 @@
+"""Tighter bounds of unstable neurons' pre-activations, by branch and bound for each of them.
+
+In a deep network most of what a bound loses, it loses in the intervals of the pre-activations: these are bounded layer
+by layer, each over relaxations of all layers before it. Here each side of each interval is a small tree of its own,
+over the phases of the neurons before it. Some tens of leaves close a good part of the distance to the exact interval;
+neurons that become stable leave the system, and every later layer is bounded over the tighter ones.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from verifiable_relu.verifiers.bab.ascent import Ascent, Batch
+from verifiable_relu.verifiers.bab.folded import Folded, Rows
+from verifiable_relu.verifiers.bab.proof import Proofs
+from verifiable_relu.verifiers.bab.strip import Strip
+
+_WORKING = 1 << 27
+"""Bytes that the trees searched at once may take."""
+
+
+_CALL = 1e7
+"""Multiplications that could be done in the time that the calls of one step of an ascent take."""
+
+
+@dataclass(frozen=True)
+class Refinement:
+    """How the bounds of neurons are refined.
+
+    Attributes:
+        leaves: at most, of the tree of one side of one interval.
+        first: steps of the ascent at the root of each tree.
+        steps: likewise at every other node.
+        batch: about how many nodes are split at once.
+        worthwhile: a leaf is closed where less than this part of the distance between the root's bound and a value
+            that is attained is left.
+    """
+
+    leaves: int = 32
+    first: int = 20
+    steps: int = 6
+    batch: int = 256
+    worthwhile: float = 0.05
+
+    def work(self, folded: Folded) -> float:
+        """About how many multiplications a refinement takes, what it costs to call them included."""
+        support = folded.support(folded.neurons)
+        total = 0.0
+        for node in folded.places[:, 0].unique().tolist():
+            mine = (folded.places[:, 0] == node).nonzero().squeeze(1)
+            for part in _alike(support[mine]):
+                before = int(support[mine[part[0]]].sum())
+                if before:
+                    nodes = 4 * len(part) * self.leaves
+                    calls = max(nodes / self.batch, math.log2(self.leaves) + 1)
+                    each = 2 * before * (folded.inputs + before)
+                    total += (self.steps + 1) * (nodes * each + calls * _CALL)
+        return total
+
+    def refine(self, folded: Folded, rows: Rows, stop: Callable[[], bool]) -> tuple[Folded, Rows]:
+        """The system with bounds that are refined, layer after layer, and rows expressed by it.
+
+        Once ``stop`` says so, the rest of the neurons keep their bounds.
+        """
+        for node in folded.places[:, 0].unique().tolist():
+            mine = (folded.places[:, 0] == node).nonzero().squeeze(1)
+            # What depends on no other neuron has its exact interval.
+            mine = mine[(folded.neurons.neurons[mine] != 0).any(1)]
+            if stop() or not len(mine):
+                continue
+            lower, upper = folded.lower.clone(), folded.upper.clone()
+            for part in _alike(folded.support(folded.neurons[mine])):
+                chosen = mine[part]
+                forms = folded.neurons[chosen]
+                found = self._least(folded, Rows.cat([forms, -forms]), stop)
+                lower[chosen] = torch.maximum(lower[chosen], found[: len(chosen)])
+                upper[chosen] = torch.minimum(upper[chosen], -found[len(chosen) :])
+            folded, rows = folded.tightened(lower, upper, rows)
+        return folded, rows
+
+    def _least(self, folded: Folded, rows: Rows, stop: Callable[[], bool]) -> Tensor:
+        """(2·k,) lower bounds over the box of rows and, in the second half of ``rows``, of their negatives; proven."""
+        folded, rows = folded.restricted(rows)
+        half = len(rows) // 2
+        together = max(1, _WORKING // (2 * self.leaves * 16 * (folded.size + folded.inputs)))
+        found = torch.full((2, half), -torch.inf, dtype=torch.float64)
+        for part in torch.arange(half).split(together):
+            if stop():
+                break
+            trees = _Trees(self, folded, Rows.cat([rows[part], rows[part + half]]))
+            trees.search(stop)
+            found[:, part] = trees.proven().reshape(2, -1)
+        return found.flatten()
+
+
+def _alike(support: Tensor) -> Iterator[Tensor]:
+    """The numbers of the rows (rows, m) that are alike, group by group."""
+    _, group = support.unique(dim=0, return_inverse=True)
+    return (number for number in (group[None] == group.unique()[:, None]) for number in [number.nonzero().squeeze(1)])
+
+
+class _Trees:
+    """One tree for each row of a system; the rows of the second half are the negatives of the first.
+
+    Args:
+        options: of the search.
+        folded: the system.
+        rows: (2·k,) the objectives.
+    """
+
+    def __init__(self, options: Refinement, folded: Folded, rows: Rows) -> None:
+        self._options, self._folded, self._rows = options, folded, rows
+        count = len(rows)
+        slopes = torch.where(folded.upper > -folded.lower, torch.ones_like(folded.upper), folded.slope)
+        strip = Strip(folded, rows, slopes)
+        self._ascent = Ascent(strip, torch.ones(folded.size, dtype=torch.bool), torch.float32, count)
+        self._proofs = Proofs(strip, count)
+        # A neuron is stable where one of its objectives is above zero.
+        self._stable = self._ascent.closed
+        self._attained = torch.full((count,), torch.inf, dtype=torch.float64)
+        self._leaves = Batch.roots(folded.size, 0, count)
+        self._bound = torch.zeros(0)
+        self._neuron = torch.zeros(0, dtype=torch.long)
+        self._try(-torch.sign(strip.rows.matrix[:, : folded.inputs]))
+        self._aim(torch.full((count,), -torch.inf))
+        self._bound, self._neuron = self._run(self._leaves, options.first)
+        self._root = self._bound.clone()
+
+    def _try(self, e: Tensor) -> None:
+        """Take note of the objectives' values at scaled inputs (points, n)."""
+        _, r = self._folded.values(e)
+        values = torch.addmm(self._rows.constant, e.double(), self._rows.inputs.T).addmm_(r, self._rows.neurons.T)
+        self._attained = torch.minimum(self._attained, values.amin(0))
+
+    def _aim(self, root: Tensor) -> None:
+        """Close what cannot become better by much, or need not."""
+        attained = self._attained.to(self._stable)
+        gap = torch.where(root.isfinite(), attained - root, 0.0).clamp(min=0)
+        short = attained - self._options.worthwhile * gap
+        self._ascent.closed = torch.where(attained > 0, self._stable, torch.minimum(short, self._stable))
+        self._ascent.aim = torch.where(attained > 0, 2 * self._stable, attained + self._stable)
+
+    def _run(self, batch: Batch, steps: int) -> tuple[Tensor, Tensor]:
+        """The bounds of nodes, and the neurons on which they are to be split, −1 where no neuron costs anything."""
+        found = self._ascent.run(batch, steps)
+        blame, neuron = found.blame.max(1) if self._folded.size else (found.bound * 0, self._neuron)
+        self._try(self._ascent.minimisers(batch))
+        return found.bound, torch.where(blame > 0, neuron, -1)
+
+    def search(self, stop: Callable[[], bool]) -> None:
+        """Split the worst leaves of every tree until it has enough, or needs no more."""
+        while not stop():
+            self._aim(self._root)
+            chosen = self._worst()
+            if not len(chosen):
+                return
+            children = self._leaves[chosen].split_on(self._neuron[chosen])
+            bound, split = self._run(children, self._options.steps)
+            # What holds of a node holds of its children.
+            bound = torch.maximum(bound, self._bound[chosen].repeat(2))
+            kept = torch.ones(len(self._bound), dtype=torch.bool).index_fill(0, chosen, False).nonzero().squeeze(1)
+            self._leaves = Batch.cat([self._leaves[kept], children])
+            self._bound = torch.cat([self._bound[kept], bound])
+            self._neuron = torch.cat([self._neuron[kept], split])
+
+    def _worst(self) -> Tensor:
+        """The numbers of the leaves to split: the worst of each tree, of trees that are not done."""
+        objective, count = self._leaves.objective, len(self._rows)
+        least = torch.full((count,), torch.inf).scatter_reduce(0, objective, self._bound, "amin")
+        stable = least >= self._stable
+        # Of a neuron that is stable nothing else is asked.
+        done = stable | stable.roll(count // 2) | (least >= self._ascent.closed)
+        done |= torch.bincount(objective, minlength=count) >= self._options.leaves
+        is_open = (~done[objective] & (self._neuron >= 0) & (self._bound < self._ascent.closed[objective])).nonzero()
+        is_open = is_open.squeeze(1)
+        # A tree whose worst leaf cannot be split gets no better.
+        is_open = is_open[self._tops(objective[is_open], self._bound[is_open], least)]
+        return is_open
+
+    def _tops(self, objective: Tensor, bound: Tensor, least: Tensor) -> Tensor:
+        """Which of some open leaves are split now."""
+        order = torch.argsort(bound, stable=True)
+        order = order[torch.argsort(objective[order], stable=True)]
+        mine = objective[order]
+        first = torch.searchsorted(mine, mine)
+        rank = torch.arange(len(order)) - first
+        trees = len(mine.unique())
+        return order[rank < max(1, self._options.batch // max(1, trees))]
+
+    def proven(self) -> Tensor:
+        """(2·k,) proven lower bounds: the least of all leaves of each tree."""
+        bounds = []
+        for batch in self._leaves.parts(4 * self._options.batch):
+            found = self._ascent.run(batch, 0)
+            proven = self._proofs.lower(batch.split, found.columns, found.w, batch.mu, batch.objective)
+            bounds.append(torch.where(proven.isfinite(), proven, -torch.inf))
+        return least(torch.cat(bounds), self._leaves.objective, len(self._rows))
+
+
+def least(bounds: Tensor, objective: Tensor, objectives: int) -> Tensor:
+    """(objectives,) the least of the bounds of all leaves (leaves,) of each objective's tree."""
+    return torch.full((objectives,), torch.inf, dtype=torch.float64).scatter_reduce(0, objective, bounds, "amin")

@@ -1,0 +1,111 @@
+"""Trees and refinements in turn: what the trees of one system leave open, trees of a tighter system go on with.
+
+Which of the two decides a query is not known beforehand. On shallow networks trees over the first bounds do, on deep
+ones tighter bounds of the neurons do more than millions of sub-problems. So both get about the same work, and more
+of it in every round.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from verifiable_relu.errors import OutOfTime
+from verifiable_relu.verifiers.bab.forest import Candidates, Ended, Forest
+from verifiable_relu.verifiers.bab.recorded import Recorded
+from verifiable_relu.verifiers.bab.refine import Refinement
+from verifiable_relu.verifiers.bab.system import System
+from verifiable_relu.verifiers.bab.tree import Search
+from verifiable_relu.verifiers.base import Reason
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """How trees and refinements take turns.
+
+    Attributes:
+        refinement: the first one; None for trees alone.
+        first: work that the trees of a query may take before a refinement is thought of (``Tree.work``).
+        patience: how much work the trees get before a refinement, as a multiple of the refinement's.
+        growth: how many times as many leaves each refinement has as the one before.
+        gain: another refinement is made only where the last one brought the worst bound nearer to zero by this part.
+    """
+
+    refinement: Refinement | None = Refinement()  # noqa: RUF009 -- frozen
+    first: float = 2e9
+    patience: float = 1.0
+    growth: int = 4
+    gain: float = 0.02
+
+
+@dataclass(frozen=True)
+class Searched:
+    """What trees have found.
+
+    Attributes:
+        lower: by polytope a proven lower bound of its largest row, so far as one is known.
+        ended: why there may be something left.
+        nodes: how many sub-problems have been bounded.
+        rounds: how many refinements were made.
+        recorded: by polytope the order of its rows, and the leaves of its tree, where these are recorded.
+    """
+
+    lower: dict[int, float]
+    ended: Ended
+    nodes: int
+    rounds: int
+    recorded: Mapping[int, tuple[list[int], Recorded]] = field(default_factory=dict)
+
+    def and_trees(self, forest: Forest, ended: Ended) -> Searched:
+        """With what the trees of one more forest have found."""
+        lower = dict(self.lower)
+        for polytope, value in forest.lower.items():
+            lower[polytope] = max(value, lower.get(polytope, value))
+        trees = {number: (forest.order(number), recorded) for number, recorded in forest.recorded.items()}
+        return Searched(lower, ended, self.nodes + forest.nodes, self.rounds, {**self.recorded, **trees})
+
+
+_NEVER = -1.0
+"""No node's lines cost less than this part of its bound: linear programs are for nodes without open neurons alone."""
+
+_IN_TIME = Ended(Reason.TIMEOUT, "the budget ran out")
+
+
+def search(
+    system: System, candidates: Candidates, options: Search, rounds: Rounds, memory: int, left: Callable[[], float]
+) -> Searched:
+    """Search the trees of a query, refining the bounds of its neurons now and then, until it is decided.
+
+    Args:
+        system: where the trees start.
+        candidates: where points are judged; the search ends with the first counterexample.
+        options: how each tree is searched.
+        rounds: how trees and refinements take turns.
+        memory: bytes for all trees.
+        left: tells how many seconds are left.
+    """
+    found = Searched({}, _IN_TIME, 0, 0)
+    # What proves refined bounds is not recorded.
+    refinement = None if options.record else rounds.refinement
+    while True:
+        # A refinement does more than a linear program for each of many nodes.
+        mine = options if refinement is None else replace(options, exact=_NEVER)
+        forest = Forest(system, candidates, mine, memory, left)
+        ended = forest.search(rounds.first if refinement else math.inf)
+        if ended is None and refinement is not None:
+            ended = forest.search(rounds.patience * refinement.work(system.folded))
+        found = found.and_trees(forest, ended or _IN_TIME)
+        is_open = [polytope for polytope in system.parts if not found.lower.get(polytope, -math.inf) > 0]
+        if refinement is None or candidates.found is not None or not is_open or left() <= 0:
+            return found
+        try:
+            tighter = system.refined(refinement, is_open, lambda: left() <= 0)
+        except OutOfTime:
+            return replace(found, ended=_IN_TIME)
+        found = replace(found, rounds=found.rounds + 1)
+        before = min(system.parts[polytope].lower for polytope in is_open)
+        after = min(part.lower for part in tighter.parts.values())
+        system = tighter
+        worth_it = after - before >= rounds.gain * abs(before)
+        refinement = replace(refinement, leaves=rounds.growth * refinement.leaves) if worth_it else None
