@@ -217,6 +217,8 @@ class Frontier:
         clipped = clip(Bounds(lower, upper), rows, bounds, coefficients)
         self._known(owner, clipped.margin)
         left = open_[~clipped.empty[open_]]
+        # The boxes at the end of the frontier are the next: those that are furthest from being proved.
+        left = left[margins[left].argsort(descending=True, stable=True)]
         self.halve(clipped.box.lower[left], clipped.box.upper[left], owner[left], influence[left])
 
     def _known(self, owner: Tensor, margin: Tensor) -> None:
