@@ -211,6 +211,6 @@ def test_clipping_keeps_every_counterexample() -> None:
 
 def test_counterexamples_are_lost_where_values_of_rows_are_too_high() -> None:
     def too_high(box: Bounds, rows: RowBatch, values: torch.Tensor, coefficients: torch.Tensor) -> Clipped:
-        return clip(box, rows, values + 0.2 * coefficients.abs().sum(1), coefficients)
+        return clip(box, rows, values + 0.2 * coefficients.abs().sum(1), coefficients, 4)
 
     assert sum(clipped_away(seed, too_high)[0] for seed in range(6)) > 0

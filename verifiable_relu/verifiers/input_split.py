@@ -214,7 +214,7 @@ class Frontier:
         direction = torch.zeros_like(lower).index_add_(0, rows.sample, coefficients)
         self._charge(owner)
         self._look_for_witness(lower[open_], upper[open_], owner[open_], direction[open_], rows, open_)
-        clipped = clip(Bounds(lower, upper), rows, bounds, coefficients)
+        clipped = clip(Bounds(lower, upper), rows, bounds, coefficients, len(self.network.nodes))
         self._known(owner, clipped.margin)
         left = open_[~clipped.empty[open_]]
         # The boxes at the end of the frontier are the next: those that are furthest from being proved.
