@@ -18,7 +18,8 @@ from verifiable_relu.bounds.zonotope import Form, Zonotopes, chord, takes
 from verifiable_relu.errors import OutOfTime
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Linear, Relu, Sigmoid
-from verifiable_relu.spec.property import Box, Property, Row, RowBatch
+from verifiable_relu.spec.property import Box, Property, Row
+from verifiable_relu.spec.row_batch import RowBatch
 from verifiable_relu.verifiers.clipping import Clipped, clip
 
 
