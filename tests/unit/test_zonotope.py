@@ -10,6 +10,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from tests.support import nets
 from tests.support.exact import exact_values
@@ -188,7 +189,7 @@ def clipped_away(seed: int, cut: Callable[..., Clipped]) -> tuple[int, int]:
     relaxation = crown_relaxation(network, box)
     values, reached = relaxation.lower(len(network.nodes) - 1, rows.matrix, rows.sample, coefficients=True)
     assert reached is not None
-    found = cut(box.flat(), rows, values - rows.bound, relaxation.of_input(reached))
+    found = cut(box.flat(), rows, values - rows.bound, relaxation.of_input(reached), len(network.nodes))
     steps = torch.linspace(0, 1, 17, dtype=torch.float64)
     grid = torch.cartesian_prod(steps, steps)
     gone, smaller = 0, 0
@@ -211,7 +212,7 @@ def test_clipping_keeps_every_counterexample() -> None:
 
 
 def test_counterexamples_are_lost_where_values_of_rows_are_too_high() -> None:
-    def too_high(box: Bounds, rows: RowBatch, values: torch.Tensor, coefficients: torch.Tensor) -> Clipped:
-        return clip(box, rows, values + 0.2 * coefficients.abs().sum(1), coefficients, 4)
+    def too_high(box: Bounds, rows: RowBatch, values: Tensor, coefficients: Tensor, nodes: int) -> Clipped:
+        return clip(box, rows, values + 0.2 * coefficients.abs().sum(1), coefficients, nodes)
 
     assert sum(clipped_away(seed, too_high)[0] for seed in range(6)) > 0
