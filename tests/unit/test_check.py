@@ -385,6 +385,16 @@ def test_a_bound_that_is_attained_cannot_be_moved_by_one_unit(side: str, neuron:
                 checked(tmp_path, case, written(case.records))
 
 
+@pytest.mark.parametrize("slope", [0, 1])
+def test_a_split_leaves_the_phase_that_it_names(slope: int, tmp_path: Path) -> None:
+    """With these slopes the remainders of all active, or of all inactive, neurons reach 1, and |x| reaches 1/2."""
+    case = by_hand(at_most("0.5"), "0.5")
+    split, leaf = [{"split": 1}, {"leaf": [0]}, {"leaf": [0]}], {"tree": [0, slope, slope], "neurons": [[0, [0, 1]]]}
+    case.records[4:5] = [leaf, {"split": 0}, *split, *copy.deepcopy(split)]
+    with pytest.raises(Refused, match="the leaf is not excluded"):
+        checked(tmp_path, case, written(case.records))
+
+
 def test_every_disjunct_is_asked_for(tmp_path: Path) -> None:
     head, _, last = at_most("1.125").decode().rpartition("(assert")
     both = f"{head}(assert (or (and (>= Y_0 1.125)) (and (>= Y_0 3) (<= Y_0 4)) (and (<= Y_0 -1))))\n".encode()
