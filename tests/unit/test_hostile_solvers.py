@@ -16,6 +16,7 @@ from verifiable_relu.errors import CallFailed, OutOfTime
 from verifiable_relu.spec.property import Property, Query
 from verifiable_relu.verifiers import milp, smt
 from verifiable_relu.verifiers.bab import Bab
+from verifiable_relu.verifiers.bab.rounds import Rounds
 from verifiable_relu.verifiers.base import Budget, Outcome, Reason, Verdict, Verifier
 from verifiable_relu.verifiers.milp import Milp
 from verifiable_relu.verifiers.smt import Smt
@@ -137,7 +138,7 @@ def test_a_linear_program_of_branch_and_bound_costs_its_query_at_most(
     # A linear program is asked for one node of this query.
     query, margin = random_query(7)
     monkeypatch.setattr(highs, "HIGHS", SimpleNamespace(start=lambda: None, call=call))
-    first, second = Bab().verify([query, QUERIES[2]], Budget.each(20, 2))
+    first, second = Bab(rounds=Rounds(None)).verify([query, QUERIES[2]], Budget.each(20, 2))
     assert asked and margin <= 0 and first.verdict is not Verdict.UNSAT
     assert first.reason is not Reason.ERROR if reason is None else first.reason is reason
     assert second.verdict is answers["milp"][2].verdict
