@@ -275,7 +275,7 @@ def test_an_easy_property_imports_no_solver(folder: Path) -> None:
 def fractional(path: Path) -> None:
     """A network with an operator that the package does not support."""
     graph = helper.make_graph(
-        [helper.make_node("Sin", ["x"], ["y"], name="wave")],
+        [helper.make_node("Acosh", ["x"], ["y"], name="wave")],
         "g",
         [helper.make_tensor_value_info("x", TensorProto.FLOAT, ("n", 2))],
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, ("n", 2))],
@@ -301,7 +301,7 @@ BAD = {
     "unclosed": (["--spec", "unclosed.vnnlib"], ["unclosed.vnnlib", "line", "never closed"]),
     "no text": (["--spec", "net.onnx"], ["net.onnx"]),
     "empty spec": (["--spec", "empty"], ["empty"]),
-    "unsupported operator": (["--spec", "safe.vnnlib", "--net", "sin.onnx"], ["sin.onnx", "wave", "Sin"]),
+    "unsupported operator": (["--spec", "safe.vnnlib", "--net", "acosh.onnx"], ["acosh.onnx", "wave", "Acosh"]),
     "NaN": (["--spec", "safe.vnnlib", "--net", "nan.onnx"], ["nan.onnx", "NaN"]),
     "inputs": (["--spec", "three.vnnlib", "--net", "net.onnx"], ["three.vnnlib", "3 inputs", "2"]),
     "outputs": (["--spec", "outputs.vnnlib", "--net", "net.onnx"], ["outputs.vnnlib", "4 outputs", "2"]),
@@ -338,7 +338,7 @@ def spoil(folder: Path) -> None:
     (folder / "broken.onnx").write_bytes(write_onnx(network())[:-30])
     (folder / "empty").write_bytes(b"")
     (folder / "unclosed.vnnlib").write_text(spec(SAFE)[:-4])
-    fractional(folder / "sin.onnx")
+    fractional(folder / "acosh.onnx")
     not_a_number(folder / "nan.onnx")
     named = "; network: net.onnx"
     (folder / "three.vnnlib").write_text(spec(SAFE, inputs=3))
@@ -502,8 +502,8 @@ def rows(text: str) -> list[list[str]]:
 def test_every_row_of_a_table_is_answered_and_recorded(folder: Path) -> None:
     spoil(folder)
     (folder / "instances.csv").write_text(
-        "net.onnx,safe.vnnlib,30\nnet.onnx,none.vnnlib,30\nsin.onnx,safe.vnnlib,30\n"
-        "sin.onnx,violated.vnnlib,30\nnet.onnx,violated.vnnlib,30\n"
+        "net.onnx,safe.vnnlib,30\nnet.onnx,none.vnnlib,30\nacosh.onnx,safe.vnnlib,30\n"
+        "acosh.onnx,violated.vnnlib,30\nnet.onnx,violated.vnnlib,30\n"
     )
     done = command("--spec", "instances.csv", "--out", "out", "--method", "crown", cwd=folder)
     assert done.returncode == 2
@@ -511,13 +511,13 @@ def test_every_row_of_a_table_is_answered_and_recorded(folder: Path) -> None:
     assert [row[:3] for row in rows(done.stdout)] == [
         ["net.onnx", "safe.vnnlib", answers[0]],
         ["net.onnx", "none.vnnlib", answers[1]],
-        ["sin.onnx", "safe.vnnlib", answers[2]],
-        ["sin.onnx", "violated.vnnlib", answers[3]],
+        ["acosh.onnx", "safe.vnnlib", answers[2]],
+        ["acosh.onnx", "violated.vnnlib", answers[3]],
         ["net.onnx", "violated.vnnlib", answers[4]],
     ]
     complaints = [line for line in done.stderr.splitlines() if line.startswith("certify: ")]
     # The operator is one fault, whoever meets it.
-    assert len(complaints) == 2 and "none.vnnlib" in complaints[0] and "sin.onnx" in complaints[1]
+    assert len(complaints) == 2 and "none.vnnlib" in complaints[0] and "acosh.onnx" in complaints[1]
     assert "Traceback" not in done.stderr
     table = rows((folder / "out" / "results.csv").read_text())
     assert table[0] == ["onnx", "vnnlib", "answer", "seconds", "method", "reason", "trust", "margin"]
