@@ -223,6 +223,11 @@ def corner_networks(rng: np.random.Generator, smooth: bool) -> list[Network]:
     """Networks whose bounds are attained at corners, so that nothing but rounding is between them, and others."""
     if smooth:
         return nets.smooth(rng, nets.gaussian(rng))
+    # First those in which most of what is computed for images alone shows.
+    images = [
+        *(nets.image(rng, nets.uneven(rng, spread)) for spread in (0, 3, 10)),
+        *(nets.windows(rng, nets.uneven(rng, spread)) for spread in (0, 2)),
+    ]
     uneven = nets.uneven(rng)
     pieces = [
         *nets.pieces(rng, uneven),
@@ -231,9 +236,8 @@ def corner_networks(rng: np.random.Generator, smooth: bool) -> list[Network]:
         *(_active(nets.mlp(rng, nets.uneven(rng, spread), widths=(4, 6, 5, 3)), 4.0) for spread in (1, 4, 10)),
         nets.mlp(rng, uneven, widths=(4, 5)),
     ]
-    # First those in which most of what is computed for images alone shows.
     return [
-        *(nets.image(rng, nets.uneven(rng, spread)) for spread in (0, 3, 10)),
+        *images,
         *(nets.opposed(rng, nets.uneven(rng, 0), *of) for of in itertools.product((False, True), repeat=2)),
         *pieces,
         nets.mlp(rng, nets.uneven(rng, 0), widths=(24, 12)),

@@ -163,6 +163,18 @@ def image(rng: np.random.Generator, draw: Weights, kind: type[Activation] = Relu
     return chain.network(f"image-{kind.op}")
 
 
+def windows(rng: np.random.Generator, draw: Weights) -> Network:
+    """Two convolutions one after the other: a neuron of the second depends on a window of the first, which it moves."""
+    chain = Chain((1, 4, 4))
+    chain.add(Conv2d, (2, 3, 3), weight=draw((2, 1, 2, 2), 4), bias=draw((2,), 4))
+    _activation(chain, Relu, rng)
+    chain.add(Conv2d, (3, 2, 2), weight=draw((3, 2, 2, 2), 8), bias=draw((3,), 4))
+    _activation(chain, Relu, rng)
+    chain.add(Reshape, (12,))
+    chain.linear(draw((2, 12), 12), draw((2,), 4))
+    return chain.network("windows")
+
+
 def opposed(rng: np.random.Generator, draw: Weights, images: bool, relu: bool) -> Network:
     """Pairs of nearly equal neurons whose values the next layer subtracts, so that large numbers cancel."""
 
