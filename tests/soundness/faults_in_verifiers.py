@@ -230,7 +230,7 @@ IN_VERIFIERS: tuple[Fault, ...] = (
     Fault(
         "rows behind the objective that are taken for at least zero",
         "trees",
-        instead("verifiers.bab.proof:weights", _at_least_zero),
+        instead("verifiers.bab.proof:of_rows", _at_least_zero),
     ),
     Fault(
         "a bias dropped where rows are folded",
