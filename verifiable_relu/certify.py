@@ -30,9 +30,11 @@ if TYPE_CHECKING:
     from fractions import Fraction
 
     from verifiable_relu.campaign import Case, Result, Store
+    from verifiable_relu.campaign.certificates import Certificates
     from verifiable_relu.campaign.console import Watcher
     from verifiable_relu.campaign.inputs import Loader
     from verifiable_relu.spec import SpecFile
+    from verifiable_relu.verifiers.base import Verifier
 
 _TIMEOUT = 60.0
 
@@ -49,9 +51,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         epilog=more,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "--spec", type=Path, required=True, metavar="FILE|DIR|CSV", help="the property file, folder or list"
-    )
+    parser.add_argument("--spec", type=Path, metavar="FILE|DIR|CSV", help="the property file, folder or list")
     parser.add_argument("--net", type=Path, metavar="FILE", help="the network, where the property file names none")
     parser.add_argument(
         "--network",
@@ -96,9 +96,21 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         action="store_true",
         help="move lines of DIR/records.jsonl that are no records to a file DIR/records.jsonl.bad-N, and go on",
     )
+    parser.add_argument(
+        "--certificates",
+        type=Path,
+        metavar="DIR",
+        help="write a certificate of every sat and unsat there, and have it checked by the independent checker "
+        "(python -m verifiable_relu.check); a verdict whose certificate is accepted is 'checked'",
+    )
+    parser.add_argument(
+        "--check", type=Path, metavar="DIR", help="check the certificates of a folder again, and do nothing else"
+    )
     parser.add_argument("--quiet", action="store_true", help="print nothing but errors to stderr")
     parser.add_argument("--debug", action="store_true", help="show the traceback of a fault of the program")
     options = parser.parse_args(arguments)
+    if (options.spec is None) == (options.check is None):
+        parser.error("one of --spec and --check is needed")
     if options.method not in methods():
         parser.error(f"--method: unknown method '{options.method}'; there are {', '.join(methods())}")
     if options.repair and not options.out:
@@ -151,6 +163,8 @@ def main(arguments: Sequence[str] | None = None, alone: bool = False) -> int:
     options = _parse(arguments)
     try:
         out = _own_stdout() if alone else sys.stdout
+        if options.check is not None:
+            return _check(options.check, out)
         many = options.spec.is_dir() or options.spec.suffix == ".csv"
         return _many(options, out) if many else _one(options, out)
     except InputError as error:
@@ -218,13 +232,38 @@ def _one(options: argparse.Namespace, out: TextIO) -> int:
     from verifiable_relu.campaign.inputs import verifier
 
     method = verifier(options.method, options.device, options.memory)
+    method, certificates = _certifying(options, method)
     with _store(options) as store:
         case, spec = _loader(options).case(options.spec, options.timeout or _TIMEOUT, options.net)
-        (result,) = run([case], method, store)
+        (result,) = run([case], method, store, certificates=certificates)
     _print([result.answer, *(_assignment(result, spec, case) if result.answer == "sat" else ())], out)
     if not options.quiet:
         print("\n".join(_summary(result, case, time.perf_counter() - start)), file=sys.stderr)
     return _status([result])
+
+
+def _certifying(options: argparse.Namespace, method: Verifier) -> tuple[Verifier, Certificates | None]:
+    """The method, recording what it proves, and the folder of certificates, if there is to be one."""
+    if options.certificates is None:
+        return method, None
+    from verifiable_relu.campaign.certificates import Certificates
+    from verifiable_relu.verifiers.certifying import recording
+
+    return recording(method), Certificates(options.certificates)
+
+
+def _check(folder: Path, out: TextIO) -> int:
+    """Check a folder of certificates; 0 if all are accepted, else 1."""
+    from verifiable_relu.campaign.certificates import check_folder
+
+    lines = io.StringIO()
+    table = csv.writer(lines, lineterminator="\n")
+    accepted = True
+    for name, onnx, vnnlib, kept in check_folder(folder):
+        accepted &= kept.accepted
+        table.writerow((name, onnx, vnnlib, "accepted" if kept.accepted else "refused", kept.detail))
+    _print(lines.getvalue().splitlines(), out)
+    return 0 if accepted else 1
 
 
 def _assignment(result: Result, spec: SpecFile, case: Case) -> Iterator[str]:
@@ -303,11 +342,12 @@ def _many(options: argparse.Namespace, out: TextIO) -> int:
     from verifiable_relu.campaign.inputs import instances, verifier
 
     method = verifier(options.method, options.device, options.memory)
+    method, certificates = _certifying(options, method)
     listed = instances(options.spec)
     watcher = Watcher(len(listed), options.quiet)
     try:
         with _store(options) as store, watcher:
-            results = run(list(_cases(options, listed, watcher)), method, store, watcher)
+            results = run(list(_cases(options, listed, watcher)), method, store, watcher, certificates)
     except KeyboardInterrupt:
         kept = f"kept in {options.out}; the same command resumes" if options.out else "lost, since --out was not given"
         _say(f"interrupted: {watcher.done} of {len(listed)} instances are answered and {kept}")

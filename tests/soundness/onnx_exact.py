@@ -24,6 +24,8 @@ import numpy as np
 import onnx
 from onnx import AttributeProto, NodeProto, TensorProto, helper, numpy_helper
 
+from .onnx_exact_moves import Moves
+
 DIGITS = 60
 REALS = (TensorProto.FLOAT, TensorProto.DOUBLE)
 INTEGERS = (TensorProto.INT64, TensorProto.INT32)
@@ -91,7 +93,7 @@ def _root(value: Fraction) -> tuple[Fraction, bool]:
         return _to_fraction(mpmath.sqrt(_to_mpf(value))), False
 
 
-class Evaluator:
+class Evaluator(Moves):
     """One evaluation of a file; ``absolute`` makes it one of magnitudes."""
 
     def __init__(self, model: onnx.ModelProto, *, absolute: bool = False) -> None:
@@ -148,10 +150,11 @@ class Evaluator:
         array, kind = made if isinstance(made, tuple) else (made, given[0].kind)
         constant = all(value.constant for value in given)
         rational = self.rational and all(value.exact for value in given)
-        self.result.values[node.output[0]] = Value(_array(array), kind, constant, rational)
-        for extra in node.output[1:]:
-            if extra and node.op_type != "Dropout":
-                raise UnknownOperatorError(f"{node.op_type} with several outputs")
+        results = array if isinstance(array, list) else [array]
+        for name, one in zip(node.output, results, strict=False):
+            self.result.values[name] = Value(_array(one), kind, constant, rational)
+        if any(node.output[len(results) :]) and node.op_type != "Dropout":
+            raise UnknownOperatorError(f"{node.op_type} with several outputs")
 
     # Sums and products
 

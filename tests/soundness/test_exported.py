@@ -100,9 +100,9 @@ def test_verdicts_on_exported_modules_are_right(tmp_path: Path) -> None:
         network = exported(name, "torchscript", tmp_path / "net.onnx")
         smooth += not network.piecewise_linear
         cases += questions(name, network)
-    ask(cases, {"ibp": 1.0, "crown": 1.0, "attack": 0.2}, report)
+    ask(cases, {"ibp": 60.0, "crown": 60.0, "attack": 0.2}, report)
     pieces = [case for case in cases if case.query.network.piecewise_linear]
-    ask(pieces, {"bab": 1.0, "milp": 1.0, "smt": 1.0}, report)
+    ask(pieces, {"bab": 60.0, "milp": 60.0, "smt": 60.0}, report)
     assert report.problems == []
     assert report.decided["ibp", Verdict.UNSAT] == report.decided["crown", Verdict.UNSAT] == len(names)
     for method in ("bab", "milp", "smt"):

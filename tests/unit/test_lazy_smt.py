@@ -36,13 +36,11 @@ def theory(query: Query, bounding: Bounding | None = None) -> tuple[Theory, Syst
     """The theory of a query's only polytope, which believes in no counterexample."""
     (problem,) = bounded(Folding(query.network, exact=True), [query], lambda: False, NONE)
     assert problem.boxes is not None
-    system = System(query, problem.boxes.relaxation, 0, [0], Slopes(), lambda: False)
+    system = System.of(query, problem.boxes.relaxation, 0, [0], Slopes(), lambda: False)
     part = system.parts[0]
-    strip = Strip(system.folded, system.neurons, part.rows, part.slopes)
+    strip = Strip(system.folded, part.rows, part.slopes)
     options = Bounding() if bounding is None else bounding
-    return Theory(
-        strip, system.neurons, part.rows, lambda e: False, lambda split: None, lambda: 60.0, options, 1 << 28
-    ), system
+    return Theory(strip, part.rows, lambda e: False, lambda split: None, lambda: 60.0, options, 1 << 28), system
 
 
 def apart(seed: int, sizes: tuple[int, ...], share: float, *, leaky: bool = False) -> Query:

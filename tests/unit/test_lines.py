@@ -17,7 +17,7 @@ from verifiable_relu.bounds import Bounds, Relaxation
 from verifiable_relu.bounds.activations import relax
 from verifiable_relu.network import nodes
 from verifiable_relu.network.graph import Network
-from verifiable_relu.network.nodes import Activation, Gelu, Hardened, Input, LeakyRelu, Relu, Sigmoid, Tanh
+from verifiable_relu.network.nodes import Activation, Gelu, Hardened, Input, LeakyRelu, Relu, Sigmoid, Smooth, Tanh
 
 Made = tuple[type[Activation], float | None]
 
@@ -41,8 +41,9 @@ MADE: st.SearchStrategy[Made] = st.one_of([st.tuples(st.just(kind), drawn) for k
 
 
 def test_activations_of_every_kind_are_drawn() -> None:
+    """All kinds but ``Smooth``: test_activations.py tests each of its functions, over the function's own domain."""
     kinds = {kind for kind in vars(nodes).values() if isinstance(kind, type) and issubclass(kind, Activation)}
-    assert {kind for kind in kinds if "op" in vars(kind)} == PARAMETERS.keys()
+    assert {kind for kind in kinds if "op" in vars(kind)} == {Smooth, *PARAMETERS}
 
 
 def one(kind: type[Activation], parameter: float | None, dtype: torch.dtype) -> Network:

@@ -19,7 +19,7 @@ from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.network import Network, read_onnx, write_onnx
 from verifiable_relu.network import nodes as node_kinds
 from verifiable_relu.network.dispatch import Refusal
-from verifiable_relu.network.nodes import Affine, Conv2d, Gelu, Input, Linear, Scale
+from verifiable_relu.network.nodes import Affine, Conv2d, Gelu, Input, Linear, Scale, Smooth
 from verifiable_relu.network.onnx.__main__ import MAXIMA, PIECES, SMOOTH
 from verifiable_relu.network.onnx.__main__ import page as operators_page
 from verifiable_relu.network.onnx.call import CONVERTERS
@@ -510,18 +510,24 @@ def test_what_was_read_can_be_written_anew(name: str) -> None:
     assert again.digest == network.digest
 
 
+WRITTEN = [
+    kind
+    for kind in vars(node_kinds).values()
+    if isinstance(kind, type) and issubclass(kind, node_kinds.Activation) and "op" in vars(kind)
+    if not isinstance(WRITERS.find(kind), Refusal)
+]
+
+
 @pytest.mark.parametrize(
-    "kind",
-    [
-        kind
-        for kind in vars(node_kinds).values()
-        if isinstance(kind, type) and issubclass(kind, node_kinds.Activation) and "op" in vars(kind)
-        if not isinstance(WRITERS.find(kind), Refusal)
-    ],
-    ids=lambda kind: kind.op,
+    ("kind", "function"),
+    [(kind, function) for kind in WRITTEN for function in (node_kinds.FUNCTIONS if kind is Smooth else [None])],
+    ids=lambda each: each.op if isinstance(each, type) else each,
 )
-def test_every_activation_that_is_written_is_read_back(kind: type[node_kinds.Activation]) -> None:
+def test_every_activation_that_is_written_is_read_back(kind: type[node_kinds.Activation], function: str | None) -> None:
     parameters = {field.name: torch.tensor(2.0) for field in fields(kind) if field.type == "Tensor"}
+    if function is not None:
+        # Most functions have no parameter, and their node then has 1.
+        parameters = {"function": function, "parameter": torch.tensor(1.0)}
     network = Network(
         (node_kinds.Input(name="x", inputs=(), shape=(3,)), kind(name="y", inputs=(0,), shape=(3,), **parameters))
     )

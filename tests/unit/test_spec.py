@@ -22,7 +22,7 @@ from verifiable_relu.spec.disjuncts import properties
 from verifiable_relu.spec.formula import And, Bound
 from verifiable_relu.spec.property import Box, Property, Row
 from verifiable_relu.spec.read import parse
-from verifiable_relu.spec.terms import Arithmetic, Linear
+from verifiable_relu.spec.terms import Arithmetic, LinearTerm
 
 FAMILIES = {
     "acasxu": 10,
@@ -428,8 +428,8 @@ def test_a_property_survives_writing_in_2_0_and_in_1_0(formula: str) -> None:
 
 
 def test_a_negated_input_bound_is_the_other_side() -> None:
-    x = Linear({0: Fraction(1)})
-    box = [Arithmetic().compare(op, x, Linear(constant=Fraction(v)), 0) for op, v in ((">=", 0), ("<=", 1))]
+    x = LinearTerm({0: Fraction(1)})
+    box = [Arithmetic().compare(op, x, LinearTerm(constant=Fraction(v)), 0) for op, v in ((">=", 0), ("<=", 1))]
     assert box == [Bound(0, False, Fraction(0), False, 0), Bound(0, True, Fraction(1), False, 0)]
     (prop,) = properties(And(tuple(box)), 1, "X_{}".format, "p", str)
     assert prop.box.bounds(0) == (0, 1)

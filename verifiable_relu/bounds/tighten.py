@@ -35,6 +35,7 @@ def crown_relaxation(
     max_unstable: int | None = None,
     float32: bool = False,
     tuning: Tuning = TUNING,
+    coarse: Callable[[int, Bounds], Bounds] | None = None,
 ) -> Relaxation:
     """A relaxation whose unstable neurons' pre-activations have been bounded by CROWN.
 
@@ -53,6 +54,8 @@ def crown_relaxation(
             nearly everything is unstable is bounded badly whatever it costs. By default no layer does.
         float32: coefficients in float32 (``Relaxation``).
         tuning: thresholds.
+        coarse: makes bounds of an activation's input, given with its index, looser before anything else is bounded
+            with them.
     """
     relaxation = Relaxation(network, box, known, float32, tuning=tuning)
     exact = _exact_by_intervals(network)
@@ -68,7 +71,10 @@ def crown_relaxation(
             bounds = _Layer(relaxation, index, bounds, max_unstable, memory, stop, search).tightened()
         return bounds
 
-    relaxation.advance(network.last_activation, tighten)
+    if coarse is None:
+        relaxation.advance(network.last_activation, tighten)
+    else:
+        relaxation.advance(network.last_activation, lambda index, bounds: coarse(index, tighten(index, bounds)))
     return relaxation
 
 

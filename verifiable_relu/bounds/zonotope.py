@@ -6,7 +6,7 @@ A node's value x is enclosed by an affine form, the same for the whole network:
 
 The first noise symbols ε are the inputs that vary. Each unstable ReLU adds one: with slope s = u/(u − l) over its
 input's bounds [l, u], max(z, 0) − s·z lies in [0, q], q = −s·l, which is q/2 + (q/2)·ε (Singh et al., Fast and
-Effective Robustness Certification, NeurIPS 2018, theorem 3.2). Stable ReLUs are exact. A pass costs one product with
+Effective Robustness Certification, NeurIPS 2018). Stable ReLUs are exact. A pass costs one product with
 each weight and as many columns as there are symbols, where backward bounds of all neurons need as many rows as there
 are neurons, for every layer and all layers before it.
 

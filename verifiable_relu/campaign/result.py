@@ -31,7 +31,7 @@ _SEVERITY = (
 )
 """The reasons for an *unknown* by precedence: an instance takes the first one that any of its queries has."""
 
-_TRUST = (Trust.FLOAT, Trust.ROUNDED, Trust.EXACT)
+_TRUST = (Trust.FLOAT, Trust.ROUNDED, Trust.EXACT, Trust.CHECKED)
 """The trust labels, from the weakest to the strongest."""
 
 _PASSING = (Reason.ERROR, Reason.MEMORY, Reason.INTERRUPTED)

@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -21,6 +21,9 @@ from verifiable_relu.errors import InputError
 from verifiable_relu.spec.property import Query
 from verifiable_relu.trust.replay import Confirmation, confirm
 from verifiable_relu.verifiers.base import Budget, Outcome, Reason, Trust, Verdict, Verifier, fault
+
+if TYPE_CHECKING:  # Certificates come with branch and bound, which other methods should not wait for.
+    from verifiable_relu.campaign.certificates import Certificates
 
 TABLE_EVERY = 1.0
 """The least seconds between two writings of the table during a run; records are written at once."""
@@ -91,7 +94,11 @@ def unasked(onnx: str, vnnlib: str, error: Exception, timeout: float) -> Result:
 
 
 def run(
-    cases: Sequence[Case | Result], verifier: Verifier, store: Store | None = None, observer: Observer = QUIET
+    cases: Sequence[Case | Result],
+    verifier: Verifier,
+    store: Store | None = None,
+    observer: Observer = QUIET,
+    certificates: Certificates | None = None,
 ) -> list[Result]:
     """Answer all instances in one batch, and record each result as soon as it is known.
 
@@ -100,6 +107,8 @@ def run(
         verifier: the verifier that answers the queries.
         store: an open store for the records, or None. An instance with a final record there is not asked again.
         observer: the object that is told of stages and results.
+        certificates: the folder for a certificate of every sat and unsat, each checked at once, or None. The time that
+            this takes is not charged to the instances.
 
     Returns:
         One result per instance, in their order.
@@ -108,7 +117,7 @@ def run(
         KeyboardInterrupt: if the user interrupts, after all results known so far are recorded.
         InputError: if the store cannot be written.
     """
-    campaign = _Campaign(cases, verifier, store, observer)
+    campaign = _Campaign(cases, verifier, store, observer, certificates)
     try:
         campaign.settle()
         campaign.attempt(range(len(campaign.queries)))
@@ -158,13 +167,19 @@ class _Campaign:
     """
 
     def __init__(
-        self, cases: Sequence[Case | Result], verifier: Verifier, store: Store | None, observer: Observer
+        self,
+        cases: Sequence[Case | Result],
+        verifier: Verifier,
+        store: Store | None,
+        observer: Observer,
+        certificates: Certificates | None,
     ) -> None:
         self.cases = cases
         self.verifier = verifier
         self.method = repr(verifier)
         self.store = store
         self.observer = observer
+        self.certificates = certificates
         self.recorded: dict[int, Result] = {}
         self.queries: list[Query] = []
         self.owner: list[int] = []
@@ -182,7 +197,7 @@ class _Campaign:
                 continue
             key = (case.digest, self.method, case.timeout, versions()["verifiable_relu"])
             known = None if self.store is None else self.store.find(key)
-            if known is not None:
+            if known is not None and not self.to_certify(known):
                 self.recorded[index] = known = replace(known, onnx=case.onnx, vnnlib=case.vnnlib)
                 self.observer.result(known)
                 continue
@@ -192,6 +207,12 @@ class _Campaign:
             purses.append(case.timeout)
         purse = {case: number for number, case in enumerate(self.outcomes)}
         self.budget = Budget(purses, [purse[case] for case in self.owner])
+
+    def to_certify(self, known: Result) -> bool:
+        """Whether a verdict that is known lacks the certificate that is wanted."""
+        return (
+            self.certificates is not None and known.verdict is not Verdict.UNKNOWN and known.trust is not Trust.CHECKED
+        )
 
     def open(self, members: Sequence[int]) -> list[int]:
         """The queries among ``members`` that have no outcome, and whose instance has no result."""
@@ -245,6 +266,7 @@ class _Campaign:
         self.budget.charge([query], left)
         replayed = self.replayed.get(index)
         network = case.queries[0].network
+        joined = self.certified(index, case, joined)
         self.record(
             index,
             Result(
@@ -268,6 +290,19 @@ class _Campaign:
                 case.timeout,
             ),
         )
+
+    def certified(self, index: int, case: Case, joined: Outcome) -> Outcome:
+        """What a certificate makes of the trust in a verdict."""
+        if self.certificates is None or joined.verdict is Verdict.UNKNOWN:
+            return joined
+        mine = dict(sorted(self.outcomes[index].items()))
+        kept = self.certificates.keep(case.onnx, case.vnnlib, case.queries, list(mine.values()), case.timeout)
+        # Proofs can be large.
+        self.outcomes[index] = {query: replace(outcome, proof=None) for query, outcome in mine.items()}
+        if kept.accepted:
+            return replace(joined, trust=Trust.CHECKED)
+        note = f"no certificate: {kept.detail}"
+        return replace(joined, detail=f"{joined.detail}; {note}" if joined.detail else note)
 
     def record(self, index: int, result: Result) -> None:
         """Keep a result, in the store as well, and tell the observer.

@@ -22,7 +22,7 @@ _NONE: Mapping[int, Fraction] = {}
 
 
 @dataclass(frozen=True, slots=True)
-class Linear:
+class LinearTerm:
     """The term Σ inputs[i]·x_i + Σ outputs[j]·y_j + constant, without coefficients of zero."""
 
     inputs: Mapping[int, Fraction] = field(default_factory=lambda: _NONE)
@@ -34,11 +34,11 @@ class Linear:
         """Whether the term has no variable."""
         return not self.inputs and not self.outputs
 
-    def scaled(self, factor: Fraction) -> Linear:
+    def scaled(self, factor: Fraction) -> LinearTerm:
         """The term multiplied by a number."""
         if not factor:
-            return Linear()
-        return Linear(
+            return LinearTerm()
+        return LinearTerm(
             {i: c * factor for i, c in self.inputs.items()},
             {j: c * factor for j, c in self.outputs.items()},
             self.constant * factor,
@@ -71,7 +71,7 @@ class Arithmetic:
     def __init__(self) -> None:
         self.steps = 0
 
-    def apply(self, operator: str, terms: Sequence[Linear]) -> Linear:
+    def apply(self, operator: str, terms: Sequence[LinearTerm]) -> LinearTerm:
         """The result of an operator on one or more terms, applied from left to right; ``-`` of one term negates it.
 
         Args:
@@ -90,14 +90,14 @@ class Arithmetic:
             return _sum(terms)
         if operator == "/" and len(terms) < 2:
             raise InputError("'/' needs two arguments")
-        operation: Callable[[Linear, Linear], Linear] = _product if operator == "*" else _quotient
+        operation: Callable[[LinearTerm, LinearTerm], LinearTerm] = _product if operator == "*" else _quotient
         result = terms[0]
         for term in terms[1:]:
             result = operation(result, term)
             self._spend([result])
         return result
 
-    def compare(self, operator: str, left: Linear, right: Linear, mark: int) -> Formula:
+    def compare(self, operator: str, left: LinearTerm, right: LinearTerm, mark: int) -> Formula:
         """The formula ``left operator right``.
 
         Args:
@@ -118,7 +118,7 @@ class Arithmetic:
         if not right.is_constant:
             if left.is_constant:
                 return self.compare(_MIRRORED[operator], right, left, mark)
-            left, right = self.apply("-", [left, right]), Linear()
+            left, right = self.apply("-", [left, right]), LinearTerm()
         upper, strict = operator[0] == "<", len(operator) == 1
         bound = right.constant - left.constant if left.constant else right.constant
         if not left.inputs:
@@ -135,7 +135,7 @@ class Arithmetic:
         _check(bound)
         return Bound(variable, upper, bound, strict, mark)
 
-    def distinct(self, terms: Sequence[Linear], mark: int) -> Formula:
+    def distinct(self, terms: Sequence[LinearTerm], mark: int) -> Formula:
         """The formula that no two of the terms are equal.
 
         Raises:
@@ -169,7 +169,7 @@ class Arithmetic:
                 raise _long()
         return row
 
-    def _spend(self, terms: Iterable[Linear]) -> None:
+    def _spend(self, terms: Iterable[LinearTerm]) -> None:
         for term in terms:
             for value in term.values():
                 bits = _bits(value)
@@ -202,7 +202,7 @@ def _exponent(value: Fraction) -> int:
     return value.numerator.bit_length() - value.denominator.bit_length() if value else -limits.BITS
 
 
-def _sum(terms: Sequence[Linear]) -> Linear:
+def _sum(terms: Sequence[LinearTerm]) -> LinearTerm:
     inputs: dict[int, Fraction] = {}
     outputs: dict[int, Fraction] = {}
     constant = ZERO
@@ -212,7 +212,7 @@ def _sum(terms: Sequence[Linear]) -> Linear:
             for i, c in more.items():
                 known = total.get(i)
                 total[i] = c if known is None else _added(known, c)
-    return Linear({i: c for i, c in inputs.items() if c}, {j: c for j, c in outputs.items() if c}, constant)
+    return LinearTerm({i: c for i, c in inputs.items() if c}, {j: c for j, c in outputs.items() if c}, constant)
 
 
 def _added(a: Fraction, b: Fraction) -> Fraction:
@@ -223,7 +223,7 @@ def _added(a: Fraction, b: Fraction) -> Fraction:
     return total
 
 
-def _product(a: Linear, b: Linear) -> Linear:
+def _product(a: LinearTerm, b: LinearTerm) -> LinearTerm:
     if b.is_constant:
         return a.scaled(b.constant)
     if a.is_constant:
@@ -231,7 +231,7 @@ def _product(a: Linear, b: Linear) -> Linear:
     raise UnsupportedError("the product of two variables is not linear")
 
 
-def _quotient(a: Linear, b: Linear) -> Linear:
+def _quotient(a: LinearTerm, b: LinearTerm) -> LinearTerm:
     if not b.is_constant:
         raise UnsupportedError("a division by a variable is not linear")
     if not b.constant:

@@ -21,7 +21,7 @@ from verifiable_relu.spec.formula import FALSE, TRUE, And, Bound, Formula, Not, 
 from verifiable_relu.spec.lexical import Source
 from verifiable_relu.spec.property import Row
 from verifiable_relu.spec.specfile import SpecFile, Variable, stem
-from verifiable_relu.spec.terms import ONE, Arithmetic, Linear, number
+from verifiable_relu.spec.terms import ONE, Arithmetic, LinearTerm, number
 
 _NUMERAL = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?")
 _VARIABLE = re.compile(r"([XY])_(0|[1-9][0-9]*)")
@@ -62,7 +62,7 @@ class _Reader:
     def __init__(self, source: Source) -> None:
         self.source = source
         self.arithmetic = Arithmetic()
-        self.terms: dict[str, Linear] = {}
+        self.terms: dict[str, LinearTerm] = {}
         self.declared: dict[str, list[int]] = {"X": [], "Y": []}
         self.asserted: list[Formula] = []
         self.question = ""
@@ -154,7 +154,7 @@ class _Reader:
         kind, index = match.group(1), int(match.group(2))
         self.declared[kind].append(index)
         one = {index: ONE}
-        self.terms[name] = Linear(one) if kind == "X" else Linear(outputs=one)
+        self.terms[name] = LinearTerm(one) if kind == "X" else LinearTerm(outputs=one)
 
     def variable(self, kind: str, role: str) -> Variable:
         numbers = self.declared[kind]
@@ -166,7 +166,7 @@ class _Reader:
             raise InputError(f"{kind}_{missing} is not declared, but {kind}_{max(numbers)} is")
         return Variable(kind, (len(numbers),))
 
-    def value(self, frame: list[Any]) -> Linear | Formula:
+    def value(self, frame: list[Any]) -> LinearTerm | Formula:
         """The term or formula of a complete frame inside an assertion."""
         match frame:
             case [position, str(head), *arguments]:
@@ -201,14 +201,14 @@ class _Reader:
                 return Or((*map(negate, premises), conclusion))
         raise InputError(f"'{operator}' has the wrong number of arguments")
 
-    def term(self, item: Any) -> Linear:
-        if isinstance(item, Linear):
+    def term(self, item: Any) -> LinearTerm:
+        if isinstance(item, LinearTerm):
             return item
         if not isinstance(item, str):
             raise InputError("a number is expected where a condition stands")
         known = self.terms.get(item)
         if known is None:
-            known = self.terms.get(_unquoted(item)) or Linear(constant=_number(item))
+            known = self.terms.get(_unquoted(item)) or LinearTerm(constant=_number(item))
             if len(self.terms) < _REMEMBERED:
                 self.terms[item] = known
         return known

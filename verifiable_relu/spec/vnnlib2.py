@@ -21,7 +21,7 @@ from verifiable_relu.spec.disjuncts import properties
 from verifiable_relu.spec.formula import And, Formula, Or
 from verifiable_relu.spec.lexical import Source
 from verifiable_relu.spec.specfile import SpecFile, Variable, stem
-from verifiable_relu.spec.terms import ONE, Arithmetic, Linear, number
+from verifiable_relu.spec.terms import ONE, Arithmetic, LinearTerm, number
 
 _COMPARISONS = {
     standard.LessEqual: "<=",
@@ -160,10 +160,10 @@ class _Translator:
                 done.append(self.combined(expression, values))
         return done.pop()
 
-    def leaf(self, expression: Any) -> Linear:
+    def leaf(self, expression: Any) -> LinearTerm:
         if isinstance(expression, standard.Literal):
             try:
-                return Linear(constant=number(expression.lexeme))
+                return LinearTerm(constant=number(expression.lexeme))
             except InputError as error:
                 raise self.located(error, expression) from None
         if not isinstance(expression, standard.Var):
@@ -174,9 +174,9 @@ class _Translator:
                 raise self.located(InputError(f"the index {i} is not in 0 … {extent - 1}"), expression)
             position = position * extent + i
         one = {position: ONE}
-        return Linear(one) if expression.name == self.input_name else Linear(outputs=one)
+        return LinearTerm(one) if expression.name == self.input_name else LinearTerm(outputs=one)
 
-    def combined(self, expression: Any, values: list[Any]) -> Linear | Formula:
+    def combined(self, expression: Any, values: list[Any]) -> LinearTerm | Formula:
         kind = type(expression)
         if kind in (standard.And, standard.Or):
             return And(tuple(values)) if kind is standard.And else Or(tuple(values))

@@ -16,7 +16,7 @@ from verifiable_relu.network import from_torch
 from verifiable_relu.nn import LambdaSwish
 
 UNBOUNDED = (LambdaSwish, nn.SiLU)
-"""The classes of smooth activations for which ``verifiable_relu.bounds`` has no bounds."""
+"""The classes of smooth activations that ``network.from_torch`` does not read, so that they cannot be bounded."""
 
 
 def ball(x: Tensor, eps: float) -> Bounds:
@@ -73,7 +73,7 @@ def bounded(model: nn.Module, box: Bounds) -> Relaxation:
 
 
 def _with_bounded_activations(model: nn.Module) -> nn.Module:
-    """The model with ReLU in place of activations without bounds; the model itself if it has none of these."""
+    """The model with ReLU in place of activations of ``UNBOUNDED``; the model itself if it has none of these."""
     replaced = {id(module): nn.ReLU() for module in model.modules() if isinstance(module, UNBOUNDED)}
     if not replaced:
         return model

@@ -20,6 +20,7 @@ import torch
 from verifiable_relu.errors import CallFailed, OutOfTime, UnsupportedError
 from verifiable_relu.network.graph import Network
 from verifiable_relu.spec.property import Query
+from verifiable_relu.trust.certificate import Proof
 from verifiable_relu.verifiers.root import NONE, Roots
 
 Witness = tuple[Fraction, ...]
@@ -58,12 +59,14 @@ class Trust(StrEnum):
     """How far a verdict can be trusted.
 
     FLOAT: as far as floating-point arithmetic whose rounding is not accounted for; ROUNDED: every rounding error is
-    accounted for; EXACT: the arithmetic is rational and exact.
+    accounted for; EXACT: the arithmetic is rational and exact;
+    CHECKED: the independent checker has accepted a certificate.
     """
 
     FLOAT = "float"
     ROUNDED = "rounded"
     EXACT = "exact"
+    CHECKED = "checked"
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,7 @@ class Outcome:
         seconds: the time charged to this query, by stage; a stage that worked on several queries at once charges each
             an equal share.
         unstable: the number of unstable neurons under the bounds used; None where it was not computed.
+        proof: what a certificate of *unsat* needs, if the verifier recorded it; None otherwise.
     """
 
     verdict: Verdict
@@ -93,6 +97,7 @@ class Outcome:
     detail: str = ""
     seconds: Mapping[str, float] = field(default_factory=dict)
     unstable: int | None = None
+    proof: Proof | None = field(default=None, repr=False)
 
     @staticmethod
     def unknown(reason: Reason, method: str, detail: str = "", **known: object) -> Outcome:

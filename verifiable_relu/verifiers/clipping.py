@@ -21,6 +21,10 @@ _SPARE = 2.0**-20
 """By this part of −v a row is positive, at least, in what is cut off; rounding takes some of it."""
 
 
+_UNITS = 4
+"""Units of roundoff by which one node, at most, changes the coefficients of inputs."""
+
+
 @dataclass(frozen=True)
 class Clipped:
     """What is left of a batch of boxes.
@@ -37,24 +41,25 @@ class Clipped:
     margin: Tensor
 
 
-def clip(box: Bounds, rows: RowBatch, values: Tensor, coefficients: Tensor) -> Clipped:
+def clip(box: Bounds, rows: RowBatch, values: Tensor, coefficients: Tensor, nodes: int) -> Clipped:
     """Cut off boxes where a row of each polytope is positive.
 
     Rounding: computed coefficients and values are those of a valid bound (``Relaxation.lower``), but that the
-    coefficients of the inputs may be off by a few units of roundoff where the network scales its inputs. That moves
-    g(x) by at most the same part of Σ_i |A_i|·width_i, which counts against what is cut off; ends move outward.
+    coefficients of the inputs may be off by some units of roundoff for every node that scales or moves the inputs. That
+    moves g(x) by at most the same part of Σ_i |A_i|·width_i, which counts against what is cut off; ends move outward.
 
     Args:
         box: (batch, inputs).
         rows: those of the boxes' properties, as a batch.
         values: (rows,) lower bounds of the rows' values over the box.
         coefficients: (rows, inputs) of their linear lower bounds.
+        nodes: how many nodes the network has.
     """
     unit, info = unit_roundoff(values.dtype), torch.finfo(values.dtype)
     lower, upper = box.lower[rows.sample], box.upper[rows.sample]
     slope = coefficients.abs()
     width = upper - lower
-    rounded = _FEW * unit * (slope * width).sum(1) + info.tiny
+    rounded = _UNITS * (nodes + 8) * unit * (slope * width).sum(1) + info.tiny
     # What is not cut off: |x_i − m_i| ≤ reach. NaN cuts nothing off.
     reach = ((1 + _SPARE) * -values.clamp(max=0) + rounded)[:, None] / slope
     reach = torch.nextafter(reach * (1 + 8 * unit), reach.new_full((), torch.inf))
@@ -83,7 +88,3 @@ def clip(box: Bounds, rows: RowBatch, values: Tensor, coefficients: Tensor) -> C
     margin = rows.least(torch.where(proved, largest, torch.inf))
     margin.scatter_reduce_(0, rows.sample, torch.where(cut.any(1), spare, torch.inf), "amin")
     return Clipped(Bounds(new_low, new_high), empty, margin)
-
-
-_FEW = 64
-"""Units of roundoff that coefficients of inputs may be off by: one for every node that scales or moves them."""

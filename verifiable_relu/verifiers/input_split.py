@@ -3,10 +3,10 @@
 The frontier holds sub-boxes of *all* queries of a network. Every step bounds a full batch of them, drops those that are
 proved, tries the most promising corner and the centre of the others as counterexamples, clips them, and halves them.
 
-**Bounds.** Networks of ReLUs are bounded by zonotopes first (``bounds.zonotope``), which cost a tenth of CROWN's bounds
-of all neurons; rows of the output then go back by CROWN over these. A query that is not through after ``cheap`` boxes
-has every neuron that is still unstable bounded by CROWN, too: where zonotopes are loose, that saves a hundred boxes for
-each. Networks with other activations are bounded by CROWN alone.
+**Bounds.** Networks of ReLUs of whose inputs few vary are bounded by zonotopes first (``bounds.zonotope``), which cost
+a fraction of CROWN's bounds of all neurons; rows of the output then go back by CROWN over these. A query that is not
+through after ``cheap`` boxes has every neuron that is still unstable bounded by CROWN, too: that takes about twice the
+time for each box, and hundreds of boxes less where zonotopes are loose. Other networks are bounded by CROWN alone.
 
 **Which input is halved** is decided by what it has to do with the width of the output's rows: directly, and by way of
 every unstable ReLU's contribution, of which each input has a share (``Zonotopes.influence``). Without zonotopes that is
@@ -54,6 +54,9 @@ from verifiable_relu.verifiers.base import (
 )
 from verifiable_relu.verifiers.clipping import clip
 from verifiable_relu.verifiers.root import NONE, Roots
+
+_NARROW = 64
+"""Where more inputs vary, zonotopes have too many symbols."""
 
 
 @dataclass(frozen=True)
@@ -110,13 +113,14 @@ class Frontier:
         self.network = network.to(torch.float64, options.device)
         self.queries = queries
         self.budget = budget
-        self.by_zonotopes = takes(self.network)
+        box = input_box([q.property for q in queries], network, torch.float64, options.device).flat()
+        self.lower, self.upper = box.lower, box.upper
+        varying = int((torch.nextafter(self.lower, self.upper) < self.upper).any(0).sum())
+        self.by_zonotopes = takes(self.network) and varying <= _NARROW
         # Half for the boxes, half for the rows that are bounded.
         self.batch = batch_size(self.network, options.batch, options.memory // 2)
         if self.by_zonotopes:
-            self.batch = max(1, min(self.batch, options.memory // 2 // self._zonotope_bytes()))
-        box = input_box([q.property for q in queries], network, torch.float64, options.device).flat()
-        self.lower, self.upper = box.lower, box.upper
+            self.batch = max(1, min(self.batch, options.memory // 2 // self._zonotope_bytes(varying)))
         self.rows = RowBatch.of([q.property for q in queries], network.output_size).to(self.lower)
         self.owner = torch.arange(len(queries), device=self.lower.device)
         self.margin = self.lower.new_full((len(queries),), torch.inf)
@@ -126,10 +130,10 @@ class Frontier:
         self._new: list[int] = []
         self._charge(self.owner)
 
-    def _zonotope_bytes(self) -> int:
+    def _zonotope_bytes(self, varying: int) -> int:
         """About what the zonotopes of one box take: a few arrays of all symbols at the widest node."""
         layers = (self.network.nodes[i].size for i in self.network.activations)
-        symbols = self.network.input_size + sum(min(size, self.options.symbols) for size in layers)
+        symbols = varying + sum(min(size, self.options.symbols) for size in layers)
         return 4 * 8 * self.network.widest[0] * symbols
 
     @property
@@ -210,9 +214,11 @@ class Frontier:
         direction = torch.zeros_like(lower).index_add_(0, rows.sample, coefficients)
         self._charge(owner)
         self._look_for_witness(lower[open_], upper[open_], owner[open_], direction[open_], rows, open_)
-        clipped = clip(Bounds(lower, upper), rows, bounds, coefficients)
+        clipped = clip(Bounds(lower, upper), rows, bounds, coefficients, len(self.network.nodes))
         self._known(owner, clipped.margin)
         left = open_[~clipped.empty[open_]]
+        # The boxes at the end of the frontier are the next: those that are furthest from being proved.
+        left = left[margins[left].argsort(descending=True, stable=True)]
         self.halve(clipped.box.lower[left], clipped.box.upper[left], owner[left], influence[left])
 
     def _known(self, owner: Tensor, margin: Tensor) -> None:

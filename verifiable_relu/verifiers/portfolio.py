@@ -148,7 +148,7 @@ _STAGES = (
     _Stage(_split, lambda t: t.narrow and t.few, share=0.5),
     # Where many neurons are unstable, phases are far more than boxes.
     _Stage(_split, lambda t: t.narrow and not t.few, share=0.8),
-    _Stage(_bab, lambda t: t.foldable, share=0.75),
+    _Stage(_bab, lambda t: t.foldable, share=0.9),
     _Stage(_milp, lambda t: t.linear),
     _Stage(_split, lambda t: t.narrow),
     # What is left with time to spare lies within the others' tolerances of the boundary.

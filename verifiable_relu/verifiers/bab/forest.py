@@ -13,6 +13,7 @@ from torch import Tensor
 from verifiable_relu.spec.property import Query
 from verifiable_relu.spec.row_batch import RowBatch
 from verifiable_relu.verifiers.attack import claim
+from verifiable_relu.verifiers.bab.recorded import Recorded
 from verifiable_relu.verifiers.bab.system import System, tree_bytes
 from verifiable_relu.verifiers.bab.tree import Search, State, Tree
 from verifiable_relu.verifiers.base import Outcome, Reason
@@ -87,6 +88,7 @@ class Forest:
 
     Attributes:
         lower: by polytope a proven lower bound of its largest row, so far as it is known.
+        recorded: by polytope the leaves of its tree, if they are recorded and all of them are closed.
     """
 
     def __init__(
@@ -94,12 +96,18 @@ class Forest:
     ) -> None:
         self._system, self._candidates, self._search, self._left = system, candidates, search, left
         self.lower: dict[int, float] = {}
+        self.recorded: dict[int, Recorded] = {}
         self._waiting = list(system.parts)
         self._trees: dict[int, Tree] = {}
         self._ended: set[State] = set()
         self._counted: dict[int, tuple[int, float]] = {}
         self._most = min(len(system.parts), memory // tree_bytes(system.folded.inputs, system.folded.size))
         self._memory = memory // max(1, self._most)
+
+    def order(self, polytope: int) -> list[int]:
+        """The rows of a polytope in the order in which its tree counts them."""
+        found: list[int] = self._system.parts[polytope].order.tolist()
+        return found
 
     def search(self, work: float = math.inf) -> Ended | None:
         """Go on with every tree in turn, of as many as there is memory for, until all are decided or time is up.
@@ -157,6 +165,8 @@ class Forest:
         self._counted[polytope] = tree.nodes, tree.work
         if tree.state is State.PROVED:
             self.lower[polytope] = tree.lower
+            if tree.recorded is not None:
+                self.recorded[polytope] = tree.recorded
         if tree.state is not State.OPEN:
             self._ended.add(tree.state)
             del self._trees[polytope]

@@ -8,11 +8,12 @@ of it in every round.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 
 from verifiable_relu.errors import OutOfTime
 from verifiable_relu.verifiers.bab.forest import Candidates, Ended, Forest
+from verifiable_relu.verifiers.bab.recorded import Recorded
 from verifiable_relu.verifiers.bab.refine import Refinement
 from verifiable_relu.verifiers.bab.system import System
 from verifiable_relu.verifiers.bab.tree import Search
@@ -47,19 +48,22 @@ class Searched:
         ended: why there may be something left.
         nodes: how many sub-problems have been bounded.
         rounds: how many refinements were made.
+        recorded: by polytope the order of its rows, and the leaves of its tree, where these are recorded.
     """
 
     lower: dict[int, float]
     ended: Ended
     nodes: int
     rounds: int
+    recorded: Mapping[int, tuple[list[int], Recorded]] = field(default_factory=dict)
 
     def and_trees(self, forest: Forest, ended: Ended) -> Searched:
         """With what the trees of one more forest have found."""
         lower = dict(self.lower)
         for polytope, value in forest.lower.items():
             lower[polytope] = max(value, lower.get(polytope, value))
-        return Searched(lower, ended, self.nodes + forest.nodes, self.rounds)
+        trees = {number: (forest.order(number), recorded) for number, recorded in forest.recorded.items()}
+        return Searched(lower, ended, self.nodes + forest.nodes, self.rounds, {**self.recorded, **trees})
 
 
 _NEVER = -1.0
@@ -82,7 +86,8 @@ def search(
         left: tells how many seconds are left.
     """
     found = Searched({}, _IN_TIME, 0, 0)
-    refinement = rounds.refinement
+    # What proves refined bounds is not recorded.
+    refinement = None if options.record else rounds.refinement
     while True:
         # A refinement does more than a linear program for each of many nodes.
         mine = options if refinement is None else replace(options, exact=_NEVER)

@@ -25,6 +25,9 @@ from verifiable_relu.verifiers.bab.folded import OWN, TINY, Folded, Rows
 _LEAST = 2.0**-60
 """A remainder's bound is at least this part of the pre-activation's magnitude, so that dividing by it is harmless."""
 
+_SHORT = 2.0**16
+"""Slopes are multiples of one part of so many, so that certificates need not write many digits."""
+
 
 @dataclass(frozen=True)
 class Slopes:
@@ -85,7 +88,8 @@ class Slopes:
             alpha = alpha + rate / (1 - 0.9**step) * first / size
             alpha = torch.maximum(torch.minimum(alpha, most), least)
             rate *= self.decay
-        found = torch.maximum(found.double(), folded.slope.clamp(max=1))
+        found = (found.double() * _SHORT).round() / _SHORT
+        found = torch.maximum(found, folded.slope.clamp(max=1))
         return torch.minimum(found, folded.slope.clamp(min=1)), best
 
     @staticmethod

@@ -34,12 +34,14 @@ class Part:
         scale: (rows,) what each row was multiplied with to have integer coefficients.
         slopes: (m,) of the relaxation that is best for the first row.
         lower: its lower bound by this relaxation, not proven.
+        order: (rows,) which row of the polytope each is.
     """
 
     rows: Rows
     scale: Tensor
     slopes: Tensor
     lower: float
+    order: Tensor
 
 
 class System:
@@ -72,8 +74,9 @@ class System:
         parts = {}
         for number in polytope.unique().tolist():
             mine = (polytope == number).nonzero().squeeze(1)
-            mine = mine[lower[mine].argsort(descending=True)]
-            parts[number] = Part(rows[mine], scale[mine], found[mine[0]], float(lower[mine[0]]))
+            order = lower[mine].argsort(descending=True)
+            mine = mine[order]
+            parts[number] = Part(rows[mine], scale[mine], found[mine[0]], float(lower[mine[0]]), order)
         self.parts = dict(sorted(parts.items(), key=lambda item: item[1].lower))
 
     @staticmethod

@@ -9,7 +9,7 @@ counterexamples all along.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import TYPE_CHECKING
 
@@ -19,6 +19,7 @@ from torch import Tensor
 from verifiable_relu.verifiers.bab.ascent import Ascent, Batch, Bounded
 from verifiable_relu.verifiers.bab.folded import Rows
 from verifiable_relu.verifiers.bab.proof import Proofs
+from verifiable_relu.verifiers.bab.recorded import Recorded
 from verifiable_relu.verifiers.bab.strip import Strip
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ class Search:
         exact: its linear program is solved where finishing leaves no more than this part.
         finishing: steps of the ascent with adaptive lines for every neuron.
         candidates: how many nodes of a batch are asked for a counterexample.
+        record: whether to keep what proves each leaf, for a certificate.
     """
 
     steps: int = 2
@@ -61,6 +63,7 @@ class Search:
     exact: float = 0.05
     finishing: int = 30
     candidates: int = 4
+    record: bool = field(default=False, repr=False)
 
 
 class State(Enum):
@@ -120,6 +123,7 @@ class Tree:
         nodes: how many nodes have been bounded.
         work: about how many multiplications, or what takes as long, that took.
         lower: a proven lower bound, on the nodes that are closed, of the largest of the property's rows.
+        recorded: the nodes that are closed, if they are to be recorded.
     """
 
     def __init__(
@@ -137,6 +141,7 @@ class Tree:
         self._program: Program | None = None
         self._everywhere: Ascent | None = None
         self._proofs = Proofs(strip)
+        self.recorded = Recorded(strip, self._proofs) if search.record else None
         folded = strip.folded
         self._size = folded.size
         self._batch = max(16, min(search.batch, _WORKING // (24 * (folded.inputs + folded.size + 1))))
@@ -245,6 +250,9 @@ class Tree:
         best = float(margins.amax()) if len(margins) else -torch.inf
         if best > 0:
             self.lower = min(self.lower, best)
+            if self.recorded is not None:
+                one = margins.argmax()[None]
+                self.recorded.closed(split[None], torch.arange(self._size), hint.w[one], hint.mu[one])
             return True
         points = [hint.point]
         if len(self._scale) > 1:
@@ -270,6 +278,9 @@ class Tree:
             proved[likely] = closed
             if bool(closed.any()):
                 self.lower = min(self.lower, float(margins[closed].min()))
+                if self.recorded is not None:
+                    done = likely[closed]
+                    self.recorded.closed(batch.split[done], found.columns, found.w[done], batch.mu[done])
         return proved
 
     def _margins(self, batch: Batch, found: Bounded) -> Tensor:

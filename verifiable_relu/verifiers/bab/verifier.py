@@ -19,6 +19,7 @@ from verifiable_relu.errors import OutOfTime
 from verifiable_relu.network.graph import Network
 from verifiable_relu.spec.property import Query
 from verifiable_relu.spec.row_batch import RowBatch
+from verifiable_relu.trust.certificate import Proof, Tree
 from verifiable_relu.verifiers.bab.forest import Candidates
 from verifiable_relu.verifiers.bab.rounds import Rounds, search
 from verifiable_relu.verifiers.bab.strip import Slopes
@@ -37,6 +38,7 @@ from verifiable_relu.verifiers.base import (
     deadline,
     fault,
 )
+from verifiable_relu.verifiers.recording import Recorder
 from verifiable_relu.verifiers.root import NONE, Roots, relaxation
 
 _BATCH = 64
@@ -108,8 +110,8 @@ class Bab:
             "seconds": seconds,
         }
         if margin > 0:
-            detail = "decided by bounds alone"
-            return Outcome(Verdict.UNSAT, Reason.PROVED, self.name, bounds.trust, detail=detail, **known)  # type: ignore[arg-type]
+            detail, proof = "decided by bounds alone", bounds.recorded(number, {})
+            return Outcome(Verdict.UNSAT, Reason.PROVED, self.name, bounds.trust, detail=detail, proof=proof, **known)  # type: ignore[arg-type]
         allowance = budget.remaining(index)
         if allowance <= 0:
             return Outcome.unknown(Reason.TIMEOUT, self.name, "no time was left", **known)
@@ -141,7 +143,10 @@ class Bab:
             return replace(candidates.found, detail=told)
         # Nothing but what was proved of every polytope decides.
         if margin > 0:
-            return Outcome(Verdict.UNSAT, Reason.PROVED, self.name, bounds.trust, margin, detail=told)
+            activations = candidates.query.network.activations
+            trees = {i: (order, leaves.tree(activations)) for i, (order, leaves) in found.recorded.items()}
+            proof = bounds.recorded(number, trees)
+            return Outcome(Verdict.UNSAT, Reason.PROVED, self.name, bounds.trust, margin, detail=told, proof=proof)
         known = margin if margin > -torch.inf else None
         return Outcome.unknown(found.ended.reason, self.name, f"{found.ended.detail} after {told}", margin=known)
 
@@ -169,13 +174,19 @@ class _Bounds:
     ) -> None:
         network.require_piecewise_linear()
         self.queries, self._roots = queries, roots
+        self._recorder: Recorder | None = None
         net, properties = network.to(torch.float64), [query.property for query in queries]
         memory = method.memory // 2
         with torch.no_grad():
             box = input_box(properties, network)
             known = roots.known(queries, net, box.lower)
-            search = neurons(method.intermediate, memory=memory, stop=stop)
-            self.relaxation = relaxation(net, box, known, search=search, memory=memory, stop=stop)
+            search, coarse = neurons(method.intermediate, memory=memory, stop=stop), None
+            if method.search.record:
+                # What others have proven is not recorded.
+                known, recorder = None, Recorder()
+                search, coarse = recorder.search(method.intermediate, memory=memory, stop=stop), recorder.coarse
+                self._recorder = recorder
+            self.relaxation = relaxation(net, box, known, search=search, memory=memory, stop=stop, coarse=coarse)
             whole = not stop()
             rows = RowBatch.of(properties, network.output_size)
             values = self.relaxation.outputs(rows.matrix, rows.sample, memory=memory, stop=stop)
@@ -198,6 +209,13 @@ class _Bounds:
         for polytope, value in lower.items():
             self.lower[number][polytope] = max(float(self.lower[number][polytope]), value)
         self._roots.prove(self.queries[number], lower)
+
+    def recorded(self, number: int, trees: Mapping[int, tuple[list[int], Tree]]) -> Proof | None:
+        """What proves that one query is unsat, with the trees of some polytopes; None if nothing is recorded."""
+        if self._recorder is None:
+            return None
+        with torch.no_grad():
+            return self._recorder.proof(self.relaxation, number, self.queries[number].property, trees)
 
     def margin(self, number: int) -> float:
         """A proven lower bound of one query's margin."""

@@ -1,0 +1,107 @@
+"""Certificates for tests: a small network and property, what proves them, and certificates as lists of records."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from tests.support.solver_cases import ball, mlp, residual, row
+from verifiable_relu.check import check
+from verifiable_relu.network import read_onnx, write_onnx
+from verifiable_relu.spec.property import Box, Polytope, Property, Query
+from verifiable_relu.spec.write import vnnlib_text
+from verifiable_relu.trust.certificate import write_unsat
+from verifiable_relu.verifiers.bab import Bab
+from verifiable_relu.verifiers.bab.tree import Search
+from verifiable_relu.verifiers.base import Budget, Verdict
+
+Records = list[dict[str, Any]]
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """Files, and the records of a certificate that is right."""
+
+    network: bytes
+    prop: bytes
+    records: Records
+
+
+def records(path: Path) -> Records:
+    """Those of a certificate."""
+    return [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
+
+
+def written(changed: Records) -> bytes:
+    """Records as a certificate, their number at the end put right."""
+    lines = [json.dumps(record) for record in changed if "end" not in record]
+    return "".join(f"{line}\n" for line in [*lines, json.dumps({"end": len(lines)})]).encode()
+
+
+def checked(
+    folder: Path, case: Case, certificate: bytes, network: bytes | None = None, prop: bytes | None = None
+) -> str:
+    """What the checker says of a certificate.
+
+    Raises:
+        Refused: as ``check`` does, and BadInput.
+    """
+    files = {
+        "net.onnx": case.network if network is None else network,
+        "p.vnnlib": case.prop if prop is None else prop,
+        "certificate": certificate,
+    }
+    for name, data in files.items():
+        (folder / name).write_bytes(data)
+    return check(folder / "certificate", folder / "net.onnx", folder / "p.vnnlib")
+
+
+def proven(folder: Path, network: bytes, prop: Property, **search: Any) -> Case:
+    """The case of a property that branch and bound proves."""
+    text = vnnlib_text(prop).encode()
+    (outcome,) = Bab(search=Search(record=True, **search)).verify(
+        [Query(read_onnx(network), prop)], Budget.each(60.0, 1)
+    )
+    assert outcome.verdict is Verdict.UNSAT, outcome
+    assert outcome.proof is not None
+    write_unsat(folder / "made", network, text, [(0, outcome.proof)])
+    return Case(network, text, records(folder / "made"))
+
+
+def excluded(box: Box, rows: Polytope) -> Property:
+    """A box and one polytope."""
+    return Property(box, (rows,))
+
+
+def one_point(network: bytes, digest_of: bytes, point: list[Fraction]) -> Records:
+    """A certificate of sat."""
+    digests = {"network": hashlib.sha256(network).hexdigest(), "property": hashlib.sha256(digest_of).hexdigest()}
+    return [{"certificate": 1, "claim": "sat", **digests, "says": ""}, {"point": [str(x) for x in point]}, {"end": 2}]
+
+
+def near(value: float) -> Fraction:
+    """A short number a little below a value that was found by sampling."""
+    return Fraction(int(np.floor((value - 0.02) * 256)), 256)
+
+
+@cache
+def tree_case(folder: Path, kind: str = "mlp") -> Case:
+    """A network whose proof is a tree of several leaves."""
+    rng = np.random.default_rng({"mlp": 5, "leaky": 3, "residual": 0}[kind])
+    network = residual(rng) if kind == "residual" else mlp(rng, (3, 4, 4, 2), leaky=kind == "leaky")
+    box = ball(np.round(rng.normal(size=network.input_size) * 8) / 8, 0.25 if kind == "residual" else 1.0)
+    # The least values of small networks are often at corners.
+    shares = np.concatenate([rng.uniform(size=(5_000, box.size)), rng.integers(0, 2, (5_000, box.size))])
+    points = box.lower + shares * (box.upper - box.lower)
+    outputs = network(torch.from_numpy(points.reshape(-1, *network.input_shape)))
+    value = float((outputs[:, 0] - outputs[:, 1]).min())
+    return proven(folder, write_onnx(network), excluded(box, (row({0: 1, 1: -1}, near(value)),)), steps=0, finishing=0)

@@ -1,0 +1,473 @@
+"""The checker of certificates: what is right is accepted, whatever else is refused with the reason."""
+
+from __future__ import annotations
+
+import copy
+import gzip
+import hashlib
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from tests.support.certificates import Case, Records, checked, one_point, tree_case, written
+from verifiable_relu.check import BadInput, Refused
+
+Fault = Callable[[Records], Records | bytes]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("certificates")
+
+
+@pytest.fixture
+def case(folder: Path) -> Case:
+    found = tree_case(folder, "leaky")
+    return Case(found.network, found.prop, copy.deepcopy(found.records))
+
+
+def at(records: Records, key: str, number: int = 0) -> dict[str, Any]:
+    """The record of a kind with this number among its kind."""
+    return [record for record in records if key in record][number]
+
+
+def put(key: str, value: Any, number: int = 0, of: str | None = None) -> Fault:
+    """Change a value of one record."""
+
+    def change(records: Records) -> Records:
+        at(records, of or key, number)[key] = value
+        return records
+
+    return change
+
+
+def edit(change: Callable[[Records], object]) -> Fault:
+    """Change records in place."""
+
+    def whole(records: Records) -> Records:
+        change(records)
+        return records
+
+    return whole
+
+
+def line(before: str, after: str) -> Fault:
+    """Change the first place of a text in the file."""
+    return lambda records: written(records).replace(before.encode(), after.encode(), 1)
+
+
+def drop(key: str, number: int = 0) -> Fault:
+    def change(records: Records) -> Records:
+        gone = at(records, key, number)
+        return [record for record in records if record is not gone]
+
+    return change
+
+
+def twice(key: str) -> Fault:
+    def change(records: Records) -> Records:
+        place = records.index(at(records, key))
+        return [*records[: place + 1], *records[place:]]
+
+    return change
+
+
+def flipped(records: Records) -> None:
+    for record in records:
+        if "leaf" in record:
+            record["leaf"] = [value if i % 2 or not i else -value for i, value in enumerate(record["leaf"])]
+
+
+def branches_left_out(records: Records) -> Records:
+    """The last leaf becomes the whole tree."""
+    start, leaf = records.index(at(records, "split")), records.index(at(records, "leaf", -1))
+    return [*records[:start], records[leaf], *records[leaf + 1 :]]
+
+
+def everywhere(key: str, value: Any) -> Fault:
+    """Change a value of all leaves."""
+    return edit(lambda records: [record.update({key: value}) for record in records if "leaf" in record])
+
+
+def enlarged(records: Records) -> None:
+    for record in records:
+        if "leaf" in record:
+            record["leaf"][0] = 890
+
+
+def path_repeated(records: Records) -> None:
+    """The first split is made again below itself."""
+    splits = [record for record in records if "split" in record]
+    splits[1]["split"] = splits[0]["split"]
+
+
+def tree_below_itself(records: Records) -> Records:
+    """A leaf is the whole tree again."""
+    start = records.index(at(records, "split"))
+    end = records.index(at(records, "end"))
+    leaf = records.index(at(records, "leaf"))
+    return [*records[:leaf], *records[start:end], *records[leaf + 1 :]]
+
+
+def narrowed(records: Records) -> None:
+    """All bounds of the second activation by a quarter."""
+    claim = at(records, "activation", 1)
+    for side in ("lower", "upper"):
+        claim[side] = [claim[side][0] - 2, *(3 * value for value in claim[side][1:])]
+
+
+def exchanged(key: str, first: int = 0, second: int = 1) -> Fault:
+    def change(records: Records) -> Records:
+        one, two = at(records, key, first), at(records, key, second)
+        kept = dict(one)
+        one.clear(), one.update(two), two.clear(), two.update(kept)  # type: ignore[func-returns-value]
+        return records
+
+    return change
+
+
+def row(records: Records) -> dict[str, Any]:
+    """The one row of the property."""
+    found: dict[str, Any] = at(records, "part")["part"]["polytopes"][0][0]
+    return found
+
+
+def raised(records: Records) -> None:
+    """Slopes far beyond the activation's own."""
+    tree = at(records, "tree")
+    tree["tree"] = [8, *[1] * (len(tree["tree"]) - 1)]
+
+
+def own_raised(records: Records) -> None:
+    """Slopes of one row far beyond the activation's own."""
+    own = at(records, "row")
+    own["slopes"] = [9, *[1] * (len(own["slopes"]) - 1)]
+
+
+def repeated(records: Records) -> None:
+    """The neurons of one activation are named twice."""
+    neurons = at(records, "tree")["neurons"]
+    neurons.append(neurons[0])
+
+
+DEEP = "[" * 5000 + "]" * 5000
+
+FAULTS: dict[str, tuple[Fault, str]] = {
+    "the digest of another network": (put("network", "0" * 64), "another network"),
+    "the digest of another property": (put("property", "0" * 64), "another property"),
+    "no digest": (put("network", None), "another network"),
+    "another version": (put("certificate", 2), "version"),
+    "a version that equals 1": (put("certificate", True), "version"),
+    "another claim": (put("claim", "proved"), "neither sat nor unsat"),
+    "the other claim": (put("claim", "sat"), "point"),
+    "a key left out": (edit(lambda r: r[0].pop("says")), "expected"),
+    "a key too many": (edit(lambda r: r[0].update(more=1)), "expected"),
+    "a key twice": (line('{"certificate"', '{"says": "", "certificate"'), "twice"),
+    "a key twice in a row": (line('{"y"', '{"y": [], "y"'), "twice"),
+    "a fraction in an integer's place": (line('"root": 2', '"root": 2.0'), "no integer"),
+    "NaN": (line('"root": 2', '"root": NaN'), "no integer"),
+    "infinity": (line('"root": 2', '"root": Infinity'), "no integer"),
+    "a number too large for a float": (line('"root": 2', '"root": 1e999'), "no integer"),
+    "a string in a number's place": (put("root", "2"), "expected"),
+    "a string among numbers": (edit(lambda r: at(r, "lower")["lower"].__setitem__(1, "0")), "integers"),
+    "a boolean among numbers": (edit(lambda r: at(r, "lower")["lower"].__setitem__(1, True)), "integers"),
+    "nothing among numbers": (edit(lambda r: at(r, "lower")["lower"].__setitem__(1, None)), "integers"),
+    "an object in a list's place": (put("lower", {}), "integers"),
+    "an empty list of numbers": (put("lower", []), "expected"),
+    "a huge mantissa": (edit(lambda r: at(r, "lower")["lower"].__setitem__(1, 1 << 60)), "mantissa"),
+    "a huge exponent": (edit(lambda r: at(r, "lower")["lower"].__setitem__(0, 10**6)), "exponent"),
+    "a tiny exponent": (edit(lambda r: at(r, "lower")["lower"].__setitem__(0, -(10**6))), "exponent"),
+    "a number of ten thousand digits": (line('"root": 2', '"root": ' + "1" * 10_000), "record"),
+    "deeply nested lists": (line('"root": 2', '"root": ' + DEEP), "record"),
+    "a record that is a list": (lambda r: written(r).replace(b'{"root": 2}', b"[2]"), "object"),
+    "a record that is no text": (lambda r: written(r).replace(b'{"root": 2}', b"\xff\xfe"), "record"),
+    "an empty line": (lambda r: written(r).replace(b'{"root": 2}', b"\n"), "record"),
+    "truncation within a line": (lambda r: written(r)[:-9], "too early"),
+    "truncation between lines": (lambda r: written(r)[: written(r).rindex(b'{"end"')], "too early"),
+    "truncation of what is packed": (lambda r: gzip.compress(written(r))[:-20], "cannot be read"),
+    "damage to what is packed": (lambda r: gzip.compress(written(r))[:60] + b"\0" * 40, "cannot be read"),
+    "nothing at all": (lambda r: b"", "too early"),
+    "another number of records": (line('"end": ', '"end": 1'), "before the end"),
+    "something behind the end": (lambda r: written(r) + b'{"end": 1}\n', "follows"),
+    "no part": (lambda r: [r[0]], "nothing is said"),
+    "a part of no polytope": (edit(lambda r: at(r, "part")["part"].update(polytopes=[])), "polytopes"),
+    "a part with another key": (edit(lambda r: at(r, "part")["part"].update(more=1)), "a box and polytopes"),
+    "a box that the property has not": (edit(lambda r: at(r, "part")["part"].update(box=1)), "no box"),
+    "a box before the first": (edit(lambda r: at(r, "part")["part"].update(box=-1)), "no box"),
+    "a polytope without rows": (edit(lambda r: at(r, "part")["part"].update(polytopes=[[]])), "list of rows"),
+    "a row further away": (edit(lambda r: row(r).update(most=str(Fraction(row(r)["most"]) - 1))), "nothing is said"),
+    "a row nearer by": (edit(lambda r: row(r).update(most=str(Fraction(row(r)["most"]) + 5))), "not excluded"),
+    "another coefficient": (edit(lambda r: row(r)["y"][0].__setitem__(1, "2")), "record"),
+    "a row the other way round": (edit(lambda r: row(r).update(y=[[0, "-1"], [1, "1"]])), "record"),
+    "a row of an output that there is not": (edit(lambda r: row(r)["y"][1].__setitem__(0, 7)), "no output"),
+    "a row whose outputs are out of order": (edit(lambda r: row(r)["y"].reverse()), "in order"),
+    "a coefficient of zero": (edit(lambda r: row(r)["y"][0].__setitem__(1, "0")), "not zero"),
+    "a coefficient that is a number": (edit(lambda r: row(r)["y"][0].__setitem__(1, 1)), "string"),
+    "a quotient by zero": (edit(lambda r: row(r).update(most="1/0")), "rational"),
+    "words for a number": (edit(lambda r: row(r).update(most="inf")), "rational"),
+    "bounds of too few activations": (drop("activation", 1), "expected"),
+    "bounds of one activation twice": (twice("activation"), "is expected"),
+    "activations exchanged": (exchanged("activation"), "is expected"),
+    "another number of activations": (put("root", 1), "activations are expected"),
+    "an activation that the file has not": (put("activation", "nothing"), "is expected"),
+    "bounds too few": (edit(lambda r: at(r, "lower")["lower"].pop()), "integers are expected"),
+    "bounds exchanged": (
+        edit(lambda r: at(r, "lower").update(lower=at(r, "lower")["upper"], upper=at(r, "lower")["lower"])),
+        "above the upper",
+    ),
+    "bounds narrowed": (edit(narrowed), "is not proven"),
+    "slopes too few": (edit(lambda r: at(r, "activation")["slopes"].pop()), "integers are expected"),
+    "own slopes too many": (edit(lambda r: at(r, "row")["slopes"].append(1)), "integers are expected"),
+    "own slopes of no neuron": (put("row", [99, 1]), "no neuron"),
+    "own slopes of no side": (put("row", [0, 0]), "a side is"),
+    "own slopes far out of range": (
+        edit(lambda r: at(r, "row").update(slopes=[9] + [1] * (len(at(r, "row")["slopes"]) - 1))),
+        "is not proven",
+    ),
+    "slopes of a tree too few": (edit(lambda r: at(r, "tree")["tree"].pop()), "integers are expected"),
+    "slopes of a tree far out of range": (edit(raised), "not excluded"),
+    "a neuron of a tree twice": (edit(repeated), "named twice"),
+    "a neuron of no activation": (edit(lambda r: at(r, "tree")["neurons"][0].__setitem__(0, 9)), "no activation"),
+    "a neuron that an activation has not": (edit(lambda r: at(r, "tree")["neurons"][0][1].append(99)), "no neuron"),
+    "neurons that are no list": (put("neurons", 3), "neurons are lists"),
+    "a leaf left out": (drop("leaf", 2), "record"),
+    "the last leaf left out": (drop("leaf", -1), "record"),
+    "a leaf too many": (twice("leaf"), "record"),
+    "branches left out": (branches_left_out, "not excluded"),
+    "a split left out": (drop("split", 1), "record"),
+    "a split too many": (twice("split"), "split twice"),
+    "a split made again below itself": (edit(path_repeated), "split twice"),
+    "a tree below itself": (tree_below_itself, "split twice"),
+    "a split of no neuron": (put("split", 99), "no neuron"),
+    "a split of a neuron before the first": (put("split", -1), "no neuron"),
+    "a split that is a boolean": (put("split", True), "no neuron"),
+    "a multiplier of no neuron": (edit(lambda r: at(r, "leaf")["leaf"].extend([99, 1])), "no neuron"),
+    "a multiplier too few": (edit(lambda r: at(r, "leaf")["leaf"].append(0)), "pairs"),
+    "a neuron with two multipliers": (edit(lambda r: at(r, "leaf")["leaf"].extend([0, 1, 0, 1])), "two multipliers"),
+    "the signs of multipliers": (edit(flipped), "not excluded"),
+    "multipliers all zero": (everywhere("leaf", [0]), "not excluded"),
+    "huge multipliers": (edit(enlarged), "not excluded"),
+    "a negative multiplier of a row": (put("rows", [0, -1], of="leaf"), "negative"),
+    "multipliers of zero of the only row": (everywhere("rows", [0, 0]), "not excluded"),
+    "multipliers of too many rows": (put("rows", [0, 1, 1], of="leaf"), "integers are expected"),
+    "a leaf in a tree's place": (drop("tree"), "record"),
+    "a box halved beyond its ends": (edit(lambda r: r.insert(2, {"halve": [0, 1000, 0]})), "beyond its ends"),
+    "a box halved, and one half left out": (edit(lambda r: r.insert(2, {"halve": [0, 0, 0]})), "record"),
+    "an input halved that there is not": (edit(lambda r: r.insert(2, {"halve": [3, 0, 0]})), "no input"),
+}
+
+
+def test_a_certificate_of_branch_and_bound_is_accepted(folder: Path, case: Case) -> None:
+    assert sum("leaf" in record for record in case.records) > 5
+    assert checked(folder, case, written(case.records)).startswith("unsat: ")
+    assert checked(folder, case, gzip.compress(written(case.records))).startswith("unsat: ")
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_is_refused_with_the_record_and_the_reason(name: str, folder: Path, case: Case) -> None:
+    change, reason = FAULTS[name]
+    changed = change(case.records)
+    with pytest.raises(Refused, match="record ") as refused:
+        checked(folder, case, changed if isinstance(changed, bytes) else written(changed))
+    assert reason in str(refused.value)
+
+
+@pytest.mark.parametrize("kind", ["mlp", "leaky", "residual"])
+def test_proofs_of_all_architectures_are_accepted(kind: str, folder: Path) -> None:
+    found = tree_case(folder, kind)
+    assert checked(folder, found, written(found.records)).startswith("unsat: ")
+
+
+def test_changes_that_leave_a_proof_are_accepted(folder: Path, case: Case) -> None:
+    records = case.records
+    start, end = records.index(at(records, "root")), records.index(at(records, "end"))
+    halved = [*records[:start], {"halve": [1, -1, -2]}, *records[start:end], *records[start:]]
+    assert "in 2 boxes" in checked(folder, case, written(halved))
+    more = copy.deepcopy(records)
+    for record in more:
+        for key in ("lower", "upper", "slopes", "tree"):
+            if key in record:
+                record[key] = [record[key][0] - 3, *(8 * value for value in record[key][1:])]
+    row(more)["y"], row(more)["most"] = [[0, "1/3"], [1, "-1/3"]], str(Fraction(row(records)["most"]) / 3)
+    # Rows count with integer coefficients, whatever they are multiples of.
+    assert checked(folder, case, written(more)).startswith("unsat: ")
+
+
+def test_another_file_is_another_question(folder: Path, case: Case) -> None:
+    with pytest.raises(Refused, match="another network"):
+        checked(folder, case, written(case.records), network=tree_case(folder, "mlp").network)
+    with pytest.raises(Refused, match="another property"):
+        checked(folder, case, written(case.records), prop=case.prop + b"\n")
+
+
+def test_files_that_cannot_be_read_are_named(folder: Path, case: Case) -> None:
+    changed = case.records
+    for key, name, data in (("network", "net.onnx", b"no network"), ("property", "p.vnnlib", b"(assert")):
+        changed[0][key] = hashlib.sha256(data).hexdigest()
+        with pytest.raises(BadInput, match=name):
+            checked(folder, case, written(changed), **{"network" if key == "network" else "prop": data})
+        changed = copy.deepcopy(tree_case(folder, "leaky").records)
+
+
+def distance() -> bytes:
+    """|x|, as relu(x) + relu(−x)."""
+    weights = {"w": [[1.0], [-1.0]], "v": [[1.0, 1.0]]}
+    graph = helper.make_graph(
+        [
+            helper.make_node("Gemm", ["x", "w"], ["z"], transB=1),
+            helper.make_node("Relu", ["z"], ["r"]),
+            helper.make_node("Gemm", ["r", "v"], ["y"], transB=1),
+        ],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 1])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 1])],
+        [numpy_helper.from_array(np.array(value, np.float32), name) for name, value in weights.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+    data: bytes = model.SerializeToString()
+    return data
+
+
+def at_most(least: str, low: str = "-1", high: str = "1") -> bytes:
+    """Y_0 ≥ least is unsafe over [low, high]."""
+    return (
+        f"(declare-const X_0 Real)\n(declare-const Y_0 Real)\n(assert (<= X_0 {high}))\n(assert (>= X_0 {low}))\n"
+        f"(assert (>= Y_0 {least}))\n"
+    ).encode()
+
+
+def by_hand(prop: bytes, least: str, lower: list[int] | None = None, upper: list[int] | None = None) -> Case:
+    """|x| < least over [−1, 1] by the chords of both neurons, whose bounds are exactly ±1."""
+    network = distance()
+    digests = {"network": hashlib.sha256(network).hexdigest(), "property": hashlib.sha256(prop).hexdigest()}
+    records = [
+        {"certificate": 1, "claim": "unsat", **digests, "says": ""},
+        {"part": {"box": 0, "polytopes": [[{"y": [[0, "-1"]], "most": "-" + least}]]}},
+        {"root": 1},
+        {"activation": "r", "lower": lower or [0, -1, -1], "upper": upper or [0, 1, 1], "slopes": [0, 0, 0]},
+        {"plain": [0, 1], "slopes": [0, 0, 0]},
+        {"end": 5},
+    ]
+    return Case(network, prop, records)
+
+
+def test_what_rounding_hides_is_settled_exactly(tmp_path: Path) -> None:
+    for least in ("1.125", "1.0000000000000000000001"):
+        case = by_hand(at_most(least), least)
+        # The bounds of the neurons are attained, so that no floating point proves them.
+        assert "exact" in checked(tmp_path, case, written(case.records))
+    case = by_hand(at_most("1"), "1")
+    with pytest.raises(Refused, match="not excluded"):
+        checked(tmp_path, case, written(case.records))
+
+
+@pytest.mark.parametrize("side", ["lower", "upper"])
+@pytest.mark.parametrize("neuron", [0, 1])
+def test_a_bound_that_is_attained_cannot_be_moved_by_one_unit(side: str, neuron: int, tmp_path: Path) -> None:
+    unit, sign = 1 << 50, -1 if side == "lower" else 1
+    bounds = [-50, sign * unit, sign * unit]
+    for move, proven in ((0, True), (1, True), (-1, False)):
+        moved = list(bounds)
+        moved[1 + neuron] += sign * move
+        case = by_hand(at_most("1.125"), "1.125", **{side: moved})
+        if proven:
+            checked(tmp_path, case, written(case.records))
+        else:
+            with pytest.raises(Refused, match=f"the {side} bound .* of neuron {neuron} of 'r' is not proven"):
+                checked(tmp_path, case, written(case.records))
+
+
+@pytest.mark.parametrize("slope", [0, 1])
+def test_a_split_leaves_the_phase_that_it_names(slope: int, tmp_path: Path) -> None:
+    """With these slopes the remainders of all active, or of all inactive, neurons reach 1, and |x| reaches 1/2."""
+    case = by_hand(at_most("0.5"), "0.5")
+    split, leaf = [{"split": 1}, {"leaf": [0]}, {"leaf": [0]}], {"tree": [0, slope, slope], "neurons": [[0, [0, 1]]]}
+    case.records[4:5] = [leaf, {"split": 0}, *split, *copy.deepcopy(split)]
+    with pytest.raises(Refused, match="the leaf is not excluded"):
+        checked(tmp_path, case, written(case.records))
+
+
+def test_every_disjunct_is_asked_for(tmp_path: Path) -> None:
+    head, _, last = at_most("1.125").decode().rpartition("(assert")
+    both = f"{head}(assert (or (and (>= Y_0 1.125)) (and (>= Y_0 3) (<= Y_0 4)) (and (<= Y_0 -1))))\n".encode()
+    case = by_hand(both, "1.125")
+    with pytest.raises(Refused, match="nothing is said of disjunct 1"):
+        checked(tmp_path, case, written(case.records))
+    assert last
+    two = f"{head}(assert (or (and (>= Y_0 1.125)) (and (>= Y_0 1.125) (<= Y_0 4))))\n".encode()
+    case = by_hand(two, "1.125")
+    assert checked(tmp_path, case, written(case.records)).startswith("unsat: ")
+
+
+def test_every_box_is_asked_for(tmp_path: Path) -> None:
+    text = (
+        "(declare-const X_0 Real)(declare-const Y_0 Real)(assert (>= Y_0 1.125))"
+        "(assert (or (and (>= X_0 -1) (<= X_0 1)) (and (>= X_0 0) (<= X_0 0.5)) (and (>= X_0 2) (<= X_0 1))))"
+    )
+    case = by_hand(text.encode(), "1.125")
+    with pytest.raises(Refused, match="nothing is said of disjunct 1"):
+        checked(tmp_path, case, written(case.records))
+    second = copy.deepcopy(case.records[1:-1])
+    second[0]["part"]["box"] = 1
+    # The third box is empty.
+    assert "in 2 boxes" in checked(tmp_path, case, written([*case.records[:-1], *second]))
+
+
+def test_a_point_is_checked_exactly(tmp_path: Path) -> None:
+    prop = at_most("0.333", high="0.333")
+    network = distance()
+    case = Case(network, prop, [])
+    good = ("333/1000", "-333/1000", "-0.5")
+    for x in (*good, "0.3329999999999999999999", "0.334", "-2"):
+        certificate = written(one_point(network, prop, [Fraction(x)]))
+        if x in good:
+            assert checked(tmp_path, case, certificate).startswith("sat: ")
+        else:
+            with pytest.raises(Refused, match="in no disjunct"):
+                checked(tmp_path, case, certificate)
+    strict = prop.replace(b"(>= Y_0", b"(> Y_0").replace(b"(<= X_0", b"(< X_0")
+    with pytest.raises(Refused, match="in no disjunct"):
+        checked(tmp_path, case, written(one_point(network, strict, [Fraction("0.333")])), prop=strict)
+    for bad in ([], ["1/3", "1/3"], ["x"], [0.5], ["1/0"]):
+        records = one_point(network, prop, [Fraction(0)])
+        records[1]["point"] = bad
+        with pytest.raises(Refused, match=r"point|rational|integer"):
+            checked(tmp_path, case, written(records))
+
+
+def test_the_command_says_how_it_ended(folder: Path, case: Case) -> None:
+    from verifiable_relu.check.__main__ import main
+
+    checked(folder, case, written(case.records))
+    arguments = [str(folder / "certificate"), "--net", str(folder / "net.onnx"), "--spec", str(folder / "p.vnnlib")]
+    assert main(arguments) == 0
+    (folder / "certificate").write_bytes(written(case.records[:-4]))
+    assert main(arguments) == 1
+    assert main([str(folder / "none"), *arguments[1:]]) == 2
+
+
+def test_the_checker_imports_nothing_of_the_verifier(folder: Path, case: Case) -> None:
+    checked(folder, case, written(case.records))
+    code = (
+        "import json, sys\nfrom verifiable_relu.check.__main__ import main\nstatus = main(sys.argv[1:])\n"
+        "print(json.dumps([status, sorted(m for m in sys.modules if m.split('.')[0] in ('torch', 'verifiable_relu'))]))"
+    )
+    names = [str(folder / name) for name in ("certificate", "net.onnx", "p.vnnlib")]
+    made = subprocess.run(
+        [sys.executable, "-c", code, names[0], "--net", names[1], "--spec", names[2]],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    status, modules = json.loads(made.stdout.splitlines()[-1])
+    assert status == 0
+    assert {m for m in modules if not m.startswith("verifiable_relu.check")} == {"verifiable_relu"}

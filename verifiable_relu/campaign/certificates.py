@@ -1,0 +1,164 @@
+"""A folder of certificates: written as verdicts come, and checked by the checker that shares no code with verifiers.
+
+``certificates.csv`` in the folder has a line for each: its file, the network, the property, and what the checker said.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from verifiable_relu.check import BadInput, Refused, check
+from verifiable_relu.errors import InputError, UnsupportedError
+from verifiable_relu.files import on_disk, read_bytes
+from verifiable_relu.spec.property import Query
+from verifiable_relu.trust.certificate import Proof, write_sat, write_unsat
+from verifiable_relu.verifiers.base import Outcome, Verdict
+from verifiable_relu.verifiers.certifying import prove
+
+TABLE = "certificates.csv"
+
+_HEADER = ("certificate", "onnx", "vnnlib", "claim", "checked", "detail", "bytes", "write_s", "check_s")
+
+_LARGEST = 1 << 30
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What became of one certificate.
+
+    Attributes:
+        accepted: whether the checker has accepted it.
+        detail: what it said, or why there is none.
+    """
+
+    accepted: bool
+    detail: str
+
+
+class Certificates:
+    """The folder.
+
+    Args:
+        folder: made if there is none.
+
+    Raises:
+        InputError: if it cannot be written.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._table = folder / TABLE
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            if not self._table.exists():
+                self._append(_HEADER)
+        except OSError as error:
+            raise InputError(f"certificates cannot be written: {error.strerror}", path=folder) from None
+
+    def keep(self, onnx: str, vnnlib: str, queries: Sequence[Query], outcomes: Sequence[Outcome], limit: float) -> Kept:
+        """Write and check the certificate of an instance whose verdict is sat or unsat.
+
+        Args:
+            onnx: the network's file.
+            vnnlib: the property's file.
+            queries: that the property makes of the network.
+            outcomes: theirs; for sat at least one that is sat.
+            limit: seconds for proving again what was not recorded.
+        """
+        name = hashlib.sha256(f"{onnx}\n{vnnlib}".encode()).hexdigest()[:8]
+        path = self._folder / f"{Path(vnnlib).name.split('.vnnlib')[0][:80]}-{name}.jsonl.gz"
+        start = time.perf_counter()
+        sat = [outcome.witness for outcome in outcomes if outcome.verdict is Verdict.SAT and outcome.witness]
+        claim = "sat" if sat else "unsat"
+        try:
+            network, prop = queries[0].network.onnx, read_bytes(vnnlib, _LARGEST)
+            if network is None:
+                return self._kept(path, onnx, vnnlib, claim, Kept(False, "the network is not that of its file"))
+            if sat:
+                write_sat(path, network, prop, sat[0])
+            else:
+                write_unsat(path, network, prop, list(_proofs(queries, outcomes, limit)))
+        except (InputError, OSError) as error:
+            return self._kept(path, onnx, vnnlib, claim, Kept(False, str(error)))
+        written = time.perf_counter()
+        kept = _said(path, on_disk(onnx), on_disk(vnnlib))
+        return self._kept(path, onnx, vnnlib, claim, kept, written - start, time.perf_counter() - written)
+
+    def _kept(
+        self, path: Path, onnx: str, vnnlib: str, claim: str, kept: Kept, write: float = 0.0, checking: float = 0.0
+    ) -> Kept:
+        size = path.stat().st_size if path.exists() else 0
+        seconds = (f"{write:.3f}", f"{checking:.3f}")
+        files = (path.name if size else "", str(Path(onnx).resolve()), str(Path(vnnlib).resolve()))
+        self._append((*files, claim, str(kept.accepted).lower(), kept.detail, str(size), *seconds))
+        return kept
+
+    def _append(self, row: Sequence[str]) -> None:
+        with self._table.open("a", encoding="utf-8", newline="") as file:
+            csv.writer(file, lineterminator="\n").writerow(row)
+
+
+def _proofs(queries: Sequence[Query], outcomes: Sequence[Outcome], limit: float) -> Iterator[tuple[int, Proof]]:
+    """The proof of every query, with the number of its box.
+
+    Raises:
+        UnsupportedError: if there is none for some query.
+    """
+    boxes: list[tuple[object, ...]] = []
+    for query, outcome in zip(queries, outcomes, strict=True):
+        box = tuple(query.property.box.bounds(i) for i in range(query.property.box.size))
+        if box not in boxes:
+            boxes.append(box)
+        proof = outcome.proof or prove(query, limit)
+        if proof is None:
+            raise UnsupportedError(f"no proof that can be written was found in {limit:g} s")
+        yield boxes.index(box), proof
+
+
+def _said(path: Path, onnx: Path, vnnlib: Path) -> Kept:
+    """What the checker says."""
+    try:
+        return Kept(True, check(path, onnx, vnnlib))
+    except (Refused, BadInput) as error:
+        return Kept(False, f"refused: {error}")
+
+
+def check_folder(folder: Path) -> Iterator[tuple[str, str, str, Kept]]:
+    """Check all certificates of a folder again, on as many processes as there are cores.
+
+    Yields:
+        The certificate, the network, the property, and what the checker says, in the order of the table; the latest
+        line of a certificate counts.
+
+    Raises:
+        InputError: if the table cannot be read.
+    """
+    try:
+        with (folder / TABLE).open(encoding="utf-8", newline="") as file:
+            rows = {(row["onnx"], row["vnnlib"]): row["certificate"] for row in csv.DictReader(file)}
+    except (OSError, KeyError, UnicodeDecodeError, csv.Error) as error:
+        raise InputError(f"no table of certificates: {error}", path=folder / TABLE) from None
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        waiting = []
+        for (onnx, vnnlib), name in rows.items():
+            files = (folder / name, on_disk(onnx), on_disk(vnnlib))
+            waiting.append((name, onnx, vnnlib, pool.submit(_alone, *files) if name else None))
+        for name, onnx, vnnlib, future in waiting:
+            yield name, onnx, vnnlib, Kept(False, "no certificate") if future is None else future.result()
+
+
+def _alone(path: Path, onnx: Path, vnnlib: Path) -> Kept:
+    """What the checker says as a process of its own, in which nothing of this package is but itself."""
+    command = [sys.executable, "-m", "verifiable_relu.check", str(path), "--net", str(onnx), "--spec", str(vnnlib)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    lines = (ended.stdout or ended.stderr).splitlines() or [f"the checker ended with status {ended.returncode}"]
+    return Kept(ended.returncode == 0, lines[-1])

@@ -1,0 +1,71 @@
+"""Two arithmetics for one computation: float64 with a bound of its rounding, and exact rational numbers.
+
+In float64, u = 2⁻⁵³: the result of one operation is off by at most u times its own size, unless it is too small for a
+normal number; a sum of n products, added in any order, by at most γ(n) = 2·n·u times the sum of their absolute values
+(N. J. Higham, Accuracy and Stability of Numerical Algorithms, 2nd edition, section 3.1, with γ rounded up), and by
+n·2⁻¹⁰⁷⁴ where products are too small. Bounds of errors are sums of numbers that are not negative, computed in float64
+themselves: ``OWN`` covers what rounding makes of them.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+from scipy import sparse
+
+Number = np.ndarray[Any, Any]
+"""An array of float64, or of ``Fraction`` as objects."""
+
+Matrix = Any
+"""A ``Number`` of two dimensions, or a ``scipy.sparse.csr_array``."""
+
+UNIT = 2.0**-53
+TINY = 2.0**-1000
+OWN = 1 + 2.0**-10
+
+
+def gamma(terms: int) -> float:
+    """The relative error of a sum of so many products, at most."""
+    return 2 * terms * UNIT
+
+
+class Float:
+    """Floating point; every result counts as off by what the functions of this module say."""
+
+    exact = False
+    dtype: Any = np.float64
+
+    def of(self, values: Number) -> Number:
+        """Float64 numbers in this arithmetic."""
+        return values
+
+    def times(self, rows: Number, matrix: Matrix) -> Number:
+        """rows·matrix."""
+        return np.asarray(rows @ matrix)
+
+
+class Exact(Float):
+    """Rational numbers: nothing is ever rounded."""
+
+    exact = True
+    dtype = object
+
+    def of(self, values: Number) -> Number:
+        made = np.empty(np.shape(values), dtype=object)
+        made.reshape(-1)[:] = [v if isinstance(v, Fraction) else Fraction(float(v)) for v in np.ravel(values)]
+        return made
+
+    def times(self, rows: Number, matrix: Matrix) -> Number:
+        entries = sparse.coo_array(matrix)
+        found = self.of(np.zeros((len(rows), matrix.shape[1])))
+        for row, into in zip(rows, found, strict=True):
+            for i, j, value in zip(entries.row.tolist(), entries.col.tolist(), entries.data.tolist(), strict=True):
+                if row[i]:
+                    into[j] += row[i] * Fraction(value)
+        return found
+
+
+FLOAT = Float()
+EXACT = Exact()

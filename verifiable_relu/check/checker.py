@@ -1,0 +1,96 @@
+"""One certificate, one network, one property: accepted, with what was proven, or refused."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import zlib
+from collections.abc import Callable
+from fractions import Fraction
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+
+from verifiable_relu.check.conditions import read_property
+from verifiable_relu.check.errors import BadInput, Refused
+from verifiable_relu.check.model import read_model
+from verifiable_relu.check.point import check_point
+from verifiable_relu.check.proof import Proof
+from verifiable_relu.check.records import opened
+
+Made = TypeVar("Made")
+
+VERSION = 1
+
+MOST_BYTES = 1 << 31
+
+
+def check(certificate: Path, net: Path, spec: Path) -> str:
+    """What the certificate proves, in one sentence.
+
+    Raises:
+        Refused: if it proves less than it claims; with the record and the reason.
+        BadInput: if a file cannot be read.
+    """
+    files = {"network": _content(net), "property": _content(spec)}
+    with opened(certificate) as records, np.errstate(all="ignore"):
+        try:
+            keys = ("certificate", "claim", "network", "property", "says")
+            version, claim, *digests, _ = records.take(*keys)
+            if version != VERSION or type(version) is not int:
+                raise Refused(f"version {str(version)[:20]} of the format is not known")
+            for (what, content), digest in zip(files.items(), digests, strict=True):
+                if digest != hashlib.sha256(content).hexdigest():
+                    raise Refused(f"it speaks of another {what}, whose SHA-256 is {str(digest)[:64]}")
+            graph = _named(net, lambda: read_model(files["network"]))
+            sizes = graph.nodes[0].size, graph.nodes[graph.output].size
+            disjuncts = _named(spec, lambda: read_property(files["property"].decode("utf-8", "replace"), *sizes))
+            if claim == "sat":
+                (point,) = records.take("point")
+                if not isinstance(point, list) or len(point) != sizes[0]:
+                    raise Refused(f"a point has {sizes[0]} coordinates")
+                at = check_point(graph, disjuncts, [_coordinate(value) for value in point])
+                records.end()
+                return f"sat: the given point is in the box, and the network maps it, exactly, into disjunct {at}"
+            if claim != "unsat":
+                raise Refused(f"'{str(claim)[:20]}' is neither sat nor unsat")
+            counts = Proof(graph, disjuncts, records).check()
+        except Refused as error:
+            raise Refused(str(error) if "record " in str(error) else f"{records.place}: {error}") from None
+    return (
+        f"unsat: in real arithmetic on the stored weights the network maps no point of the property's boxes into its "
+        f"unsafe set; checked: {counts.bounds} bounds of neurons in {counts.boxes} boxes, and {counts.leaves} leaves; "
+        f"{counts.exact} of these inequalities in exact arithmetic"
+    )
+
+
+def _named(path: Path, read: Callable[[], Made]) -> Made:
+    try:
+        return read()
+    except BadInput as error:
+        raise BadInput(f"{path}: {error}") from error
+
+
+def _coordinate(value: object) -> Fraction:
+    try:
+        if isinstance(value, str) and len(value) <= 4000:
+            return Fraction(value)
+    except (ValueError, ZeroDivisionError):
+        pass
+    raise Refused(f"'{str(value)[:40]}' is no rational number")
+
+
+def _content(path: Path) -> bytes:
+    """The content of a file, unpacked if it is gzipped."""
+    try:
+        data = path.read_bytes()
+        if data[:2] != b"\x1f\x8b":
+            return data
+        with gzip.open(path) as stream:
+            data = stream.read(MOST_BYTES + 1)
+    except (OSError, EOFError, zlib.error) as error:
+        raise BadInput(f"{path}: {error}") from error
+    if len(data) > MOST_BYTES:
+        raise BadInput(f"{path}: it is too large")
+    return data

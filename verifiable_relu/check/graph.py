@@ -1,0 +1,99 @@
+"""A network as the checker sees it: affine maps of flat vectors, and piecewise-linear activations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+from scipy import sparse
+
+from verifiable_relu.check.arithmetic import Matrix, Number
+
+
+@dataclass(eq=False)
+class Source:
+    """The input, a flat vector of so many variables."""
+
+    size: int
+
+
+@dataclass(eq=False)
+class Affine:
+    """v = Σ matrix·(value of node) + bias, in float64 numbers that hold the file's own weights without rounding.
+
+    Attributes:
+        terms: the number of a node, and a (size, size of that node) matrix; no node is named twice.
+        bias: (size,).
+        relative: where the operator's true coefficients are irrational or no binary numbers, a bound of the relative
+            error of every entry of the matrices and of the bias; otherwise 0.
+    """
+
+    terms: list[tuple[int, Matrix]]
+    bias: Number
+    relative: float = 0.0
+    absolute: list[tuple[int, Matrix]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.absolute = [(source, abs(matrix)) for source, matrix in self.terms]
+
+    @property
+    def size(self) -> int:
+        return len(self.bias)
+
+    @cached_property
+    def count(self) -> int:
+        """How many products other than zero a sum along a row or along a column of the matrices has, at most."""
+        rows = sum(int((matrix != 0).sum(1).max()) for _, matrix in self.terms)
+        return max(rows, *(int((matrix != 0).sum(0).max()) for _, matrix in self.terms))
+
+
+@dataclass(eq=False)
+class Activation:
+    """r = z where z ≥ 0 and slope·z where z ≤ 0, neuron by neuron, of the value z of node ``source``."""
+
+    source: int
+    slope: Number
+    name: str
+
+    @property
+    def size(self) -> int:
+        return len(self.slope)
+
+
+Node = Source | Affine | Activation
+
+
+@dataclass(eq=False)
+class Graph:
+    """Nodes, each behind those that it reads; the first is the input.
+
+    Attributes:
+        nodes: all of them.
+        output: the number of the one that is the network's output.
+    """
+
+    nodes: list[Node]
+    output: int
+
+    @property
+    def activations(self) -> list[int]:
+        """The numbers of the activations that the output depends on, in order."""
+        needed = {self.output}
+        for number in range(len(self.nodes) - 1, -1, -1):
+            if number in needed:
+                needed.update(sources(self.nodes[number]))
+        return [n for n in sorted(needed) if isinstance(self.nodes[n], Activation)]
+
+
+def sources(node: Node) -> list[int]:
+    """The numbers of the nodes that a node reads."""
+    if isinstance(node, Affine):
+        return [source for source, _ in node.terms]
+    return [node.source] if isinstance(node, Activation) else []
+
+
+def pick(index: Number, size: int) -> Matrix:
+    """The matrix that picks entries ``index`` of a vector of ``size`` numbers."""
+    rows = np.arange(len(index))
+    return sparse.csr_array((np.ones(len(index)), (rows, index)), shape=(len(index), size))

@@ -1,0 +1,216 @@
+"""The least values of forms: over the whole box, and at the leaves of a tree of splits.
+
+At a leaf some neurons are split: z ≥ 0 or z ≤ 0 is known of them. For any μ ≥ 0 of the rows of a polytope, which are at
+most zero in the unsafe set, and any multipliers w of neurons,
+
+    Σ μ_i·row_i = Σ μ_i·row_i + Σ w_j·(form of z_j − z_j),
+
+whose right side is affine in x and, for each open neuron j, a function of z_j alone, K_j·q_j(z_j) − w_j·z_j, which is
+linear on either side of 0: it is least at an end of a phase that the leaf allows. Where the sum of all least values is
+positive, no point of the leaf is unsafe.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+from scipy import sparse
+
+from verifiable_relu.check.arithmetic import EXACT, FLOAT, OWN, TINY, UNIT, Float, Number, gamma
+from verifiable_relu.check.conditions import Row
+from verifiable_relu.check.errors import BadInput, Refused
+from verifiable_relu.check.graph import Activation
+from verifiable_relu.check.lines import WORKING, Form, Relaxation, Slopes, fixed
+
+
+@dataclass
+class Least:
+    """Least values, (rows,), and how far they are off, at most."""
+
+    value: Number
+    slack: Number
+
+    def beyond(self, claim: Any) -> Number:
+        """(rows,) 1 where the least value is above the claim, −1 where it is not, 0 where rounding hides it."""
+        sure = np.asarray(self.value - self.slack > claim, bool)
+        never = ~np.asarray(self.value + self.slack > claim, bool)
+        return np.where(sure, 1, np.where(never, -1, 0))
+
+
+def of_box(relaxation: Relaxation, form: Form, slopes: Slopes, ring: Float) -> Least:
+    """The least values of forms made with ``slopes`` over the box and over what each q can be by itself."""
+    n = relaxation.inputs
+    x, lower, upper = form.coefficients[:, :n], ring.of(relaxation.lower), ring.of(relaxation.upper)
+    value = form.constant + np.where(x > 0, x * lower, x * upper).sum(1)
+    size = np.abs(form.constant) + np.abs(x) @ np.maximum(np.abs(lower), np.abs(upper))
+    for neurons in relaxation.neurons.values():
+        if not len(neurons.open) or n + neurons.part.stop > form.coefficients.shape[1]:
+            continue
+        a = form.coefficients[:, n:][:, neurons.part]
+        t = slopes(neurons, a, ring)
+        above, below = (1 - t) * ring.of(neurons.high), (ring.of(neurons.slope) - t) * ring.of(neurons.low)
+        low = np.minimum(np.minimum(above, below), 0)
+        high = np.maximum(np.maximum(above, below), 0)
+        value = value + np.where(a > 0, a * low, a * high).sum(1)
+        size = size + (np.abs(a) * np.maximum(-low, high)).sum(1)
+    if ring.exact:
+        return Least(value, form.error)
+    terms = form.coefficients.shape[1] + len(relaxation.neurons) + 8
+    return Least(value, form.error + OWN * (gamma(terms) * size + TINY))
+
+
+@dataclass(eq=False)
+class Leaves:
+    """Leaves of one tree.
+
+    Attributes:
+        split: (leaves, neurons) int8, of the tree's neurons: 1 active, −1 inactive, 0 neither.
+        multipliers: (leaves, neurons) sparse, w.
+        rows: (leaves, rows) μ.
+    """
+
+    split: Number
+    multipliers: sparse.csr_array
+    rows: Number
+
+
+class Tree:
+    """What all leaves of a tree share.
+
+    Args:
+        relaxation: with bounds of all pre-activations.
+        rows: of the polytope.
+        slopes: (open,) of all open neurons.
+        neurons: those that are split or have multipliers, as (number of the activation, neuron).
+    """
+
+    def __init__(self, relaxation: Relaxation, rows: list[Row], slopes: Number, neurons: list[tuple[int, int]]) -> None:
+        self.relaxation, self.rows, self.neurons = relaxation, rows, neurons
+        self._slopes, self._matrix = slopes, integral(rows, relaxation.graph.nodes[relaxation.graph.output].size)
+        places = []
+        for activation, neuron in neurons:
+            known = relaxation.neurons[activation]
+            at = np.searchsorted(known.open, neuron)
+            if at == len(known.open) or known.open[at] != neuron:
+                raise Refused(f"neuron {neuron} of the activation {activation} has one phase by its bounds")
+            places.append(known.first + int(at))
+        if len(set(places)) < len(places):
+            raise Refused("a neuron is named twice")
+        self._places = np.array(places, dtype=np.intp)
+        self._low, self._high, self._slope = (
+            np.concatenate([np.zeros(0), *(getattr(known, name) for known in relaxation.neurons.values())])
+            for name in ("low", "high", "slope")
+        )
+        self._forms = self._joined([self._objective(), *self._single()])
+        n, form = relaxation.inputs, self._forms
+        most = np.maximum(np.abs(relaxation.lower), np.abs(relaxation.upper))
+        above, below = self._q(FLOAT)
+        most = np.concatenate([most, np.maximum(np.abs(above), np.abs(below))])
+        # By how much one unit of a multiplier makes all numbers together larger.
+        self._sizes = np.abs(form.coefficients) @ most + np.abs(form.constant)
+        self._sizes[len(rows) :] += np.maximum(-self._low, self._high)[self._places]
+        self._spread = 1 + float(most.sum()) + float(np.maximum(-self._low, self._high).sum())
+        self._inputs = n
+
+    def _q(self, ring: Float) -> tuple[Number, Number]:
+        """q at the upper and at the lower end."""
+        t = ring.of(self._slopes)
+        return (1 - t) * ring.of(self._high), (ring.of(self._slope) - t) * ring.of(self._low)
+
+    def _objective(self) -> Form:
+        graph = self.relaxation.graph
+        form = self.relaxation.forms({graph.output: self._matrix[0]}, fixed(self._slopes))
+        most = self._matrix[1].astype(float)
+        error = form.error + 8 * UNIT * (np.abs(form.constant) + np.abs(most)) + TINY
+        return Form(form.coefficients, form.constant - most, error)
+
+    def _single(self) -> list[Form]:
+        """The forms of the neurons' pre-activations."""
+        nodes, found = self.relaxation.graph.nodes, []
+        activations = np.array([activation for activation, _ in self.neurons])
+        at = 0
+        while at < len(self.neurons):
+            node = nodes[activations[at]]
+            assert isinstance(node, Activation)
+            widest = max(other.size for other in nodes)
+            together = activations[at : at + max(1, WORKING // widest)] == activations[at]
+            count = len(together) if together.all() else int(together.argmin())
+            unit = np.zeros((count, node.size))
+            unit[np.arange(count), [neuron for _, neuron in self.neurons[at : at + count]]] = 1
+            found.append(self.relaxation.forms({node.source: unit}, fixed(self._slopes)))
+            at += count
+        return found
+
+    @staticmethod
+    def _joined(forms: list[Form]) -> Form:
+        parts = zip(*((f.coefficients, f.constant, f.error) for f in forms), strict=True)
+        return Form(*(np.concatenate(part) for part in parts))
+
+    def least(self, leaves: Leaves) -> Least:
+        """The least values of Σ μ·row at leaves, in float64.
+
+        All numbers that are added for a leaf are together at most ``size``.
+        """
+        form, n, count = self._forms, self._inputs, len(self.rows)
+        weights = sparse.hstack([sparse.csr_array(leaves.rows), leaves.multipliers], format="csr")
+        c, constant = np.asarray(weights @ form.coefficients), weights @ form.constant
+        x = c[:, :n]
+        value = constant + np.where(x > 0, x * self.relaxation.lower, x * self.relaxation.upper).sum(1)
+        value = value + self._phases(c[:, n:], leaves.split, leaves.multipliers.toarray(), FLOAT).sum(1)
+        absolute = abs(weights)
+        size, error = absolute @ self._sizes, absolute @ form.error
+        terms = c.shape[1] + len(self.neurons) + count + 16
+        return Least(value, OWN * (error + 2 * gamma(terms) * size + TINY * self._spread * (1 + absolute.sum(1))))
+
+    def _phases(self, k: Number, split: Number, w: Number, ring: Float) -> Number:
+        """(leaves, open) the least values of K·q(z) − w·z over what is left of each neuron."""
+        (above, below), high, low = self._q(ring), ring.of(self._high), ring.of(self._low)
+        at_upper, at_lower = k * above, k * below
+        places = self._places
+        at_upper[:, places] = at_upper[:, places] - w * high[places]
+        at_lower[:, places] = at_lower[:, places] - w * low[places]
+        at_upper[:, places] = np.where(split < 0, 0, at_upper[:, places])
+        at_lower[:, places] = np.where(split > 0, 0, at_lower[:, places])
+        return np.minimum(np.minimum(at_upper, at_lower), 0)
+
+    def exactly(self, split: Number, w: Number, mu: Number) -> Least:
+        """The least value at one leaf in exact arithmetic: one walk through the network; the arguments are (…,)."""
+        relaxation, ring = self.relaxation, EXACT
+        nodes, output = relaxation.graph.nodes, relaxation.graph.output
+        objective = ring.of(mu)[None] @ ring.of(self._matrix[0])
+        rows = {output: objective}
+        for (activation, neuron), weight in zip(self.neurons, w.tolist(), strict=True):
+            if weight:
+                node = nodes[activation]
+                assert isinstance(node, Activation)
+                row = rows.setdefault(node.source, ring.of(np.zeros((1, node.size))))
+                row[0, neuron] += Fraction(weight)
+        form = relaxation.forms(rows, fixed(self._slopes), ring)
+        x = form.coefficients[:, : self._inputs]
+        value = form.constant - ring.of(mu) @ self._matrix[1]
+        value = value + np.where(x > 0, x * ring.of(relaxation.lower), x * ring.of(relaxation.upper)).sum(1)
+        k = form.coefficients[:, self._inputs :]
+        value = value + self._phases(k, split[None], ring.of(w)[None], ring).sum(1)
+        return Least(value, form.error)
+
+
+def integral(rows: list[Row], outputs: int) -> tuple[Number, Number]:
+    """(rows, outputs) the rows times the least number that makes their coefficients integers; (rows,) the right sides.
+
+    The right sides are ``Fraction``.
+
+    Raises:
+        BadInput: if there are no such integers below 2⁵³.
+    """
+    matrix, most = np.zeros((len(rows), outputs)), np.empty(len(rows), dtype=object)
+    for at, row in enumerate(rows):
+        scale = int(np.lcm.reduce([coefficient.denominator for _, coefficient in row.y], dtype=object))
+        for output, coefficient in row.y:
+            if abs(coefficient * scale) > 1 << 53 or output >= outputs:
+                raise BadInput("a coefficient of a condition has too many digits, or is of no output")
+            matrix[at, output] = int(coefficient * scale)
+        most[at] = row.most * scale
+    return matrix, most

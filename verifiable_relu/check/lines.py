@@ -1,0 +1,221 @@
+"""Affine forms pulled back through a network whose neurons lie between claimed bounds.
+
+Of a neuron with the pre-activation z between l < 0 and u > 0 and the slope s below zero, the value is r = t·z + q for
+any slope t, and q, which is a function of z, is (1 − t)·z where z ≥ 0 and (s − t)·z where z ≤ 0: it lies between the
+least and the largest of 0, (1 − t)·u and (s − t)·l. Putting t·z + q in the place of r, node by node from the last to
+the first, makes of any sum of values an affine form of the input x and of the q.
+
+In float64 a form comes with an ``error``: how far it is from what it stands for, at most, at any point of the box.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from verifiable_relu.check.arithmetic import FLOAT, OWN, TINY, UNIT, Float, Number, gamma
+from verifiable_relu.check.graph import Activation, Affine, Graph, Node
+
+WORKING = 1 << 22
+"""Most coefficients of one node that are pulled back at once."""
+
+
+@dataclass(eq=False)
+class Form:
+    """Forms coefficients·(x, q of all open neurons) + constant, one a row; shaped (rows, …)."""
+
+    coefficients: Number
+    constant: Number
+    error: Number
+
+
+class Neurons:
+    """The claimed bounds of one activation's pre-activations, and what follows from them.
+
+    Attributes:
+        lower, upper: (size,).
+        open: the neurons, by number, that the bounds leave between two phases.
+        passing: (size,) the slope of the others.
+        first: where the open ones begin among those of all activations.
+    """
+
+    def __init__(self, node: Activation, lower: Number, upper: Number, first: int) -> None:
+        self.lower, self.upper, self.first = lower, upper, first
+        self.passing = np.where(lower >= 0, 1.0, node.slope)
+        self.open = np.flatnonzero((lower < 0) & (upper > 0))
+        self.slope = node.slope[self.open]
+        self.low, self.high = lower[self.open], upper[self.open]
+        self.chord = np.clip(
+            (self.high - self.slope * self.low) / (self.high - self.low),
+            np.minimum(self.slope, 1.0),
+            np.maximum(self.slope, 1.0),
+        )
+
+    @property
+    def part(self) -> slice:
+        """Of the open neurons among those of all activations."""
+        return slice(self.first, self.first + len(self.open))
+
+
+Slopes = Callable[[Neurons, Number, Float], Number]
+"""The slopes t of an activation's open neurons, given their coefficients (rows, open); broadcastable to these."""
+
+
+class Relaxation:
+    """A network over a box, with bounds of pre-activations that are known so far.
+
+    Args:
+        graph: the network.
+        lower, upper: (inputs,) the box, in float64.
+    """
+
+    def __init__(self, graph: Graph, lower: Number, upper: Number) -> None:
+        self.graph, self.lower, self.upper = graph, lower, upper
+        self.neurons: dict[int, Neurons] = {}
+        self._ends: dict[int, tuple[Number, Number]] = {0: (lower, upper)}
+        self._units: dict[int, tuple[Number, float]] = {}
+
+    @property
+    def inputs(self) -> int:
+        return len(self.lower)
+
+    @property
+    def open(self) -> int:
+        """How many open neurons there are so far."""
+        return sum(len(n.open) for n in self.neurons.values())
+
+    def claim(self, activation: int, lower: Number, upper: Number) -> None:
+        """Go on with these bounds of the pre-activations of an activation."""
+        node = self.graph.nodes[activation]
+        assert isinstance(node, Activation)
+        self.neurons[activation] = Neurons(node, lower, upper, self.open)
+
+    def ends(self, number: int) -> tuple[Number, Number]:
+        """Bounds of a node's value by interval arithmetic from the claimed bounds before it, rounded outward.
+
+        Of W·v + b with |v − c| ≤ r the bounds are W·c + b ∓ |W|·r; the terms of all sums are together at most
+        2·(|W|·(|c| + r) + |b|).
+        """
+        if number not in self._ends:
+            node = self.graph.nodes[number]
+            if isinstance(node, Activation):
+                known = self.neurons[number]
+                below = np.where(known.lower >= 0, known.lower, node.slope * known.lower)
+                above = np.where(known.upper >= 0, known.upper, node.slope * known.upper)
+                low, high = np.minimum(below, above), np.maximum(below, above)
+                # The kink lies between the ends.
+                kink = (known.lower < 0) & (known.upper > 0)
+                low, high = np.where(kink, np.minimum(low, 0), low), np.where(kink, np.maximum(high, 0), high)
+                slack = 4 * UNIT * (np.abs(low) + np.abs(high)) + TINY
+                self._ends[number] = low - slack, high + slack
+            else:
+                assert isinstance(node, Affine)
+                self._ends[number] = self._image(node)
+        return self._ends[number]
+
+    def _image(self, node: Affine) -> tuple[Number, Number]:
+        middle, reach, size = node.bias.copy(), np.zeros(node.size), np.abs(node.bias)
+        spread = 0.0
+        for (source, matrix), (_, absolute) in zip(node.terms, node.absolute, strict=True):
+            low, high = self.ends(source)
+            center = 0.5 * low + 0.5 * high
+            radius = np.nextafter(np.maximum(high - center, center - low), np.inf)
+            middle += matrix @ center
+            reach += absolute @ radius
+            size += absolute @ (np.abs(center) + radius)
+            spread += float(np.abs(center).sum() + radius.sum())
+        slack = OWN * 2 * (gamma(node.count + 8) + node.relative) * size + TINY * (1 + spread)
+        return middle - reach - slack, middle + reach + slack
+
+    def most(self, number: int) -> Number:
+        """(size,) how large the value of a node is, at most, in the box."""
+        low, high = self.ends(number)
+        return np.maximum(np.abs(low), np.abs(high))
+
+    def _unit(self, number: int, node: Affine) -> tuple[Number, float]:
+        """(size,) how much pulling one unit of a coefficient back through a node changes a form, at most; and TINY's.
+
+        The row a of a·v, v = W·w + b, becomes fl(a·W), which is off by at most γ·|a|·|W|, and the constant grows by
+        fl(a·b). At |w| ≤ M that changes a·v by at most γ·|a|·|W|·M + γ′·|a|·|b|, where γ′ also covers the additions of
+        the constants of all nodes, and both cover what W and b are off by. Products with zeros are exact.
+        """
+        if number not in self._units:
+            size, spread = np.zeros(node.size), 0.0
+            for source, absolute in node.absolute:
+                size = size + absolute @ self.most(source)
+                spread += float(self.most(source).sum())
+            # Of a·b, all of a node's entries are one sum.
+            terms, offsets = node.count + 8, node.size + len(self.graph.nodes) + 8
+            unit = (gamma(terms) + node.relative) * size + (gamma(offsets) + node.relative) * np.abs(node.bias)
+            self._units[number] = unit, TINY * (1 + spread)
+        return self._units[number]
+
+    def forms(self, rows: dict[int, Number], slopes: Slopes, arithmetic: Float = FLOAT) -> Form:
+        """The forms of Σ rows·(value of node), given (rows, size of the node) by the number of the node."""
+        ring, nodes = arithmetic, self.graph.nodes
+        pending = {number: ring.of(part) for number, part in rows.items()}
+        count = len(next(iter(pending.values())))
+        constant, error = ring.of(np.zeros(count)), ring.of(np.zeros(count))
+        found = ring.of(np.zeros((count, self.inputs + self.open)))
+        while pending:
+            number = max(pending)
+            a, node = pending.pop(number), nodes[number]
+            given: list[tuple[int, Number]] = []
+            if isinstance(node, Activation):
+                known = self.neurons[number]
+                passing = np.broadcast_to(ring.of(known.passing), a.shape)
+                if len(known.open):
+                    mine = a[:, known.open]
+                    found[:, self.inputs :][:, known.part] = mine
+                    passing = passing.copy()
+                    passing[:, known.open] = slopes(known, mine, ring)
+                given = [(node.source, a * passing)]
+            elif isinstance(node, Affine):
+                constant = constant + a @ ring.of(node.bias)
+                given = [(source, ring.times(a, matrix)) for source, matrix in node.terms]
+            else:
+                found[:, : self.inputs] = a
+            error = error + self._lost(number, node, a, given, ring)
+            for source, part in given:
+                if source in pending:
+                    part = pending[source] + part
+                    if not ring.exact:
+                        error = error + np.abs(part) @ (UNIT * self.most(source))
+                pending[source] = part
+        return Form(found, constant, OWN * error if not ring.exact else error)
+
+    def _lost(self, number: int, node: Node, a: Number, given: list[tuple[int, Number]], ring: Float) -> Number:
+        """What one step back changes, at most."""
+        if ring.exact:
+            if isinstance(node, Affine) and node.relative:
+                return np.asarray(np.abs(a) @ ring.of(OWN * self._unit(number, node)[0]))
+            return ring.of(np.zeros(len(a)))
+        if isinstance(node, Activation):
+            ((source, part),) = given
+            return np.abs(part) @ (UNIT * self.most(source)) + TINY * (1 + float(self.most(source).sum()))
+        if isinstance(node, Affine):
+            unit, lost = self._unit(number, node)
+            return np.abs(a) @ unit + lost
+        return np.zeros(len(a))
+
+
+def fixed(vector: Number) -> Slopes:
+    """The same slopes, one for each of the open neurons of all activations, for all rows."""
+    return lambda neurons, a, ring: ring.of(vector[neurons.part])
+
+
+def signed(vector: Number) -> Slopes:
+    """Where a coefficient wants the activation to be as large as it can be, its chord, otherwise the slope given.
+
+    Args:
+        vector: a slope for each of the open neurons of all activations, the same or (rows, open) for each row.
+    """
+
+    def choose(neurons: Neurons, a: Number, ring: Float) -> Number:
+        # The chord is above a convex activation, and below a concave one.
+        far = a * np.where(neurons.slope > 1, -1, 1) < 0
+        return np.where(far, ring.of(neurons.chord), ring.of(vector[..., neurons.part]))
+
+    return choose

@@ -1,0 +1,116 @@
+"""ONNX files as graphs, read through ONNX's own protobuf classes, one operator after another."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+from onnx.reference import ReferenceEvaluator
+
+from verifiable_relu.check.arithmetic import Number
+from verifiable_relu.check.errors import BadInput
+from verifiable_relu.check.graph import Graph, Source
+from verifiable_relu.check.operators import LARGEST, OPERATORS, Builder, Call, Tensor, Value
+
+MOVES = {"Cast", "Concat", "Gather", "Identity", "Reshape", "Shape", "Slice", "Squeeze", "Transpose", "Unsqueeze"}
+"""Operators that are evaluated where all their inputs are constants: they move numbers and round none."""
+
+
+def read_model(data: bytes) -> Graph:
+    """The graph of an ONNX file with one input and one output; a leading axis of the input of unknown size is 1.
+
+    Raises:
+        BadInput: naming the node that is malformed or unknown.
+    """
+    try:
+        model = onnx.load_from_string(data)
+        onnx.checker.check_model(model)
+    except Exception as error:
+        raise BadInput(f"no ONNX model: {' '.join(str(error).split())[:200]}") from error
+    return _Reader(model).graph()
+
+
+class _Reader:
+    """The tensors of a model's graph, read in the order of the file."""
+
+    def __init__(self, model: onnx.ModelProto) -> None:
+        self.model = model
+        self.build = Builder()
+        self.tensors: dict[str, Value | None] = {"": None}
+        self.opset = max((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), default=0)
+
+    def graph(self) -> Graph:
+        graph = self.model.graph
+        if graph.sparse_initializer or self.model.functions or self.opset < 7:
+            raise BadInput("sparse weights, functions of its own, and operator sets before 7 are not known")
+        for initializer in graph.initializer:
+            self._name(initializer.name, _array(initializer))
+        inputs = [i for i in graph.input if i.name not in self.tensors]
+        if len(inputs) != 1 or len(graph.output) != 1:
+            raise BadInput("a network with one input and one output is expected")
+        dims = [d.dim_value for d in inputs[0].type.tensor_type.shape.dim]
+        if dims and dims[0] <= 0:
+            dims[0] = 1
+        if not dims or min(dims) <= 0 or np.prod(dims, dtype=float) > LARGEST:
+            raise BadInput("the shape of the input is not known")
+        size = int(np.prod(dims))
+        self.build.nodes.append(Source(size))
+        self._name(inputs[0].name, Tensor(0, np.arange(size).reshape(dims)))
+        for node in graph.node:
+            place = f"node '{node.name or ' '.join(node.output)}' ({node.op_type})"
+            try:
+                found = self._value(node)
+                if np.size(found.index if isinstance(found, Tensor) else found) == 0:
+                    raise BadInput("it is empty")
+                if isinstance(found, np.ndarray) and not np.isfinite(found).all():
+                    raise BadInput("it is not finite")
+                self._name(node.output[0], found)
+            except BadInput as error:
+                raise BadInput(f"{place}: {error}") from error
+            except (ArithmeticError, AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+                raise BadInput(f"{place}: {type(error).__name__}: {error}") from error
+        output = self.tensors.get(graph.output[0].name)
+        if not isinstance(output, Tensor):
+            raise BadInput("the output does not depend on the input")
+        return Graph(self.build.nodes, self.build.settled(output))
+
+    def _name(self, name: str, value: Value) -> None:
+        if name in self.tensors:
+            raise BadInput(f"two tensors are named '{name}'")
+        self.tensors[name] = value
+
+    def _value(self, node: onnx.NodeProto) -> Value:
+        if node.domain not in ("", "ai.onnx"):
+            raise BadInput(f"the operator set '{node.domain}' is not known")
+        inputs = [self.tensors[name] for name in node.input]
+        attributes: dict[str, Any] = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+        if node.op_type == "Constant":
+            if not isinstance(attributes.get("value"), onnx.TensorProto):
+                raise BadInput("a constant is expected to be a tensor")
+            return _array(attributes["value"])
+        if node.op_type == "Shape" and isinstance(inputs[0], Tensor):
+            return np.array(inputs[0].shape, np.int64)[attributes.get("start", 0) : attributes.get("end")]
+        if not any(isinstance(value, Tensor) for value in inputs):
+            return self._constant(node, [value for value in inputs if isinstance(value, np.ndarray)])
+        operator = OPERATORS.get(node.op_type)
+        if operator is None:
+            raise BadInput("the operator is not known")
+        return operator(Call(self.build, node.output[0], inputs, attributes, self.opset))
+
+    def _constant(self, node: onnx.NodeProto, inputs: list[Number]) -> Number:
+        if node.op_type not in MOVES or len(inputs) < len(node.input):
+            raise BadInput("arithmetic of constants is not known")
+        evaluator: Any = ReferenceEvaluator(node, opsets={"": self.opset})
+        made = evaluator.run(None, dict(zip(node.input, inputs, strict=True)))
+        found = np.asarray(made[0])
+        if node.op_type == "Cast" and not (inputs[0].astype(np.float64) == found.astype(np.float64)).all():
+            raise BadInput("the cast changes numbers")
+        return found
+
+
+def _array(tensor: onnx.TensorProto) -> Number:
+    if tensor.data_location == onnx.TensorProto.EXTERNAL:
+        raise BadInput(f"the weights '{tensor.name}' are in another file")
+    return np.array(numpy_helper.to_array(tensor))

@@ -1,0 +1,132 @@
+"""Certificates as streams of records: JSON objects, one a line, gzipped or not."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from verifiable_relu.check.arithmetic import Number
+from verifiable_relu.check.errors import BadInput, Refused
+
+LONGEST = 1 << 28
+"""Most bytes of one line."""
+
+
+class Records:
+    """The records of a file, one after another; the next one is looked at before it is taken.
+
+    Args:
+        lines: a function that reads the next line, of so many bytes at most.
+    """
+
+    def __init__(self, lines: Callable[[int], bytes]) -> None:
+        self._lines = lines
+        self._next: dict[str, Any] | None = None
+        self.count = 0
+
+    @property
+    def place(self) -> str:
+        return f"record {self.count}"
+
+    def peek(self) -> dict[str, Any]:
+        """The record that is next."""
+        if self._next is None:
+            line = self._read()
+            if not line.endswith(b"\n"):
+                raise Refused("the certificate ends too early" if len(line) <= LONGEST else "a line is too long")
+            try:
+                record = json.loads(line, object_pairs_hook=_unique, parse_float=_no, parse_constant=_no)
+            except (ValueError, RecursionError) as error:
+                raise Refused(f"no record: {str(error)[:80]}") from error
+            if not isinstance(record, dict):
+                raise Refused("a record is an object")
+            self._next = record
+        return self._next
+
+    def take(self, *keys: str, optional: tuple[str, ...] = ()) -> list[Any]:
+        """The values of a record with just these keys; of an optional one that is missing, None."""
+        record = self.peek()
+        self.count += 1
+        if not set(keys) <= record.keys() <= {*keys, *optional}:
+            raise Refused(f"a record of {', '.join(keys)} is expected, not of {', '.join(record)[:80] or 'nothing'}")
+        self._next = None
+        return [record.get(key) for key in (*keys, *optional)]
+
+    def end(self) -> None:
+        """Make sure that nothing is left."""
+        before = self.count
+        (count,) = self.take("end")
+        if type(count) is not int or count != before:
+            raise Refused(f"{before} records come before the end, not {str(count)[:20]}")
+        if self._read():
+            raise Refused("something follows the end")
+
+    def _read(self) -> bytes:
+        try:
+            return self._lines(LONGEST + 1)
+        except (EOFError, OSError, zlib.error) as error:
+            raise Refused(f"the certificate cannot be read: {error}") from error
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[Records]:
+    """The records of a file.
+
+    Raises:
+        BadInput: if there is no such file.
+    """
+    try:
+        file = path.open("rb")
+    except OSError as error:
+        raise BadInput(f"{path}: {error.strerror}") from error
+    with file:
+        packed = file.read(2) == b"\x1f\x8b"
+        file.seek(0)
+        if packed:
+            with gzip.GzipFile(fileobj=file) as stream:
+                yield Records(stream.readline)
+        else:
+            yield Records(file.readline)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len({key for key, _ in pairs}) < len(pairs):
+        raise ValueError("a key occurs twice")
+    return dict(pairs)
+
+
+def _no(text: str) -> None:
+    raise ValueError(f"'{text[:20]}' is no integer")
+
+
+def integers(value: Any, size: int | None = None) -> list[int]:
+    """A list of integers, of so many."""
+    if not isinstance(value, list) or not set(map(type, value)) <= {int}:
+        raise Refused("a list of integers is expected")
+    if size is not None and len(value) != size:
+        raise Refused(f"{size} integers are expected, not {len(value)}")
+    return value
+
+
+def integer(value: Any, size: int, what: str) -> int:
+    """An integer of 0 … size − 1."""
+    if type(value) is not int or not 0 <= value < size:
+        raise Refused(f"{str(value)[:20]} is the number of no {what}")
+    return value
+
+
+def numbers(value: Any, size: int | None = None) -> Number:
+    """[exponent, mantissa, mantissa, …]: the numbers mantissa·2^exponent, exactly, in float64."""
+    exponent, *mantissas = integers(value, None if size is None else size + 1) or [0]
+    if not -900 <= exponent <= 900:
+        raise Refused(f"the exponent {str(exponent)[:20]} is beyond ±900")
+    if mantissas and max(max(mantissas), -min(mantissas)) > 1 << 53:
+        raise Refused("a mantissa is beyond ±2⁵³")
+    return np.ldexp(np.array(mantissas, np.float64), exponent)

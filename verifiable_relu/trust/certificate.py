@@ -1,0 +1,260 @@
+"""Certificates of *unsat* and *sat* as the verifier writes them; ``docs/certificates.md`` says what they mean.
+
+What is written here is plain data. Nothing is computed but the encoding of numbers, all of which are float64 and are
+written without rounding.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+from verifiable_relu.errors import UnsupportedError
+from verifiable_relu.spec.property import Polytope
+
+VERSION = 1
+
+_ACTIVATIONS = ("LeakyRelu", "PRelu", "Relu")
+
+_SAYS = {
+    "unsat": "No point of the property's boxes is mapped into its unsafe set by the network's stored weights "
+    "in real arithmetic.",
+    "sat": "The point is in a box of the property, and the network's stored weights map it into the unsafe set "
+    "in real arithmetic.",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class OwnSlopes:
+    """What proves one bound of one neuron.
+
+    Attributes:
+        neuron: its number in its activation.
+        sign: +1 for the lower bound, −1 for the upper one.
+        slopes: (open neurons of all earlier activations,).
+    """
+
+    neuron: int
+    sign: int
+    slopes: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class Claim:
+    """Bounds of the inputs of one activation.
+
+    Attributes:
+        lower: (size,).
+        upper: (size,).
+        slopes: (open neurons,) the slopes that later rows without slopes of their own use.
+        own: neurons' own slopes.
+    """
+
+    lower: np.ndarray
+    upper: np.ndarray
+    slopes: np.ndarray
+    own: Sequence[OwnSlopes] = ()
+
+    @property
+    def open(self) -> np.ndarray:
+        """The neurons that the bounds leave in two phases."""
+        return np.flatnonzero((self.lower < 0) & (self.upper > 0))
+
+
+@dataclass(frozen=True, eq=False)
+class Plain:
+    """A polytope that needs no split.
+
+    Attributes:
+        rows: (rows,) multipliers, not negative.
+        slopes: (open neurons of all activations,).
+    """
+
+    rows: np.ndarray
+    slopes: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class Leaf:
+    """One leaf of a tree.
+
+    Attributes:
+        splits: (splits,) neurons of the tree.
+        sides: (splits,) +1 active, −1 inactive.
+        neurons: (multipliers,) neurons of the tree.
+        multipliers: (multipliers,).
+        rows: (rows,) multipliers of the rows, not negative.
+    """
+
+    splits: np.ndarray
+    sides: np.ndarray
+    neurons: np.ndarray
+    multipliers: np.ndarray
+    rows: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class Tree:
+    """A polytope that needs splits.
+
+    Attributes:
+        slopes: (open neurons of all activations,).
+        neurons: for each neuron of the tree the number of its activation, and its number there.
+        leaves: all leaves.
+    """
+
+    slopes: np.ndarray
+    neurons: Sequence[tuple[int, int]]
+    leaves: Sequence[Leaf]
+
+
+@dataclass(frozen=True, eq=False)
+class Proof:
+    """What excludes the unsafe set of one query.
+
+    Attributes:
+        claims: of each activation, in the order of the network.
+        polytopes: the rows of each, in the order that its proof counts them.
+        proofs: for each polytope.
+    """
+
+    claims: Sequence[Claim]
+    polytopes: Sequence[Polytope]
+    proofs: Sequence[Plain | Tree]
+
+
+def write_unsat(path: Path, network: bytes, prop: bytes, proofs: Sequence[tuple[int, Proof]]) -> None:
+    """Write a certificate that no box reaches the unsafe set.
+
+    Args:
+        path: the file, which is gzipped.
+        network: the bytes of the ONNX file, unpacked.
+        prop: the bytes of the VNN-LIB file, unpacked.
+        proofs: of all queries that the property makes, each with the number of its box among the property's different
+            boxes, in their order.
+
+    Raises:
+        UnsupportedError: if a number is out of the format's range, or the network has activations that the format
+            does not know.
+    """
+    names = _activations(network)
+    parts = (record for box, proof in proofs if proof.polytopes for record in _part(box, names, proof))
+    _write(path, "unsat", network, prop, parts)
+
+
+def write_sat(path: Path, network: bytes, prop: bytes, point: Sequence[Fraction]) -> None:
+    """Write a certificate that a point is a counterexample; the arguments are those of ``write_unsat``."""
+    _write(path, "sat", network, prop, iter([{"point": [str(value) for value in point]}]))
+
+
+def _write(path: Path, claim: str, network: bytes, prop: bytes, records: Iterator[dict[str, Any]]) -> None:
+    digests = {"network": hashlib.sha256(network).hexdigest(), "property": hashlib.sha256(prop).hexdigest()}
+    count = 1
+    with gzip.open(path, "wt", compresslevel=4, encoding="ascii", newline="\n") as file:
+        file.write(json.dumps({"certificate": VERSION, "claim": claim, **digests, "says": _SAYS[claim]}) + "\n")
+        for record in records:
+            file.write(json.dumps(record, separators=(",", ":")) + "\n")
+            count += 1
+        file.write(json.dumps({"end": count}) + "\n")
+
+
+def _activations(network: bytes) -> list[str]:
+    """The outputs of the activations that the network's output depends on, in the order of the file."""
+    graph = onnx.load_from_string(network).graph
+    needed = {graph.output[0].name}
+    found = []
+    for node in reversed(graph.node):
+        if needed.intersection(node.output):
+            needed.update(node.input)
+            if node.op_type in _ACTIVATIONS:
+                found.append(node.output[0])
+    return found[::-1]
+
+
+def _part(box: int, names: list[str], proof: Proof) -> Iterator[dict[str, Any]]:
+    if len(names) != len(proof.claims):
+        raise UnsupportedError(f"the file has {len(names)} activations, the network {len(proof.claims)}")
+    rows = [
+        [{"y": [[i, str(c)] for i, c in row.coefficients], "most": str(row.bound)} for row in polytope]
+        for polytope in proof.polytopes
+    ]
+    yield {"part": {"box": box, "polytopes": rows}}
+    yield {"root": len(names)}
+    for name, claim in zip(names, proof.claims, strict=True):
+        bounds = {"lower": encoded(claim.lower), "upper": encoded(claim.upper)}
+        yield {"activation": name, **bounds, "slopes": encoded(claim.slopes)}
+        for own in claim.own:
+            yield {"row": [own.neuron, own.sign], "slopes": encoded(own.slopes)}
+    for each in proof.proofs:
+        if isinstance(each, Plain):
+            yield {"plain": encoded(each.rows), "slopes": encoded(each.slopes)}
+        else:
+            groups: list[tuple[int, list[int]]] = []
+            for activation, neuron in each.neurons:
+                if not groups or groups[-1][0] != activation:
+                    groups.append((activation, []))
+                groups[-1][1].append(neuron)
+            yield {"tree": encoded(each.slopes), "neurons": groups}
+            yield from _nodes(each)
+
+
+def _nodes(tree: Tree) -> Iterator[dict[str, Any]]:
+    """The tree in preorder. Wherever all leaves of a part of it are split on one neuron, that neuron may come first."""
+    matrix = np.zeros((len(tree.leaves), len(tree.neurons)), np.int8)
+    for at, leaf in enumerate(tree.leaves):
+        matrix[at, leaf.splits] = leaf.sides
+    waiting = [(np.arange(len(tree.leaves)), np.ones(len(tree.neurons), bool))]
+    while waiting:
+        members, left = waiting.pop()
+        if len(members) == 1 and not (matrix[members[0]] != 0)[left].any():
+            yield _leaf(tree.leaves[members[0]])
+            continue
+        common = left & (matrix[members] != 0).all(0)
+        if not len(members) or not common.any():
+            raise UnsupportedError("the leaves of a tree do not cover it")
+        chosen = int(common.argmax())
+        yield {"split": chosen}
+        rest = left.copy()
+        rest[chosen] = False
+        for side in (-1, 1):
+            waiting.append((members[matrix[members, chosen] == side], rest))
+
+
+def _leaf(leaf: Leaf) -> dict[str, Any]:
+    exponent, *mantissas = encoded(leaf.multipliers)
+    pairs = [number for pair in zip(leaf.neurons.tolist(), mantissas, strict=True) for number in pair]
+    record: dict[str, Any] = {"leaf": [exponent, *pairs]}
+    if len(leaf.rows) > 1:
+        record["rows"] = encoded(leaf.rows)
+    return record
+
+
+def encoded(values: np.ndarray) -> list[int]:
+    """[exponent, mantissa, …] of float64 numbers mantissa·2^exponent, as short as they allow.
+
+    Raises:
+        UnsupportedError: if some are not finite, or not of one scale.
+    """
+    flat = np.asarray(values, np.float64).ravel()
+    if not np.isfinite(flat).all():
+        raise UnsupportedError("a number of the certificate is not finite")
+    fraction, exponent = np.frexp(flat)
+    used = fraction != 0
+    if not used.any():
+        return [0, *[0] * len(flat)]
+    # As integers of 53 bits, the zeros at whose ends belong to the exponent.
+    whole = np.ldexp(fraction[used], 53).astype(np.int64)
+    trailing = np.log2((whole & -whole).astype(np.float64)).astype(np.int64)
+    least = int((exponent[used] - 53 + trailing).min())
+    if not -900 <= least <= 900 or float(np.abs(flat).max()) > np.ldexp(1.0, min(least + 53, 1000)):
+        raise UnsupportedError("numbers of the certificate differ too much in size")
+    return [least, *np.ldexp(flat, -least).astype(np.int64).tolist()]

@@ -1,0 +1,268 @@
+"""Recording what proves bounds while they are computed, for certificates (``trust.certificate``).
+
+A certificate's bounds are checked with other arithmetic than they are computed with, and in it every bound rests on
+those before it. So each layer's bounds are made a little looser, and their numbers short, before the next layer is
+bounded with them; and slopes that were searched for are rounded before the bounds that are kept are computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from verifiable_relu.bounds import Ascent, Bounds, Relaxation, ascend
+from verifiable_relu.bounds.tighten import Search, signed
+from verifiable_relu.bounds.types import Lines
+from verifiable_relu.network.nodes import Activation
+from verifiable_relu.network.piecewise import SLOPES
+from verifiable_relu.spec.property import Property
+from verifiable_relu.spec.row_batch import RowBatch
+from verifiable_relu.trust.certificate import Claim, OwnSlopes, Plain, Proof, Tree
+
+BITS = 8
+"""Slopes that are searched for are multiples of 2 to the power of minus this."""
+
+_LOOSE = 36
+"""Bounds are loosened by 2 to the power of minus this of their layer's scale."""
+
+_CHUNK = 1 << 26
+"""Most slopes of rows that are bounded at once."""
+
+
+@dataclass(eq=False)
+class _Found:
+    """Rows that were bounded with their own slopes: (rows,) each, the slopes by activation (rows, neurons)."""
+
+    sample: Tensor
+    neuron: Tensor
+    sign: Tensor
+    lower: Tensor
+    slopes: dict[int, Tensor]
+
+
+class Recorder:
+    """What proves the bounds of one relaxation, recorded while ``crown_relaxation`` makes it.
+
+    ``search`` and ``coarse`` are to be given to it.
+    """
+
+    def __init__(self) -> None:
+        self._pending: list[_Found] = []
+        self._own: dict[int, list[_Found]] = {}
+
+    def search(
+        self, ascent: Ascent, *, memory: int, stop: Callable[[], bool] | None = None, bits: int = BITS
+    ) -> Search:
+        """``bounds.neurons`` with slopes that are rounded before the bound is computed, and kept."""
+
+        def search(
+            relaxation: Relaxation, target: int, rows: Tensor, sample: Tensor, constant: Tensor | None
+        ) -> Tensor:
+            found = ascend(
+                relaxation, target, rows, sample, ascent, constant=constant, keep=True, memory=memory, stop=stop
+            )
+            if found.slopes is None:
+                return found.lower
+            lower, slopes = _rounded(relaxation, target, rows, sample, constant, found.slopes, bits)
+            neuron, sign = _neurons(relaxation, target, rows, constant)
+            self._pending.append(_Found(sample, neuron, sign, lower, slopes))
+            return lower
+
+        return search
+
+    def coarse(self, index: int, bounds: Bounds) -> Bounds:
+        """Bounds a little looser, of few digits; own slopes that prove less than other means do are dropped."""
+        low, high = bounds.lower.flatten(1), bounds.upper.flatten(1)
+        kept = []
+        for found in self._pending:
+            side = torch.where(found.sign > 0, low[found.sample, found.neuron], -high[found.sample, found.neuron])
+            chosen = (found.lower >= side).nonzero().squeeze(1)
+            slopes = {i: part[chosen] for i, part in found.slopes.items()}
+            parts = (found.sample[chosen], found.neuron[chosen], found.sign[chosen], found.lower[chosen])
+            kept.append(_Found(*parts, slopes))
+        self._pending, self._own[index] = [], kept
+        width = (high - low).amax(1, keepdim=True)
+        size = torch.maximum(width, 2.0**-8 * torch.maximum(low.abs(), high.abs()).amax(1, keepdim=True))
+        step = torch.exp2(torch.floor(torch.log2(size)) - _LOOSE).clamp(min=2.0**-800)
+        below, above = (torch.floor(low / step) - 1) * step, (torch.ceil(high / step) + 1) * step
+        # No neuron becomes unstable, and a single point stays one.
+        below = torch.where((low >= 0) & (below < 0), 0.0, torch.where(width > 0, below, low))
+        above = torch.where((high <= 0) & (above > 0), 0.0, torch.where(width > 0, above, high))
+        return Bounds(below.reshape(bounds.lower.shape), above.reshape(bounds.upper.shape))
+
+    def _claims(self, relaxation: Relaxation, sample: int) -> list[Claim]:
+        """The bounds of all activations' inputs over one box, with what proves them."""
+        claims: list[Claim] = []
+        opened: dict[int, np.ndarray] = {}
+        for index in relaxation.network.activations:
+            bounds = relaxation.pre[index]
+            low, high = (end[sample].flatten().numpy() for end in (bounds.lower, bounds.upper))
+            own = []
+            for found in self._own.get(index, []):
+                for at in (found.sample == sample).nonzero().squeeze(1).tolist():
+                    parts = [np.zeros(0)]
+                    for earlier, chosen in opened.items():
+                        given = found.slopes.get(earlier)
+                        parts.append(np.zeros(len(chosen)) if given is None else given[at].numpy()[chosen])
+                    own.append(OwnSlopes(int(found.neuron[at]), int(found.sign[at]), np.concatenate(parts)))
+            shared = kinked(relaxation, index, relaxation.lines.of(index))[sample].flatten().numpy()
+            opened[index] = np.flatnonzero((low < 0) & (high > 0))
+            claims.append(Claim(low, high, shared[opened[index]], own))
+        return claims
+
+    def proof(
+        self,
+        relaxation: Relaxation,
+        sample: int,
+        prop: Property,
+        trees: Mapping[int, tuple[list[int], Tree]],
+        ascent: Ascent | None = None,
+    ) -> Proof | None:
+        """What excludes the unsafe set of a query; None if that cannot be put into a certificate.
+
+        Args:
+            relaxation: that was recorded.
+            sample: the query's box in it.
+            prop: the query's property.
+            trees: by polytope the order of its rows, and its tree.
+            ascent: the search for slopes for other polytopes that the lines of all rows do not exclude.
+        """
+        rows = RowBatch.of([prop], relaxation.network.output_size)
+        counts = torch.bincount(rows.polytope, minlength=len(rows.owner)).tolist()
+        # Coefficients that float64 does not hold are split into several rows.
+        if counts != [len(polytope) for polytope in prop.unsafe]:
+            return None
+        polytopes, proofs = [], []
+        for number, polytope in enumerate(prop.unsafe):
+            found: tuple[list[int], Plain | Tree] | None = trees.get(number)
+            found = found or self._plain(relaxation, sample, rows, number, ascent)
+            if found is None:
+                return None
+            order, proof = found
+            polytopes.append(tuple(polytope[i] for i in order))
+            proofs.append(proof)
+        return Proof(self._claims(relaxation, sample), polytopes, proofs)
+
+    def _plain(
+        self, relaxation: Relaxation, sample: int, rows: RowBatch, polytope: int, ascent: Ascent | None = None
+    ) -> tuple[list[int], Plain] | None:
+        """What excludes a polytope without splits: the rows that count, by number in it, and the proof; or nothing.
+
+        The lines that all rows share are tried, then those of intervals, then slopes that are searched for.
+        """
+        members = (rows.polytope == polytope).nonzero().squeeze(1)
+        network, last = relaxation.network, len(relaxation.network.nodes) - 1
+        matrix = rows.matrix[members].reshape(-1, *network.output_shape)
+        where = torch.full((len(members),), sample)
+        shared = torch.cat([torch.zeros(0, dtype=torch.float64), *self._shared(relaxation, sample)])
+        flat = {
+            index: torch.zeros(len(members), *network.nodes[index].shape, dtype=torch.float64)
+            for index in network.activations
+        }
+        values = relaxation.lower(last, matrix, where)[0] - rows.bound[members]
+        best = int(values.argmax())
+        if values[best] > 0:
+            return [best], Plain(np.ones(1), shared.numpy())
+        lines = {index: relaxation.lines.chosen(index, where, part) for index, part in flat.items()}
+        values = relaxation.lower(last, matrix, where, lines=lines)[0] - rows.bound[members]
+        best = int(values.argmax())
+        if values[best] > 0:
+            return [best], Plain(np.ones(1), self._opened(relaxation, sample, lines, best))
+        if ascent is None:
+            return None
+        found = ascend(relaxation, last, matrix, where, ascent, keep=True)
+        if found.slopes is not None:
+            for bits in (BITS, 3 * BITS):
+                lower, slopes = _rounded(relaxation, last, matrix, where, None, found.slopes, bits)
+                values = lower - rows.bound[members]
+                best = int(values.argmax())
+                if values[best] > 0:
+                    parts = {i: part[best] for i, part in slopes.items()}
+                    return [best], Plain(np.ones(1), self._chosen(relaxation, sample, parts))
+        return None
+
+    def _shared(self, relaxation: Relaxation, sample: int) -> list[Tensor]:
+        parts = {}
+        for index in relaxation.network.activations:
+            parts[index] = kinked(relaxation, index, relaxation.lines.of(index))[sample].flatten()
+        return [torch.from_numpy(self._chosen(relaxation, sample, parts))]
+
+    def _opened(self, relaxation: Relaxation, sample: int, lines: dict[int, Lines], row: int) -> np.ndarray:
+        parts = {index: kinked(relaxation, index, line)[row].flatten() for index, line in lines.items()}
+        return self._chosen(relaxation, sample, parts)
+
+    @staticmethod
+    def _chosen(relaxation: Relaxation, sample: int, parts: dict[int, Tensor]) -> np.ndarray:
+        """The slopes of the open neurons of all activations, of those of all neurons."""
+        found = [np.zeros(0)]
+        for index in relaxation.network.activations:
+            bounds = relaxation.pre[index]
+            low, high = (end[sample].flatten() for end in (bounds.lower, bounds.upper))
+            found.append(parts[index].flatten()[(low < 0) & (high > 0)].numpy())
+        return np.concatenate(found)
+
+
+def kinked(relaxation: Relaxation, index: int, lines: Lines) -> Tensor:
+    """The slope of the line through the kink: the lower one of a convex activation, the upper one of a concave one."""
+    node = relaxation.network.nodes[index]
+    below = SLOPES[node](node).detach().double().expand(node.shape)
+    return torch.where(below > 1, lines.upper_slope, lines.lower_slope).double()
+
+
+def _rounded(
+    relaxation: Relaxation,
+    target: int,
+    rows: Tensor,
+    sample: Tensor,
+    constant: Tensor | None,
+    slopes: Tensor,
+    bits: int,
+) -> tuple[Tensor, dict[int, Tensor]]:
+    """The bounds of rows with their slopes rounded; and these slopes, (rows, neurons) by activation."""
+    scale = 2.0**bits
+    network = relaxation.network
+    reached = {target}
+    for index in range(target, -1, -1):
+        if index in reached:
+            reached.update(network.nodes[index].inputs)
+    way = [i for i in network.activations if i in reached]
+    sizes = [network.nodes[i].size for i in way]
+    lower, kept = [], []
+    for part in torch.arange(len(rows)).split(max(1, _CHUNK // max(1, sum(node.size for node in network.nodes)))):
+        given = ((slopes[part].double() * scale).round() / scale).split(sizes, 1)
+        lines = {
+            i: relaxation.lines.chosen(i, sample[part], mine.reshape(-1, *network.nodes[i].shape))
+            for i, mine in zip(way, given, strict=True)
+        }
+        shift = None if constant is None else constant[part]
+        lower.append(relaxation.lower(target, rows[part], sample[part], constant=shift, lines=lines)[0])
+        kept.append({i: kinked(relaxation, i, line).flatten(1) for i, line in lines.items()})
+    return torch.cat(lower), {i: torch.cat([part[i] for part in kept]) for i in way}
+
+
+def _neurons(relaxation: Relaxation, target: int, rows: Tensor, constant: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Which neurons of the next activation's input rows stand for, and with which sign (``tighten.signed``)."""
+    network = relaxation.network
+    index = next(i for i in network.activations if i not in relaxation.pre)
+    node = network.nodes[index]
+    assert isinstance(node, Activation)
+    source = node.inputs[0]
+    if target == source and constant is None:
+        flat = rows.flatten(1)
+        neuron = flat.abs().argmax(1)
+        return neuron, flat.gather(1, neuron[:, None]).squeeze(1).sign()
+    every, one = torch.arange(node.size), torch.ones(node.size, dtype=rows.dtype)
+    known: dict[bytes, tuple[int, int]] = {}
+    for sign in (1, -1):
+        _, made, shift = signed(network, source, every, sign * one)
+        assert shift is not None
+        for j, (row, value) in enumerate(zip(made.numpy(), shift.numpy(), strict=True)):
+            known[row.tobytes() + value.tobytes()] = (j, sign)
+    assert constant is not None
+    keys = [row.tobytes() + value.tobytes() for row, value in zip(rows.numpy(), constant.numpy(), strict=True)]
+    pairs = torch.tensor([known[key] for key in keys]).reshape(-1, 2)
+    return pairs[:, 0], pairs[:, 1]
