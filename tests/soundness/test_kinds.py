@@ -22,6 +22,7 @@ OWN = {
     "bab": 2.0,
     "milp": 2.0,
     "smt": 3.0,
+    "smt-exact": 3.0,
     "auto": 1.0,
 }
 """Seconds for each case."""

@@ -38,7 +38,7 @@ TIGHT = 1e-6
 """How far below the exact bound a leaf's may be, relative to the sizes of what is summed."""
 
 
-REFINING = Bab(intermediate=Ascent(steps=0), rounds=Rounds(Refinement(leaves=4), first=0, patience=0, gain=math.inf))
+REFINING = Bab(intermediate=Ascent(steps=0), rounds=Rounds(Refinement(leaves=4), first=0, patience=0, gain=1.0))
 """Branch and bound that refines the bounds of neurons, and loose ones, before it searches for long."""
 
 

@@ -120,7 +120,7 @@ class Frontier:
         # Half for the boxes, half for the rows that are bounded.
         self.batch = batch_size(self.network, options.batch, options.memory // 2)
         if self.by_zonotopes:
-            self.batch = max(1, min(self.batch, options.memory // 2 // self._zonotope_bytes(varying)))
+            self.batch = max(1, min(self.batch, options.memory // 2 // max(1, self._zonotope_bytes(varying))))
         self.rows = RowBatch.of([q.property for q in queries], network.output_size).to(self.lower)
         self.owner = torch.arange(len(queries), device=self.lower.device)
         self.margin = self.lower.new_full((len(queries),), torch.inf)

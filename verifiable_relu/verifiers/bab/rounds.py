@@ -29,7 +29,8 @@ class Rounds:
         first: work that the trees of a query may take before a refinement is thought of (``Tree.work``).
         patience: how much work the trees get before a refinement, as a multiple of the refinement's.
         growth: how many times as many leaves each refinement has as the one before.
-        gain: another refinement is made only where the last one brought the worst bound nearer to zero by this part.
+        gain: another refinement is made only where the last one made the intervals of all neurons together narrower by
+            this part.
     """
 
     refinement: Refinement | None = Refinement()  # noqa: RUF009 -- frozen
@@ -104,8 +105,11 @@ def search(
         except OutOfTime:
             return replace(found, ended=_IN_TIME)
         found = replace(found, rounds=found.rounds + 1)
-        before = min(system.parts[polytope].lower for polytope in is_open)
-        after = min(part.lower for part in tighter.parts.values())
+        worth_it = _width(tighter) < (1 - rounds.gain) * _width(system)
         system = tighter
-        worth_it = after - before >= rounds.gain * abs(before)
         refinement = replace(refinement, leaves=rounds.growth * refinement.leaves) if worth_it else None
+
+
+def _width(system: System) -> float:
+    """The widths of all intervals of unstable neurons together."""
+    return float((system.folded.upper - system.folded.lower).sum())
