@@ -225,7 +225,7 @@ def corner_networks(rng: np.random.Generator, smooth: bool) -> list[Network]:
         return nets.smooth(rng, nets.gaussian(rng))
     # First those in which most of what is computed for images alone shows.
     images = [
-        *(nets.image(rng, nets.uneven(rng, spread)) for spread in (0, 3, 10)),
+        *(nets.image(rng, nets.uneven(rng, spread)) for spread in (0, 0, 3, 10)),
         *(nets.windows(rng, nets.uneven(rng, spread)) for spread in (0, 2)),
     ]
     uneven = nets.uneven(rng)
