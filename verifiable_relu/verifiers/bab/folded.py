@@ -109,6 +109,11 @@ class Folded:
         return torch.where(self.slope > 1, -1.0, torch.ones_like(self.slope))
 
     @property
+    def gap(self) -> Tensor:
+        """(m,) how far each neuron's chord is from its activation, at most."""
+        return (self.slope - 1).abs() * -self.lower * self.upper / (self.upper - self.lower)
+
+    @property
     def reach(self) -> Tensor:
         """(m,) ≥ |value| of each neuron over the box."""
         return torch.maximum(self.upper, -self.lower * self.slope.abs()) * (1 + 2.0**-50) + TINY

@@ -101,7 +101,7 @@ class Refinement:
 def _alike(support: Tensor) -> Iterator[Tensor]:
     """The numbers of the rows (rows, m) that are alike, group by group."""
     _, group = support.unique(dim=0, return_inverse=True)
-    return (number for number in (group[None] == group.unique()[:, None]) for number in [number.nonzero().squeeze(1)])
+    return ((group == number).nonzero().squeeze(1) for number in group.unique())
 
 
 class _Trees:

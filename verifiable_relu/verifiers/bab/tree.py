@@ -145,8 +145,7 @@ class Tree:
         folded = strip.folded
         self._size = folded.size
         self._batch = max(16, min(search.batch, _WORKING // (24 * (folded.inputs + folded.size + 1))))
-        # How far the chord is from the activation, at most.
-        self._gap = (folded.slope - 1).abs() * -folded.lower * folded.upper / (folded.upper - folded.lower)
+        self._gap = folded.gap
         self._stack: list[_Chunk] = []
         self.state = State.OPEN
         self.nodes = 0

@@ -172,8 +172,7 @@ class Theory:
         self._everywhere = Ascent(strip, ~none, torch.float64)
         self._shortening = Shortening(strip, self._proofs)
         folded = strip.folded
-        # How far the chord is from the activation, at most.
-        self._gap = (folded.slope - 1).abs() * -folded.lower * folded.upper / (folded.upper - folded.lower)
+        self._gap = folded.gap
         root = self._start()
         self._ascent.run(root, bounding.finishing)
         self._root = _Node(None, 0, root.split[0], root.multipliers[0], root.mu[0])
