@@ -14,7 +14,8 @@ every unstable ReLU's contribution, of which each input has a share (``Zonotopes
 Networks using Symbolic Intervals, arXiv 1804.10829, section 4.3).
 
 **Counterexamples.** The corner of every open box where its linear bounds are least, and its centre, are tried; and now
-and then the boxes that are furthest from being proved are attacked (``pgd``).
+and then the boxes that are furthest from being proved are attacked (``pgd``). A query that takes many boxes is attacked
+as a whole, once.
 
 **Clipping.** Where the linear lower bound of a row of the unsafe set is positive, no counterexample is; that part of
 the box is cut off (``clipping``).
@@ -80,6 +81,8 @@ class InputSplit:
         cheap: how many boxes of a query are bounded by zonotopes alone.
         attacks: boxes are attacked in every so-manieth step.
         pgd: how they are attacked.
+        easy: a query that is not through after so many boxes is attacked as a whole.
+        search: how it is attacked.
         device: where to run.
         memory: a limit in bytes on what is held for those; the boxes that wait are not counted.
     """
@@ -90,6 +93,8 @@ class InputSplit:
     cheap: int = 4096
     attacks: int = 4
     pgd: Pgd = Pgd(steps=10, starts=8)  # noqa: RUF009 -- frozen
+    easy: int = 512
+    search: Pgd = Pgd()  # noqa: RUF009 -- frozen
     device: str = "cpu"
     memory: int = MEMORY
 
@@ -178,11 +183,15 @@ class Frontier:
         cut = max(0, len(self.owner) - self.batch)
         lower, upper, owner = self.lower[cut:], self.upper[cut:], self.owner[cut:]
         self.lower, self.upper, self.owner = self.lower[:cut], self.upper[:cut], self.owner[:cut]
+        hard = []
         for local, count in enumerate(self._counts(owner)):
-            self.boxes[local] += count
+            before, self.boxes[local] = self.boxes[local], self.boxes[local] + count
+            if before <= self.options.easy < self.boxes[local]:
+                hard.append(local)
         self._steps += 1
         late = torch.tensor([count > self.options.cheap for count in self.boxes], device=owner.device)[owner]
         try:
+            self._search(hard)
             for thorough in (False, True):
                 alike = late == thorough
                 if alike.any():
@@ -268,6 +277,18 @@ class Frontier:
         margins = part.margins((y[:, part.sample] * part.matrix).sum(-1) - part.bound)
         for which, index in (margins <= 0).nonzero().tolist():
             self._claim(int(owner[index]), points[which, index])
+
+    def _search(self, members: Sequence[int]) -> None:
+        """Look for a counterexample in the whole box of each of these queries."""
+        if not members:
+            return
+        start, allowance = time.perf_counter(), self.budget.subset(list(members)).total()
+        stop = deadline(lambda: time.perf_counter() - start, allowance)
+        properties = [self.queries[local].property for local in members]
+        points, margins = self.options.search.search(self.network, properties, stop, self.options.device)
+        for number, local in enumerate(members):
+            if margins[number] <= 0:
+                self._claim(local, points[number])
 
     def _attack(self, lower: Tensor, upper: Tensor, owner: Tensor, stop: Callable[[], bool]) -> None:
         """Look for a counterexample in each of these boxes by gradients."""
