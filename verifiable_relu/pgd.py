@@ -56,7 +56,7 @@ class Pgd:
     rounds: int = 3
     step_size: float = 0.5
     more: int = 128
-    screened: int = 16384
+    screened: int = 2048
     diverse: int = 5
     clearance: float = 1e-5
     seed: int = 0
