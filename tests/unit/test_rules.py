@@ -7,14 +7,18 @@ import math
 import re
 
 import numpy as np
+import pytest
 import torch
 
 from tests.support import nets
+from verifiable_relu.campaign.explaining import explained
+from verifiable_relu.campaign.runner import Case
+from verifiable_relu.errors import InputError
 from verifiable_relu.network.nodes import Relu
 from verifiable_relu.spec.property import Box, Property, Query, Row
 from verifiable_relu.verifiers.base import Budget, Reason, Verdict
 from verifiable_relu.verifiers.portfolio import Auto
-from verifiable_relu.verifiers.registry import methods
+from verifiable_relu.verifiers.registry import make, methods
 from verifiable_relu.verifiers.rules import STAGES, Traits, explanation
 
 COMPLETE = {"bab", "split", "milp", "smt"}
@@ -87,3 +91,13 @@ def test_the_explanation_of_a_query_that_crown_decides_says_so() -> None:
     query = boundary()
     far = Property(query.property.box, ((Row(((0, 1),), -5),),))  # type: ignore[arg-type]
     assert Auto().explain(Query(query.network, far), 5) == "CROWN's bounds decide"
+
+
+def test_an_instance_of_several_boxes_is_explained_box_by_box() -> None:
+    query = boundary()
+    case = Case("n.onnx", "p.vnnlib", (query, query), 5.0)
+    lines = list(explained(case, Auto()))
+    assert lines[0] == "box 1 of 2:" and "box 2 of 2:" in lines
+    assert lines[1] == Auto().explain(query, 5).splitlines()[0]
+    with pytest.raises(InputError, match="only the method 'auto'"):
+        list(explained(case, make("crown")))
