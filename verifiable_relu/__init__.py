@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from verifiable_relu.api import verify as verify
+    from verifiable_relu.hardening import harden as harden
 
 # OpenMP's threads wait for one another in busy loops by default. Where other processes, or other guests of a virtual
 # machine, use the same cores, computations took up to fifty times longer. OpenMP reads the variable when torch is
@@ -19,13 +20,17 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "256")
 
 __version__ = "0.2.0"
-__all__ = ["__version__", "verify"]
+__all__ = ["__version__", "harden", "verify"]
 
 
 def __getattr__(name: str) -> Any:
-    # ``api`` imports torch, which takes about a second; a command's --help does without it.
+    # These import torch, which takes about a second; a command's --help does without it.
     if name == "verify":
         from verifiable_relu.api import verify
 
         return verify
+    if name == "harden":
+        from verifiable_relu.hardening import harden
+
+        return harden
     raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
