@@ -6,7 +6,9 @@ import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from verifiable_relu.api import certified_radius as certified_radius
     from verifiable_relu.api import verify as verify
+    from verifiable_relu.api import verify_radii as verify_radii
     from verifiable_relu.hardening import harden as harden
 
 # OpenMP's threads wait for one another in busy loops by default. Where other processes, or other guests of a virtual
@@ -20,15 +22,15 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "256")
 
 __version__ = "0.2.0"
-__all__ = ["__version__", "harden", "verify"]
+__all__ = ["__version__", "certified_radius", "harden", "verify", "verify_radii"]
 
 
 def __getattr__(name: str) -> Any:
     # These import torch, which takes about a second; a command's --help does without it.
-    if name == "verify":
-        from verifiable_relu.api import verify
+    if name in ("certified_radius", "verify", "verify_radii"):
+        from verifiable_relu import api
 
-        return verify
+        return getattr(api, name)
     if name == "harden":
         from verifiable_relu.hardening import harden
 
