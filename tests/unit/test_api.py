@@ -188,7 +188,7 @@ NAN = np.where(np.arange(4).reshape(1, 1, 2, 2) == 2, np.nan, 0.5)
         ({"timeout": None}, "time limit"),
         ({"timeout": "soon"}, "time limit"),
         ({"timeout": np.ones(2)}, "time limit"),
-        *(({"eps": eps}, "eps") for eps in (None, "2/255", [0.1], np.ones(3), torch.ones(3), 1j, object())),
+        *(({"eps": eps}, "eps") for eps in (None, "2/255", [0.1], np.ones(2), torch.ones(2, 3), 1j, object())),
         *(
             ({"clip": clip}, "clip")
             for clip in (None, 1, (0,), (0, 1, 2), (None, None), "ab", {0: 1}, (0, float("nan")))
