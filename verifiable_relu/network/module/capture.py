@@ -243,7 +243,8 @@ class _Recorder(TorchDispatchMode):
         for value in arguments.values():
             for each in value if isinstance(value, list) else (value,):
                 note(each)
-        if real.dtype not in (torch.float32, torch.float64) or real.dtype.itemsize < narrowest:
+        narrowed = real.dtype not in (torch.float32, torch.float64) or real.dtype.itemsize < narrowest
+        if narrowed and self.unfollowed is None:
             self.refuse(op, f"rounds to {real.dtype}: a network is computed in one precision, float32 or float64")
         observed = real.detach().clone() if self.observe else None
         self.program.steps.append(Step(op, arguments, tuple(real.shape), real.dtype, path, observed))

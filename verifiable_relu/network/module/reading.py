@@ -72,14 +72,28 @@ def _read(module: nn.Module, shape: Shape, batches: list[Tensor], name: str, com
     except NotFollowed as refusal:
         if not compared:
             raise
-        network = exported(module, batches[-1], name, refusal)
-    for x in batches:
-        with torch.no_grad():
-            output = module(x.clone())
-        if not isinstance(output, Tensor) or output.shape != (len(x), *network.output_shape):
-            raise UnsupportedError("it returns something else for several samples", place=_class(module))
-        _require_agreement(network, x, {len(network.nodes) - 1: output})
+        try:
+            network = exported(module, batches[-1], name)
+            for x in batches:
+                _require_output(module, network, x)
+        except InputError as error:
+            raise UnsupportedError(
+                f"{refusal.message}; by way of torch's exporter: {error}", place=refusal.place
+            ) from error
     return network
+
+
+def _require_output(module: nn.Module, network: Network, x: Tensor) -> None:
+    """Make certain that a network's outputs are the module's, in shape and to within rounding.
+
+    Raises:
+        UnsupportedError: if they are not.
+    """
+    with torch.no_grad():
+        output = module(x.clone())
+    if not isinstance(output, Tensor) or output.shape != (len(x), *network.output_shape):
+        raise UnsupportedError("outputs of another shape for several samples")
+    _require_agreement(network, x, {len(network.nodes) - 1: output})
 
 
 def _followed(module: nn.Module, shape: Shape, batches: list[Tensor], name: str, compared: bool) -> Network:
