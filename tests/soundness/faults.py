@@ -30,6 +30,10 @@ def _corners(report: Report) -> None:
     corners(smooth=True, report=report)
 
 
+def _smooth_corners(report: Report) -> None:
+    corners(smooth=True, report=report)
+
+
 def _points(report: Report) -> None:
     points({**QUICK, "auto": 1.0}, report=report)
     points(QUICK, decimal=True, report=report)
@@ -56,6 +60,7 @@ def _trees(report: Report) -> None:
 
 KINDS: dict[str, Callable[[Report], None]] = {
     "corners": _corners,
+    "smooth corners": _smooth_corners,
     "points": _points,
     "planted": _planted,
     "agreement": _agreement,

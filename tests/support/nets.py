@@ -16,11 +16,14 @@ from verifiable_relu.network.nodes import (
     Add,
     Conv2d,
     Gelu,
+    Identity,
     Input,
     LeakyRelu,
     Linear,
+    MatMul,
     Node,
     Permute,
+    Product,
     Relu,
     Reshape,
     Scale,
@@ -247,6 +250,26 @@ def pieces(rng: np.random.Generator, draw: Weights) -> list[Network]:
     ]
 
 
+def products(rng: np.random.Generator, draw: Weights) -> Network:
+    """Products of inputs, of affine maps and of activations, of numbers and of matrices, and quotients."""
+    chain = Chain((4,))
+    swapped = chain.add(Permute, (2, 2), chain.add(Reshape, (2, 2), 0), axes=(1, 0))
+    inputs = chain.add(Reshape, (4,), chain.add(Product, (2, 2), swapped, chain.add(Reshape, (2, 2), 0)))
+    parts = []
+    for source, shape in ((0, (2, 3)), (inputs, (3, 2))):
+        chain.linear(draw((6, 4), 4), draw((6,), 4), source)
+        parts.append(chain.add(Reshape, shape, chain.add(Identity, (6,))))
+    scores = chain.add(Reshape, (4,), chain.add(MatMul, (2, 2), *parts, inner=3))
+    chain.add(Identity, (4,), scores)
+    # Sigmoids beside each other, divided by one and their sum.
+    gates = chain.add(Sigmoid, (4,))
+    chain.linear(torch.ones(4, 4), torch.ones(4), gates)
+    shares = chain.add(Smooth, (4,), function="Reciprocal", parameter=torch.ones(()))
+    chain.add(Add, (4,), chain.add(Product, (4,), gates, shares), scores)
+    chain.linear(draw((2, 4), 4), draw((2,), 4))
+    return chain.network("products")
+
+
 def smooth(rng: np.random.Generator, draw: Weights) -> list[Network]:
     """Networks with smooth activations."""
     return [
@@ -258,6 +281,7 @@ def smooth(rng: np.random.Generator, draw: Weights) -> list[Network]:
         normalised(rng, draw, Tanh),
         mlp(rng, draw, Smooth),
         cnn(rng, draw, Smooth),
+        products(rng, draw),
     ]
 
 

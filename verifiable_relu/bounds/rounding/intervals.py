@@ -112,6 +112,16 @@ def interval_sum(largest: Tensor) -> Tensor:
     return 4 * unit_roundoff(largest.dtype) * largest + tiny(largest.dtype)
 
 
+def interval_products(size: Tensor, terms: int) -> Tensor:
+    """How far sums of products of two intervals must be widened.
+
+    Args:
+        size: the sums of the products' largest absolute values, as computed.
+        terms: how many products are summed.
+    """
+    return 2 * gamma(terms + 2, size.dtype) * size + terms * tiny(size.dtype)
+
+
 def widen(bounds: Bounds, ulps: int) -> Bounds:
     """Bounds moved outward by ``ulps`` units in the last place, each 2u of the bound's own magnitude."""
     relative = 2 * ulps * unit_roundoff(bounds.lower.dtype)

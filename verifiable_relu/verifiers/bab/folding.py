@@ -17,8 +17,8 @@ from torch import Tensor
 from verifiable_relu.bounds import Relaxation
 from verifiable_relu.bounds.rounding import gamma, unit_roundoff
 from verifiable_relu.errors import OutOfTime, UnsupportedError
-from verifiable_relu.network.dispatch import Table
-from verifiable_relu.network.nodes import Activation, Add, Affine, Input, Permute, Reshape
+from verifiable_relu.network.dispatch import Refusal, Table
+from verifiable_relu.network.nodes import Activation, Add, Affine, Bilinear, Input, Permute, Reshape
 from verifiable_relu.network.piecewise import SLOPES
 from verifiable_relu.spec.property import Box
 from verifiable_relu.verifiers.bab.folded import OWN, TINY, Folded, Rows, slopes_of
@@ -238,6 +238,7 @@ STEPS: Table[Callable[[_Walk, int, Any, Tensor], None]] = Table(
         Input: _input,
         Activation: _activation,
         Add: _unchanged,
+        Bilinear: Refusal("only piecewise-linear networks can be split into phases"),
         Reshape: _unchanged,
         Permute: _permute,
         Affine: _affine,
