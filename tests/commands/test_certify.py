@@ -241,6 +241,14 @@ def test_help_needs_no_torch() -> None:
         assert word in done.stdout
 
 
+def test_a_command_ends_without_a_search_for_unreachable_objects() -> None:
+    code = (
+        "import atexit, gc; gc.unfreeze(); atexit.register(lambda: print(gc.get_freeze_count() > 0))\n"
+        "from verifiable_relu.arguments import Parser; Parser(); print(gc.get_freeze_count() > 0)"
+    )
+    assert run(["-c", code]).stdout.split() == ["False", "True"]
+
+
 def test_an_easy_property_imports_no_solver(folder: Path) -> None:
     code = (
         "import sys; from verifiable_relu.certify import main\n"

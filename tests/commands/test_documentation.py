@@ -38,7 +38,7 @@ def test_an_example_that_is_wrong_is_found(tmp_path: Path) -> None:
         folder = tmp_path / str(abs(hash(text)))
         folder.mkdir()
         assert len(problems(page, folder)) == 1, text
-    assert fits("a ... c", "a b\nc\n") and not fits("a ... c", "a b c d")
+    assert fits("a ... c", "a b\nb c\n") and not fits("a ... c", "a b c d")
     (block,) = [Block(page, 1, "console", "$ python -m x 'a b'\nsaid\n[exit status 2]\n")]
     (command,) = commands(block)
     assert (command.words, command.expected, command.status) == (("python", "-m", "x", "a b"), "said\n", 2)

@@ -92,8 +92,8 @@ def test_no_budget_is_so_small_that_a_planted_witness_is_denied(seconds: float) 
 def test_auto_lirpa_denies_no_counterexample(method: str) -> None:
     asked = {method: 5.0}
     report = agreement(asked, offsets=(1e-3, -0.4), boxes=1)
-    agreement(asked, offsets=(1e-3, -0.4), smooth=True, boxes=1, report=report)
     if "alpha" not in method:  # which takes long, and finds no other slopes at a point
+        agreement(asked, offsets=(1e-3, -0.4), smooth=True, boxes=1, report=report)
         points(asked, report=report)
     planted(asked, sizes=(3,), report=report)
     assert report.problems == []
