@@ -59,11 +59,10 @@ def test_the_readme_is_short_and_shows_both_commands() -> None:
         assert f"\n    {command} " in text
 
 
-def test_links_of_the_readme_lead_somewhere() -> None:
-    for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "tests/README.md"):
-        page = ROOT / name
-        for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text(encoding="utf-8")):
-            assert (page.parent / target).exists(), f"{name}: {target}"
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_of_a_page_lead_somewhere(page: Path) -> None:
+    targets = re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text(encoding="utf-8"))
+    assert [target for target in targets if not (page.parent / target).exists()] == []
 
 
 @pytest.mark.parametrize(
