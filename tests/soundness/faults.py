@@ -35,7 +35,8 @@ def _smooth_corners(report: Report) -> None:
 
 
 def _points(report: Report) -> None:
-    points({**QUICK, "auto": 1.0}, report=report)
+    # The default method first: it is asked soonest where nobody else would notice.
+    points({"auto": 1.0, **QUICK}, report=report)
     points(QUICK, decimal=True, report=report)
 
 

@@ -113,7 +113,8 @@ def test_forms_are_the_network_but_for_their_errors(seed: int, leaky: bool | Non
 
 
 def test_leaves_are_proved_again_in_rational_arithmetic() -> None:
-    report = trees(seed=2)
+    # The cases of the seeded faults (``soundness/test_faults.py``), which relies on it that nothing is found here.
+    report = trees()
     assert report.problems == []
     assert report.decided["leaves", Verdict.UNSAT] > 100
     assert report.decided["bab", Verdict.UNSAT] > 20 < report.decided["bab", Verdict.SAT] + 10
@@ -149,7 +150,7 @@ UNIT = Box(np.array([-1.0]), np.array([1.0]))
 
 def test_strict_rows_are_not_met_by_their_boundary() -> None:
     touched, missed = decide(
-        *(Query(hinge(), Property(UNIT, ((row({0: 1}, 0, strict),),))) for strict in (False, True))
+        *(Query(hinge(), Property(UNIT, ((row({0: 1}, 0, strict),),))) for strict in (False, True)), seconds=1.0
     )
     assert touched.verdict is Verdict.SAT
     assert missed.verdict is not Verdict.SAT
