@@ -101,7 +101,7 @@ def measure(asked: argparse.Namespace, records: Records) -> None:
     import torch
 
     from benchmarks.common.progress import bars
-    from verifiable_relu.campaign.inputs import Loader
+    from verifiable_relu.campaign.inputs import Entry, Loader
     from verifiable_relu.verifiers.bab import Bab
 
     torch.set_num_threads(1)
@@ -116,7 +116,7 @@ def measure(asked: argparse.Namespace, records: Records) -> None:
                 if not missing:
                     continue
                 files = (data / family / instance.vnnlib, data / family / instance.onnx)
-                case, _ = loader.case(files[0], asked.limit, files[1])
+                case = loader.case(Entry(*files, asked.limit))
                 for name in missing:
                     found = _asked(case.queries, chosen[name], asked.limit)
                     records.append("answer", {**title, "variant": name, **found, "truth": instance.truth})
