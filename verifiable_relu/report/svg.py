@@ -12,6 +12,9 @@ _WIDTH, _HEIGHT = 480, 300
 _LEFT, _RIGHT, _TOP, _BOTTOM = 68, 12, 12, 44
 _TICKS = 6
 
+_MOST = 1e150
+"""The largest number that an axis shows; larger ones are drawn at its end."""
+
 COLOURS = 8
 """The number of colours that the page's style sheet has."""
 
@@ -73,18 +76,18 @@ class Axis:
     @staticmethod
     def over(label: str, values: Sequence[float], log: bool = False, percent: bool = False) -> Axis:
         """The axis that has room for all values, of which a logarithmic one takes the positive ones."""
-        held = [v for v in values if math.isfinite(v) and (v > 0 or not log)]
+        held = [max(-_MOST, min(v, _MOST)) for v in values if math.isfinite(v) and (v > 0 or not log)]
         low, high = min(held, default=1.0 if log else 0.0), max(held, default=1.0)
         if log:
             low, high = 10 ** math.floor(math.log10(low)), 10 ** math.ceil(math.log10(high))
             return Axis(label, low, high if high > low else 10 * low, True, percent)
-        room = 0.04 * (high - low) or 0.5
+        room = max(0.04 * (high - low), 1e-6 * max(abs(low), abs(high))) or 0.5
         return Axis(label, low - room, high + room, False, percent)
 
     def place(self, value: float) -> float:
-        """Where a value lies: 0 at the start of the axis, 1 at its end."""
+        """Where a value lies: 0 at the start of the axis or before it, 1 at its end or beyond."""
+        value = max(self.low, min(value, self.high))
         if self.log:
-            value = max(value, self.low)
             return math.log(value / self.low) / math.log(self.high / self.low)
         return (value - self.low) / (self.high - self.low)
 
