@@ -82,8 +82,8 @@ COMMANDS = (
         "harden",
         "Train",
         "harden a network of one's own: its smooth activations become ReLU by fine-tuning",
-        "verifiable_relu.harden:main",
-        "verifiable_relu.harden:parser",
+        "verifiable_relu.hardening.command:main",
+        "verifiable_relu.hardening.command:parser",
     ),
     Command(
         "completion",
