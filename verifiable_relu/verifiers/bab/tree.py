@@ -145,7 +145,6 @@ class Tree:
         folded = strip.folded
         self._size = folded.size
         self._batch = max(16, min(search.batch, _WORKING // (24 * (folded.inputs + folded.size + 1))))
-        self._gap = folded.gap
         self._stack: list[_Chunk] = []
         self.state = State.OPEN
         self.nodes = 0
@@ -155,6 +154,9 @@ class Tree:
         root = Batch.roots(self._size, len(scale) - 1)
         # A line below the activation is better for being adaptive where the coefficient is positive.
         weight = Ascent(strip, none, torch.float64).run(root, 0).coefficients[0]
+        if strip.curves is not None:
+            strip.curves.prefer(weight)
+            weight = torch.where(folded.smooth, weight.abs(), weight)
         matter = weight.topk(min(self._size, search.adaptive)).indices
         self._ascent = Ascent(strip, none.index_fill(0, matter, True), torch.float32)
         root = Batch.roots(self._size, len(scale) - 1)
@@ -188,7 +190,7 @@ class Tree:
             chosen.append(chunk)
             count -= len(chunk.neuron)
         nodes = Batch.cat([chunk.batch(self._size) for chunk in chosen])
-        return nodes.split_on(torch.cat([chunk.neuron for chunk in chosen]))
+        return nodes.split_on(torch.cat([chunk.neuron for chunk in chosen]), self._strip.curves)
 
     def _bound(self, batch: Batch) -> None:
         """Bound nodes, close those that are proved, and put the others where they are split later."""
@@ -203,7 +205,7 @@ class Tree:
                 self.state = State.REACHED
                 return
             stalled = _total(blame) <= self._search.stalled * bound.abs()
-            stalled |= (batch.split != 0).all(1)
+            stalled |= (blame < 0).all(1)
             is_open = torch.ones(len(batch), dtype=torch.bool)
             for part in stalled.nonzero().squeeze(1).split(_TOGETHER):
                 if self._left() > 0 and self.state is State.OPEN:
@@ -220,7 +222,13 @@ class Tree:
         found = self._everywhere.run(mine, self._search.finishing)
         self._count(len(mine), self._search.finishing, self._size)
         is_open = ~self.prove(mine, found)
-        settled = (_total(found.blame) <= self._search.exact * found.bound.abs()) | (mine.split != 0).all(1)
+        last = (found.blame < 0).all(1)
+        settled = (_total(found.blame) <= self._search.exact * found.bound.abs()) | last
+        if self._strip.curves is not None:
+            # There are no linear programs of smooth neurons.
+            if bool((is_open & last).any()):
+                self.state = State.STUCK
+            settled = torch.zeros_like(settled)
         for number in (is_open & settled).nonzero().squeeze(1).tolist():
             if self._left() <= 0 or self.state is not State.OPEN:
                 break
@@ -229,8 +237,7 @@ class Tree:
         batch.multipliers[part], batch.mu[part] = mine.multipliers, mine.mu
         # Where no line costs anything, the widest triangle is split.
         none = (_total(found.blame) <= 0)[:, None]
-        widest = torch.where(mine.split == 0, self._gap, -1.0)
-        blame[part] = torch.where(none, widest, found.blame).to(blame)
+        blame[part] = torch.where(none, self._strip.gaps(mine.split), found.blame).to(blame)
         return is_open
 
     def _solved(self, split: Tensor) -> bool:

@@ -1,0 +1,404 @@
+"""Smooth neurons in branch and bound: segments of their pre-activations, and lines about their values there.
+
+The value r of a smooth neuron is f(z), its pre-activation z lying in [l, u]. For the whole tree it is a line of one
+slope t and a remainder,
+
+    r = t·z + o + Q·q̃,   0 ≤ q̃ ≤ 1,
+
+o and o + Q being the least and the largest value of f(z) − t·z on [l, u]. A split cuts a segment of [l, u] at a point
+in two. Segments are numbered as in a heap: 1 is [l, u], and the halves of segment k are 2k and 2k + 1. On each segment
+there is a lower and an upper line of f, chosen as CROWN chooses them (``bounds.activations``), so that
+
+    rate_below·z + offset_below ≤ q̃ ≤ rate_above·z + offset_above.
+
+Where a segment is cut is fixed for the whole tree: at the point, of a few, that leaves least area between the lines of
+both halves. So the lines of a segment are computed once, however many nodes it is part of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from verifiable_relu.bounds import activations
+from verifiable_relu.bounds.rounding import band_outward, lines_outward, unit_roundoff
+from verifiable_relu.bounds.types import Bounds, Lines
+from verifiable_relu.errors import UnsupportedError
+from verifiable_relu.network.dispatch import Table
+from verifiable_relu.network.nodes import Activation, Gelu, Hardened, LeakyRelu, Relu, Sigmoid, Smooth, Tanh
+
+if TYPE_CHECKING:
+    from verifiable_relu.verifiers.bab.folded import Folded
+
+SEGMENTS = 128
+"""Segments of a neuron are numbered below this, so that a number fits into eight bits; 0 stands for [l, u], too."""
+
+_LAST = SEGMENTS // 2
+"""Segments from this number on are not cut."""
+
+_POINTS = 8
+"""A segment is cut at a multiple of one part of so many of its width, or at zero."""
+
+_FAN = 5
+"""How many lines below a curve, and how many above it, others are mixed from."""
+
+_TINY = torch.finfo(torch.float64).tiny
+
+_LEAST = 2.0**-60
+"""A remainder's width is at least this part of the neuron's size, so that dividing by it is harmless."""
+
+STRAIGHT = 2.0**-30
+"""A neuron that a line follows up to this part of its values is taken for the line; the rest counts as an error."""
+
+IS_SMOOTH: Table[bool] = Table(
+    "branch and bound",
+    {Relu: False, LeakyRelu: False, **dict.fromkeys((Sigmoid, Tanh, Gelu, Smooth, Hardened), True)},
+    group=Activation,
+)
+"""Whether neurons of a kind are split at points of their own; the others are split into the two phases at zero."""
+
+
+def outer_lines(node: Activation, bounds: Bounds) -> Lines:
+    """CROWN's lines of an activation over bounds of its input, rounding accounted for."""
+    return lines_outward(node, bounds, activations.relax(node, bounds))
+
+
+def lines_of_slopes(node: Activation, bounds: Bounds, low: Tensor, high: Tensor) -> Lines:
+    """The lower line of slope ``low`` and the upper line of slope ``high``, rounding accounted for.
+
+    A kind of activation may know upper lines of one slope alone; the slopes that are returned count.
+    """
+    return lines_outward(node, bounds, _curve(node).lines(node, bounds, low, high))
+
+
+def band(node: Activation, bounds: Bounds, slope: Tensor) -> Bounds:
+    """The least and the largest value of f(z) − slope·z over bounds of z, rounding accounted for."""
+    return band_outward(node, bounds, _curve(node).lines(node, bounds, slope, slope), slope)
+
+
+def _curve(node: Activation) -> activations.Curve:
+    curve = activations.row(node).curve
+    assert curve is not None
+    return curve
+
+
+@dataclass(frozen=True, eq=False)
+class Straight:
+    """Which neurons of a smooth activation are lines but for a small error.
+
+    Attributes:
+        chosen: (size,) bool.
+        slope, offset: (size,) of the line.
+        error: (size,) how far the activation is from the line, at most.
+    """
+
+    chosen: Tensor
+    slope: Tensor
+    offset: Tensor
+    error: Tensor
+
+    @staticmethod
+    def of(node: Activation, bounds: Bounds) -> Straight:
+        """Of an activation over bounds (size,) of its input."""
+        slopes = activations.relax(node, bounds)
+        slope = (slopes.lower_slope + slopes.upper_slope) / 2
+        rest = band(node, bounds, slope)
+        offset = (rest.lower + rest.upper) / 2
+        error = torch.maximum(rest.upper - offset, offset - rest.lower) * (1 + 2.0**-50) + _TINY
+        image = activations.image(node, bounds)
+        values = torch.maximum(image.lower.abs(), image.upper.abs())
+        return Straight(error <= STRAIGHT * values, slope, offset, error)
+
+
+def groups(folded: Folded, neurons: Tensor) -> Iterator[tuple[Activation, slice]]:
+    """The smooth activations of some neurons (count,), in ascending order, and which of these are each one's."""
+    places = folded.places[neurons, 0]
+    for index in places.unique().tolist():
+        first, end = torch.searchsorted(places, torch.tensor([index, index + 1])).tolist()
+        yield folded.functions[index], slice(first, end)
+
+
+@dataclass(frozen=True, eq=False)
+class Fan:
+    """Lines below and above each smooth neuron of a system, from one end of its interval to the other.
+
+    A mean of two lines that are below a curve is below it, so that every α in [0, 1] gives a line.
+
+    Attributes:
+        neurons: (s,) which neurons of the system these are.
+        slopes, offsets: (2, s, lines), below and above.
+    """
+
+    neurons: Tensor
+    slopes: Tensor
+    offsets: Tensor
+
+    @staticmethod
+    def of(folded: Folded, dtype: torch.dtype) -> Fan:
+        """The fan over a system's bounds."""
+        neurons = folded.smooth.nonzero().squeeze(1)
+        slopes, offsets = (torch.zeros(2, len(neurons), _FAN, dtype=torch.float64) for _ in range(2))
+        for node, part in groups(folded, neurons):
+            bounds = Bounds(folded.lower[neurons[part]], folded.upper[neurons[part]])
+            curve = _curve(node)
+            middle, ends = curve.slopes(node, bounds, False), curve.slopes(node, bounds, True)
+            for side in range(2):
+                left, center, right = ends[side], middle[side], ends[2 + side]
+                fan = torch.stack([left, (left + center) / 2, center, (center + right) / 2, right], 1)
+                every = Bounds(*(end[:, None].expand_as(fan) for end in (bounds.lower, bounds.upper)))
+                lines = lines_of_slopes(node, every, fan, fan).parts()
+                slopes[side, part], offsets[side, part] = lines[2 * side], lines[2 * side + 1]
+        return Fan(neurons, slopes.to(dtype), offsets.to(dtype))
+
+    def at(self, chosen: slice, above: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Slope and offset of lines, and their derivatives by α; each (rows, count).
+
+        Args:
+            chosen: which of the smooth neurons.
+            above: (rows, count) bool, whether the line above is wanted, else that below.
+            alpha: (rows, count) in [0, 1].
+        """
+        place = alpha * (_FAN - 1)
+        piece = place.floor().clamp(0, _FAN - 2)
+        weight, at = place - piece, piece.long()[..., None]
+        found = []
+        for table in (self.slopes, self.offsets):
+            lines = torch.where(above[..., None], table[1, chosen], table[0, chosen])
+            first, second = lines.gather(2, at)[..., 0], lines.gather(2, at + 1)[..., 0]
+            found.append((torch.lerp(first, second, weight), (second - first) * (_FAN - 1)))
+        (slope, turned), (offset, moved) = found
+        return slope, offset, turned, moved
+
+
+_BELOW, _ABOVE = 0, 1
+
+
+class Curves:
+    """The smooth neurons of one relaxation.
+
+    Args:
+        folded: the system.
+        slopes: (m,) t of its neurons.
+
+    Attributes:
+        neurons: (s,) which neurons of the system are smooth, in ascending order.
+        offset, width: (s,) o, rounded down, and Q, rounded up.
+
+    Raises:
+        UnsupportedError: if a line is not finite.
+    """
+
+    def __init__(self, folded: Folded, slopes: Tensor) -> None:
+        self._folded = folded
+        self.neurons = folded.smooth.nonzero().squeeze(1)
+        self._number = torch.full((folded.size,), -1).index_copy(0, self.neurons, torch.arange(len(self.neurons)))
+        self._slope = slopes[self.neurons]
+        lower, upper = folded.lower[self.neurons], folded.upper[self.neurons]
+        self._reach = torch.maximum(lower.abs(), upper.abs())
+        count = len(self.neurons)
+        self.offset, top = torch.zeros(count).double(), torch.zeros(count).double()
+        for node, part in groups(folded, self.neurons):
+            t = self._slope[part]
+            rest = band(node, Bounds(lower[part], upper[part]), t)
+            self.offset[part], top[part] = rest.lower, rest.upper
+        size = self._slope.abs() * self._reach + self.offset.abs() + top.abs()
+        self.width = torch.maximum((top - self.offset) * (1 + 2.0**-50), _LEAST * size) + _TINY
+        shape = (count, SEGMENTS)
+        self._ends = torch.zeros(2, *shape, dtype=torch.float64)
+        self._rate, self._offset, self._gap = (torch.zeros(2, *shape, dtype=torch.float64) for _ in range(3))
+        self._size = torch.zeros(shape, dtype=torch.float64)
+        self._cut = torch.zeros(shape, dtype=torch.bool)
+        every, first = torch.arange(count), torch.ones(count, dtype=torch.long)
+        self._fill(every, first, lower, upper)
+        for table in (self._ends, self._rate, self._offset, self._gap):
+            table[..., 0] = table[..., 1]
+        self._size[:, 0] = self._size[:, 1]
+
+    def holds(self, neuron: Tensor) -> Tensor:
+        """Whether each of some neurons of the system, (count,), is smooth."""
+        return self._number[neuron] >= 0
+
+    def prefer(self, coefficients: Tensor) -> None:
+        """Take, for neurons that are not split, the line of slope t on the side where it is used.
+
+        Args:
+            coefficients: (m,) of the remainders q̃ in the objective for which t was optimised.
+        """
+        below = coefficients[self.neurons] >= 0
+        for side, mine in ((_BELOW, below), (_ABOVE, ~below)):
+            self._rate[side, :, 0].masked_fill_(mine, 0)
+            self._offset[side, :, 0].masked_fill_(mine, side)
+            self._gap[side, :, 0].masked_fill_(mine, 1)
+
+    def _fill(self, number: Tensor, segment: Tensor, lower: Tensor, upper: Tensor) -> None:
+        """Compute the lines of segments [lower, upper] of smooth neurons, by their numbers in ascending order."""
+        t, width, floor = self._slope[number], self.width[number], self.offset[number]
+        parts = []
+        for node, part in groups(self._folded, self.neurons[number]):
+            bounds = Bounds(lower[part], upper[part])
+            lines = outer_lines(node, bounds)
+            other = lines_of_slopes(node, bounds, lines.upper_slope, lines.lower_slope)
+            parts.append(torch.stack([*lines.parts(), other.lower_offset, other.upper_offset]))
+        found = torch.cat(parts, 1) if parts else torch.zeros(6, 0, dtype=torch.float64)
+        if not bool(found.isfinite().all()):
+            raise UnsupportedError("the lines of an activation are not finite")
+        low, low_offset, high, high_offset, beneath, over = found
+        at = (number, segment)
+        for side, slope, offset, gap in (
+            (_BELOW, low, low_offset, over - low_offset),
+            (_ABOVE, high, high_offset, high_offset - beneath),
+        ):
+            self._rate[(side, *at)] = (slope - t) / width
+            self._offset[(side, *at)] = (offset - floor) / width
+            self._gap[(side, *at)] = (gap / width).clamp(min=0)
+        self._ends[(0, *at)], self._ends[(1, *at)] = lower, upper
+        slopes, offsets = torch.maximum(low.abs(), high.abs()), torch.maximum(low_offset.abs(), high_offset.abs())
+        size = (slopes + t.abs()) * self._reach[number] + offsets + floor.abs()
+        self._size[at] = size / width
+
+    def cut(self, neuron: Tensor, segment: Tensor) -> None:
+        """Cut segments, that is, compute the lines of their halves.
+
+        Args:
+            neuron: (nodes,) numbers in the system; those that are not smooth are ignored.
+            segment: (nodes,) their segments; 0 is [l, u].
+        """
+        number, segment = self._number[neuron], segment.long().clamp(min=1)
+        key = (number * SEGMENTS + segment)[number >= 0].unique()
+        number, segment = key // SEGMENTS, key % SEGMENTS
+        todo = ~self._cut[number, segment]
+        number, segment = number[todo], segment[todo]
+        if not len(number):
+            return
+        lower, upper = self._ends[0, number, segment], self._ends[1, number, segment]
+        points = torch.cat([self._point(n, p, lower, upper) for n, p in groups(self._folded, self.neurons[number])])
+        self._fill(number, 2 * segment, lower, points)
+        self._fill(number, 2 * segment + 1, points, upper)
+        self._cut[number, segment] = True
+
+    @staticmethod
+    def _point(node: Activation, part: slice, lower: Tensor, upper: Tensor) -> Tensor:
+        """Where segments of one activation are cut."""
+        lower, upper = lower[part], upper[part]
+        share = torch.arange(1, _POINTS, dtype=torch.float64)[:, None] / _POINTS
+        points = torch.lerp(lower, upper, share)
+        # Many activations bend most at zero.
+        inside = (lower < 0) & (upper > 0)
+        points = torch.cat([points, torch.where(inside, torch.zeros_like(lower), points[_POINTS // 2 - 1])[None]])
+        ends = (torch.stack([lower.expand_as(points), points]), torch.stack([points, upper.expand_as(points)]))
+        lines = activations.relax(node, Bounds(*ends))
+        middle, width = (ends[0] + ends[1]) / 2, ends[1] - ends[0]
+        gap = (lines.upper_slope - lines.lower_slope) * middle + lines.upper_offset - lines.lower_offset
+        area = (gap * width).sum(0).nan_to_num(torch.inf)
+        return points.gather(0, area.argmin(0)[None])[0]
+
+    def blame(self, split: Tensor, coefficients: Tensor) -> Tensor:
+        """(nodes, s) how much each neuron's line costs the bound at most; −1 where the neuron's segment is not cut.
+
+        Args:
+            split: (nodes, m) int8, the segments of smooth neurons.
+            coefficients: (nodes, m) of the remainders q̃.
+        """
+        c, segment = coefficients[:, self.neurons], split[:, self.neurons].long()
+        below, above = (self._taken(self._gap[side], slice(None), segment) for side in (_BELOW, _ABOVE))
+        cost = c.abs() * torch.where(c >= 0, below, above).to(c.dtype)
+        return cost.masked_fill_(segment >= _LAST, -1)
+
+    def gaps(self, split: Tensor) -> Tensor:
+        """(nodes, s) how far the lines are from the activation, at most; −1 where the neuron's segment is not cut."""
+        segment = split[:, self.neurons].long()
+        below, above = (self._taken(self._gap[side], slice(None), segment) for side in (_BELOW, _ABOVE))
+        return (torch.maximum(below, above) * self.width).masked_fill_(segment >= _LAST, -1)
+
+    def _taken(self, table: Tensor, number: Tensor | slice, segment: Tensor) -> Tensor:
+        """Entries of a table for segments (nodes, count) of the smooth neurons ``number``."""
+        return table.flatten().take(torch.arange(len(table))[number] * SEGMENTS + segment)
+
+    def of(self, columns: Tensor, split: Tensor, dtype: torch.dtype) -> Segments | None:
+        """The segments of those of some neurons (k,) that are smooth, in nodes ``split``; None if there are none."""
+        number = self._number[columns]
+        which = (number >= 0).nonzero().squeeze(1)
+        if not len(which):
+            return None
+        number = number[which]
+        segment = split.index_select(1, columns[which]).long()
+        tables = (*self._ends, *self._rate, *self._offset, self._size)
+        taken = (self._taken(table, number, segment).to(dtype) for table in tables)
+        lower, upper, rate_below, rate_above, offset_below, offset_above, size = taken
+        return Segments(which, lower, upper, rate_below, rate_above, offset_below, offset_above, size)
+
+
+@dataclass(frozen=True, eq=False)
+class Segments:
+    """The segments of some smooth neurons in the nodes of a batch.
+
+    Attributes:
+        which: (count,) which of the neurons that were asked for are smooth.
+        lower, upper: (nodes, count) the segments' ends.
+        rate_below, rate_above, offset_below, offset_above: (nodes, count) of the lines of q̃.
+        size: (nodes, count) ≥ what the terms of these lines add up to, in units of q̃.
+    """
+
+    which: Tensor
+    lower: Tensor
+    upper: Tensor
+    rate_below: Tensor
+    rate_above: Tensor
+    offset_below: Tensor
+    offset_above: Tensor
+    size: Tensor
+
+    def least(self, q: Tensor, pull: Tensor) -> tuple[Tensor, Tensor]:
+        """Lower bounds of c·q̃ + p·z over the segments, by the better of the segment's line and of 0 ≤ q̃ ≤ 1.
+
+        Args:
+            q: (nodes, count) c.
+            pull: (nodes, count) p.
+
+        Returns:
+            The bounds, and what rounding may have changed in them, (nodes, count) each.
+        """
+        positive = q >= 0
+        steep = q * torch.where(positive, self.rate_below, self.rate_above) + pull
+        by_line = q * torch.where(positive, self.offset_below, self.offset_above) + self._least(steep)
+        by_band = q.clamp(max=0) + self._least(pull)
+        reach = torch.maximum(self.lower.abs(), self.upper.abs())
+        error = 16 * unit_roundoff(q.dtype) * (q.abs() * (self.size + 1) + pull.abs() * reach) + 16 * _TINY
+        return torch.maximum(by_line, by_band), error
+
+    def _least(self, slope: Tensor) -> Tensor:
+        """The least value of slope·z on each segment."""
+        return torch.minimum(slope * self.lower, slope * self.upper)
+
+    def below(self, q: Tensor, multipliers: Tensor) -> Tensor:
+        """(nodes,) what smooth neurons add to a bound beside their lines above: lines below, and ends of segments.
+
+        Args:
+            q: (nodes, k) the coefficients of the remainders of all neurons that were asked for.
+            multipliers: (nodes, k) likewise γ.
+        """
+        line = q[:, self.which].clamp(min=0) * self.offset_below
+        return (line + self._least(-multipliers[:, self.which])).sum(1)
+
+    def values(self, part: slice, q: Tensor, z: Tensor) -> Tensor:
+        """The lines' values at pre-activations z, by the sign of the coefficients q; (nodes, count) each.
+
+        Args:
+            part: which of the neurons that were asked for; all of them are smooth.
+            q: (nodes, count).
+            z: (nodes, count).
+        """
+        first = int(torch.searchsorted(self.which, part.start))
+        mine = slice(first, first + part.stop - part.start)
+        negative = q < 0
+        rate = torch.where(negative, self.rate_above[:, mine], self.rate_below[:, mine])
+        return rate * z + torch.where(negative, self.offset_above[:, mine], self.offset_below[:, mine])
+
+    def ends(self, z: Tensor, multipliers: Tensor) -> Tensor:
+        """The point of each segment at which −γ·z is least, (nodes, count): the nearest to z where γ is zero."""
+        nearest = torch.maximum(torch.minimum(z, self.upper), self.lower)
+        return torch.where(multipliers > 0, self.upper, torch.where(multipliers < 0, self.lower, nearest))
