@@ -79,7 +79,7 @@ class _Traits:
     Attributes:
         linear: whether every activation of the network is piecewise linear.
         narrow: whether few inputs vary.
-        foldable: whether branch and bound over phases has memory for the query.
+        foldable: whether branch and bound over neurons takes the network, and has memory for the query.
         few: whether it has, and few neurons are unstable.
     """
 
@@ -91,8 +91,8 @@ class _Traits:
     @staticmethod
     def of(query: Query, unstable: float, memory: int) -> _Traits:
         """The traits of a query with so many unstable neurons."""
-        inputs, linear = _free_inputs(query), query.network.piecewise_linear
-        foldable = linear and Bab(memory=memory).fits(inputs, unstable)
+        inputs, linear, bab = _free_inputs(query), query.network.piecewise_linear, Bab(memory=memory)
+        foldable = bab.takes(query.network) and bab.fits(inputs, unstable)
         return _Traits(linear, inputs <= _FEW_INPUTS, foldable, foldable and unstable <= _FEW_NEURONS)
 
 

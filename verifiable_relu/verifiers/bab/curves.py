@@ -11,8 +11,8 @@ there is a lower and an upper line of f, chosen as CROWN chooses them (``bounds.
 
     rate_below·z + offset_below ≤ q̃ ≤ rate_above·z + offset_above.
 
-Where a segment is cut is fixed for the whole tree: at the point, of a few, that leaves least area between the lines of
-both halves. So the lines of a segment are computed once, however many nodes it is part of.
+Where a segment is cut is fixed for the whole tree: at the point, of a few, at which both halves are nearest to their
+chords. So the lines of a segment are computed once, however many nodes it is part of.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ SEGMENTS = 128
 _LAST = SEGMENTS // 2
 """Segments from this number on are not cut."""
 
-_POINTS = 8
+_POINTS = 16
 """A segment is cut at a multiple of one part of so many of its width, or at zero."""
 
-_FAN = 5
-"""How many lines below a curve, and how many above it, others are mixed from."""
+_SHARES = torch.arange(_POINTS + 1, dtype=torch.float64)[:, None] / _POINTS
+"""(points, 1) where activations are evaluated to see how they bend, in parts of a segment's width."""
 
 _TINY = torch.finfo(torch.float64).tiny
 
@@ -72,18 +72,19 @@ def lines_of_slopes(node: Activation, bounds: Bounds, low: Tensor, high: Tensor)
 
     A kind of activation may know upper lines of one slope alone; the slopes that are returned count.
     """
-    return lines_outward(node, bounds, _curve(node).lines(node, bounds, low, high))
+    return lines_outward(node, bounds, curve(node).lines(node, bounds, low, high))
 
 
 def band(node: Activation, bounds: Bounds, slope: Tensor) -> Bounds:
     """The least and the largest value of f(z) − slope·z over bounds of z, rounding accounted for."""
-    return band_outward(node, bounds, _curve(node).lines(node, bounds, slope, slope), slope)
+    return band_outward(node, bounds, curve(node).lines(node, bounds, slope, slope), slope)
 
 
-def _curve(node: Activation) -> activations.Curve:
-    curve = activations.row(node).curve
-    assert curve is not None
-    return curve
+def curve(node: Activation) -> activations.Curve:
+    """What bound propagation knows of a smooth activation."""
+    found = activations.row(node).curve
+    assert found is not None
+    return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,58 +121,6 @@ def groups(folded: Folded, neurons: Tensor) -> Iterator[tuple[Activation, slice]
     for index in places.unique().tolist():
         first, end = torch.searchsorted(places, torch.tensor([index, index + 1])).tolist()
         yield folded.functions[index], slice(first, end)
-
-
-@dataclass(frozen=True, eq=False)
-class Fan:
-    """Lines below and above each smooth neuron of a system, from one end of its interval to the other.
-
-    A mean of two lines that are below a curve is below it, so that every α in [0, 1] gives a line.
-
-    Attributes:
-        neurons: (s,) which neurons of the system these are.
-        slopes, offsets: (2, s, lines), below and above.
-    """
-
-    neurons: Tensor
-    slopes: Tensor
-    offsets: Tensor
-
-    @staticmethod
-    def of(folded: Folded, dtype: torch.dtype) -> Fan:
-        """The fan over a system's bounds."""
-        neurons = folded.smooth.nonzero().squeeze(1)
-        slopes, offsets = (torch.zeros(2, len(neurons), _FAN, dtype=torch.float64) for _ in range(2))
-        for node, part in groups(folded, neurons):
-            bounds = Bounds(folded.lower[neurons[part]], folded.upper[neurons[part]])
-            curve = _curve(node)
-            middle, ends = curve.slopes(node, bounds, False), curve.slopes(node, bounds, True)
-            for side in range(2):
-                left, center, right = ends[side], middle[side], ends[2 + side]
-                fan = torch.stack([left, (left + center) / 2, center, (center + right) / 2, right], 1)
-                every = Bounds(*(end[:, None].expand_as(fan) for end in (bounds.lower, bounds.upper)))
-                lines = lines_of_slopes(node, every, fan, fan).parts()
-                slopes[side, part], offsets[side, part] = lines[2 * side], lines[2 * side + 1]
-        return Fan(neurons, slopes.to(dtype), offsets.to(dtype))
-
-    def at(self, chosen: slice, above: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Slope and offset of lines, and their derivatives by α; each (rows, count).
-
-        Args:
-            chosen: which of the smooth neurons.
-            above: (rows, count) bool, whether the line above is wanted, else that below.
-            alpha: (rows, count) in [0, 1].
-        """
-        place = alpha * (_FAN - 1)
-        piece = place.floor().clamp(0, _FAN - 2)
-        weight, at = place - piece, piece.long()[..., None]
-        found = []
-        for table in (self.slopes, self.offsets):
-            lines = torch.where(above[..., None], table[1, chosen], table[0, chosen])
-            first, second = lines.gather(2, at)[..., 0], lines.gather(2, at + 1)[..., 0]
-            found.append((torch.lerp(first, second, weight), (second - first) * (_FAN - 1)))
-        (slope, turned), (offset, moved) = found
-        return slope, offset, turned, moved
 
 
 _BELOW, _ABOVE = 0, 1
@@ -241,17 +190,17 @@ class Curves:
         for node, part in groups(self._folded, self.neurons[number]):
             bounds = Bounds(lower[part], upper[part])
             lines = outer_lines(node, bounds)
-            other = lines_of_slopes(node, bounds, lines.upper_slope, lines.lower_slope)
-            parts.append(torch.stack([*lines.parts(), other.lower_offset, other.upper_offset]))
+            x = torch.lerp(bounds.lower, bounds.upper, _SHARES)
+            y = node.forward(x)
+            above = (lines.upper_slope * x + lines.upper_offset - y).amax(0)
+            beneath = (y - lines.lower_slope * x - lines.lower_offset).amax(0)
+            parts.append(torch.stack([*lines.parts(), beneath, above]))
         found = torch.cat(parts, 1) if parts else torch.zeros(6, 0, dtype=torch.float64)
         if not bool(found.isfinite().all()):
             raise UnsupportedError("the lines of an activation are not finite")
-        low, low_offset, high, high_offset, beneath, over = found
+        low, low_offset, high, high_offset, beneath, above = found
         at = (number, segment)
-        for side, slope, offset, gap in (
-            (_BELOW, low, low_offset, over - low_offset),
-            (_ABOVE, high, high_offset, high_offset - beneath),
-        ):
+        for side, slope, offset, gap in ((_BELOW, low, low_offset, beneath), (_ABOVE, high, high_offset, above)):
             self._rate[(side, *at)] = (slope - t) / width
             self._offset[(side, *at)] = (offset - floor) / width
             self._gap[(side, *at)] = (gap / width).clamp(min=0)
@@ -265,7 +214,7 @@ class Curves:
 
         Args:
             neuron: (nodes,) numbers in the system; those that are not smooth are ignored.
-            segment: (nodes,) their segments; 0 is [l, u].
+            segment: (nodes,) their segments, below half of ``SEGMENTS``; 0 is [l, u].
         """
         number, segment = self._number[neuron], segment.long().clamp(min=1)
         key = (number * SEGMENTS + segment)[number >= 0].unique()
@@ -276,25 +225,23 @@ class Curves:
             return
         lower, upper = self._ends[0, number, segment], self._ends[1, number, segment]
         points = torch.cat([self._point(n, p, lower, upper) for n, p in groups(self._folded, self.neurons[number])])
-        self._fill(number, 2 * segment, lower, points)
-        self._fill(number, 2 * segment + 1, points, upper)
+        halves = torch.stack([2 * segment, 2 * segment + 1], 1).flatten()
+        ends = (torch.stack(pair, 1).flatten() for pair in ((lower, points), (points, upper)))
+        self._fill(number.repeat_interleave(2), halves, *ends)
         self._cut[number, segment] = True
 
     @staticmethod
     def _point(node: Activation, part: slice, lower: Tensor, upper: Tensor) -> Tensor:
-        """Where segments of one activation are cut."""
+        """Where segments of one activation are cut: where least area is left about the chords of both halves."""
         lower, upper = lower[part], upper[part]
-        share = torch.arange(1, _POINTS, dtype=torch.float64)[:, None] / _POINTS
-        points = torch.lerp(lower, upper, share)
+        x = torch.lerp(lower, upper, _SHARES)
         # Many activations bend most at zero.
-        inside = (lower < 0) & (upper > 0)
-        points = torch.cat([points, torch.where(inside, torch.zeros_like(lower), points[_POINTS // 2 - 1])[None]])
-        ends = (torch.stack([lower.expand_as(points), points]), torch.stack([points, upper.expand_as(points)]))
-        lines = activations.relax(node, Bounds(*ends))
-        middle, width = (ends[0] + ends[1]) / 2, ends[1] - ends[0]
-        gap = (lines.upper_slope - lines.lower_slope) * middle + lines.upper_offset - lines.lower_offset
-        area = (gap * width).sum(0).nan_to_num(torch.inf)
-        return points.gather(0, area.argmin(0)[None])[0]
+        middle = x[_POINTS // 2]
+        x = torch.cat([x, torch.where((lower < 0) & (upper > 0), torch.zeros_like(lower), middle)[None]]).sort(0).values
+        y = node.forward(x)
+        areas = [_area(x[: k + 1], y[: k + 1]) + _area(x[k:], y[k:]) for k in range(1, len(x) - 1)]
+        best = torch.stack(areas).nan_to_num(torch.inf).argmin(0) + 1
+        return x.gather(0, best[None])[0]
 
     def blame(self, split: Tensor, coefficients: Tensor) -> Tensor:
         """(nodes, s) how much each neuron's line costs the bound at most; −1 where the neuron's segment is not cut.
@@ -330,6 +277,14 @@ class Curves:
         taken = (self._taken(table, number, segment).to(dtype) for table in tables)
         lower, upper, rate_below, rate_above, offset_below, offset_above, size = taken
         return Segments(which, lower, upper, rate_below, rate_above, offset_below, offset_above, size)
+
+
+def _area(x: Tensor, y: Tensor) -> Tensor:
+    """(count,) that of the band about the chord of curves that holds all of their points (points, count)."""
+    width = x[-1] - x[0]
+    rate = (y[-1] - y[0]) / width.clamp(min=1e-300)
+    rest = y - y[0] - rate * (x - x[0])
+    return (rest.amax(0) - rest.amin(0)) * width
 
 
 @dataclass(frozen=True, eq=False)

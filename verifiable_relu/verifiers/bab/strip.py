@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 
 from verifiable_relu.bounds.rounding import gamma
-from verifiable_relu.verifiers.bab.curves import Curves, Fan
+from verifiable_relu.verifiers.bab.curves import Curves
+from verifiable_relu.verifiers.bab.fan import Fan
 from verifiable_relu.verifiers.bab.folded import OWN, TINY, Folded, Rows
 
 _LEAST = 2.0**-60
@@ -222,6 +223,11 @@ class Strip:
             )
             size[start:end] = matrix[start:end].abs().sum(1) + constant[start:end].abs()
         self.rows = Forms(*self._substituted(rows, m))
+
+    def prefer(self) -> None:
+        """Take the slopes for those that are best for the first row: neurons use their lines while they are open."""
+        if self.curves is not None:
+            self.curves.prefer(self.rows.matrix[0, self.folded.inputs :])
 
     def gaps(self, split: Tensor) -> Tensor:
         """(nodes, m) how far each open neuron's lines are from its activation, at most; −1 if it is not split further.

@@ -153,10 +153,9 @@ class Tree:
         none = torch.zeros(self._size, dtype=torch.bool)
         root = Batch.roots(self._size, len(scale) - 1)
         # A line below the activation is better for being adaptive where the coefficient is positive.
+        strip.prefer()
         weight = Ascent(strip, none, torch.float64).run(root, 0).coefficients[0]
-        if strip.curves is not None:
-            strip.curves.prefer(weight)
-            weight = torch.where(folded.smooth, weight.abs(), weight)
+        weight = torch.where(folded.smooth, weight.abs(), weight)
         matter = weight.topk(min(self._size, search.adaptive)).indices
         self._ascent = Ascent(strip, none.index_fill(0, matter, True), torch.float32)
         root = Batch.roots(self._size, len(scale) - 1)

@@ -73,6 +73,10 @@ class Bab:
         """Whether there is memory for a query's trees, by how many inputs vary and neurons are unstable."""
         return neurons < self.memory and tree_bytes(inputs, int(neurons)) <= self.memory / 2
 
+    def takes(self, network: Network) -> bool:
+        """Whether neurons of every activation of a network can be split."""
+        return all(network.nodes[index] in IS_SMOOTH for index in network.activations)
+
     def verify(
         self, queries: Sequence[Query], budget: Budget, progress: Progress = SILENT, roots: Roots = NONE
     ) -> list[Outcome]:
