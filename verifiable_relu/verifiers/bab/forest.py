@@ -145,7 +145,7 @@ class Forest:
             return Ended(Reason.TIMEOUT, "the budget ran out")
         if State.FULL in self._ended:
             return Ended(Reason.MEMORY, "the open sub-problems took too much memory")
-        return Ended(Reason.INCOMPLETE, "there are sub-problems whose margin is within rounding of zero")
+        return Ended(Reason.INCOMPLETE, "there are sub-problems whose margin is too near to zero for further splits")
 
     @property
     def nodes(self) -> int:

@@ -18,7 +18,7 @@ from torch import Tensor
 from verifiable_relu.verifiers.bab.ascent import Ascent, Batch
 from verifiable_relu.verifiers.bab.folded import Folded, Rows
 from verifiable_relu.verifiers.bab.proof import Proofs
-from verifiable_relu.verifiers.bab.strip import Strip
+from verifiable_relu.verifiers.bab.strip import Slopes, Strip
 
 _WORKING = 1 << 27
 """Bytes that the trees searched at once may take."""
@@ -116,8 +116,8 @@ class _Trees:
     def __init__(self, options: Refinement, folded: Folded, rows: Rows) -> None:
         self._options, self._folded, self._rows = options, folded, rows
         count = len(rows)
-        slopes = torch.where(folded.upper > -folded.lower, torch.ones_like(folded.upper), folded.slope)
-        strip = Strip(folded, rows, slopes)
+        strip = Strip(folded, rows, Slopes.anywhere(folded))
+        self._curves = strip.curves
         self._ascent = Ascent(strip, torch.ones(folded.size, dtype=torch.bool), torch.float32, count)
         self._proofs = Proofs(strip, count)
         # A neuron is stable where one of its objectives is above zero.
@@ -159,7 +159,7 @@ class _Trees:
             chosen = self._worst()
             if not len(chosen):
                 return
-            children = self._leaves[chosen].split_on(self._neuron[chosen])
+            children = self._leaves[chosen].split_on(self._neuron[chosen], self._curves)
             bound, split = self._run(children, self._options.steps)
             # What holds of a node holds of its children.
             bound = torch.maximum(bound, self._bound[chosen].repeat(2))

@@ -161,7 +161,6 @@ class Tree:
         folded = strip.folded
         self._size = folded.size
         self._batch = max(16, min(search.batch, _WORKING // (24 * (folded.inputs + folded.size + 1))))
-        self._gap = folded.gap
         self._stack: list[_Chunk] = []
         self.state = State.OPEN
         self.nodes = 0
@@ -171,7 +170,9 @@ class Tree:
         none = torch.zeros(self._size, dtype=torch.bool)
         root = Batch.roots(self._size, len(scale) - 1)
         # A line below the activation is better for being adaptive where the coefficient is positive.
+        strip.prefer()
         weight = Ascent(strip, none, torch.float64).run(root, 0).coefficients[0]
+        weight = torch.where(folded.smooth, weight.abs(), weight)
         matter = weight.topk(min(self._size, search.adaptive)).indices
         self._ascent = Ascent(strip, none.index_fill(0, matter, True), torch.float32)
         root = Batch.roots(self._size, len(scale) - 1)
@@ -211,11 +212,11 @@ class Tree:
     def _split(self, nodes: Batch, bound: Tensor, neurons: Tensor) -> Batch:
         """The children of nodes with these bounds by the best of some neurons, (nodes, choices), −1 for none."""
         if neurons.shape[1] == 1:
-            return nodes.split_on(neurons[:, 0])
+            return nodes.split_on(neurons[:, 0], self._strip.curves)
         best = torch.full((len(nodes),), -torch.inf)
         split, multipliers, mu = (torch.cat([t, t]) for t in (nodes.split, nodes.multipliers, nodes.mu))
         for neuron in neurons.T:
-            children = nodes.split_on(neuron.clamp(min=0))
+            children = nodes.split_on(neuron.clamp(min=0), self._strip.curves)
             found = self._ascent.run(children, self._search.look)
             self._count(len(children), self._search.look, len(found.columns))
             gain = _gain(found.bound.reshape(2, -1), bound).to(best).masked_fill_(neuron < 0, -torch.inf)
@@ -238,7 +239,7 @@ class Tree:
                 self.state = State.REACHED
                 return
             stalled = _total(blame) <= self._search.stalled * bound.abs()
-            stalled |= (batch.split != 0).all(1)
+            stalled |= (blame < 0).all(1)
             is_open = torch.ones(len(batch), dtype=torch.bool)
             for part in stalled.nonzero().squeeze(1).split(_TOGETHER):
                 if self._left() > 0 and self.state is State.OPEN:
@@ -255,7 +256,13 @@ class Tree:
         found = self._everywhere.run(mine, self._search.finishing)
         self._count(len(mine), self._search.finishing, self._size)
         is_open = ~self.prove(mine, found)
-        settled = (_total(found.blame) < self._search.exact * found.bound.abs()) | (mine.split != 0).all(1)
+        last = (found.blame < 0).all(1)
+        settled = (_total(found.blame) < self._search.exact * found.bound.abs()) | last
+        if self._strip.curves is not None:
+            # There are no linear programs of smooth neurons.
+            if bool((is_open & last).any()):
+                self.state = State.STUCK
+            settled = torch.zeros_like(settled)
         for number in (is_open & settled).nonzero().squeeze(1).tolist():
             if self._left() <= 0 or self.state is not State.OPEN:
                 break
@@ -264,8 +271,7 @@ class Tree:
         batch.multipliers[part], batch.mu[part] = mine.multipliers, mine.mu
         # Where no line costs anything, the widest triangle is split.
         none = (_total(found.blame) <= 0)[:, None]
-        widest = torch.where(mine.split == 0, self._gap, -1.0)
-        blame[part] = torch.where(none, widest, found.blame).to(blame)
+        blame[part] = torch.where(none, self._strip.gaps(mine.split), found.blame).to(blame)
         return is_open
 
     def _solved(self, split: Tensor) -> bool:
@@ -320,7 +326,7 @@ class Tree:
     def _close(self, split: Tensor, lower: float) -> None:
         """Take note of nodes (nodes, m) that are closed, with this bound."""
         self.lower = min(self.lower, lower)
-        self.closed += float((-(split != 0).sum(1).double()).exp2().sum())
+        self.closed = min(1.0, self.closed + float((-(split != 0).sum(1).double()).exp2().sum()))
 
     def _margins(self, batch: Batch, found: Bounded) -> Tensor:
         """What the multipliers that were found prove."""
