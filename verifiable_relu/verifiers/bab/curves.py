@@ -28,8 +28,8 @@ from verifiable_relu.bounds import activations
 from verifiable_relu.bounds.rounding import band_outward, lines_outward, unit_roundoff
 from verifiable_relu.bounds.types import Bounds, Lines
 from verifiable_relu.errors import UnsupportedError
-from verifiable_relu.network.dispatch import Table
-from verifiable_relu.network.nodes import Activation, Gelu, Hardened, LeakyRelu, Relu, Sigmoid, Smooth, Tanh
+from verifiable_relu.network.dispatch import Refusal, Table
+from verifiable_relu.network.nodes import Activation, Gelu, Hardened, Identity, LeakyRelu, Relu, Sigmoid, Smooth, Tanh
 
 if TYPE_CHECKING:
     from verifiable_relu.verifiers.bab.folded import Folded
@@ -56,7 +56,12 @@ STRAIGHT = 2.0**-30
 
 IS_SMOOTH: Table[bool] = Table(
     "branch and bound",
-    {Relu: False, LeakyRelu: False, **dict.fromkeys((Sigmoid, Tanh, Gelu, Smooth, Hardened), True)},
+    {
+        Relu: False,
+        LeakyRelu: False,
+        **dict.fromkeys((Sigmoid, Tanh, Gelu, Smooth, Hardened), True),
+        Identity: Refusal("only piecewise-linear networks and smooth functions of one variable are split"),
+    },
     group=Activation,
 )
 """Whether neurons of a kind are split at points of their own; the others are split into the two phases at zero."""

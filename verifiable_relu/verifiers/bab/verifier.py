@@ -75,7 +75,7 @@ class Bab:
 
     def takes(self, network: Network) -> bool:
         """Whether neurons of every activation of a network can be split."""
-        return all(network.nodes[index] in IS_SMOOTH for index in network.activations)
+        return not network.multiplies and all(network.nodes[index] in IS_SMOOTH for index in network.activations)
 
     def verify(
         self, queries: Sequence[Query], budget: Budget, progress: Progress = SILENT, roots: Roots = NONE
@@ -182,6 +182,8 @@ class _Bounds:
     def __init__(
         self, method: Bab, network: Network, queries: Sequence[Query], stop: Callable[[], bool], roots: Roots
     ) -> None:
+        if network.multiplies:
+            network.require_piecewise_linear()
         for index in network.activations:
             # Raises an error for a kind that is not split.
             IS_SMOOTH[network.nodes[index]]
