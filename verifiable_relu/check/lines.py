@@ -41,8 +41,8 @@ class Neurons:
         first: where the open ones begin among those of all activations.
     """
 
-    def __init__(self, node: Activation, lower: Number, upper: Number, first: int) -> None:
-        self.lower, self.upper, self.first = lower, upper, first
+    def __init__(self, node: Activation, lower: Number, upper: Number) -> None:
+        self.lower, self.upper, self.first = lower, upper, 0
         self.passing = np.where(lower >= 0, 1.0, node.slope)
         self.open = np.flatnonzero((lower < 0) & (upper > 0))
         self.slope = node.slope[self.open]
@@ -87,10 +87,14 @@ class Relaxation:
         return sum(len(n.open) for n in self.neurons.values())
 
     def claim(self, activation: int, lower: Number, upper: Number) -> None:
-        """Go on with these bounds of the pre-activations of an activation."""
+        """Go on with these bounds of the pre-activations of an activation, be they its first ones or tighter ones."""
         node = self.graph.nodes[activation]
         assert isinstance(node, Activation)
-        self.neurons[activation] = Neurons(node, lower, upper, self.open)
+        self.neurons[activation] = Neurons(node, lower, upper)
+        first = 0
+        for neurons in self.neurons.values():
+            neurons.first = first
+            first += len(neurons.open)
 
     def ends(self, number: int) -> tuple[Number, Number]:
         """Bounds of a node's value by interval arithmetic from the claimed bounds before it, rounded outward.
