@@ -36,6 +36,7 @@ from verifiable_relu.bounds.rounding import covers
 from verifiable_relu.bounds.zonotope import Zonotopes, takes
 from verifiable_relu.errors import OutOfTime
 from verifiable_relu.network.graph import Network
+from verifiable_relu.network.nodes import Activation
 from verifiable_relu.spec.property import Query
 from verifiable_relu.spec.row_batch import RowBatch
 from verifiable_relu.verifiers.attack import claim
@@ -74,7 +75,7 @@ class InputSplit:
 
     batch: int = 128
     most: int = 512
-    symbols: int = 64
+    symbols: int = 256
     cheap: int = 4096
     device: str = "cpu"
     memory: int = MEMORY
@@ -131,10 +132,13 @@ class Frontier:
         self._charge(self.owner)
 
     def _zonotope_bytes(self, varying: int) -> int:
-        """About what the zonotopes of one box take: a few arrays of all symbols at the widest node."""
-        layers = (self.network.nodes[i].size for i in self.network.activations)
-        symbols = varying + sum(min(size, self.options.symbols) for size in layers)
-        return 4 * 8 * self.network.widest[0] * symbols
+        """About what the zonotopes of one box take: a few arrays of all symbols at the node where these are largest."""
+        symbols, most = varying, 0
+        for node in self.network.nodes:
+            if isinstance(node, Activation):
+                symbols += min(node.size, self.options.symbols)
+            most = max(most, symbols * node.size)
+        return 4 * 8 * most
 
     @property
     def frontier_size(self) -> int:
@@ -198,6 +202,11 @@ class Frontier:
             values[part], reached = relaxation.lower(last, matrix[part], mine, coefficients=True)
             assert reached is not None
             coefficients[part] = relaxation.of_input(reached)
+        if forms is not None:
+            others, slopes = forms.lower(rows.matrix, rows.sample)
+            better = others > values
+            values = torch.where(better, others, values)
+            coefficients = torch.where(better[:, None], slopes, coefficients)
         bounds = torch.nextafter(values - rows.bound, values.new_full((), -torch.inf))
         margins = rows.margins(bounds)
 
