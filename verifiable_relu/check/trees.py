@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, islice
 from typing import Any
 
@@ -31,7 +32,9 @@ class Counts:
     leaves: int = 0
     exact: int = 0
 
-    def settle(self, least: Callable[[Number, Float], Least], claim: Number, strictly: bool) -> tuple[int, float] | None:
+    def settle(
+        self, least: Callable[[Number, Float], Least], claim: Number, strictly: bool
+    ) -> tuple[int, float] | None:
         """The first row whose least value is not beyond its claim, and that value; None if there is none.
 
         Floating point decides where it can, and exact arithmetic elsewhere.
@@ -102,8 +105,8 @@ class Trees:
         unit[np.arange(len(neurons)), neurons] = sides
         before = relaxation.neurons[activation].first
         shared = self._shared(relaxation, Rows(node.source, unit, claims), tree, before)
-        own = sparse.identity(len(neurons), format="csr")
-        every = (self._leaves(shared, lambda _, at=at: own[[at]].toarray()[0]) for at in range(len(neurons)))
+        own = np.eye(len(neurons))
+        every = (self._leaves(shared, partial(_row, own[at])) for at in range(len(neurons)))
         self._prove(shared, chain.from_iterable(every), strictly=False)
         known = relaxation.neurons[activation]
         low, high = known.lower.copy(), known.upper.copy()
@@ -222,6 +225,13 @@ class Trees:
                 place, value = part[failed[0]].place, failed[1]
                 raise Refused(f"{place}: the leaf is not excluded: its value is {value} at least, only")
             self._counts.leaves += len(part)
+
+
+def _row(own: Number, given: Any) -> Number:
+    """The multipliers of the rows where each has a tree of its own."""
+    if given is not None:
+        raise Refused("a leaf of one row gives no multipliers of rows")
+    return own
 
 
 def _weights(value: Any, rows: int) -> Number:

@@ -11,6 +11,7 @@ activation by a few units of |t|·S + |q|.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -22,7 +23,7 @@ from verifiable_relu.check.least import integral
 from verifiable_relu.check.records import Records, integer, integers
 from verifiable_relu.check.trees import Counts
 
-WORKING = 1 << 22
+WORKING = 1 << 19
 """About how many coefficients of one node are held at once."""
 
 
@@ -40,6 +41,8 @@ class Boxes:
         self._graph, self._records, self._counts = graph, records, counts
         self._rows = [integral(rows, graph.output, graph.nodes[graph.output].size) for rows in polytopes]
         self._starts = np.cumsum([0] + [len(rows.most) for rows in self._rows])
+        symbols = graph.nodes[0].size + sum(graph.nodes[number].size for number in graph.activations)
+        self._most = max(1, WORKING // (symbols * max(node.size for node in graph.nodes)))
         self._waiting: list[tuple[str, Number, Number, list[int]]] = []
 
     def take(self, low: Number, high: Number) -> None:
@@ -48,8 +51,7 @@ class Boxes:
         rows = integers(chosen, len(self._rows))
         places = [integer(row, len(of.most), "row") for row, of in zip(rows, self._rows, strict=True)]
         self._waiting.append((self._records.place, low, high, places))
-        symbols = len(low) + sum(self._graph.nodes[number].size for number in self._graph.activations)
-        if len(self._waiting) * symbols * max(node.size for node in self._graph.nodes) > WORKING:
+        if len(self._waiting) >= self._most:
             self.prove()
 
     def prove(self) -> None:
@@ -88,13 +90,14 @@ class Form:
     generators: Number
     error: Number
 
+    @cached_property
     def size(self) -> Number:
         """(boxes, size) how far the value is from its centre, at most."""
         return (np.abs(self.generators).sum(1) + self.error) * (1 + gamma(self.generators.shape[1] + 8))
 
     def ends(self) -> tuple[Number, Number]:
         """Bounds of the value, rounded outward."""
-        reach = self.size()
+        reach = self.size
         reach = reach + 8 * UNIT * (np.abs(self.center) + reach) + TINY
         return self.center - reach, self.center + reach
 
@@ -127,7 +130,7 @@ def _affine(node: Affine, found: dict[int, Form]) -> Form:
     for form, matrix, absolute in parts:
         center = center + _times(form.center, matrix)
         generators[:, : form.generators.shape[1]] += _times(form.generators, matrix)
-        size = size + _times(np.abs(form.center) + form.size(), absolute)
+        size = size + _times(np.abs(form.center) + form.size, absolute)
         error = error + _times(form.error, absolute)
     lost = 2 * (gamma(node.count + len(parts) + 8) + node.relative) * size
     return Form(center, generators, OWN * (error + lost + TINY))
@@ -147,7 +150,7 @@ def _activation(node: Activation, before: Form, symbols: int) -> Form:
     t = np.where(is_open, chord, np.where(low >= 0, 1.0, node.slope))
     above, below = np.where(is_open, (1 - t) * high, 0), np.where(is_open, (node.slope - t) * low, 0)
     least, most = np.minimum(np.minimum(above, below), 0), np.maximum(np.maximum(above, below), 0)
-    reach = np.abs(t) * (np.abs(before.center) + before.size()) + most - least
+    reach = np.abs(t) * (np.abs(before.center) + before.size) + most - least
     error = np.abs(t) * before.error + 8 * UNIT * reach + TINY
     added = np.flatnonzero(is_open.any(0))
     generators = np.zeros((len(low), symbols + len(added), node.size))

@@ -308,7 +308,8 @@ def halvings(lower: np.ndarray, upper: np.ndarray) -> Iterator[tuple[int, float]
         for place in range(lower.shape[1]):
             order = np.argsort(lower[members, place], kind="stable")
             low, high = lower[members[order], place], np.maximum.accumulate(upper[members[order], place])
-            cuts = np.flatnonzero(low[1:] >= high[:-1]) + 1
+            inside = (low > low[0]) & (low < high[-1])
+            cuts = np.flatnonzero(inside[1:] & (low[1:] >= high[:-1])) + 1
             if len(cuts):
                 cut = cuts[np.abs(cuts - len(members) // 2).argmin()]
                 yield place, float(low[cut])

@@ -149,6 +149,21 @@ class Recorder:
             excluded.append(Excluded(tuple(prop.unsafe[number][i] for i in order), tree, tighter))
         return Proof(self._claims(relaxation, sample), excluded)
 
+    def shared(self, relaxation: Relaxation, sample: int, prop: Property, rows: Sequence[int]) -> Proof:
+        """The proof of a query one row of each of whose polytopes is positive by the lines that all rows share.
+
+        Args:
+            relaxation: that was recorded.
+            sample: the query's box in it.
+            prop: the query's property.
+            rows: of each polytope the number of that row.
+        """
+        slopes = torch.cat([torch.zeros(0, dtype=torch.float64), *self._shared(relaxation, sample)]).numpy()
+        excluded = []
+        for polytope, row in zip(prop.unsafe, rows, strict=True):
+            excluded.append(Excluded(polytope, Plain(np.eye(len(polytope))[row], slopes)))
+        return Proof(self._claims(relaxation, sample), excluded)
+
     def _plain(
         self, relaxation: Relaxation, sample: int, rows: RowBatch, polytope: int, ascent: Ascent | None = None
     ) -> tuple[list[int], Plain] | None:

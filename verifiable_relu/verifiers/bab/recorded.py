@@ -58,7 +58,8 @@ class _Leaves:
 
     def written(self, numbers: np.ndarray) -> list[Leaf]:
         """As a certificate has them; ``numbers``: (neurons,) the number that each neuron has there."""
-        splits_of, values_of = (np.searchsorted(p[:, 0], np.arange(len(self.mu) + 1)) for p in (self.splits, self.places))
+        starts = np.arange(len(self.mu) + 1)
+        splits_of, values_of = (np.searchsorted(places[:, 0], starts) for places in (self.splits, self.places))
         of_split, of_value = numbers[self.splits[:, 1]], numbers[self.places[:, 1]]
         leaves = []
         for at, row in enumerate(np.concatenate([np.ones((len(self.mu), 1)), self.mu], 1)):
@@ -153,7 +154,9 @@ class Recorded:
     def tree(self, activations: Sequence[int]) -> Certified:
         """The tree, all of whose leaves have been recorded, of a network whose activations are these nodes."""
         chords = self._short.chords.nonzero().squeeze(1).numpy()
-        used = np.unique(np.concatenate([chords, *(p[:, 1] for l in self._parts for p in (l.splits, l.places))]))
+        used = np.unique(
+            np.concatenate([chords, *(p[:, 1] for part in self._parts for p in (part.splits, part.places))])
+        )
         numbers = np.zeros(self._strip.folded.size, np.int64)
         numbers[used] = np.arange(len(used))
         leaves = [leaf for part in self._parts for leaf in part.written(numbers)]

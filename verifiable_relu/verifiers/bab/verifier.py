@@ -213,9 +213,7 @@ class _Bounds:
             self.lower[number][polytope] = max(float(self.lower[number][polytope]), value)
         self._roots.prove(self.queries[number], lower)
 
-    def recorded(
-        self, number: int, trees: Mapping[int, tuple[list[int], Tree, Sequence[Tighter]]]
-    ) -> Proof | None:
+    def recorded(self, number: int, trees: Mapping[int, tuple[list[int], Tree, Sequence[Tighter]]]) -> Proof | None:
         """What proves that one query is unsat, with the trees of some polytopes; None if nothing is recorded."""
         if self._recorder is None:
             return None
