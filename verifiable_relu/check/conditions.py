@@ -14,7 +14,7 @@ from verifiable_relu.check.errors import BadInput
 MOST = 100_000
 """Most disjuncts of a property."""
 
-_DECIMAL = re.compile(r"[+-]?(\d{1,400}(\.\d{0,400})?|\.\d{1,400})([eE][+-]?\d{1,3})?")
+_DECIMAL = re.compile(r"[+-]?(\d{1,4000}(\.\d{0,4000})?|\.\d{1,4000})([eE][+-]?\d{1,3})?", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def number(text: str) -> Fraction:
     """The number that a decimal is exactly.
 
     Raises:
-        BadInput: if it is none, or of more than a few hundred digits.
+        BadInput: if it is none, or one of more than a few thousand digits.
     """
     if not _DECIMAL.fullmatch(text):
         raise BadInput(f"'{text[:40]}' is no decimal number")
@@ -142,7 +142,7 @@ def _narrowed(ends: list[End | None], atoms: Atoms, above: bool) -> list[End | N
 def _parsed(text: str) -> list[Any]:
     """The expressions of a file as nested lists of words."""
     stack: list[list[Any]] = [[]]
-    for word in re.findall(r"[()]|[^\s()]+", re.sub(r";[^\n]*", "", text)):
+    for word in re.findall(r"[()]|[^\s()]+", re.sub(r";[^\r\n]*", " ", text)):
         if word == "(":
             stack.append([])
         elif word != ")":
