@@ -1,6 +1,6 @@
 """Does what the checker of certificates makes of an ONNX file agree with the file?
 
-The referees are those of ``onnx_agreement``. A file that onnx's own checker, or onnxruntime, refuses has no meaning that
+The referees are those of ``onnx_agreement``. A file that onnx itself or onnxruntime refuses has no meaning that
 a certificate could speak of: the checker is to refuse it, too.
 """
 

@@ -21,6 +21,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,7 @@ def drawn(seed: int) -> Drawn:
     sizes = [rng.randint(1, 2), *(rng.randint(1, 3) for _ in range(rng.randint(1, 2))), rng.randint(1, 2)]
     kind = rng.choice(["relu", "relu", "leaky", "prelu"])
     layers = []
-    for at, (before, after) in enumerate(zip(sizes, sizes[1:], strict=False)):
+    for at, (before, after) in enumerate(pairwise(sizes)):
         weight = [[short() * (power if at == 0 else 1) for _ in range(before)] for _ in range(after)]
         slopes = {
             "relu": [Fraction(0)] * after,

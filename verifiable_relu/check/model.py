@@ -126,4 +126,3 @@ class _Reader:
         if node.op_type == "Cast" and not (inputs[0].astype(np.float64) == found.astype(np.float64)).all():
             raise BadInput("the cast changes numbers")
         return found
-
