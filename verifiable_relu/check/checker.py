@@ -6,7 +6,6 @@ import gzip
 import hashlib
 import zlib
 from collections.abc import Callable
-from fractions import Fraction
 from pathlib import Path
 from typing import TypeVar
 
@@ -17,7 +16,7 @@ from verifiable_relu.check.errors import BadInput, Refused
 from verifiable_relu.check.model import read_model
 from verifiable_relu.check.point import check_point
 from verifiable_relu.check.proof import Proof
-from verifiable_relu.check.records import opened
+from verifiable_relu.check.records import opened, rational
 
 Made = TypeVar("Made")
 
@@ -50,7 +49,7 @@ def check(certificate: Path, net: Path, spec: Path) -> str:
                 (point,) = records.take("point")
                 if not isinstance(point, list) or len(point) != sizes[0]:
                     raise Refused(f"a point has {sizes[0]} coordinates")
-                at = check_point(graph, disjuncts, [_coordinate(value) for value in point])
+                at = check_point(graph, disjuncts, [rational(value) for value in point])
                 records.end()
                 return f"sat: the given point is in the box, and the network maps it, exactly, into disjunct {at}"
             if claim != "unsat":
@@ -70,15 +69,6 @@ def _named(path: Path, read: Callable[[], Made]) -> Made:
         return read()
     except BadInput as error:
         raise BadInput(f"{path}: {error}") from error
-
-
-def _coordinate(value: object) -> Fraction:
-    try:
-        if isinstance(value, str) and len(value) <= 4000:
-            return Fraction(value)
-    except (ValueError, ZeroDivisionError):
-        pass
-    raise Refused(f"'{str(value)[:40]}' is no rational number")
 
 
 def _content(path: Path) -> bytes:

@@ -34,8 +34,13 @@ class Least:
     slack: Number
 
     def beyond(self, claim: Any) -> Number:
-        """(rows,) 1 where the least value is above the claim, −1 where it is not, 0 where rounding hides it."""
+        """(rows,) 1 where the least value is above the claim, −1 where it is not, 0 where rounding hides it.
+
+        What has overflowed is above nothing.
+        """
         sure = np.asarray(self.value - self.slack > claim, bool)
+        if self.value.dtype != object:
+            sure &= np.isfinite(self.value)
         never = ~np.asarray(self.value + self.slack > claim, bool)
         return np.where(sure, 1, np.where(never, -1, 0))
 
@@ -202,6 +207,8 @@ class Tree:
             return np.asarray(leaves.rows @ parts[:count] + w @ parts[count:])
 
         c, constant = joined(form.coefficients), joined(form.constant)
+        # Its size does not tell whether a coefficient has overflowed: the variable may be small.
+        c = np.where(np.isfinite(c).all(1, keepdims=True), c, np.nan)
         x = c[:, :n]
         value = constant + np.where(x > 0, x * self.relaxation.lower, x * self.relaxation.upper).sum(1)
         value = value + self._phases(c[:, n:], leaves.split, w, FLOAT).sum(1)
@@ -244,7 +251,7 @@ class Tree:
 
 
 def integral(rows: list[Row], node: int, outputs: int) -> Rows:
-    """Rows of a property on the network's output, which a node gives, times the least numbers that make their coefficients integers.
+    """Rows of a property on the output, a node, times the least numbers that make their coefficients integers.
 
     Raises:
         BadInput: if there are no such integers below 2⁵³.
@@ -257,4 +264,6 @@ def integral(rows: list[Row], node: int, outputs: int) -> Rows:
                 raise BadInput("a coefficient of a condition has too many digits, or is of no output")
             matrix[at, output] = int(coefficient * scale)
         most[at] = row.most * scale
+        if abs(most[at]) > 1 << 900:
+            raise BadInput("a number of a condition is too large")
     return Rows(node, matrix, most)

@@ -87,9 +87,9 @@ class Call:
         """Integers that are an attribute in some operator sets and an input in others."""
         if self.given(at):
             value = self.inputs[at]
-            if not isinstance(value, np.ndarray) or value.dtype.kind != "i":
-                raise BadInput(f"input {at} is expected to be constant integers")
-            return [int(v) for v in value.ravel()]
+            if not isinstance(value, np.ndarray) or value.dtype.kind != "i" or value.ndim != 1:
+                raise BadInput(f"input {at} is expected to be a list of constant integers")
+            return [int(v) for v in value]
         return self.attributes.get(name)
 
     def affine(self, source: Tensor, matrix: Matrix, bias: Number, shape: tuple[int, ...], rel: float = 0.0) -> Tensor:
@@ -106,17 +106,25 @@ class Call:
     def scaled(self, factor: Number, bias: Number, rel: float = 0.0) -> Tensor:
         """factor·x + bias, entry by entry, of the one computed input."""
         x = next(value for value in self.inputs if isinstance(value, Tensor))
-        shape = np.broadcast_shapes(x.shape, factor.shape, bias.shape)
+        shape = spread(x.shape, factor.shape, bias.shape)
         source = Tensor(x.node, np.broadcast_to(x.index, shape))
         diagonal = np.broadcast_to(factor, shape).ravel()
         matrix = sparse.dia_array((diagonal[None], [0]), shape=(len(diagonal), len(diagonal))).tocsr()
         return self.affine(source, matrix, np.broadcast_to(bias, shape).ravel(), shape, rel)
 
 
+def spread(*shapes: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape that shapes are broadcast to."""
+    found = np.broadcast_shapes(*shapes)
+    if np.prod(found, dtype=float) > LARGEST:
+        raise BadInput("it is too large for this checker")
+    return found
+
+
 def _sum(call: Call, sign: int) -> Value:
     if all(isinstance(value, Tensor) for value in call.inputs):
         first, second = call.tensor(0), call.tensor(1)
-        shape = np.broadcast_shapes(first.shape, second.shape)
+        shape = spread(first.shape, second.shape)
         terms: dict[int, Matrix] = {}
         for factor, x in ((1, first), (sign, second)):
             matrix = factor * pick(np.broadcast_to(x.index, shape).ravel(), call.build.nodes[x.node].size)
@@ -141,6 +149,8 @@ def _quotient(call: Call) -> Value:
 
 def _gemm(call: Call) -> Value:
     x, weight = call.tensor(), call.numbers(1)
+    if len(x.shape) != 2:
+        raise BadInput("a matrix is expected")
     index = x.index.T if call.attributes.get("transA", 0) else x.index
     weight = weight if call.attributes.get("transB", 0) else weight.T
     bias = call.numbers(2) if call.given(2) else np.zeros(())
@@ -155,6 +165,8 @@ def _multiplied(call: Call, x: Tensor, weight: Number, bias: Number) -> Tensor:
     *leading, inputs = x.shape
     if weight.ndim != 2 or weight.shape[1] != inputs:
         raise BadInput("its inputs do not fit together")
+    if weight.size * np.prod(leading, dtype=float) > LARGEST:
+        raise BadInput("it is too large for this checker")
     shape, lead = (*leading, len(weight)), int(np.prod(leading))
     matrix = weight if lead == 1 else sparse.kron(sparse.eye_array(lead), sparse.csr_array(weight), format="csr")
     return call.affine(x, matrix, np.broadcast_to(bias, shape).ravel(), shape)
@@ -185,8 +197,11 @@ def _windows(call: Call, x: Tensor, kernel: list[int]) -> Number:
         pads = first + [w - f for w, f in zip(whole, first, strict=True)]
     elif mode not in (b"NOTSET", b"VALID") or (mode == b"VALID" and any(pads)):
         raise BadInput("the padding is not known")
-    if len(pads) != 2 * rank or min(pads) < 0 or min(stride) < 1 or min(dilation) < 1:
+    sizes = [len(pads), len(stride), len(dilation)]
+    if sizes != [2 * rank, rank, rank] or min(pads) < 0 or min(stride + dilation) < 1:
         raise BadInput("the window is malformed")
+    if np.prod([n + sum(pads[i::rank]) for i, n in enumerate(x.shape[2:])], dtype=float) * x.shape[1] > LARGEST:
+        raise BadInput("it is too large for this checker")
     widths = [(0, 0), *zip(pads[:rank], pads[rank:], strict=True)]
     padded = np.pad(x.index[0], widths, constant_values=-1)
     view = sliding_window_view(padded, reach, axis=tuple(range(1, rank + 1)))
@@ -225,17 +240,14 @@ def _normalisation(call: Call) -> Value:
         raise BadInput("batch normalisation in training is not known")
     scale, bias, mean, variance = (call.numbers(i).reshape(-1, *[1] * (len(x.shape) - 2)) for i in range(1, 5))
     variance = variance + np.float64(np.float32(call.attributes.get("epsilon", 1e-5)))
-    if not (variance > 0).all():
+    if len(x.shape) < 2 or any(len(part) != x.shape[1] for part in (scale, bias, mean, variance)):
+        raise BadInput("its inputs do not fit together")
+    if not ((variance > 0) & (variance < np.inf)).all():
         raise BadInput("a variance is not positive")
     factor = scale / np.sqrt(variance)
     # factor·(x − mean) + bias; the factor is the one number that is rounded.
-    call.inputs = [call.build.computed(*_shifted(call, x, -mean)), None]
+    call.inputs = [call.scaled(np.ones(()), -mean), None]
     return call.scaled(factor, bias, 2.0**-50)
-
-
-def _shifted(call: Call, x: Tensor, shift: Number) -> tuple[Affine, tuple[int, ...]]:
-    matrix = pick(x.index.ravel(), call.build.nodes[x.node].size)
-    return Affine([(x.node, matrix)], np.broadcast_to(shift, x.shape).ravel()), x.shape
 
 
 def _activation(call: Call, slope: Number) -> Value:
@@ -267,6 +279,8 @@ def _reshape(call: Call) -> Value:
 def _flatten(call: Call) -> Value:
     x, axis = call.tensor(), call.attributes.get("axis", 1)
     axis += len(x.shape) if axis < 0 else 0
+    if not 0 <= axis <= len(x.shape):
+        raise BadInput("there is no such axis")
     return _moved(call, x.index.reshape(int(np.prod(x.shape[:axis])), -1))
 
 

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from verifiable_relu.check.arithmetic import Float, Number
-from verifiable_relu.check.conditions import Disjunct, Row, number
+from verifiable_relu.check.conditions import Disjunct, Row
 from verifiable_relu.check.errors import BadInput, Refused
 from verifiable_relu.check.graph import Activation, Graph
 from verifiable_relu.check.least import Least, of_box
 from verifiable_relu.check.lines import WORKING, Relaxation, signed
-from verifiable_relu.check.records import Records, integer, integers, numbers
+from verifiable_relu.check.records import Records, integer, integers, numbers, rational
 from verifiable_relu.check.trees import Counts, Trees
 from verifiable_relu.check.zonotope import Boxes
 
@@ -82,11 +82,11 @@ class Proof:
             for term in row["y"]:
                 if not isinstance(term, list) or len(term) != 2:
                     raise Refused("a term is an output and a coefficient")
-                terms.append((integer(term[0], size, "output"), _rational(term[1])))
+                terms.append((integer(term[0], size, "output"), rational(term[1])))
             places = [output for output, _ in terms]
             if not terms or sorted(set(places)) != places or not all(coefficient for _, coefficient in terms):
                 raise Refused("outputs are in order, and their coefficients are not zero")
-            found.append(Row(tuple(terms), _rational(row["most"])))
+            found.append(Row(tuple(terms), rational(row["most"])))
         return found
 
     def _cover(self, lower: list[Any], upper: list[Any], polytopes: list[list[Row]]) -> None:
@@ -189,21 +189,11 @@ class Proof:
             )
 
 
-def _rational(value: Any) -> Any:
-    if not isinstance(value, str):
-        raise Refused("a number of a row is a string")
-    try:
-        top, _, bottom = value.partition("/")
-        return number(top) / (number(bottom) if bottom else 1)
-    except (BadInput, ZeroDivisionError) as error:
-        raise Refused(f"'{value[:40]}' is no rational number") from error
-
-
 def _outward(value: Any, towards: float) -> float:
     """The nearest float64 number on one side of a rational one."""
-    found = float(value)
-    if not np.isfinite(found) or abs(found) > 2.0**500:
+    if abs(value) > 1 << 500:
         raise BadInput("an end of the box is beyond ±2⁵⁰⁰")
+    found = float(value)
     if (found < value) if towards > 0 else (found > value):
         found = float(np.nextafter(found, towards))
     return found

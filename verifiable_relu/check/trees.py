@@ -49,12 +49,15 @@ class Counts:
         for at in np.flatnonzero(decided < 1):
             value = float(found.value[at])
             if decided[at] == 0:
-                one = least(np.array([at]), EXACT)
-                proven = one.value[0] - one.slack[0]
-                self.exact += 1
-                if proven > claim[at] or (proven == claim[at] and not strictly):
-                    continue
-                value = float(proven)
+                try:
+                    one = least(np.array([at]), EXACT)
+                    proven = one.value[0] - one.slack[0]
+                    self.exact += 1
+                    if proven > claim[at] or (proven == claim[at] and not strictly):
+                        continue
+                    value = float(proven)
+                except (OverflowError, ValueError):
+                    value = -np.inf
             return int(at), value
         return None
 
