@@ -110,7 +110,7 @@ def refined_case(folder: Path, kind: str = "mlp") -> Case:
 
 @cache
 def cover_case(folder: Path, kind: str = "mlp") -> Case:
-    """A network whose box is split until zonotopes, or CROWN's bounds where there are no zonotopes, prove every part."""
+    """A network whose box is halved until zonotopes prove every part, or CROWN's bounds where there are none."""
     return proven(folder, *question(kind), RecordedSplit(batch=4))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,7 @@ def signs(records: Records) -> None:
 
 def exchanged(records: Records) -> None:
     """What is known below one neuron's active side, and below its inactive side."""
-    for record, following in zip(records, records[1:], strict=False):
+    for record, following in pairwise(list(records)):
         if "split" in record and "leaf" in following:
             first = records.index(following)
             records[first], records[first + 1] = records[first + 1], records[first]
