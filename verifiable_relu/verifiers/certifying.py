@@ -11,6 +11,7 @@ from verifiable_relu.spec.property import Query
 from verifiable_relu.trust.certificate import Cover, Proof
 from verifiable_relu.verifiers.bab import Bab
 from verifiable_relu.verifiers.base import Budget, Verifier
+from verifiable_relu.verifiers.incomplete import Crown
 from verifiable_relu.verifiers.input_split import NARROW, InputSplit
 from verifiable_relu.verifiers.portfolio import Auto
 from verifiable_relu.verifiers.recording import Recorder
@@ -21,6 +22,8 @@ def recording(verifier: Verifier) -> Verifier:
     """The verifier, recording its proofs if it can."""
     if isinstance(verifier, Auto):
         return replace(verifier, prepare=recording)
+    if isinstance(verifier, Crown):
+        return replace(verifier, record=True)
     if isinstance(verifier, Bab):
         return replace(verifier, search=replace(verifier.search, record=True))
     if isinstance(verifier, InputSplit):
