@@ -36,7 +36,7 @@ def check(certificate: Path, net: Path, spec: Path) -> str:
     with opened(certificate) as records, np.errstate(all="ignore"):
         try:
             keys = ("certificate", "claim", "network", "property", "says")
-            version, claim, *digests, _ = records.take(*keys)
+            version, claim, *digests, _, joint = records.take(*keys, optional=("joint",))
             if version != VERSION or type(version) is not int:
                 raise Refused(f"version {str(version)[:20]} of the format is not known")
             for (what, content), digest in zip(files.items(), digests, strict=True):
@@ -52,13 +52,19 @@ def check(certificate: Path, net: Path, spec: Path) -> str:
                 at = check_point(graph, disjuncts, [rational(value) for value in point])
                 records.end()
                 return f"sat: the given point is in the box, and the network maps it, exactly, into disjunct {at}"
+            whom = "the network maps"
+            if joint is not None:
+                if not isinstance(joint, list):
+                    raise Refused("joint is a list of rational numbers")
+                graph = graph.hardened([rational(value) for value in joint])
+                whom = f"ReLU and every λ-GELU, λ at least {', '.join(joint)} by layer, in the network map"
             if claim != "unsat":
                 raise Refused(f"'{str(claim)[:20]}' is neither sat nor unsat")
             counts = Proof(graph, disjuncts, records).check()
         except Refused as error:
             raise Refused(str(error) if "record " in str(error) else f"{records.place}: {error}") from None
     return (
-        f"unsat: in real arithmetic on the stored weights the network maps no point of the property's boxes into its "
+        f"unsat: in real arithmetic on the stored weights {whom} no point of the property's boxes into its "
         f"unsafe set; checked: {counts.bounds} bounds of neurons in {counts.boxes} boxes, and {counts.leaves} leaves; "
         f"{counts.exact} of these inequalities in exact arithmetic"
     )

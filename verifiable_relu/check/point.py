@@ -9,14 +9,14 @@ import numpy as np
 from verifiable_relu.check.arithmetic import EXACT, Number
 from verifiable_relu.check.conditions import Disjunct
 from verifiable_relu.check.errors import BadInput, Refused
-from verifiable_relu.check.graph import Activation, Affine, Graph
+from verifiable_relu.check.graph import Activation, Affine, Graph, Smooth
 
 
 def evaluated(graph: Graph, point: list[Fraction]) -> list[Fraction]:
     """The outputs at a point, exactly.
 
     Raises:
-        BadInput: if some weight of the network is irrational, or stands for a number that is no binary one.
+        BadInput: if some number of the network is irrational, or no binary one.
     """
     values: list[Number] = []
     for node in graph.nodes:
@@ -30,6 +30,8 @@ def evaluated(graph: Graph, point: list[Fraction]) -> list[Fraction]:
             for source, matrix in node.terms:
                 value = value + EXACT.times(values[source][None], matrix.T)[0]
             values.append(value)
+        elif isinstance(node, Smooth):
+            raise BadInput(f"{node.kind} has no exact value")
         else:
             values.append(np.array(point, dtype=object))
     return list(values[graph.output])

@@ -12,9 +12,9 @@ from scipy import sparse
 from verifiable_relu.check.arithmetic import EXACT, FLOAT, Float, Number
 from verifiable_relu.check.conditions import Disjunct, Row
 from verifiable_relu.check.errors import BadInput, Refused
-from verifiable_relu.check.graph import Activation, Graph
+from verifiable_relu.check.graph import Activation, Graph, Smooth
 from verifiable_relu.check.least import Least, Leaves, Tree, integral, of_box
-from verifiable_relu.check.lines import WORKING, Relaxation, signed
+from verifiable_relu.check.lines import WORKING, Relaxation, Signed
 from verifiable_relu.check.records import Records, integer, integers, numbers, rational
 
 TOGETHER = 1024
@@ -137,7 +137,7 @@ class Proof:
     def _bounds(self, relaxation: Relaxation, number_: int, slopes: Number) -> Number:
         """Check the claimed bounds of one activation; returns the shared slopes, its own among them."""
         node = self.graph.nodes[number_]
-        assert isinstance(node, Activation)
+        assert isinstance(node, Activation | Smooth)
         name, lower, upper, shared = self.records.take("activation", "lower", "upper", "slopes")
         place = self.records.place
         if name != node.name:
@@ -157,7 +157,7 @@ class Proof:
             key = (integer(neuron, node.size, "neuron"), side)
             if side not in (1, -1):
                 raise Refused("a side is 1, of a lower bound, or −1")
-            vector = numbers(mine, relaxation.open)
+            vector = numbers(mine, relaxation.slopes)
             if key in wanted:
                 wanted.discard(key)
                 own.append(((*key, low[neuron] if side > 0 else -high[neuron]), vector))
@@ -171,18 +171,22 @@ class Proof:
             self._prove(relaxation, node, rest[at : at + size], slopes, place)
         self.counts.bounds += 2 * node.size
         relaxation.claim(number_, low, high)
-        known = relaxation.neurons[number_]
-        return np.concatenate([slopes, numbers(shared, len(known.open))])
+        return np.concatenate([slopes, numbers(shared, relaxation.neurons[number_].count)])
 
     def _prove(
-        self, relaxation: Relaxation, node: Activation, claims: list[tuple[int, int, Any]], slopes: Number, place: str
+        self,
+        relaxation: Relaxation,
+        node: Activation | Smooth,
+        claims: list[tuple[int, int, Any]],
+        slopes: Number,
+        place: str,
     ) -> None:
         """Prove sign·(neuron) ≥ least for claims (neuron, sign, least)."""
         unit = np.zeros((len(claims), node.size))
         unit[np.arange(len(claims)), [j for j, _, _ in claims]] = [sign for _, sign, _ in claims]
 
         def least(chosen: Number, ring: Float) -> Least:
-            lines = signed(slopes[chosen] if slopes.ndim > 1 else slopes)
+            lines = Signed(slopes[chosen] if slopes.ndim > 1 else slopes)
             return of_box(relaxation, relaxation.forms({node.source: unit[chosen]}, lines, ring), lines, ring)
 
         failed = self._settled(least, np.array([least_ for _, _, least_ in claims]), strictly=False)
@@ -222,7 +226,7 @@ class Proof:
     def _polytope(self, relaxation: Relaxation, rows: list[Row]) -> None:
         if "plain" in self.records.peek():
             plain, slopes = self.records.take("plain", "slopes")
-            self._plain(relaxation, rows, _weights(plain, len(rows)), numbers(slopes, relaxation.open))
+            self._plain(relaxation, rows, _weights(plain, len(rows)), numbers(slopes, relaxation.slopes))
             return
         slopes, named = self.records.take("tree", "neurons")
         activations = self.graph.activations
@@ -233,13 +237,13 @@ class Proof:
             activation = activations[integer(group[0], len(activations), "activation")]
             size = self.graph.nodes[activation].size
             neurons += [(activation, integer(j, size, "neuron")) for j in integers(group[1])]
-        tree = Tree(relaxation, rows, numbers(slopes, relaxation.open), neurons)
+        tree = Tree(relaxation, rows, numbers(slopes, relaxation.slopes), neurons)
         self._tree(tree, len(rows))
 
     def _plain(self, relaxation: Relaxation, rows: list[Row], mu: Number, slopes: Number) -> None:
         """A polytope that no split is needed for, with the chord wherever it is the better line."""
         place, (matrix, most) = self.records.place, integral(rows, self.graph.nodes[self.graph.output].size)
-        objective, lines = EXACT.of(mu)[None] @ EXACT.of(matrix), signed(slopes)
+        objective, lines = EXACT.of(mu)[None] @ EXACT.of(matrix), Signed(slopes)
         scale = np.lcm.reduce([value.denominator for value in objective.ravel()], dtype=object)
         whole = (objective * scale).astype(np.float64)
         if any(int(value) != exact for value, exact in zip(whole.ravel(), (objective * scale).ravel(), strict=True)):
