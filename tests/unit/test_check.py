@@ -165,8 +165,8 @@ FAULTS: dict[str, tuple[Fault, str]] = {
     "the digest of another network": (put("network", "0" * 64), "another network"),
     "the digest of another property": (put("property", "0" * 64), "another property"),
     "no digest": (put("network", None), "another network"),
-    "another version": (put("certificate", 2), "version"),
-    "a version that equals 1": (put("certificate", True), "version"),
+    "another version": (put("certificate", 1), "version"),
+    "a version that is a boolean": (put("certificate", True), "version"),
     "another claim": (put("claim", "proved"), "neither sat nor unsat"),
     "the other claim": (put("claim", "sat"), "point"),
     "a key left out": (edit(lambda r: r[0].pop("says")), "expected"),
@@ -350,7 +350,7 @@ def by_hand(prop: bytes, least: str, lower: list[int] | None = None, upper: list
     network = distance()
     digests = {"network": hashlib.sha256(network).hexdigest(), "property": hashlib.sha256(prop).hexdigest()}
     records = [
-        {"certificate": 1, "claim": "unsat", **digests, "says": ""},
+        {"certificate": 2, "claim": "unsat", **digests, "says": ""},
         {"part": {"box": 0, "polytopes": [[{"y": [[0, "-1"]], "most": "-" + least}]]}},
         {"root": 1},
         {"activation": "r", "lower": lower or [0, -1, -1], "upper": upper or [0, 1, 1], "slopes": [0, 0, 0]},
@@ -390,7 +390,10 @@ def test_a_bound_that_is_attained_cannot_be_moved_by_one_unit(side: str, neuron:
 def test_a_split_leaves_the_phase_that_it_names(slope: int, tmp_path: Path) -> None:
     """With these slopes the remainders of all active, or of all inactive, neurons reach 1, and |x| reaches 1/2."""
     case = by_hand(at_most("0.5"), "0.5")
-    split, leaf = [{"split": 1}, {"leaf": [0]}, {"leaf": [0]}], {"tree": [0, slope, slope], "neurons": [[0, [0, 1]]]}
+    split, leaf = (
+        [{"split": 1}, {"leaf": [0]}, {"leaf": [0]}],
+        {"tree": [0, slope, slope], "neurons": [[0, [0, 1]]], "chords": []},
+    )
     case.records[4:5] = [leaf, {"split": 0}, *split, *copy.deepcopy(split)]
     with pytest.raises(Refused, match="the leaf is not excluded"):
         checked(tmp_path, case, written(case.records))

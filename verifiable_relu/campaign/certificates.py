@@ -20,7 +20,7 @@ from verifiable_relu.check import BadInput, Refused, check
 from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.files import on_disk, read_bytes
 from verifiable_relu.spec.property import Query
-from verifiable_relu.trust.certificate import Proof, write_sat, write_unsat
+from verifiable_relu.trust.certificate import Cover, Proof, write_sat, write_unsat
 from verifiable_relu.verifiers.base import Outcome, Verdict
 from verifiable_relu.verifiers.certifying import prove
 
@@ -107,7 +107,7 @@ class Certificates:
             csv.writer(file, lineterminator="\n").writerow(row)
 
 
-def _proofs(queries: Sequence[Query], outcomes: Sequence[Outcome], limit: float) -> Iterator[tuple[int, Proof]]:
+def _proofs(queries: Sequence[Query], outcomes: Sequence[Outcome], limit: float) -> Iterator[tuple[int, Proof | Cover]]:
     """The proof of every query, with the number of its box.
 
     Raises:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
@@ -133,3 +134,39 @@ def pick(index: Number, size: int) -> Matrix:
     """The matrix that picks entries ``index`` of a vector of ``size`` numbers."""
     rows = np.arange(len(index))
     return sparse.csr_array((np.ones(len(index)), (rows, index)), shape=(len(index), size))
+
+
+def joined(nodes: list[Node], output: int) -> Graph:
+    """The graph of nodes without those that nothing reads; a node that only adds a bias is part of the one before it.
+
+    Entries are moved, and where one of two biases is zero nothing is rounded.
+    """
+    made: list[Node] = []
+    place: dict[int, int] = {}
+    readers = Counter(source for node in nodes for source in sources(node))
+    readers[output] += 1
+    for number, node in enumerate(nodes):
+        if isinstance(node, Affine):
+            given = [(place[source], matrix) for source, matrix in node.terms]
+            bias, (source, matrix) = node.bias, given[0]
+            before = made[source]
+            alone = len(given) == 1 and readers[node.terms[0][0]] == 1 and not node.relative
+            if alone and isinstance(before, Affine) and _picks(matrix) and not (bias.any() and before.bias.any()):
+                given = [(other, part[matrix.indices]) for other, part in before.terms]
+                made[source] = Affine(given, before.bias[matrix.indices] + bias, before.relative)
+                place[number] = source
+                continue
+            made.append(Affine(given, bias, node.relative))
+        elif isinstance(node, Activation):
+            made.append(Activation(place[node.source], node.slope, node.name))
+        elif isinstance(node, Smooth):
+            made.append(Smooth(place[node.source], node.size, node.name, node.kind, node.curve))
+        else:
+            made.append(node)
+        place[number] = len(made) - 1
+    return Graph(made, place[output])
+
+
+def _picks(matrix: Matrix) -> bool:
+    """Whether every entry of matrix·v is an entry of v."""
+    return sparse.issparse(matrix) and bool((np.diff(matrix.indptr) == 1).all() and (matrix.data == 1).all())

@@ -42,8 +42,8 @@ class Open:
     """
 
     open: Number
-    first: int
-    given: int
+    first: int = 0
+    given: int = 0
 
     @property
     def part(self) -> slice:
@@ -60,8 +60,8 @@ class Neurons(Open):
         passing: (size,) the slope of the others.
     """
 
-    def __init__(self, node: Activation, lower: Number, upper: Number, first: int, given: int) -> None:
-        self.lower, self.upper, self.first, self.given = lower, upper, first, given
+    def __init__(self, node: Activation, lower: Number, upper: Number) -> None:
+        self.lower, self.upper = lower, upper
         self.passing = np.where(lower >= 0, 1.0, node.slope)
         self.open = np.flatnonzero((lower < 0) & (upper > 0))
         self.slope = node.slope[self.open]
@@ -92,8 +92,8 @@ class CurvedNeurons(Open):
         curve: what their values are.
     """
 
-    def __init__(self, node: Smooth, lower: Number, upper: Number, first: int, given: int) -> None:
-        self.lower, self.upper, self.curve, self.first, self.given = lower, upper, node.curve, first, given
+    def __init__(self, node: Smooth, lower: Number, upper: Number) -> None:
+        self.lower, self.upper, self.curve = lower, upper, node.curve
         self.open, self.passing = np.arange(node.size), np.zeros(node.size)
 
     @property
@@ -187,13 +187,17 @@ class Relaxation:
         return sum(n.count for n in self.neurons.values())
 
     def claim(self, activation: int, lower: Number, upper: Number) -> None:
-        """Go on with these bounds of the pre-activations of an activation."""
+        """Go on with these bounds of the pre-activations of an activation, be they its first ones or tighter ones."""
         node = self.graph.nodes[activation]
         if isinstance(node, Smooth):
-            self.neurons[activation] = CurvedNeurons(node, lower, upper, self.open, self.slopes)
+            self.neurons[activation] = CurvedNeurons(node, lower, upper)
         else:
             assert isinstance(node, Activation)
-            self.neurons[activation] = Neurons(node, lower, upper, self.open, self.slopes)
+            self.neurons[activation] = Neurons(node, lower, upper)
+        first = given = 0
+        for neurons in self.neurons.values():
+            neurons.first, neurons.given = first, given
+            first, given = first + len(neurons.open), given + neurons.count
 
     def ends(self, number: int) -> tuple[Number, Number]:
         """Bounds of a node's value by interval arithmetic from the claimed bounds before it, rounded outward.

@@ -11,7 +11,7 @@ from onnx.reference import ReferenceEvaluator
 
 from verifiable_relu.check.arithmetic import Number
 from verifiable_relu.check.errors import BadInput
-from verifiable_relu.check.graph import Graph, Source
+from verifiable_relu.check.graph import Graph, Source, joined
 from verifiable_relu.check.operators import LARGEST, OPERATORS, Builder, Call, Gate, Tensor, Value
 
 MOVES = {"Cast", "Concat", "Gather", "Identity", "Reshape", "Shape", "Slice", "Squeeze", "Transpose", "Unsqueeze"}
@@ -90,7 +90,8 @@ class _Reader:
         output = self.tensors.get(graph.output[0].name)
         if not isinstance(output, Tensor):
             raise BadInput("the output does not depend on the input")
-        return Graph(self.build.nodes, self.build.settled(output))
+        last = self.build.settled(output)
+        return joined(self.build.nodes, last)
 
     def _name(self, name: str, value: Value) -> None:
         if name in self.tensors:

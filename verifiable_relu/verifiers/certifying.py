@@ -8,23 +8,31 @@ import torch
 
 from verifiable_relu.bounds import Ascent, crown_relaxation, input_box
 from verifiable_relu.spec.property import Query
-from verifiable_relu.trust.certificate import Proof
+from verifiable_relu.trust.certificate import Cover, Proof
 from verifiable_relu.verifiers.bab import Bab
 from verifiable_relu.verifiers.base import Budget, Verifier
+from verifiable_relu.verifiers.input_split import NARROW, InputSplit
+from verifiable_relu.verifiers.portfolio import Auto
 from verifiable_relu.verifiers.recording import Recorder
+from verifiable_relu.verifiers.split_recording import RecordedSplit
 
 
 def recording(verifier: Verifier) -> Verifier:
     """The verifier, recording its proofs if it can."""
+    if isinstance(verifier, Auto):
+        return replace(verifier, prepare=recording)
     if isinstance(verifier, Bab):
         return replace(verifier, search=replace(verifier.search, record=True))
+    if isinstance(verifier, InputSplit):
+        return RecordedSplit(batch=verifier.batch, most=verifier.most, device=verifier.device, memory=verifier.memory)
     return verifier
 
 
-def prove(query: Query, seconds: float) -> Proof | None:
+def prove(query: Query, seconds: float) -> Proof | Cover | None:
     """A recorded proof that a query is unsat: by CROWN and α-CROWN, else by branch and bound for so many seconds.
 
-    None if there is none in this time, or the network is not piecewise linear.
+    Branch and bound over phases has half of the time, and that over few inputs the rest. None if there is no proof in
+    this time, or the network is not piecewise linear.
     """
     network = query.network
     if not network.piecewise_linear:
@@ -36,5 +44,11 @@ def prove(query: Query, seconds: float) -> Proof | None:
         found = recorder.proof(relaxation, 0, query.property, {}, Ascent())
     if found is not None:
         return found
-    (outcome,) = recording(Bab()).verify([query], Budget.each(seconds, 1))
-    return outcome.proof
+    budget = Budget.each(seconds, 1)
+    narrow = int((box.lower < box.upper).sum()) <= NARROW
+    methods: list[tuple[Verifier, float]] = [(Bab(), 0.5), (InputSplit(), 1.0)] if narrow else [(Bab(), 1.0)]
+    for method, share in methods:
+        (outcome,) = recording(method).verify([query], budget.subset([0], share))
+        if outcome.proof is not None:
+            return outcome.proof
+    return None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import numpy as np
@@ -50,10 +50,12 @@ class Auto:
         device: where bounds and attack run.
         memory: a limit in bytes on what each stage holds at once, and on what is handed on; attack, MILP and SMT have
             none.
+        prepare: what every stage's verifier becomes before it is asked.
     """
 
     device: str = "cpu"
     memory: int = MEMORY
+    prepare: Callable[[Verifier], Verifier] = field(default=lambda verifier: verifier, repr=False)
 
     name: ClassVar[str] = "auto"
 
@@ -68,7 +70,7 @@ class Auto:
             members = [i for i in run.open() if stage.takes is None or stage.takes(traits[i])]
             members = [i for i in members if stage.most is None or run.unstable(i) <= stage.most]
             if members:
-                run.stage(stage.make(self), members, stage.share)
+                run.stage(self.prepare(stage.make(self)), members, stage.share)
         return run.close()
 
 

@@ -7,7 +7,7 @@ bounded with them; and slopes that were searched for are rounded before the boun
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,7 +21,7 @@ from verifiable_relu.network.nodes import Activation
 from verifiable_relu.network.piecewise import SLOPES
 from verifiable_relu.spec.property import Property
 from verifiable_relu.spec.row_batch import RowBatch
-from verifiable_relu.trust.certificate import Claim, OwnSlopes, Plain, Proof, Tree
+from verifiable_relu.trust.certificate import Claim, Excluded, OwnSlopes, Plain, Proof, Tighter, Tree
 
 BITS = 8
 """Slopes that are searched for are multiples of 2 to the power of minus this."""
@@ -119,7 +119,7 @@ class Recorder:
         relaxation: Relaxation,
         sample: int,
         prop: Property,
-        trees: Mapping[int, tuple[list[int], Tree]],
+        trees: Mapping[int, tuple[list[int], Tree, Sequence[Tighter]]],
         ascent: Ascent | None = None,
     ) -> Proof | None:
         """What excludes the unsafe set of a query; None if that cannot be put into a certificate.
@@ -128,7 +128,8 @@ class Recorder:
             relaxation: that was recorded.
             sample: the query's box in it.
             prop: the query's property.
-            trees: by polytope the order of its rows, and its tree.
+            trees: by polytope the order of its rows, its tree, and tighter bounds that it needs; in the order in which
+                they were proven.
             ascent: the search for slopes for other polytopes that the lines of all rows do not exclude.
         """
         rows = RowBatch.of([prop], relaxation.network.output_size)
@@ -136,16 +137,32 @@ class Recorder:
         # Coefficients that float64 does not hold are split into several rows.
         if counts != [len(polytope) for polytope in prop.unsafe]:
             return None
-        polytopes, proofs = [], []
+        excluded = []
         for number, polytope in enumerate(prop.unsafe):
-            found: tuple[list[int], Plain | Tree] | None = trees.get(number)
-            found = found or self._plain(relaxation, sample, rows, number, ascent)
-            if found is None:
-                return None
-            order, proof = found
-            polytopes.append(tuple(polytope[i] for i in order))
-            proofs.append(proof)
-        return Proof(self._claims(relaxation, sample), polytopes, proofs)
+            if number not in trees:
+                found = self._plain(relaxation, sample, rows, number, ascent)
+                if found is None:
+                    return None
+                order, plain = found
+                excluded.append(Excluded(tuple(polytope[i] for i in order), plain))
+        for number, (order, tree, tighter) in trees.items():
+            excluded.append(Excluded(tuple(prop.unsafe[number][i] for i in order), tree, tighter))
+        return Proof(self._claims(relaxation, sample), excluded)
+
+    def shared(self, relaxation: Relaxation, sample: int, prop: Property, rows: Sequence[int]) -> Proof:
+        """The proof of a query one row of each of whose polytopes is positive by the lines that all rows share.
+
+        Args:
+            relaxation: that was recorded.
+            sample: the query's box in it.
+            prop: the query's property.
+            rows: of each polytope the number of that row.
+        """
+        slopes = torch.cat([torch.zeros(0, dtype=torch.float64), *self._shared(relaxation, sample)]).numpy()
+        excluded = []
+        for polytope, row in zip(prop.unsafe, rows, strict=True):
+            excluded.append(Excluded(polytope, Plain(np.eye(len(polytope))[row], slopes)))
+        return Proof(self._claims(relaxation, sample), excluded)
 
     def _plain(
         self, relaxation: Relaxation, sample: int, rows: RowBatch, polytope: int, ascent: Ascent | None = None

@@ -8,12 +8,13 @@ of it in every round.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from verifiable_relu.errors import OutOfTime
+from verifiable_relu.trust.certificate import Tighter
 from verifiable_relu.verifiers.bab.forest import Candidates, Ended, Forest
-from verifiable_relu.verifiers.bab.recorded import Recorded
+from verifiable_relu.verifiers.bab.recorded import Recorded, Refined
 from verifiable_relu.verifiers.bab.refine import Refinement
 from verifiable_relu.verifiers.bab.system import System
 from verifiable_relu.verifiers.bab.tree import Search
@@ -49,22 +50,27 @@ class Searched:
         ended: why there may be something left.
         nodes: how many sub-problems have been bounded.
         rounds: how many refinements were made.
-        recorded: by polytope the order of its rows, and the leaves of its tree, where these are recorded.
+        recorded: by polytope the order of its rows, the leaves of its tree, and how many of ``tighter`` come before it,
+            where these are recorded.
+        tighter: tighter bounds of neurons, where these are recorded.
     """
 
     lower: dict[int, float]
     ended: Ended
     nodes: int
     rounds: int
-    recorded: Mapping[int, tuple[list[int], Recorded]] = field(default_factory=dict)
+    recorded: Mapping[int, tuple[list[int], Recorded, int]] = field(default_factory=dict)
+    tighter: Sequence[Tighter] = ()
 
     def and_trees(self, forest: Forest, ended: Ended) -> Searched:
         """With what the trees of one more forest have found."""
         lower = dict(self.lower)
         for polytope, value in forest.lower.items():
             lower[polytope] = max(value, lower.get(polytope, value))
-        trees = {number: (forest.order(number), recorded) for number, recorded in forest.recorded.items()}
-        return Searched(lower, ended, self.nodes + forest.nodes, self.rounds, {**self.recorded, **trees})
+        count = len(self.tighter)
+        trees = {number: (forest.order(number), recorded, count) for number, recorded in forest.recorded.items()}
+        recorded = {**self.recorded, **trees}
+        return replace(self, lower=lower, ended=ended, nodes=self.nodes + forest.nodes, recorded=recorded)
 
 
 _NEVER = -1.0
@@ -87,8 +93,8 @@ def search(
         left: tells how many seconds are left.
     """
     found = Searched({}, _IN_TIME, 0, 0)
-    # What proves refined bounds is not recorded.
-    refinement = None if options.record else rounds.refinement
+    refinement = rounds.refinement
+    record = Refined(candidates.query.network.activations) if options.record else None
     while True:
         # A refinement does more than a linear program for each of many nodes.
         mine = options if refinement is None else replace(options, exact=_NEVER)
@@ -101,10 +107,11 @@ def search(
         if refinement is None or candidates.found is not None or not is_open or left() <= 0:
             return found
         try:
-            tighter = system.refined(refinement, is_open, lambda: left() <= 0)
+            tighter = system.refined(refinement, is_open, lambda: left() <= 0, record)
         except OutOfTime:
             return replace(found, ended=_IN_TIME)
-        found = replace(found, rounds=found.rounds + 1)
+        proven = () if record is None else tuple(record.records)
+        found = replace(found, rounds=found.rounds + 1, tighter=proven)
         worth_it = _width(tighter) < (1 - rounds.gain) * _width(system)
         system = tighter
         refinement = replace(refinement, leaves=rounds.growth * refinement.leaves) if worth_it else None
