@@ -424,7 +424,7 @@ def test_a_multiplier_that_overflows_proves_nothing(tmp_path: Path) -> None:
             {"part": {"box": 0, "polytopes": [[{"y": [[0, "1"]], "most": "0.25"}]]}},
             {"root": 1},
             {"activation": "y", "lower": [0, -1], "upper": [0, 1], "slopes": [0, 1]},
-            {"tree": [0, 1], "neurons": [[0, [0]]]},
+            {"tree": [0, 1], "neurons": [[0, [0]]], "chords": []},
             {"leaf": [exponent, 0, 1 << 52]},
             {"end": 6},
         ]

@@ -45,21 +45,22 @@ def check(certificate: Path, net: Path, spec: Path) -> str:
             graph = _named(net, lambda: read_model(files["network"]))
             sizes = graph.nodes[0].size, graph.nodes[graph.output].size
             disjuncts = _named(spec, lambda: read_property(files["property"].decode("utf-8", "replace"), *sizes))
-            if claim == "sat":
+            if claim == "sat" and joint is None:
                 (point,) = records.take("point")
                 if not isinstance(point, list) or len(point) != sizes[0]:
                     raise Refused(f"a point has {sizes[0]} coordinates")
                 at = check_point(graph, disjuncts, [rational(value) for value in point])
                 records.end()
                 return f"sat: the given point is in the box, and the network maps it, exactly, into disjunct {at}"
-            whom = "the network maps"
-            if joint is not None:
-                if not isinstance(joint, list):
-                    raise Refused("joint is a list of rational numbers")
-                graph = graph.hardened([rational(value) for value in joint])
-                whom = f"ReLU and every λ-GELU, λ at least {', '.join(joint)} by layer, in the network map"
             if claim != "unsat":
                 raise Refused(f"'{str(claim)[:20]}' is neither sat nor unsat")
+            whom = "the network maps"
+            if joint is not None:
+                hardness = [rational(value) for value in joint] if isinstance(joint, list) else []
+                graph = graph.hardened(hardness)
+                whom = (
+                    f"every network with ReLU or λ-GELU, λ ≥ {', '.join(joint)}, in the place of its activations maps"
+                )
             counts = Proof(graph, disjuncts, records).check()
         except Refused as error:
             raise Refused(str(error) if "record " in str(error) else f"{records.place}: {error}") from None
