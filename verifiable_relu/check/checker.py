@@ -51,7 +51,7 @@ def check(certificate: Path, net: Path, spec: Path) -> str:
                     raise Refused(f"a point has {sizes[0]} coordinates")
                 at = check_point(graph, disjuncts, [rational(value) for value in point])
                 records.end()
-                return f"sat: the given point is in the box, and the network maps it, exactly, into disjunct {at}"
+                return f"sat: the point is in the box, and in real arithmetic the network maps it into disjunct {at}"
             if claim != "unsat":
                 raise Refused(f"'{str(claim)[:20]}' is neither sat nor unsat")
             whom = "the network maps"

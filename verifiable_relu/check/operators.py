@@ -291,6 +291,8 @@ def _windows(call: Call, x: Tensor, kernel: list[int]) -> Number:
         whole = [max((-(-n // s) - 1) * s + r - n, 0) for n, s, r in zip(x.shape[2:], stride, reach, strict=True)]
         first = [w // 2 if mode == b"SAME_UPPER" else w - w // 2 for w in whole]
         pads = first + [w - f for w, f in zip(whole, first, strict=True)]
+        if max(dilation) > 1:
+            raise BadInput("padding to the same size of a dilated window is not known")
     elif mode not in (b"NOTSET", b"VALID") or (mode == b"VALID" and any(pads)):
         raise BadInput("the padding is not known")
     sizes = [len(pads), len(stride), len(dilation)]

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from verifiable_relu.check.arithmetic import Float, Number
+from verifiable_relu.check.arithmetic import Float, Number, outward
 from verifiable_relu.check.conditions import Disjunct, Row
-from verifiable_relu.check.errors import BadInput, Refused
+from verifiable_relu.check.errors import Refused
 from verifiable_relu.check.graph import Activation, Graph, Smooth
 from verifiable_relu.check.least import Least, of_box
 from verifiable_relu.check.lines import WORKING, Relaxation, Signed
@@ -91,8 +91,8 @@ class Proof:
 
     def _cover(self, lower: list[Any], upper: list[Any], polytopes: list[list[Row]]) -> None:
         """A box, or two that cover it, and so on."""
-        low = np.array([_outward(value, -np.inf) for value in lower])
-        high = np.array([_outward(value, np.inf) for value in upper])
+        low = np.array([outward(value, -np.inf) for value in lower])
+        high = np.array([outward(value, np.inf) for value in upper])
         pending, leaves = [(low, high)], Boxes(self.graph, polytopes, self.records, self.counts)
         while pending:
             low, high = pending.pop()
@@ -191,13 +191,3 @@ class Proof:
                 f"{place}: the {side} bound {sign * claim} of neuron {j} of '{node.name}' is not proven, "
                 f"only {sign * found}"
             )
-
-
-def _outward(value: Any, towards: float) -> float:
-    """The nearest float64 number on one side of a rational one."""
-    if abs(value) > 1 << 500:
-        raise BadInput("an end of the box is beyond ±2⁵⁰⁰")
-    found = float(value)
-    if (found < value) if towards > 0 else (found > value):
-        found = float(np.nextafter(found, towards))
-    return found
