@@ -203,8 +203,9 @@ def _product(call: Call) -> Value:
 
 def _gated(call: Call) -> Value:
     """d·x times scale·(1 + erf(k·x)): 2·scale·d times x·(1 + erf(k·x))/2."""
-    (gate,) = (value for value in call.inputs if isinstance(value, Gate))
-    (x,) = (value for value in call.inputs if isinstance(value, Tensor))
+    gate, x = sorted(call.inputs, key=lambda value: isinstance(value, Tensor))
+    if not isinstance(gate, Gate) or not isinstance(x, Tensor):
+        raise BadInput("a product that is not known")
     inside = call.build.traced(gate.x)
     for outer in reversed(call.build.traced(x)):
         for inner in inside:
