@@ -91,7 +91,7 @@ class Certificates:
             if sat:
                 write_sat(path, network, prop, sat[0])
             else:
-                write_unsat(path, network, prop, list(_proofs(queries, outcomes, limit)), joint)
+                write_unsat(path, network, prop, list(proofs(queries, outcomes, limit)), joint)
         except (InputError, OSError) as error:
             return self._kept(path, onnx, vnnlib, claim, Kept(False, str(error)))
         written = time.perf_counter()
@@ -112,7 +112,7 @@ class Certificates:
             csv.writer(file, lineterminator="\n").writerow(row)
 
 
-def _proofs(queries: Sequence[Query], outcomes: Sequence[Outcome], limit: float) -> Iterator[tuple[int, Proof | Cover]]:
+def proofs(queries: Sequence[Query], outcomes: Sequence[Outcome], limit: float) -> Iterator[tuple[int, Proof | Cover]]:
     """The proof of every query, with the number of its box.
 
     Raises:

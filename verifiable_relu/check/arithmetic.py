@@ -9,6 +9,7 @@ themselves: ``OWN`` covers what rounding makes of them.
 
 from __future__ import annotations
 
+import math
 from fractions import Fraction
 from typing import Any
 
@@ -33,6 +34,10 @@ def gamma(terms: int) -> float:
     return 2 * terms * UNIT
 
 
+LONGEST = 128
+"""Coefficients in rational numbers are rounded to so many bits, node by node, so that they do not grow."""
+
+
 class Float:
     """Floating point; every result counts as off by what the functions of this module say."""
 
@@ -49,7 +54,7 @@ class Float:
 
 
 class Exact(Float):
-    """Rational numbers: nothing is ever rounded."""
+    """Rational numbers: nothing is rounded but coefficients that are long (``shortened``), which counts as an error."""
 
     exact = True
     dtype = object
@@ -61,12 +66,27 @@ class Exact(Float):
 
     def times(self, rows: Number, matrix: Matrix) -> Number:
         entries = sparse.coo_array(matrix)
+        mantissas, exponents = np.frexp(entries.data)
+        least = int(exponents.min(initial=0)) - 53
+        shifts = (exponents - 53 - least).tolist()
+        whole = np.empty(len(shifts), dtype=object)
+        whole[:] = [int(m) << shift for m, shift in zip(np.ldexp(mantissas, 53).tolist(), shifts, strict=True)]
         found = self.of(np.zeros((len(rows), matrix.shape[1])))
         for row, into in zip(rows, found, strict=True):
-            for i, j, value in zip(entries.row.tolist(), entries.col.tolist(), entries.data.tolist(), strict=True):
-                if row[i]:
-                    into[j] += row[i] * Fraction(value)
+            scale = math.lcm(*(value.denominator for value in row))
+            sums = np.zeros(len(into), dtype=object)
+            np.add.at(sums, entries.col, np.array([int(value * scale) for value in row], object)[entries.row] * whole)
+            into[:] = [Fraction(total, scale) * Fraction(2) ** least for total in sums]
         return found
+
+    def shortened(self, rows: Number) -> tuple[Number, Number]:
+        """Rows rounded to ``LONGEST`` bits of their largest entries, and by how much each entry is off."""
+        made = self.of(np.zeros(rows.shape))
+        for row, into in zip(rows, made, strict=True):
+            top = max((abs(value) for value in row), default=Fraction(0))
+            step = Fraction(2) ** (top.numerator.bit_length() - top.denominator.bit_length() - LONGEST)
+            into[:] = [value if value.denominator <= 1 / step else round(value / step) * step for value in row]
+        return made, np.abs(rows - made)
 
 
 FLOAT = Float()

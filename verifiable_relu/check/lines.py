@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from verifiable_relu.check.arithmetic import FLOAT, OWN, TINY, UNIT, Float, Number, gamma
+from verifiable_relu.check.arithmetic import FLOAT, OWN, TINY, UNIT, Exact, Float, Number, gamma
 from verifiable_relu.check.errors import Refused
 from verifiable_relu.check.graph import Activation, Affine, Graph, Node, Smooth
 
@@ -291,6 +291,9 @@ class Relaxation:
                 found[:, : self.inputs] = a
             error = error + self._lost(number, node, a, given, ring)
             for source, part in given:
+                if isinstance(ring, Exact):
+                    part, off = ring.shortened(part)
+                    error = error + off @ ring.of(self.most(source))
                 if source in pending:
                     part = pending[source] + part
                     if not ring.exact:
