@@ -10,10 +10,10 @@ from fractions import Fraction
 
 import numpy as np
 
-from verifiable_relu.check import BadInput
+from verifiable_relu.check import BadInput, Refused
 from verifiable_relu.check.graph import Graph
 from verifiable_relu.check.model import read_model
-from verifiable_relu.check.point import evaluated
+from verifiable_relu.check.point import enclosed, evaluated
 
 from . import onnx_exact
 from .onnx_agreement import LARGEST, Disagreement, Judgement, Source, points
@@ -56,10 +56,11 @@ def judge(data: bytes, seed: int = 0) -> Judgement:
 
 def _at(graph: Graph, source: Source, x: np.ndarray, found: Judgement) -> Disagreement | None:
     """What disagrees at a point."""
+    point = [Fraction(float(value)) for value in x.ravel()]
     try:
-        ours = evaluated(graph, [Fraction(float(value)) for value in x.ravel()])
-    except BadInput:
-        found.compared["irrational"] += 1
+        ours, ends = evaluated(graph, point), enclosed(graph, point)
+    except Refused:
+        found.compared["too large"] += 1
         return None
     except Exception as error:
         return Disagreement(f"exception {type(error).__name__} at a point", str(error)[:200])
@@ -68,12 +69,13 @@ def _at(graph: Graph, source: Source, x: np.ndarray, found: Judgement) -> Disagr
     except onnx_exact.UnknownOperatorError:
         theirs = source.run(x).astype(np.float64).ravel()
         found.compared["source alone"] += 1
-        agree = len(theirs) == len(ours) and np.allclose(theirs, [float(v) for v in ours], rtol=1e-3, atol=1e-3)
+        agree = len(theirs) == len(ends) and np.allclose(theirs, [float(v) for v, _ in ends], rtol=1e-3, atol=1e-3)
         return None if agree else Disagreement("another value than that of " + source.runner, f"{theirs[:4]}")
     expected = result[source.model.graph.output[0].name].ravel().tolist()
-    found.compared["exact"] += 1
-    if ours != [Fraction(value) for value in expected]:
-        return Disagreement("another value", f"{[float(v) for v in ours[:4]]}, {[float(v) for v in expected[:4]]}")
+    found.compared["enclosed" if ours is None else "exact"] += 1
+    inside = all(low <= value <= high for (low, high), value in zip(ends, expected, strict=True))
+    if not inside or (ours is not None and ours != [Fraction(value) for value in expected]):
+        return Disagreement("another value", f"{[float(v) for v, _ in ends[:4]]}, {[float(v) for v in expected[:4]]}")
     # The rational evaluator does not run what onnxruntime refuses only when it runs.
     if source.session is not None:
         try:

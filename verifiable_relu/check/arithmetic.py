@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 from scipy import sparse
 
+from verifiable_relu.check.errors import BadInput
+
 Number = np.ndarray[Any, Any]
 """An array of float64, or of ``Fraction`` as objects."""
 
@@ -95,3 +97,17 @@ class Exact(Float):
 
 FLOAT = Float()
 EXACT = Exact()
+
+
+def outward(value: Any, towards: float) -> float:
+    """The nearest float64 number on one side of a rational one.
+
+    Raises:
+        BadInput: if it is beyond ±2⁵⁰⁰.
+    """
+    if abs(value) > 1 << 500:
+        raise BadInput("an end of the box is beyond ±2⁵⁰⁰")
+    found = float(value)
+    if (found < value) if towards > 0 else (found > value):
+        found = float(np.nextafter(found, towards))
+    return found

@@ -23,7 +23,7 @@ from verifiable_relu.check.arithmetic import EXACT, FLOAT, OWN, TINY, UNIT, Floa
 from verifiable_relu.check.conditions import Row
 from verifiable_relu.check.errors import BadInput, Refused
 from verifiable_relu.check.graph import Activation
-from verifiable_relu.check.lines import WORKING, Form, Relaxation, Slopes, fixed
+from verifiable_relu.check.lines import WORKING, Fixed, Form, Neurons, Relaxation, Signed
 
 
 @dataclass
@@ -45,22 +45,19 @@ class Least:
         return np.where(sure, 1, np.where(never, -1, 0))
 
 
-def of_box(relaxation: Relaxation, form: Form, slopes: Slopes, ring: Float) -> Least:
+def of_box(relaxation: Relaxation, form: Form, slopes: Signed, ring: Float) -> Least:
     """The least values of forms made with ``slopes`` over the box and over what each q can be by itself."""
     n = relaxation.inputs
     x, lower, upper = form.coefficients[:, :n], ring.of(relaxation.lower), ring.of(relaxation.upper)
     value = form.constant + np.where(x > 0, x * lower, x * upper).sum(1)
     size = np.abs(form.constant) + np.abs(x) @ np.maximum(np.abs(lower), np.abs(upper))
     for neurons in relaxation.neurons.values():
-        if not len(neurons.open) or n + neurons.part.stop > form.coefficients.shape[1]:
+        if not len(neurons.open):
             continue
         a = form.coefficients[:, n:][:, neurons.part]
-        t = slopes(neurons, a, ring)
-        above, below = (1 - t) * ring.of(neurons.high), (ring.of(neurons.slope) - t) * ring.of(neurons.low)
-        low = np.minimum(np.minimum(above, below), 0)
-        high = np.maximum(np.maximum(above, below), 0)
+        low, high = slopes.remainders(neurons, a, ring)
         value = value + np.where(a > 0, a * low, a * high).sum(1)
-        size = size + (np.abs(a) * np.maximum(-low, high)).sum(1)
+        size = size + (np.abs(a) * np.maximum(np.abs(low), np.abs(high))).sum(1)
     if ring.exact:
         return Least(value, form.error)
     terms = form.coefficients.shape[1] + len(relaxation.neurons) + 8
@@ -120,6 +117,8 @@ class Tree:
     ) -> None:
         self.relaxation, self.rows, self.neurons = relaxation, rows, neurons
         self._slopes = slopes
+        if not all(isinstance(known, Neurons) for known in relaxation.neurons.values()):
+            raise Refused("trees are of piecewise-linear networks")
         places = []
         for activation, neuron in neurons:
             known = relaxation.neurons[activation]
@@ -155,7 +154,7 @@ class Tree:
 
     def _pulled_back(self) -> Form:
         """The forms of the rows, and then of the neurons' pre-activations."""
-        nodes, lines = self.relaxation.graph.nodes, fixed(self._slopes)
+        nodes, lines = self.relaxation.graph.nodes, Fixed(self._slopes)
         together = max(1, WORKING // max(node.size for node in nodes))
         found = []
         for at in range(0, len(self.rows.most), together):
@@ -241,7 +240,7 @@ class Tree:
                 assert isinstance(node, Activation)
                 row = rows.setdefault(node.source, ring.of(np.zeros((1, node.size))))
                 row[0, neuron] += Fraction(weight)
-        form = relaxation.forms(rows, fixed(self._slopes), ring)
+        form = relaxation.forms(rows, Fixed(self._slopes), ring)
         x = form.coefficients[:, : self._inputs]
         value = form.constant - ring.of(mu) @ ring.of(self.rows.most)
         value = value + np.where(x > 0, x * ring.of(relaxation.lower), x * ring.of(relaxation.upper)).sum(1)

@@ -12,7 +12,7 @@ from onnx.reference import ReferenceEvaluator
 from verifiable_relu.check.arithmetic import Number
 from verifiable_relu.check.errors import BadInput
 from verifiable_relu.check.graph import Graph, Source, joined
-from verifiable_relu.check.operators import LARGEST, OPERATORS, Builder, Call, Tensor, Value
+from verifiable_relu.check.operators import LARGEST, OPERATORS, Builder, Call, Gate, Tensor, Value
 
 MOVES = {"Cast", "Concat", "Gather", "Identity", "Reshape", "Shape", "Slice", "Squeeze", "Transpose", "Unsqueeze"}
 """Operators that are evaluated where all their inputs are constants: they move numbers and round none."""
@@ -78,7 +78,7 @@ class _Reader:
             place = f"node '{node.name or ' '.join(node.output)}' ({node.op_type})"
             try:
                 found = self._value(node)
-                if np.size(found.index if isinstance(found, Tensor) else found) == 0:
+                if np.size(found.index if isinstance(found, Tensor | Gate) else found) == 0:
                     raise BadInput("it is empty")
                 if isinstance(found, np.ndarray) and not np.isfinite(found).all():
                     raise BadInput("it is not finite")
@@ -109,7 +109,7 @@ class _Reader:
             return np.array(numpy_helper.to_array(attributes["value"]))
         if node.op_type == "Shape" and isinstance(inputs[0], Tensor):
             return np.array(inputs[0].shape, np.int64)[attributes.get("start", 0) : attributes.get("end")]
-        if not any(isinstance(value, Tensor) for value in inputs):
+        if not any(isinstance(value, Tensor | Gate) for value in inputs):
             return self._constant(node, [value for value in inputs if isinstance(value, np.ndarray)])
         operator = OPERATORS.get(node.op_type)
         if operator is None:

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from verifiable_relu.check.arithmetic import Float, Number
+from verifiable_relu.check.arithmetic import Float, Number, outward
 from verifiable_relu.check.conditions import Disjunct, Row
-from verifiable_relu.check.errors import BadInput, Refused
-from verifiable_relu.check.graph import Activation, Graph
+from verifiable_relu.check.errors import Refused
+from verifiable_relu.check.graph import Activation, Graph, Smooth
 from verifiable_relu.check.least import Least, of_box
-from verifiable_relu.check.lines import WORKING, Relaxation, signed
+from verifiable_relu.check.lines import WORKING, Relaxation, Signed
 from verifiable_relu.check.records import Records, integer, integers, numbers, rational
 from verifiable_relu.check.trees import Counts, Trees
 from verifiable_relu.check.zonotope import Boxes
@@ -91,8 +91,8 @@ class Proof:
 
     def _cover(self, lower: list[Any], upper: list[Any], polytopes: list[list[Row]]) -> None:
         """A box, or two that cover it, and so on."""
-        low = np.array([_outward(value, -np.inf) for value in lower])
-        high = np.array([_outward(value, np.inf) for value in upper])
+        low = np.array([outward(value, -np.inf) for value in lower])
+        high = np.array([outward(value, np.inf) for value in upper])
         pending, leaves = [(low, high)], Boxes(self.graph, polytopes, self.records, self.counts)
         while pending:
             low, high = pending.pop()
@@ -131,7 +131,7 @@ class Proof:
     def _bounds(self, relaxation: Relaxation, number_: int, slopes: Number) -> Number:
         """Check the claimed bounds of one activation; returns the shared slopes, its own among them."""
         node = self.graph.nodes[number_]
-        assert isinstance(node, Activation)
+        assert isinstance(node, Activation | Smooth)
         name, lower, upper, shared = self.records.take("activation", "lower", "upper", "slopes")
         place = self.records.place
         if name != node.name:
@@ -151,7 +151,7 @@ class Proof:
             key = (integer(neuron, node.size, "neuron"), side)
             if side not in (1, -1):
                 raise Refused("a side is 1, of a lower bound, or −1")
-            vector = numbers(mine, relaxation.open)
+            vector = numbers(mine, relaxation.slopes)
             if key in wanted:
                 wanted.discard(key)
                 own.append(((*key, low[neuron] if side > 0 else -high[neuron]), vector))
@@ -165,18 +165,22 @@ class Proof:
             self._prove(relaxation, node, rest[at : at + size], slopes, place)
         self.counts.bounds += 2 * node.size
         relaxation.claim(number_, low, high)
-        known = relaxation.neurons[number_]
-        return np.concatenate([slopes, numbers(shared, len(known.open))])
+        return np.concatenate([slopes, numbers(shared, relaxation.neurons[number_].count)])
 
     def _prove(
-        self, relaxation: Relaxation, node: Activation, claims: list[tuple[int, int, Any]], slopes: Number, place: str
+        self,
+        relaxation: Relaxation,
+        node: Activation | Smooth,
+        claims: list[tuple[int, int, Any]],
+        slopes: Number,
+        place: str,
     ) -> None:
         """Prove sign·(neuron) ≥ least for claims (neuron, sign, least)."""
         unit = np.zeros((len(claims), node.size))
         unit[np.arange(len(claims)), [j for j, _, _ in claims]] = [sign for _, sign, _ in claims]
 
         def least(chosen: Number, ring: Float) -> Least:
-            lines = signed(slopes[chosen] if slopes.ndim > 1 else slopes)
+            lines = Signed(slopes[chosen] if slopes.ndim > 1 else slopes)
             return of_box(relaxation, relaxation.forms({node.source: unit[chosen]}, lines, ring), lines, ring)
 
         failed = self.counts.settle(least, np.array([least_ for _, _, least_ in claims]), strictly=False)
@@ -187,13 +191,3 @@ class Proof:
                 f"{place}: the {side} bound {sign * claim} of neuron {j} of '{node.name}' is not proven, "
                 f"only {sign * found}"
             )
-
-
-def _outward(value: Any, towards: float) -> float:
-    """The nearest float64 number on one side of a rational one."""
-    if abs(value) > 1 << 500:
-        raise BadInput("an end of the box is beyond ±2⁵⁰⁰")
-    found = float(value)
-    if (found < value) if towards > 0 else (found > value):
-        found = float(np.nextafter(found, towards))
-    return found

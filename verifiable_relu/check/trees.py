@@ -16,7 +16,7 @@ from verifiable_relu.check.conditions import Row
 from verifiable_relu.check.errors import Refused
 from verifiable_relu.check.graph import Activation, Graph
 from verifiable_relu.check.least import Least, Leaves, Rows, Tree, integral, of_box
-from verifiable_relu.check.lines import Relaxation, signed
+from verifiable_relu.check.lines import Relaxation, Signed
 from verifiable_relu.check.records import Records, integer, integers, numbers
 
 WORKING = 1 << 23
@@ -98,7 +98,8 @@ class Trees:
         activations, place = self._graph.activations, self._records.place
         activation = activations[integer(number, len(activations), "activation")]
         node = self._graph.nodes[activation]
-        assert isinstance(node, Activation)
+        if not isinstance(node, Activation):
+            raise Refused("tighter bounds are of piecewise-linear activations")
         given = integers(rows)
         neurons = np.array([integer(neuron, node.size, "neuron") for neuron in given[::2]], np.intp)
         sides, claims = np.array(given[1::2], float), numbers(least, len(neurons))
@@ -126,7 +127,7 @@ class Trees:
         values = integral(rows, output, self._graph.nodes[output].size)
         if "plain" in self._records.peek():
             plain, slopes = self._records.take("plain", "slopes")
-            self._plain(relaxation, values, _weights(plain, len(rows)), numbers(slopes, relaxation.open))
+            self._plain(relaxation, values, _weights(plain, len(rows)), numbers(slopes, relaxation.slopes))
             return
         tree = self._shared(relaxation, values, self._records.take("tree", "neurons", "chords"), relaxation.open)
 
@@ -153,7 +154,7 @@ class Trees:
 
     def _plain(self, relaxation: Relaxation, rows: Rows, mu: Number, slopes: Number) -> None:
         """A polytope that no split is needed for, with the chord wherever it is the better line."""
-        place, lines = self._records.place, signed(slopes)
+        place, lines = self._records.place, Signed(slopes)
         objective = EXACT.of(mu)[None] @ EXACT.of(rows.matrix)
         scale = np.lcm.reduce([value.denominator for value in objective.ravel()], dtype=object)
         whole = (objective * scale).astype(np.float64)

@@ -48,6 +48,8 @@ class Boxes:
     def take(self, low: Number, high: Number) -> None:
         """Take a box, whose record is next."""
         (chosen,) = self._records.take("zonotope")
+        if not all(isinstance(self._graph.nodes[number], Activation) for number in self._graph.activations):
+            raise Refused("zonotopes are of piecewise-linear networks")
         rows = integers(chosen, len(self._rows))
         places = [integer(row, len(of.most), "row") for row, of in zip(rows, self._rows, strict=True)]
         self._waiting.append((self._records.place, low, high, places))

@@ -23,11 +23,15 @@ from verifiable_relu.spec.property import Polytope
 
 VERSION = 2
 
-_ACTIVATIONS = ("LeakyRelu", "PRelu", "Relu")
+_ACTIVATIONS = ("Erf", "Gelu", "LeakyRelu", "PRelu", "Relu", "Sigmoid", "Tanh")
+"""The operators whose outputs name activations: that of GELU in operators is its Erf."""
 
 _SAYS = {
     "unsat": "No point of the property's boxes is mapped into its unsafe set by the network's stored weights "
     "in real arithmetic.",
+    "joint": "No point of the property's boxes is mapped into its unsafe set by any network that has ReLU or λ-GELU, "
+    "λ at least its number in 'joint', in the place of each activation, and the other weights as stored, in real "
+    "arithmetic.",
     "sat": "The point is in a box of the property, and the network's stored weights map it into the unsafe set "
     "in real arithmetic.",
 }
@@ -190,7 +194,13 @@ class Cover:
     proofs: Sequence[Sequence[int] | Proof]
 
 
-def write_unsat(path: Path, network: bytes, prop: bytes, proofs: Sequence[tuple[int, Proof | Cover]]) -> None:
+def write_unsat(
+    path: Path,
+    network: bytes,
+    prop: bytes,
+    proofs: Sequence[tuple[int, Proof | Cover]],
+    joint: Sequence[Fraction] = (),
+) -> None:
     """Write a certificate that no box reaches the unsafe set.
 
     Args:
@@ -199,6 +209,7 @@ def write_unsat(path: Path, network: bytes, prop: bytes, proofs: Sequence[tuple[
         prop: the bytes of the VNN-LIB file, unpacked.
         proofs: of all queries that the property makes, each with the number of its box among the property's different
             boxes, in their order.
+        joint: of a proof for all networks with λ-GELU or ReLU in the place of each activation, the least λ of each.
 
     Raises:
         UnsupportedError: if a number is out of the format's range, or the network has activations that the format
@@ -206,7 +217,7 @@ def write_unsat(path: Path, network: bytes, prop: bytes, proofs: Sequence[tuple[
     """
     names = _activations(network)
     parts = (record for box, proof in proofs if proof.polytopes for record in _part(box, names, proof))
-    _write(path, "unsat", network, prop, parts)
+    _write(path, "unsat", network, prop, parts, joint)
 
 
 def write_sat(path: Path, network: bytes, prop: bytes, point: Sequence[Fraction]) -> None:
@@ -214,11 +225,22 @@ def write_sat(path: Path, network: bytes, prop: bytes, point: Sequence[Fraction]
     _write(path, "sat", network, prop, iter([{"point": [str(value) for value in point]}]))
 
 
-def _write(path: Path, claim: str, network: bytes, prop: bytes, records: Iterator[dict[str, Any]]) -> None:
-    digests = {"network": hashlib.sha256(network).hexdigest(), "property": hashlib.sha256(prop).hexdigest()}
+def _write(
+    path: Path,
+    claim: str,
+    network: bytes,
+    prop: bytes,
+    records: Iterator[dict[str, Any]],
+    joint: Sequence[Fraction] = (),
+) -> None:
+    head: dict[str, Any] = {"certificate": VERSION, "claim": claim}
+    head |= {"network": hashlib.sha256(network).hexdigest(), "property": hashlib.sha256(prop).hexdigest()}
+    head["says"] = _SAYS["joint" if joint else claim]
+    if joint:
+        head["joint"] = [str(value) for value in joint]
     count = 1
     with gzip.open(path, "wt", compresslevel=4, encoding="ascii", newline="\n") as file:
-        file.write(json.dumps({"certificate": VERSION, "claim": claim, **digests, "says": _SAYS[claim]}) + "\n")
+        file.write(json.dumps(head) + "\n")
         for record in records:
             file.write(json.dumps(record, separators=(",", ":")) + "\n")
             count += 1
