@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import torch
 
@@ -27,7 +27,9 @@ def recording(verifier: Verifier) -> Verifier:
     if isinstance(verifier, Bab):
         return replace(verifier, search=replace(verifier.search, record=True))
     if isinstance(verifier, InputSplit):
-        return RecordedSplit(batch=verifier.batch, most=verifier.most, device=verifier.device, memory=verifier.memory)
+        own = {"symbols", "cheap"}
+        names = (field.name for field in fields(InputSplit) if field.name not in own)
+        return RecordedSplit(**{name: getattr(verifier, name) for name in names})
     return verifier
 
 
