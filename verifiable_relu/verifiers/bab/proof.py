@@ -34,11 +34,14 @@ class Proofs:
     Args:
         strip: the relaxation.
         objectives: how many of its first rows are objectives.
+
+    Attributes:
+        objectives: likewise.
     """
 
     def __init__(self, strip: Strip, objectives: int = 1) -> None:
         folded = strip.folded
-        self._strip, self._objectives = strip, objectives
+        self._strip, self.objectives = strip, objectives
         self._lower, self._upper = folded.lower, folded.upper
         # q̃ at the ends of the phases. What rounding makes of them is a few units of their own size, at most 1.
         self._at_upper = (1 - strip.slopes) * folded.upper / strip.width
@@ -64,7 +67,7 @@ class Proofs:
         """
         strip = self._strip
         n, m = strip.folded.inputs, strip.folded.size
-        w, weight = w.double(), of_rows(mu, objective, self._objectives)
+        w, weight = w.double(), of_rows(mu, objective, self.objectives)
         c = torch.addmm(weight @ strip.rows.matrix, w, strip.neurons.matrix[columns])
         constant = weight @ strip.rows.constant + w @ strip.neurons.constant[columns]
         q, pull = c[:, n:], of_neurons(w, columns, m)

@@ -8,12 +8,13 @@ worth mentioning when they pause are given up for a refinement, the others get u
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from verifiable_relu.errors import OutOfTime
+from verifiable_relu.trust.certificate import Tighter
 from verifiable_relu.verifiers.bab.forest import Candidates, Ended, Forest
-from verifiable_relu.verifiers.bab.recorded import Recorded
+from verifiable_relu.verifiers.bab.recorded import Recorded, Refined
 from verifiable_relu.verifiers.bab.refine import Refinement
 from verifiable_relu.verifiers.bab.system import System
 from verifiable_relu.verifiers.bab.tree import Search
@@ -55,14 +56,17 @@ class Searched:
         ended: why there may be something left.
         nodes: how many sub-problems have been bounded.
         rounds: how many refinements were made.
-        recorded: by polytope the order of its rows, and the leaves of its tree, where these are recorded.
+        recorded: by polytope the order of its rows, the leaves of its tree, and how many of ``tighter`` come before it,
+            where these are recorded.
+        tighter: tighter bounds of neurons, where these are recorded.
     """
 
     lower: dict[int, float]
     ended: Ended
     nodes: int
     rounds: int
-    recorded: Mapping[int, tuple[list[int], Recorded]] = field(default_factory=dict)
+    recorded: Mapping[int, tuple[list[int], Recorded, int]] = field(default_factory=dict)
+    tighter: Sequence[Tighter] = ()
 
     def open(self, system: System) -> list[int]:
         """The polytopes of a system that are not excluded."""
@@ -73,8 +77,10 @@ class Searched:
         lower = dict(self.lower)
         for polytope, value in forest.lower.items():
             lower[polytope] = max(value, lower.get(polytope, value))
-        trees = {number: (forest.order(number), recorded) for number, recorded in forest.recorded.items()}
-        return Searched(lower, ended, self.nodes + forest.nodes, self.rounds, {**self.recorded, **trees})
+        count = len(self.tighter)
+        trees = {number: (forest.order(number), recorded, count) for number, recorded in forest.recorded.items()}
+        recorded = {**self.recorded, **trees}
+        return replace(self, lower=lower, ended=ended, nodes=self.nodes + forest.nodes, recorded=recorded)
 
 
 _IN_TIME = Ended(Reason.TIMEOUT, "the budget ran out")
@@ -94,8 +100,9 @@ def search(
         left: tells how many seconds are left.
     """
     found = Searched({}, _IN_TIME, 0, 0)
-    # What proves refined bounds is not recorded, and a neuron that no other one feeds has its exact interval.
-    refinement = rounds.refinement if len(system.folded.blocks) > 1 and not options.record else None
+    # A neuron that no other one feeds has its exact interval.
+    refinement = rounds.refinement if len(system.folded.blocks) > 1 else None
+    record = Refined(candidates.query.network.activations) if options.record else None
     size = system.folded.size
     while True:
         # A refinement does more than a linear program for each of many nodes.
@@ -108,16 +115,18 @@ def search(
             ended = forest.search()
         found = found.and_trees(forest, ended or _IN_TIME)
         if ended is None and refinement is None:
-            forest = Forest(system, found.open(system), candidates, rounds.last, memory, left)
+            last = replace(rounds.last, record=options.record)
+            forest = Forest(system, found.open(system), candidates, last, memory, left)
             found = found.and_trees(forest, forest.search() or _IN_TIME)
         is_open = found.open(system)
         if refinement is None or candidates.found is not None or not is_open or left() <= 0:
             return found
         try:
-            tighter = system.refined(refinement, is_open, lambda: left() <= 0)
+            tighter = system.refined(refinement, is_open, lambda: left() <= 0, record)
         except OutOfTime:
             return replace(found, ended=_IN_TIME)
-        found = replace(found, rounds=found.rounds + 1)
+        proven = () if record is None else tuple(record.records)
+        found = replace(found, rounds=found.rounds + 1, tighter=proven)
         worth_it = _width(tighter) < (1 - rounds.gain) * _width(system)
         system = tighter
         refinement = replace(refinement, leaves=rounds.growth * refinement.leaves) if worth_it else None

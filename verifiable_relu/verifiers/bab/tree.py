@@ -157,7 +157,6 @@ class Tree:
         self._program: Program | None = None
         self._everywhere: Ascent | None = None
         self._proofs = Proofs(strip)
-        self.recorded = Recorded(strip, self._proofs) if search.record else None
         folded = strip.folded
         self._size = folded.size
         self._batch = max(16, min(search.batch, _WORKING // (24 * (folded.inputs + folded.size + 1))))
@@ -175,6 +174,7 @@ class Tree:
         weight = torch.where(folded.smooth, weight.abs(), weight)
         matter = weight.topk(min(self._size, search.adaptive)).indices
         self._ascent = Ascent(strip, none.index_fill(0, matter, True), torch.float32)
+        self.recorded = Recorded(strip, self._proofs, self._ascent.adaptive) if search.record else None
         root = Batch.roots(self._size, len(scale) - 1)
         self._at_root = float(self._margins(root, self._ascent.run(root, search.finishing))[0])
         self._bound(root)

@@ -22,7 +22,7 @@ from verifiable_relu.errors import OutOfTime
 from verifiable_relu.network.graph import Network
 from verifiable_relu.spec.property import Query
 from verifiable_relu.spec.row_batch import RowBatch
-from verifiable_relu.trust.certificate import Proof, Tree
+from verifiable_relu.trust.certificate import Proof, Tighter, Tree
 from verifiable_relu.verifiers.bab.curves import IS_SMOOTH
 from verifiable_relu.verifiers.bab.forest import Candidates
 from verifiable_relu.verifiers.bab.rounds import Rounds, search
@@ -154,7 +154,10 @@ class Bab:
         # Nothing but what was proved of every polytope decides.
         if margin > 0:
             activations = candidates.query.network.activations
-            trees = {i: (order, leaves.tree(activations)) for i, (order, leaves) in found.recorded.items()}
+            trees, done = {}, 0
+            for polytope, (order, leaves, count) in found.recorded.items():
+                trees[polytope] = (order, leaves.tree(activations), found.tighter[done:count])
+                done = count
             proof = bounds.recorded(number, trees)
             return Outcome(Verdict.UNSAT, Reason.PROVED, self.name, bounds.trust, margin, detail=told, proof=proof)
         known = margin if margin > -torch.inf else None
@@ -224,7 +227,7 @@ class _Bounds:
             self.lower[number][polytope] = max(float(self.lower[number][polytope]), value)
         self._roots.prove(self.queries[number], lower)
 
-    def recorded(self, number: int, trees: Mapping[int, tuple[list[int], Tree]]) -> Proof | None:
+    def recorded(self, number: int, trees: Mapping[int, tuple[list[int], Tree, Sequence[Tighter]]]) -> Proof | None:
         """What proves that one query is unsat, with the trees of some polytopes; None if nothing is recorded."""
         if self._recorder is None:
             return None
