@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -34,7 +34,9 @@ class Refinement:
     """How the bounds of neurons are refined.
 
     Attributes:
-        leaves: at most, of the tree of one side of one interval.
+        leaves: at most, of the tree of one side of one interval, in a layer that no later one takes more work than.
+        earlier: at most so many times as many leaves have the trees of a layer, as many as make its work equal to that
+            of the later layer that takes the most: every later layer gains from tighter bounds of an earlier one.
         first: steps of the ascent at the root of each tree.
         steps: likewise at every other node.
         batch: about how many nodes are split at once.
@@ -42,7 +44,8 @@ class Refinement:
             that is attained is left.
     """
 
-    leaves: int = 32
+    leaves: int = 8
+    earlier: int = 16
     first: int = 20
     steps: int = 6
     batch: int = 256
@@ -52,16 +55,23 @@ class Refinement:
         """About how many multiplications a refinement takes, what it costs to call them included."""
         support = folded.support(folded.neurons)
         total = 0.0
-        for node in folded.places[:, 0].unique().tolist():
-            mine = (folded.places[:, 0] == node).nonzero().squeeze(1)
+        for node, mine in _layers(folded).items():
+            leaves = self._leaves(folded, node)
             for part in _alike(support[mine]):
                 before = int(support[mine[part[0]]].sum())
                 if before:
-                    nodes = 4 * len(part) * self.leaves
-                    calls = max(nodes / self.batch, math.log2(self.leaves) + 1)
+                    nodes = 4 * len(part) * leaves
+                    calls = max(nodes / self.batch, math.log2(leaves) + 1)
                     each = 2 * before * (folded.inputs + before)
                     total += (self.steps + 1) * (nodes * each + calls * _CALL)
         return total
+
+    def _leaves(self, folded: Folded, node: int) -> int:
+        """The leaves of each tree of one layer."""
+        # One leaf of every tree costs a product of the layer's neurons, those before it, and all that these depend on.
+        each = {layer: len(m) * int(m[0]) * (folded.inputs + int(m[0])) for layer, m in _layers(folded).items()}
+        most = max(work for layer, work in each.items() if layer >= node)
+        return round(self.leaves * min(self.earlier, most / max(1, each[node])))
 
     def refine(
         self, folded: Folded, rows: Rows, stop: Callable[[], bool], record: Refined | None = None
@@ -71,8 +81,8 @@ class Refinement:
         Once ``stop`` says so, the rest of the neurons keep their bounds. With ``record``, bounds are those that it
         records.
         """
-        for node in folded.places[:, 0].unique().tolist():
-            mine = (folded.places[:, 0] == node).nonzero().squeeze(1)
+        for node in _layers(folded):
+            mine = _layers(folded)[node]
             # What depends on no other neuron has its exact interval.
             mine = mine[(folded.neurons.neurons[mine] != 0).any(1)]
             if stop() or not len(mine):
@@ -81,7 +91,8 @@ class Refinement:
             for part in _alike(folded.support(folded.neurons[mine])):
                 chosen = mine[part]
                 forms = folded.neurons[chosen]
-                found = self._least(folded, Rows.cat([forms, -forms]), stop, chosen, record)
+                options = replace(self, leaves=self._leaves(folded, node))
+                found = options._least(folded, Rows.cat([forms, -forms]), stop, chosen, record)
                 lower[chosen] = torch.maximum(lower[chosen], found[: len(chosen)])
                 upper[chosen] = torch.minimum(upper[chosen], -found[len(chosen) :])
             if record is not None:
@@ -110,6 +121,11 @@ class Refinement:
                 proven = record.take(whole, neurons[part], trees.strip, trees.leaves(), proven)
             found[:, part] = proven.reshape(2, -1)
         return found.flatten()
+
+
+def _layers(folded: Folded) -> dict[int, Tensor]:
+    """By activation node, in their order, the numbers of its neurons, which are one after the other."""
+    return {node: (folded.places[:, 0] == node).nonzero().squeeze(1) for node in folded.places[:, 0].unique().tolist()}
 
 
 def _alike(support: Tensor) -> Iterator[Tensor]:
