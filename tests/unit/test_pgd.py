@@ -32,7 +32,7 @@ def test_points_at_some_ends_of_the_box_lead_to_counterexamples_that_corners_do_
     for seed in range(3):
         _, first = Pgd(rounds=1, seed=seed).search(network, [prop])
         assert float(first) > 0
-        point, margin = Pgd(seed=seed).search(network, [prop])
+        point, margin = Pgd(screened=16384, seed=seed).search(network, [prop])
         assert float(margin) < 0
         y = network(point.reshape(1, 4).float()).flatten()
         assert (y <= 0).all()
@@ -40,14 +40,14 @@ def test_points_at_some_ends_of_the_box_lead_to_counterexamples_that_corners_do_
 
 def test_the_same_seed_gives_the_same_point() -> None:
     network, prop = narrow()
-    found = [Pgd(seed=1).search(network, [prop, prop]) for _ in range(2)]
+    found = [Pgd(screened=16384, seed=1).search(network, [prop, prop]) for _ in range(2)]
     assert torch.equal(found[0][0], found[1][0])
 
 
 def test_properties_without_unsafe_outputs_have_no_counterexample() -> None:
     network, prop = narrow()
     nothing = Property(prop.box, ())
-    _, margins = Pgd(steps=3).search(network, [nothing, prop, nothing])
+    _, margins = Pgd(steps=3, screened=16384).search(network, [nothing, prop, nothing])
     assert margins[0] == torch.inf
     assert margins[1] < 0
     assert margins[2] == torch.inf

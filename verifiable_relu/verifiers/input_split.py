@@ -94,7 +94,7 @@ class InputSplit:
     attacks: int = 4
     pgd: Pgd = Pgd(steps=10, starts=8)  # noqa: RUF009 -- frozen
     easy: int = 512
-    search: Pgd = Pgd(screened=16384)  # noqa: RUF009 -- frozen
+    search: Pgd = Pgd(rounds=3, more=128, screened=16384)  # noqa: RUF009 -- frozen
     device: str = "cpu"
     memory: int = MEMORY
 
