@@ -60,13 +60,13 @@ from verifiable_relu.verifiers.base import (
     deadline,
     fault,
 )
-from verifiable_relu.verifiers.clipping import clip
+from verifiable_relu.verifiers.clipping import Clipped, clip
 from verifiable_relu.verifiers.root import NONE, Roots
 
 _ATTACKED = 1 << 13
 """Boxes times neurons of what is attacked at once."""
 
-_NARROW = 64
+NARROW = 64
 """Where more inputs vary, zonotopes have too many symbols."""
 
 
@@ -105,7 +105,7 @@ class InputSplit:
     ) -> list[Outcome]:
         outcomes: dict[int, Outcome] = {}
         for network, members in by_network(queries):
-            search = Frontier(self, network, [queries[i] for i in members], budget.subset(members))
+            search = self.frontier(network, [queries[i] for i in members], budget.subset(members))
             try:
                 with torch.no_grad():
                     while search.frontier_size:
@@ -122,6 +122,25 @@ class InputSplit:
                         progress.finish(index, outcomes[index])
         return [outcomes[i] for i in range(len(queries))]
 
+    def frontier(self, network: Network, queries: Sequence[Query], budget: Budget) -> Frontier:
+        """Where the search begins, for queries of one network."""
+        return Frontier(self, network, queries, budget)
+
+
+@dataclass(frozen=True, eq=False)
+class Lines:
+    """Linear lower bounds of the rows of properties over a batch of boxes.
+
+    Attributes:
+        values: (rows,) lower bounds of matrix·y − bound.
+        coefficients: (rows, inputs) of the linear bounds that have these least values.
+        influence: (boxes, inputs) what halving each input is worth per unit of its width; of any scale.
+    """
+
+    values: Tensor
+    coefficients: Tensor
+    influence: Tensor
+
 
 class Frontier:
     """The sub-boxes that are still to be bounded, of all queries of one network."""
@@ -135,7 +154,7 @@ class Frontier:
         box = input_box([q.property for q in queries], network, torch.float64, options.device).flat()
         self.lower, self.upper = box.lower, box.upper
         varying = int((torch.nextafter(self.lower, self.upper) < self.upper).any(0).sum())
-        self.by_zonotopes = takes(self.network) and varying <= _NARROW
+        self.by_zonotopes = takes(self.network) and varying <= NARROW
         # Half for the boxes, half for the rows that are bounded.
         self.batch = batch_size(self.network, options.batch, options.memory // 2)
         if self.by_zonotopes:
@@ -214,6 +233,37 @@ class Frontier:
         box = Bounds(lower.reshape(shape), upper.reshape(shape))
         start, allowance = time.perf_counter(), self.budget.subset(owner.unique().tolist()).total()
         stop = deadline(lambda: time.perf_counter() - start, allowance)
+        lines = self.lines(box, rows, owner, thorough, stop)
+        margins = rows.margins(lines.values)
+
+        proved = margins > 0
+        self._known(owner, torch.where(proved, margins, torch.inf))
+        open_ = (~proved).nonzero().squeeze(1)
+        if not len(open_):
+            return
+        direction = torch.zeros_like(lower).index_add_(0, rows.sample, lines.coefficients)
+        self._charge(owner)
+        self._look_for_witness(lower[open_], upper[open_], owner[open_], direction[open_], rows, open_)
+        if self._steps % self.options.attacks == 0:
+            worst = open_[margins[open_].argsort(stable=True)[: max(1, _ATTACKED // self._neurons)]]
+            self._attack(lower[worst], upper[worst], owner[worst], stop)
+        clipped = self.clipped(Bounds(lower, upper), rows, lines)
+        self._known(owner, clipped.margin)
+        left = open_[~clipped.empty[open_]]
+        # The boxes at the end of the frontier are the next: those that are furthest from being proved.
+        left = left[margins[left].argsort(descending=True, stable=True)]
+        self.halve(clipped.box.lower[left], clipped.box.upper[left], owner[left], lines.influence[left])
+
+    def lines(self, box: Bounds, rows: RowBatch, owner: Tensor, thorough: bool, stop: Callable[[], bool]) -> Lines:
+        """Linear lower bounds of the rows over boxes that belong to these queries.
+
+        Args:
+            box: (batch, *input_shape).
+            rows: those of the boxes' properties, as a batch.
+            owner: (batch,) the query of each box.
+            thorough: whether every neuron that is unstable by zonotopes is bounded by CROWN, too.
+            stop: asked now and then.
+        """
         forms = Zonotopes(self.network, box, self.options.symbols, stop) if self.by_zonotopes else None
         relaxation = crown_relaxation(
             self.network,
@@ -238,31 +288,20 @@ class Frontier:
             better = others > values
             values = torch.where(better, others, values)
             coefficients = torch.where(better[:, None], slopes, coefficients)
-        bounds = torch.nextafter(values - rows.bound, values.new_full((), -torch.inf))
-        margins = rows.margins(bounds)
+        values = torch.nextafter(values - rows.bound, values.new_full((), -torch.inf))
+        return Lines(values, coefficients, self.influence(box, rows, coefficients, forms))
 
-        proved = margins > 0
-        self._known(owner, torch.where(proved, margins, torch.inf))
-        open_ = (~proved).nonzero().squeeze(1)
-        if not len(open_):
-            return
+    def influence(self, box: Bounds, rows: RowBatch, coefficients: Tensor, forms: Zonotopes | None) -> Tensor:
+        """What halving an input is worth per unit of its width, by its part in the width of the rows."""
+        flat = box.flat()
         if forms is None:
-            influence = torch.zeros_like(lower).index_add_(0, rows.sample, coefficients.abs())
-        else:
-            widths = torch.zeros_like(lower).index_add_(0, rows.sample, forms.influence(rows.matrix, rows.sample))
-            influence = torch.where(upper > lower, widths / (upper - lower), 0.0)
-        direction = torch.zeros_like(lower).index_add_(0, rows.sample, coefficients)
-        self._charge(owner)
-        self._look_for_witness(lower[open_], upper[open_], owner[open_], direction[open_], rows, open_)
-        if self._steps % self.options.attacks == 0:
-            worst = open_[margins[open_].argsort(stable=True)[: max(1, _ATTACKED // self._neurons)]]
-            self._attack(lower[worst], upper[worst], owner[worst], stop)
-        clipped = clip(Bounds(lower, upper), rows, bounds, coefficients, len(self.network.nodes))
-        self._known(owner, clipped.margin)
-        left = open_[~clipped.empty[open_]]
-        # The boxes at the end of the frontier are the next: those that are furthest from being proved.
-        left = left[margins[left].argsort(descending=True, stable=True)]
-        self.halve(clipped.box.lower[left], clipped.box.upper[left], owner[left], influence[left])
+            return torch.zeros_like(flat.lower).index_add_(0, rows.sample, coefficients.abs())
+        widths = torch.zeros_like(flat.lower).index_add_(0, rows.sample, forms.influence(rows.matrix, rows.sample))
+        return torch.where(flat.upper > flat.lower, widths / (flat.upper - flat.lower), 0.0)
+
+    def clipped(self, box: Bounds, rows: RowBatch, lines: Lines) -> Clipped:
+        """What is left of boxes (batch, inputs)."""
+        return clip(box, rows, lines.values, lines.coefficients, len(self.network.nodes))
 
     def _known(self, owner: Tensor, margin: Tensor) -> None:
         """Take notice of the margins of parts of the queries' boxes that are proved; infinite where no part is."""

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from verifiable_relu.bounds import MEMORY
@@ -34,10 +34,12 @@ class Auto:
         device: where bounds and attack run.
         memory: a limit in bytes on what each stage holds at once, and on what is handed on; attack, MILP and SMT have
             none.
+        prepare: what every stage's verifier becomes before it is asked.
     """
 
     device: str = "cpu"
     memory: int = MEMORY
+    prepare: Callable[[Verifier], Verifier] = field(default=lambda verifier: verifier, repr=False)
 
     name: ClassVar[str] = "auto"
 
@@ -45,14 +47,14 @@ class Auto:
         self, queries: Sequence[Query], budget: Budget, progress: Progress = SILENT, roots: Roots = NONE
     ) -> list[Outcome]:
         run = _Run(queries, budget, progress, Roots(int(self.memory * _HANDED_ON)) if roots is NONE else roots)
-        run.stage(Crown(self.device, self.memory), run.open(), CROWN_SHARE)
+        run.stage(self.prepare(Crown(self.device, self.memory)), run.open(), CROWN_SHARE)
         traits = {i: Traits.of(queries[i], run.unstable(i), self.memory) for i in run.open()}
         given = Resources(self.device, self.memory)
         for stage in STAGES:
             members = [i for i in run.open() if stage.takes(traits[i]) and run.unstable(i) <= stage.most]
             shares = {i: stage.share(traits[i]) for i in members}
             for share in sorted(set(shares.values())):
-                run.stage(stage.make(given), [i for i in members if shares[i] == share], share)
+                run.stage(self.prepare(stage.make(given)), [i for i in members if shares[i] == share], share)
         return run.close()
 
     def explain(self, query: Query, seconds: float) -> str:
