@@ -40,6 +40,8 @@ def main(arguments: Sequence[str] | None = None, alone: bool = False) -> int:
         out = own_stdout() if alone else sys.stdout
         if options.check is not None:
             return _check(options.check, out)
+        if options.explain:
+            return _explain(options, out)
         many = options.spec.is_dir() or options.spec.suffix == ".csv"
         return _many(options, out) if many else _one(options, out)
 
@@ -68,6 +70,17 @@ def _store(options: argparse.Namespace) -> Iterator[Store | None]:
             count, path = store.set_aside
             _say(f"{store.records}: {count} line{'s' * (count > 1)} moved to {path}")
         yield store
+
+
+def _explain(options: argparse.Namespace, out: TextIO) -> int:
+    """Say what ``auto`` would do with a property file; returns the exit status."""
+    from verifiable_relu.campaign.explaining import explained
+    from verifiable_relu.campaign.inputs import Entry, verifier
+
+    method = verifier(options.method, options.device, options.memory)
+    case = loader(options).case(Entry(options.spec, options.net, options.timeout or TIMEOUT))
+    write(list(explained(case, method)), out)
+    return 0
 
 
 def _one(options: argparse.Namespace, out: TextIO) -> int:

@@ -125,6 +125,11 @@ def parser() -> Parser:
         "--check", type=Path, metavar="DIR", help="check the certificates of a folder again, and do nothing else"
     )
     shown = made.add_argument_group("what is shown")
+    shown.add_argument(
+        "--explain",
+        action="store_true",
+        help="say of a property file which methods auto would use, in which order and why, and do not answer it",
+    )
     shown.add_argument("--quiet", action="store_true", help="print nothing but errors to stderr")
     shown.add_argument("--debug", action="store_true", help="show the traceback of a fault of the program")
     return made
@@ -137,6 +142,8 @@ def parse(made: Parser, arguments: Sequence[str] | None) -> argparse.Namespace:
         made.error("one of --spec and --check is needed")
     if options.method not in methods():
         made.error(f"--method: unknown method '{options.method}'; there are {', '.join(methods())}")
+    if options.explain and (options.method != "auto" or options.spec is None):
+        made.error("--explain needs --spec and the method auto")
     if options.repair and not options.out:
         made.error("--repair needs --out")
     if options.executor and (options.jobs is not None or options.worker_memory is not None):

@@ -53,10 +53,10 @@ class Pgd:
 
     steps: int = 40
     starts: int = 16
-    rounds: int = 3
+    rounds: int = 2
     step_size: float = 0.5
-    more: int = 128
-    screened: int = 2048
+    more: int = 64
+    screened: int = 1024
     diverse: int = 5
     clearance: float = 1e-5
     seed: int = 0

@@ -586,3 +586,15 @@ def test_ctrl_c_keeps_what_is_done_and_the_same_command_resumes(
     assert main(arguments) == 0
     assert [row[2] for row in rows(capsys.readouterr().out)] == ["unsat"] * count
     assert [len(queries) for queries in verifier.asked] == [count - done]
+
+
+def test_explain_says_what_auto_would_do_and_answers_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    spec = str(Path(__file__).resolve().parents[2] / "specs" / "cifar_eps.vnnlib")
+    assert main(["--spec", spec, "--explain"]) == 0
+    first, *stages = capsys.readouterr().out.splitlines()
+    assert "inputs vary" in first
+    assert stages[0].startswith("  1. crown, with up to 25% of the time: ")
+    assert any(". bab, with up to " in stage for stage in stages)
+    with pytest.raises(SystemExit, match="2"):
+        main(["--spec", spec, "--explain", "--method", "crown"])
+    assert "--explain needs --spec and the method auto" in capsys.readouterr().err

@@ -11,7 +11,7 @@ import torch
 
 from tests.support import nets
 from verifiable_relu.errors import InputError
-from verifiable_relu.network.nodes import LeakyRelu
+from verifiable_relu.network.nodes import LeakyRelu, Relu
 from verifiable_relu.spec.property import Box, Property, Query, Row
 from verifiable_relu.trust.replay import confirm
 from verifiable_relu.verifiers.adapters import marabou
@@ -27,7 +27,7 @@ def queries(count: int, leaky: bool) -> list[Query]:
     found = []
     for seed in range(count):
         rng = np.random.default_rng(seed)
-        network = nets.mlp(rng, nets.gaussian(rng), *([LeakyRelu] if leaky else []))
+        network = nets.mlp(rng, nets.gaussian(rng), LeakyRelu if leaky else Relu)
         box = Box(-np.ones(3), np.ones(3))
         outputs = [network(point[None]).detach().numpy()[0] for point in torch.rand(50, 3) * 2 - 1]
         least = np.min([output[:2].max() for output in outputs])

@@ -11,7 +11,11 @@ from tests.support import nets
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Relu
 from verifiable_relu.pgd import Pgd
-from verifiable_relu.spec.property import Box, Property, Row
+from verifiable_relu.spec.property import Box, Property, Query, Row
+from verifiable_relu.verifiers.base import Budget, Verdict
+from verifiable_relu.verifiers.input_split import InputSplit
+
+NEVER = 10**9
 
 
 def narrow() -> tuple[Network, Property]:
@@ -32,7 +36,7 @@ def test_points_at_some_ends_of_the_box_lead_to_counterexamples_that_corners_do_
     for seed in range(3):
         _, first = Pgd(rounds=1, seed=seed).search(network, [prop])
         assert float(first) > 0
-        point, margin = Pgd(seed=seed).search(network, [prop])
+        point, margin = Pgd(screened=16384, seed=seed).search(network, [prop])
         assert float(margin) < 0
         y = network(point.reshape(1, 4).float()).flatten()
         assert (y <= 0).all()
@@ -40,14 +44,30 @@ def test_points_at_some_ends_of_the_box_lead_to_counterexamples_that_corners_do_
 
 def test_the_same_seed_gives_the_same_point() -> None:
     network, prop = narrow()
-    found = [Pgd(seed=1).search(network, [prop, prop]) for _ in range(2)]
+    found = [Pgd(screened=16384, seed=1).search(network, [prop, prop]) for _ in range(2)]
     assert torch.equal(found[0][0], found[1][0])
 
 
 def test_properties_without_unsafe_outputs_have_no_counterexample() -> None:
     network, prop = narrow()
     nothing = Property(prop.box, ())
-    _, margins = Pgd(steps=3).search(network, [nothing, prop, nothing])
+    _, margins = Pgd(steps=3, screened=16384).search(network, [nothing, prop, nothing])
     assert margins[0] == torch.inf
     assert margins[1] < 0
     assert margins[2] == torch.inf
+
+
+def test_splitting_inputs_finds_narrow_counterexamples_sooner_by_attacks() -> None:
+    network, prop = narrow()
+    boxes = {}
+    for name, method in {
+        "no attack": InputSplit(easy=NEVER, attacks=NEVER),
+        "worst boxes": InputSplit(easy=NEVER, attacks=1),
+        "whole box": InputSplit(easy=0, attacks=NEVER),
+    }.items():
+        (outcome,) = method.verify([Query(network, prop)], Budget([60.0]))
+        assert outcome.verdict is Verdict.SAT, name
+        assert outcome.witness is not None and prop.box.contains(outcome.witness)
+        boxes[name] = int(outcome.detail.split()[0])
+    assert boxes["whole box"] < boxes["no attack"]
+    assert boxes["worst boxes"] <= boxes["no attack"]

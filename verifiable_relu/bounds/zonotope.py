@@ -104,7 +104,6 @@ class Zonotopes:
             with the least q first.
         stop: asked before every node; what it raises ends the pass.
         tuning: of products with weights.
-        mirrored: whether neurons that repeat another one or its negative share its symbol.
 
     Attributes:
         pre: bounds of the ReLUs' inputs, by the ReLU's index, each (batch, *shape).
@@ -125,9 +124,7 @@ class Zonotopes:
         most: int = 64,
         stop: Callable[[], object] | None = None,
         tuning: Tuning = TUNING,
-        mirrored: bool = True,
     ) -> None:
-        self._mirrored = mirrored
         self.operators: Operators = prepared(network, tuning)
         self.most = most
         self.pre: dict[int, Bounds] = {}
@@ -148,7 +145,7 @@ class Zonotopes:
     def mirrors(self, node: Relu) -> Mirrors | None:
         """The neurons before a ReLU that have another's magnitude, if a dense layer computes them."""
         operator = self.operators.find(node.inputs[0])
-        if not (self._mirrored and isinstance(operator, DenseOperator)):
+        if not isinstance(operator, DenseOperator):
             return None
         return operator.once("mirrors", lambda: mirrors(operator.node))
 

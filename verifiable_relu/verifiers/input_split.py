@@ -36,14 +36,13 @@ from torch import Tensor
 
 from verifiable_relu.bounds import MEMORY, TUNING, Bounds, crown_relaxation, input_box
 from verifiable_relu.bounds.chunks import chunk_size, groups
-from verifiable_relu.bounds.interval import rough
 from verifiable_relu.bounds.rounding import covers
 from verifiable_relu.bounds.zonotope import Zonotopes, takes
 from verifiable_relu.errors import OutOfTime
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Activation
 from verifiable_relu.network.repeated import without_repeated
-from verifiable_relu.pgd import Descent, Pgd
+from verifiable_relu.pgd import Pgd
 from verifiable_relu.spec.property import Query
 from verifiable_relu.spec.row_batch import RowBatch
 from verifiable_relu.verifiers.attack import claim
@@ -60,11 +59,9 @@ from verifiable_relu.verifiers.base import (
     deadline,
     fault,
 )
+from verifiable_relu.verifiers.box_attack import BoxAttack
 from verifiable_relu.verifiers.clipping import Clipped, clip
 from verifiable_relu.verifiers.root import NONE, Roots
-
-_ATTACKED = 1 << 13
-"""Boxes times neurons of what is attacked at once."""
 
 NARROW = 64
 """Where more inputs vary, zonotopes have too many symbols."""
@@ -94,7 +91,7 @@ class InputSplit:
     attacks: int = 4
     pgd: Pgd = Pgd(steps=10, starts=8)  # noqa: RUF009 -- frozen
     easy: int = 512
-    search: Pgd = Pgd(screened=16384)  # noqa: RUF009 -- frozen
+    search: Pgd = Pgd(rounds=3, more=128, screened=16384)  # noqa: RUF009 -- frozen
     device: str = "cpu"
     memory: int = MEMORY
 
@@ -162,10 +159,8 @@ class Frontier:
         self.rows = RowBatch.of([q.property for q in queries], network.output_size).to(self.lower)
         self.owner = torch.arange(len(queries), device=self.lower.device)
         self.margin = self.lower.new_full((len(queries),), torch.inf)
-        self._rough, self._single = rough(self.network, options.device)
-        self._neurons = sum(node.size for node in self.network.nodes)
+        self._attack = BoxAttack(self.network, options.pgd, options.search, options.device)
         self._steps = 0
-        self._generator = torch.Generator().manual_seed(options.pgd.seed)
         self.seconds = [0.0] * len(queries)
         self.boxes = [0] * len(queries)
         self.outcomes: dict[int, Outcome] = {}
@@ -245,8 +240,10 @@ class Frontier:
         self._charge(owner)
         self._look_for_witness(lower[open_], upper[open_], owner[open_], direction[open_], rows, open_)
         if self._steps % self.options.attacks == 0:
-            worst = open_[margins[open_].argsort(stable=True)[: max(1, _ATTACKED // self._neurons)]]
-            self._attack(lower[worst], upper[worst], owner[worst], stop)
+            worst = open_[margins[open_].argsort(stable=True)[: self._attack.most]]
+            mine = self.rows.take(owner[worst])
+            for number, point in self._attack.boxes(lower[worst], upper[worst], mine, stop):
+                self._claim(int(owner[worst[number]]), point)
         clipped = self.clipped(Bounds(lower, upper), rows, lines)
         self._known(owner, clipped.margin)
         left = open_[~clipped.empty[open_]]
@@ -319,23 +316,11 @@ class Frontier:
 
     def _search(self, members: Sequence[int]) -> None:
         """Look for a counterexample in the whole box of each of these queries."""
-        if not members:
-            return
-        start, allowance = time.perf_counter(), self.budget.subset(list(members)).total()
-        stop = deadline(lambda: time.perf_counter() - start, allowance)
-        properties = [self.queries[local].property for local in members]
-        points, margins = self.options.search.search(self.network, properties, stop, self.options.device)
-        for number, local in enumerate(members):
-            if margins[number] <= 0:
-                self._claim(local, points[number])
-
-    def _attack(self, lower: Tensor, upper: Tensor, owner: Tensor, stop: Callable[[], bool]) -> None:
-        """Look for a counterexample in each of these boxes by gradients."""
-        low, high = lower.to(self._single), upper.to(self._single)
-        descent = Descent(self.options.pgd, self._rough, low, high, self.rows.take(owner).to(low), stop)
-        points, margins = descent.of_margins(descent.anywhere(self._generator))
-        for index in (margins <= 0).nonzero().squeeze(1).tolist():
-            self._claim(int(owner[index]), points[index])
+        if members:
+            start, allowance = time.perf_counter(), self.budget.subset(list(members)).total()
+            stop = deadline(lambda: time.perf_counter() - start, allowance)
+            for number, point in self._attack.wholes([self.queries[local].property for local in members], stop):
+                self._claim(members[number], point)
 
     def _claim(self, local: int, point: Tensor) -> None:
         """Decide a query by a point, if that is a counterexample."""

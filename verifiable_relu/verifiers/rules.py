@@ -86,9 +86,9 @@ class Traits:
         return self.foldable and self.unstable <= _FEW_NEURONS
 
     def __str__(self) -> str:
-        kind = "piecewise-linear" if self.linear else "smooth"
+        kind = f"the network is {'' if self.linear else 'not '}piecewise linear"
         number = "an unknown number of" if self.unstable == math.inf else f"{self.unstable:.0f}"
-        return f"{self.inputs} inputs vary, {number} neurons are unstable under CROWN's bounds, a {kind} network"
+        return f"{self.inputs} inputs vary, {number} neurons are unstable under CROWN's bounds, {kind}"
 
 
 @dataclass(frozen=True)
