@@ -43,7 +43,7 @@ from verifiable_relu.bounds.tuning import TUNING, Tuning
 from verifiable_relu.bounds.types import Bounds
 from verifiable_relu.network.dispatch import Refusal, Table
 from verifiable_relu.network.graph import Network
-from verifiable_relu.network.nodes import Activation, Add, Affine, Input, Permute, Relu, Reshape
+from verifiable_relu.network.nodes import Activation, Add, Affine, Bilinear, Input, Permute, Relu, Reshape
 
 
 @dataclass(frozen=True)
@@ -340,6 +340,7 @@ _STEPS: Table[Callable[[Zonotopes, int, Any, list[Form]], Form]] = Table(
         Activation: Refusal("zonotopes have a form of ReLU alone"),
         Relu: _relu,
         Add: _add,
+        Bilinear: Refusal("zonotopes have no form of products"),
         Reshape: _moved,
         Permute: _moved,
     },

@@ -72,8 +72,8 @@ class Traits:
     @staticmethod
     def of(query: Query, unstable: float, memory: int) -> Traits:
         """The traits of a query with so many unstable neurons."""
-        inputs, linear = _free_inputs(query), query.network.piecewise_linear
-        return Traits(inputs, unstable, linear, linear and Bab(memory=memory).fits(inputs, unstable))
+        inputs, linear, bab = _free_inputs(query), query.network.piecewise_linear, Bab(memory=memory)
+        return Traits(inputs, unstable, linear, bab.takes(query.network) and bab.fits(inputs, unstable))
 
     @property
     def narrow(self) -> bool:
@@ -185,10 +185,10 @@ STAGES = (
     ),
     Stage(
         "bab",
-        "what is open is the phases of unstable neurons",
+        "what is open is the phases of unstable neurons, or the segments of smooth ones",
         _bab,
         lambda t: t.foldable,
-        lambda t: 0.9 if t.unstable <= _INTEGER_NEURONS else 1.0,
+        lambda t: 0.9 if t.linear and t.unstable <= _INTEGER_NEURONS else 1.0,
     ),
     Stage(
         "milp",
