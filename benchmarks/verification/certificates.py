@@ -26,10 +26,15 @@ from benchmarks.common.study import ROOT, Study, data_folder
 from benchmarks.report import Cell, Table
 from benchmarks.report.page import Page
 from benchmarks.verification.competition_instances import instances
-from benchmarks.verification.shipped_networks import PLAN
 from verifiable_relu.errors import InputError
 
 FAMILIES = ("test", "rl_benchmarks", "collins_rul_cnn", "acasxu", "mnist_fc", "oval21", "mnist", "cifar10")
+
+SHIPPED = {
+    "mnist": (("mnist_mlp", "0.02"), ("mnist_mlp", "0.03"), ("mnist_cnn", "0.05"), ("mnist_cnn", "0.1")),
+    "cifar10": (("cifar_cnn", "1/255"), ("cifar_cnn", "2/255")),
+}
+"""For each data set the networks of specs/ and the radii."""
 
 _LARGEST = 1 << 28
 """Bytes of a file."""
@@ -62,7 +67,7 @@ def _instances(family: str, count: int, folder: Path) -> Iterator[tuple[Path, Pa
     """The files of a family's instances; properties that are made here are written into a folder."""
     from verifiable_relu.files import on_disk
 
-    if family in FAMILIES[-2:]:
+    if family in SHIPPED:
         yield from _balls(family, count, folder)
         return
     place = data_folder() / "vnncomp" / family
@@ -78,8 +83,7 @@ def _balls(data_set: str, count: int, folder: Path) -> Iterator[tuple[Path, Path
     from verifiable_relu.network import read_onnx
     from verifiable_relu.spec.write import vnnlib_text
 
-    questions = [(name, eps) for name, (data, radii) in PLAN.items() if data == data_set for eps in radii]
-    data = load(data_set, "test")
+    data, questions = load(data_set, "test"), SHIPPED[data_set]
     for name, eps in questions:
         onnx = ROOT / "specs" / f"{name}.onnx"
         balls = Balls.around(read_onnx(onnx), data, first_exact(data, -(-count // len(questions))), eps)
