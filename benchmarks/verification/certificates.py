@@ -92,7 +92,7 @@ def _balls(data_set: str, count: int, folder: Path) -> Iterator[tuple[Path, Path
 def _asked(onnx: Path, vnnlib: Path, asked: argparse.Namespace, path: Path) -> dict[str, Any]:
     """What becomes of one instance."""
     from verifiable_relu.campaign.certificates import proofs
-    from verifiable_relu.campaign.inputs import Loader
+    from verifiable_relu.campaign.inputs import Entry, Loader
     from verifiable_relu.check import BadInput, Refused, check
     from verifiable_relu.files import read_bytes
     from verifiable_relu.trust.certificate import write_unsat
@@ -101,7 +101,7 @@ def _asked(onnx: Path, vnnlib: Path, asked: argparse.Namespace, path: Path) -> d
     from verifiable_relu.verifiers.registry import make
     from verifiable_relu.verifiers.solvers.process import processor_seconds
 
-    case, _ = Loader().case(vnnlib, asked.limit, onnx)
+    case = Loader().case(Entry(vnnlib, onnx, asked.limit))
     clock = [processor_seconds()]
 
     def lap() -> float:

@@ -10,6 +10,8 @@ Effective Robustness Certification, NeurIPS 2018). Stable ReLUs are exact. A pas
 each weight and as many columns as there are symbols, where backward bounds of all neurons need as many rows as there
 are neurons, for every layer and all layers before it.
 
+Neurons of a dense layer that repeat another one, or its negative, have that neuron's symbol (``mirrored``).
+
 Rounding: e holds every error that is made, as an interval, and goes through an affine map W·x + b as |W|·e. With
 S = |c| + Σ_k |G_k| + e, of which ``largest`` is the maximum over the node's neurons,
 
@@ -41,7 +43,7 @@ from verifiable_relu.bounds.tuning import TUNING, Tuning
 from verifiable_relu.bounds.types import Bounds
 from verifiable_relu.network.dispatch import Refusal, Table
 from verifiable_relu.network.graph import Network
-from verifiable_relu.network.nodes import Activation, Add, Affine, Input, Permute, Relu, Reshape
+from verifiable_relu.network.nodes import Activation, Add, Affine, Bilinear, Input, Permute, Relu, Reshape
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,7 @@ class Zonotopes:
             with the least q first.
         stop: asked before every node; what it raises ends the pass.
         tuning: of products with weights.
+        mirrored: whether neurons that repeat another one or its negative share its symbol.
 
     Attributes:
         pre: bounds of the ReLUs' inputs, by the ReLU's index, each (batch, *shape).
@@ -122,7 +125,9 @@ class Zonotopes:
         most: int = 64,
         stop: Callable[[], object] | None = None,
         tuning: Tuning = TUNING,
+        mirrored: bool = True,
     ) -> None:
+        self._mirrored = mirrored
         self.operators: Operators = prepared(network, tuning)
         self.most = most
         self.pre: dict[int, Bounds] = {}
@@ -143,7 +148,7 @@ class Zonotopes:
     def mirrors(self, node: Relu) -> Mirrors | None:
         """The neurons before a ReLU that have another's magnitude, if a dense layer computes them."""
         operator = self.operators.find(node.inputs[0])
-        if not isinstance(operator, DenseOperator):
+        if not (self._mirrored and isinstance(operator, DenseOperator)):
             return None
         return operator.once("mirrors", lambda: mirrors(operator.node))
 
@@ -335,6 +340,7 @@ _STEPS: Table[Callable[[Zonotopes, int, Any, list[Form]], Form]] = Table(
         Activation: Refusal("zonotopes have a form of ReLU alone"),
         Relu: _relu,
         Add: _add,
+        Bilinear: Refusal("zonotopes have no form of products"),
         Reshape: _moved,
         Permute: _moved,
     },

@@ -38,6 +38,10 @@ LONGEST = 128
 """Coefficients in rational numbers are rounded to so many bits, node by node, so that they do not grow."""
 
 
+SPARSE = 8
+"""Rows are multiplied as sparse ones where at most one entry of so many is not zero."""
+
+
 class Float:
     """Floating point; every result counts as off by what the functions of this module say."""
 
@@ -50,6 +54,8 @@ class Float:
 
     def times(self, rows: Number, matrix: Matrix) -> Number:
         """rows·matrix."""
+        if sparse.issparse(matrix) and SPARSE * np.count_nonzero(rows) < rows.size:
+            return np.asarray((sparse.csr_array(rows) @ matrix).toarray())
         return np.asarray(rows @ matrix)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import torch
 
@@ -11,6 +11,7 @@ from verifiable_relu.spec.property import Query
 from verifiable_relu.trust.certificate import Cover, Proof
 from verifiable_relu.verifiers.bab import Bab
 from verifiable_relu.verifiers.base import Budget, Verifier
+from verifiable_relu.verifiers.incomplete import Crown
 from verifiable_relu.verifiers.input_split import NARROW, InputSplit
 from verifiable_relu.verifiers.portfolio import Auto
 from verifiable_relu.verifiers.recording import CERTIFIED, Recorder
@@ -21,10 +22,14 @@ def recording(verifier: Verifier) -> Verifier:
     """The verifier, recording its proofs if it can."""
     if isinstance(verifier, Auto):
         return replace(verifier, prepare=recording)
+    if isinstance(verifier, Crown):
+        return replace(verifier, record=True)
     if isinstance(verifier, Bab):
         return replace(verifier, search=replace(verifier.search, record=True))
     if isinstance(verifier, InputSplit):
-        return RecordedSplit(batch=verifier.batch, most=verifier.most, device=verifier.device, memory=verifier.memory)
+        own = {"symbols", "cheap"}
+        names = (field.name for field in fields(InputSplit) if field.name not in own)
+        return RecordedSplit(**{name: getattr(verifier, name) for name in names})
     return verifier
 
 

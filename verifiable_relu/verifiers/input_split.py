@@ -13,6 +13,10 @@ every unstable ReLU's contribution, of which each input has a share (``Zonotopes
 |A_i|·width_i, A being the coefficients of the linear lower bounds (Wang et al., Formal Security Analysis of Neural
 Networks using Symbolic Intervals, arXiv 1804.10829, section 4.3).
 
+**Counterexamples.** The corner of every open box where its linear bounds are least, and its centre, are tried; and now
+and then the boxes that are furthest from being proved are attacked (``pgd``). A query that takes many boxes is attacked
+as a whole, once.
+
 **Clipping.** Where the linear lower bound of a row of the unsafe set is positive, no counterexample is; that part of
 the box is cut off (``clipping``).
 
@@ -32,11 +36,14 @@ from torch import Tensor
 
 from verifiable_relu.bounds import MEMORY, TUNING, Bounds, crown_relaxation, input_box
 from verifiable_relu.bounds.chunks import chunk_size, groups
+from verifiable_relu.bounds.interval import rough
 from verifiable_relu.bounds.rounding import covers
 from verifiable_relu.bounds.zonotope import Zonotopes, takes
 from verifiable_relu.errors import OutOfTime
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Activation
+from verifiable_relu.network.repeated import without_repeated
+from verifiable_relu.pgd import Descent, Pgd
 from verifiable_relu.spec.property import Query
 from verifiable_relu.spec.row_batch import RowBatch
 from verifiable_relu.verifiers.attack import claim
@@ -56,6 +63,9 @@ from verifiable_relu.verifiers.base import (
 from verifiable_relu.verifiers.clipping import Clipped, clip
 from verifiable_relu.verifiers.root import NONE, Roots
 
+_ATTACKED = 1 << 13
+"""Boxes times neurons of what is attacked at once."""
+
 NARROW = 64
 """Where more inputs vary, zonotopes have too many symbols."""
 
@@ -69,6 +79,10 @@ class InputSplit:
         most: layers with more unstable neurons in a box are not bounded by CROWN there.
         symbols: how many unstable neurons of a layer have a noise symbol of their own in a zonotope.
         cheap: how many boxes of a query are bounded by zonotopes alone.
+        attacks: boxes are attacked in every so-manieth step.
+        pgd: how they are attacked.
+        easy: a query that is not through after so many boxes is attacked as a whole.
+        search: how it is attacked.
         device: where to run.
         memory: a limit in bytes on what is held for those; the boxes that wait are not counted.
     """
@@ -77,6 +91,10 @@ class InputSplit:
     most: int = 512
     symbols: int = 256
     cheap: int = 4096
+    attacks: int = 4
+    pgd: Pgd = Pgd(steps=10, starts=8)  # noqa: RUF009 -- frozen
+    easy: int = 512
+    search: Pgd = Pgd(screened=16384)  # noqa: RUF009 -- frozen
     device: str = "cpu"
     memory: int = MEMORY
 
@@ -130,7 +148,7 @@ class Frontier:
     def __init__(self, options: InputSplit, network: Network, queries: Sequence[Query], budget: Budget) -> None:
         self.options = options
         self._charged = time.perf_counter()
-        self.network = network.to(torch.float64, options.device)
+        self.network = self.simplified(network).to(torch.float64, options.device)
         self.queries = queries
         self.budget = budget
         box = input_box([q.property for q in queries], network, torch.float64, options.device).flat()
@@ -144,11 +162,19 @@ class Frontier:
         self.rows = RowBatch.of([q.property for q in queries], network.output_size).to(self.lower)
         self.owner = torch.arange(len(queries), device=self.lower.device)
         self.margin = self.lower.new_full((len(queries),), torch.inf)
+        self._rough, self._single = rough(self.network, options.device)
+        self._neurons = sum(node.size for node in self.network.nodes)
+        self._steps = 0
+        self._generator = torch.Generator().manual_seed(options.pgd.seed)
         self.seconds = [0.0] * len(queries)
         self.boxes = [0] * len(queries)
         self.outcomes: dict[int, Outcome] = {}
         self._new: list[int] = []
         self._charge(self.owner)
+
+    def simplified(self, network: Network) -> Network:
+        """The network that is bounded in place of the queries' network, whose function it computes exactly."""
+        return without_repeated(network)
 
     def _zonotope_bytes(self, varying: int) -> int:
         """About what the zonotopes of one box take: a few arrays of all symbols at the node where these are largest."""
@@ -176,10 +202,15 @@ class Frontier:
         cut = max(0, len(self.owner) - self.batch)
         lower, upper, owner = self.lower[cut:], self.upper[cut:], self.owner[cut:]
         self.lower, self.upper, self.owner = self.lower[:cut], self.upper[:cut], self.owner[:cut]
+        hard = []
         for local, count in enumerate(self._counts(owner)):
-            self.boxes[local] += count
+            before, self.boxes[local] = self.boxes[local], self.boxes[local] + count
+            if before <= self.options.easy < self.boxes[local]:
+                hard.append(local)
+        self._steps += 1
         late = torch.tensor([count > self.options.cheap for count in self.boxes], device=owner.device)[owner]
         try:
+            self._search(hard)
             for thorough in (False, True):
                 alike = late == thorough
                 if alike.any():
@@ -213,6 +244,9 @@ class Frontier:
         direction = torch.zeros_like(lower).index_add_(0, rows.sample, lines.coefficients)
         self._charge(owner)
         self._look_for_witness(lower[open_], upper[open_], owner[open_], direction[open_], rows, open_)
+        if self._steps % self.options.attacks == 0:
+            worst = open_[margins[open_].argsort(stable=True)[: max(1, _ATTACKED // self._neurons)]]
+            self._attack(lower[worst], upper[worst], owner[worst], stop)
         clipped = self.clipped(Bounds(lower, upper), rows, lines)
         self._known(owner, clipped.margin)
         left = open_[~clipped.empty[open_]]
@@ -281,12 +315,35 @@ class Frontier:
         part = rows.take(chosen)
         margins = part.margins((y[:, part.sample] * part.matrix).sum(-1) - part.bound)
         for which, index in (margins <= 0).nonzero().tolist():
-            local = int(owner[index])
-            if local not in self.outcomes:
-                query = self.queries[local]
-                found = claim(query.network, query.property, points[which, index].cpu().numpy(), self.options.name, {})
-                if found is not None:
-                    self._decide(local, found)
+            self._claim(int(owner[index]), points[which, index])
+
+    def _search(self, members: Sequence[int]) -> None:
+        """Look for a counterexample in the whole box of each of these queries."""
+        if not members:
+            return
+        start, allowance = time.perf_counter(), self.budget.subset(list(members)).total()
+        stop = deadline(lambda: time.perf_counter() - start, allowance)
+        properties = [self.queries[local].property for local in members]
+        points, margins = self.options.search.search(self.network, properties, stop, self.options.device)
+        for number, local in enumerate(members):
+            if margins[number] <= 0:
+                self._claim(local, points[number])
+
+    def _attack(self, lower: Tensor, upper: Tensor, owner: Tensor, stop: Callable[[], bool]) -> None:
+        """Look for a counterexample in each of these boxes by gradients."""
+        low, high = lower.to(self._single), upper.to(self._single)
+        descent = Descent(self.options.pgd, self._rough, low, high, self.rows.take(owner).to(low), stop)
+        points, margins = descent.of_margins(descent.anywhere(self._generator))
+        for index in (margins <= 0).nonzero().squeeze(1).tolist():
+            self._claim(int(owner[index]), points[index])
+
+    def _claim(self, local: int, point: Tensor) -> None:
+        """Decide a query by a point, if that is a counterexample."""
+        if local not in self.outcomes:
+            query = self.queries[local]
+            found = claim(query.network, query.property, point.double().cpu().numpy(), self.options.name, {})
+            if found is not None:
+                self._decide(local, found)
 
     def halve(self, lower: Tensor, upper: Tensor, owner: Tensor, influence: Tensor) -> None:
         """Put the boxes back, each cut along its most influential inputs: several while the frontier is small."""

@@ -17,6 +17,7 @@ from torch import Tensor
 from verifiable_relu.bounds import Bounds, crown_relaxation
 from verifiable_relu.bounds.zonotope import Zonotopes
 from verifiable_relu.network.graph import Network
+from verifiable_relu.network.nodes import Relu
 from verifiable_relu.spec.property import Query
 from verifiable_relu.spec.row_batch import RowBatch
 from verifiable_relu.trust.certificate import Cover, Proof
@@ -42,6 +43,13 @@ class RecordedSplit(InputSplit):
         return _Recorded(self, network, queries, budget)
 
 
+class _Zonotopes(Zonotopes):
+    """Zonotopes in which every unstable neuron has a symbol of its own, as whoever checks them has."""
+
+    def mirrors(self, node: Relu) -> None:
+        return None
+
+
 class _Recorded(Frontier):
     """The sub-boxes that are still to be bounded, and those that are proven."""
 
@@ -49,11 +57,15 @@ class _Recorded(Frontier):
         self._proven: list[list[tuple[Tensor, Tensor, list[int] | Proof]]] = [[] for _ in queries]
         super().__init__(options, network, queries, budget)
 
+    def simplified(self, network: Network) -> Network:
+        # The network of the file is what the certificate speaks of.
+        return network
+
     def lines(self, box: Bounds, rows: RowBatch, owner: Tensor, thorough: bool, stop: Callable[[], bool]) -> Lines:
         below = rows.bound.new_full((), -torch.inf)
         if not self.by_zonotopes:
             return self._by_claims(box, rows, owner, stop)
-        forms = Zonotopes(self.network, box, self.options.symbols, stop)
+        forms = _Zonotopes(self.network, box, self.options.symbols, stop)
         values, coefficients = forms.lower(rows.matrix, rows.sample)
         size = (
             rows.bound.abs()

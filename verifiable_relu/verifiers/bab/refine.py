@@ -19,7 +19,7 @@ from verifiable_relu.verifiers.bab.ascent import Ascent, Batch, Bounded
 from verifiable_relu.verifiers.bab.folded import Folded, Rows
 from verifiable_relu.verifiers.bab.proof import Proofs
 from verifiable_relu.verifiers.bab.recorded import Refined
-from verifiable_relu.verifiers.bab.strip import Strip
+from verifiable_relu.verifiers.bab.strip import Slopes, Strip
 
 _WORKING = 1 << 27
 """Bytes that the trees searched at once may take."""
@@ -85,7 +85,7 @@ class Refinement:
                 lower[chosen] = torch.maximum(lower[chosen], found[: len(chosen)])
                 upper[chosen] = torch.minimum(upper[chosen], -found[len(chosen) :])
             if record is not None:
-                record.close(folded, _slopes(folded), node)
+                record.close(folded, Slopes.anywhere(folded), node)
             folded, rows = folded.tightened(lower, upper, rows)
         return folded, rows
 
@@ -118,11 +118,6 @@ def _alike(support: Tensor) -> Iterator[Tensor]:
     return ((group == number).nonzero().squeeze(1) for number in group.unique())
 
 
-def _slopes(folded: Folded) -> Tensor:
-    """(m,) the slopes of the trees' relaxation."""
-    return torch.where(folded.upper > -folded.lower, torch.ones_like(folded.upper), folded.slope)
-
-
 class _Trees:
     """One tree for each row of a system; the rows of the second half are the negatives of the first.
 
@@ -138,7 +133,8 @@ class _Trees:
     def __init__(self, options: Refinement, folded: Folded, rows: Rows) -> None:
         self._options, self._folded, self._rows = options, folded, rows
         count = len(rows)
-        self.strip = strip = Strip(folded, rows, _slopes(folded))
+        self.strip = strip = Strip(folded, rows, Slopes.anywhere(folded))
+        self._curves = strip.curves
         self._ascent = Ascent(strip, torch.ones(folded.size, dtype=torch.bool), torch.float32, count)
         self._proofs = Proofs(strip, count)
         # A neuron is stable where one of its objectives is above zero.
@@ -180,7 +176,7 @@ class _Trees:
             chosen = self._worst()
             if not len(chosen):
                 return
-            children = self._leaves[chosen].split_on(self._neuron[chosen])
+            children = self._leaves[chosen].split_on(self._neuron[chosen], self._curves)
             bound, split = self._run(children, self._options.steps)
             # What holds of a node holds of its children.
             bound = torch.maximum(bound, self._bound[chosen].repeat(2))
