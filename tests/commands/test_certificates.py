@@ -57,6 +57,20 @@ def test_every_verdict_gets_a_certificate_that_is_checked(
     assert b'"split"' in gzip.decompress((folder / table["splits"]["certificate"]).read_bytes())
 
 
+def test_joint_verdicts_get_certificates_for_the_whole_family(
+    instances: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "certificates"
+    spec = str(instances.parent / "bounds.vnnlib")
+    command = ["--spec", spec, "--net", str(instances.parent / "net.onnx"), "--method", "crown", "--joint", "160"]
+    assert main([*command, "--certificates", str(folder)]) == 0
+    assert "checked" in capsys.readouterr().err
+    with (folder / "certificates.csv").open() as file:
+        (line,) = csv.DictReader(file)
+    assert "λ ≥ 160, 160," in line["detail"]
+    assert b'"joint": ["160", "160"]' in gzip.decompress((folder / line["certificate"]).read_bytes())
+
+
 def test_a_folder_is_checked_again(instances: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "certificates"
     spec = str(instances.parent / "bounds.vnnlib")

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.soundness import check_agreement, onnx_agreement
+from tests.soundness import check_agreement, forged, onnx_agreement
 from tests.support.certificates import Case, Records, checked, excluded, proven, written
 from tests.support.solver_cases import ball, chain, least, mlp, row
 from tests.support.vnnlib_cases import Writer, cases, damaged, exchanged, holds
@@ -143,6 +143,14 @@ def numbers(record: dict[str, Any]) -> list[list[int]]:
     return [
         value for key, value in record.items() if key not in ("neurons", "part") and isinstance(value, list) and value
     ]
+
+
+def test_nothing_false_is_accepted_of_forged_certificates() -> None:
+    """Small networks of all kinds of slopes and sizes of numbers; ``python -m tests.soundness.forged`` tries more."""
+    found = forged.forge(cases(150), 11, each=25)
+    assert not found.wrong, found.wrong
+    assert found.ended["accepted unchanged"]
+    assert found.ended["accepted"]
 
 
 @cache
