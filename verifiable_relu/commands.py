@@ -79,6 +79,13 @@ COMMANDS = (
         "verifiable_relu.train.__main__:parser",
     ),
     Command(
+        "harden",
+        "Train",
+        "harden a network of one's own: its smooth activations become ReLU by fine-tuning",
+        "verifiable_relu.hardening.command:main",
+        "verifiable_relu.hardening.command:parser",
+    ),
+    Command(
         "completion",
         "Shell",
         "print the completion of these commands for bash, zsh or tcsh",

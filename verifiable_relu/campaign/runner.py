@@ -18,6 +18,7 @@ import numpy as np
 from verifiable_relu.campaign.counterexample import assignment, in_decimals
 from verifiable_relu.campaign.result import Key, Result, join, versions
 from verifiable_relu.errors import InputError
+from verifiable_relu.spec.comparisons import NOTE, without_head
 from verifiable_relu.spec.property import Query
 from verifiable_relu.spec.specfile import SpecFile
 from verifiable_relu.trust.replay import Confirmation, confirm
@@ -176,7 +177,7 @@ class _Campaign:
         store: the store of the records, or None.
         observer: the object that is told of stages and results.
         recorded: the results known so far, by instance.
-        queries: the queries of all instances that are asked.
+        queries: the queries of all instances that are asked, without heads that are of no account (``comparisons``).
         owner: for each query the number of its instance.
         outcomes: the checked outcomes so far, by instance and query.
         replayed: onnxruntime's outputs at the counterexample, by instance.
@@ -221,7 +222,7 @@ class _Campaign:
                 self.observer.result(index, known, True)
                 continue
             self.outcomes[index] = {}
-            self.queries.extend(case.queries)
+            self.queries.extend(map(without_head, case.queries))
             self.owner.extend([index] * len(case.queries))
             purses.append(case.timeout)
         purse = {case: number for number, case in enumerate(self.outcomes)}
@@ -262,12 +263,14 @@ class _Campaign:
         if index in self.recorded or query in self.outcomes[index]:
             return
         outcome, judged = _checked(self.queries[query], claim)
+        case = self.cases[index]
+        assert isinstance(case, Case)
+        if self.queries[query].network is not case.queries[0].network:
+            outcome = replace(outcome, detail=f"{outcome.detail}; {NOTE}" if outcome.detail else NOTE)
         self.outcomes[index][query] = outcome
         if outcome.verdict is Verdict.SAT:
             assert judged is not None
             self.replayed[index] = judged.replayed
-        case = self.cases[index]
-        assert isinstance(case, Case)
         if outcome.verdict is Verdict.SAT or len(self.outcomes[index]) == len(case.queries):
             self.conclude(index, case, query)
 
