@@ -223,6 +223,22 @@ def test_a_study_is_shown_by_its_tables_and_figures(tmp_path: Path) -> None:
     assert [a["alt"] for a in reader.all("img")] == ["curve"]
 
 
+def test_a_training_is_shown_by_its_curves(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    record = Path(__file__).parents[2] / "specs" / "mnist_mlp.json"
+    assert main([str(record), "--out", str(tmp_path / "t.html"), "--figures", str(tmp_path)]) == 0
+    reader = Reader((tmp_path / "t.html").read_text())
+    charts = [a for a in reader.all("svg") if a.get("role") == "img"]
+    titles = {data for tag, data in reader.texts if tag == "title"}
+    assert len(charts) >= 3 and {"mean loss", "accuracy on training images", "λ"} <= titles
+    assert {path.name for path in tmp_path.iterdir()} == {"t.html", "training.pdf", "training.png"}
+    for content in ("{}", "[", '{"options": {}, "results": {}, "epochs": [{"loss": "low"}]}', "[" * 100_000):
+        (tmp_path / "bad.json").write_text(content)
+        capsys.readouterr()
+        assert main([str(tmp_path / "bad.json")]) == 2
+        assert capsys.readouterr().err.startswith(f"report: {tmp_path}/bad.json: ")
+
+
 def test_figures_for_papers_are_pdf_and_png(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
     assert main([str(folder), "--figures", str(tmp_path / "f"), "--out", str(tmp_path / "p.html")]) == 0

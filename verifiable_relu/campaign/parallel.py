@@ -19,7 +19,7 @@ from verifiable_relu.campaign.inputs import Entry
 from verifiable_relu.campaign.result import Result
 from verifiable_relu.campaign.runner import QUIET, TABLE_EVERY, Observer, Records
 from verifiable_relu.campaign.worker import Answered, Job, Numbered, Stage, Wanted
-from verifiable_relu.errors import CallFailed
+from verifiable_relu.errors import CallFailed, OutOfTime
 from verifiable_relu.verifiers.base import Reason, Verdict
 from verifiable_relu.verifiers.solvers.process import Worker
 
@@ -60,7 +60,11 @@ class Local:
         self._worker = Worker("verifiable_relu.campaign.worker:answer", {"OMP_NUM_THREADS": "1"}, kept_memory=1.0)
 
     def answer(self, job: bytes, part: Sequence[Numbered], tell: Callable[[Any], Any]) -> None:
-        self._worker.call((job, part), memory=self._memory, converse=tell)
+        try:
+            self._worker.call((job, part), memory=self._memory, converse=tell)
+        except OutOfTime:
+            # The call has no limit of time; the start of the process has one.
+            raise CallFailed("its process takes too long to start") from None
 
     def stop(self) -> None:
         self._worker.kill()

@@ -27,10 +27,17 @@ def parser() -> Parser:
         label="report",
         prog="verifiable-relu report",
         description="Write one HTML page, which needs no other file, of the results in a folder: those of certify "
-        "--out, or of a study of benchmarks/.",
+        "--out, or of a study of benchmarks/; or of the record of a training.",
     )
-    made.add_argument("folder", type=Path, metavar="DIR", help="the folder, which has a file records.jsonl")
-    made.add_argument("--out", type=Path, metavar="FILE.html", help="the page (default: DIR/report.html)")
+    made.add_argument(
+        "source",
+        type=Path,
+        metavar="DIR|RECORD.json",
+        help="the folder, which has a file records.jsonl, or the record that train has written",
+    )
+    made.add_argument(
+        "--out", type=Path, metavar="FILE.html", help="the page (default: DIR/report.html, or RECORD.html)"
+    )
     made.add_argument("--title", help="the page's title (default: the folder's name)")
     made.add_argument(
         "--pictures",
@@ -62,20 +69,26 @@ def run(options: argparse.Namespace) -> int:
         InputError: if the folder has no results, or if a file cannot be written.
     """
     from verifiable_relu.report.page import html
-    from verifiable_relu.report.sections import of_folder
+    from verifiable_relu.report.sections import of_source
 
-    title = options.title or options.folder.resolve().name
-    found = of_folder(options.folder, options.pictures)
-    out = options.out or options.folder / "report.html"
+    source = options.source
+    title = options.title or source.resolve().name.removesuffix(".json")
+    found = of_source(source, options.pictures)
+    out = options.out or (source.with_suffix(".html") if source.suffix == ".json" else source / "report.html")
     try:
         out.write_text(html(title, found.subtitle, found.sections), encoding="utf-8", errors="backslashreplace")
     except OSError as error:
         raise InputError(f"cannot be written: {error.strerror}", path=out) from None
     print(f"wrote {out}")
     if options.figures is not None:
-        from verifiable_relu.report.figures import of_campaign
+        from verifiable_relu.report.figures import of_campaign, of_training
 
-        for path in of_campaign(found.results, options.figures):
+        made = (
+            of_campaign(found.results, options.figures)
+            if found.training is None
+            else of_training(found.training, options.figures)
+        )
+        for path in made:
             print(f"wrote {path}")
     return 0
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from verifiable_relu.campaign.result import Result
 from verifiable_relu.errors import InputError
-from verifiable_relu.report import campaign
+from verifiable_relu.report import campaign, training
 from verifiable_relu.report.palette import ANSWERS, COLOURS, HATCHES, LINES, MARKERS
 
 if TYPE_CHECKING:
@@ -85,17 +85,48 @@ def of_campaign(results: Sequence[Result], folder: Path) -> list[Path]:
         InputError: without matplotlib, without results of a campaign, or if a file cannot be written.
     """
     if not results:
-        raise InputError("figures are drawn of campaigns, not of studies")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"the folder cannot be made: {error.strerror}", path=folder) from None
+        raise InputError("figures are drawn of campaigns and trainings; those of a study lie beside its records")
+    _make(folder)
     with style():
         made = save(_cactus(results), folder / "cactus") + save(_answers(results), folder / "answers")
         rows = campaign.at_radii(results)
         if len({row.eps for row in rows}) > 1:
             made += save(_certified(rows), folder / "certified")
     return made
+
+
+def of_training(record: training.Record, folder: Path) -> list[Path]:
+    """Draw loss, λ of each layer and unstable neurons of a training, side by side; returns the files.
+
+    Raises:
+        InputError: without matplotlib, or if a file cannot be written.
+    """
+    _make(folder)
+    curves = training.curves(record)
+    shown = [name for name in ("loss", "lam", "unstable") if name in curves]
+    with style():
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(COLUMN * len(shown) * 0.75, 2.1), layout="constrained")
+        for place, name in enumerate(shown):
+            axes = figure.add_subplot(1, len(shown), place + 1)
+            for number, series in enumerate(curves[name]):
+                axes.plot(
+                    *zip(*series.points, strict=True), LINES[number % len(LINES)], label=series.name,
+                    color=COLOURS[number % 8], marker=MARKERS[number % 8],
+                    markevery=max(1, len(series.points) // 8),
+                )  # fmt: skip
+            axes.set(xlabel="epoch", ylabel=training.LABELS[name], yscale="log" if name == "lam" else "linear")
+            if len(curves[name]) > 1:
+                axes.legend()
+        return save(figure, folder / "training")
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"the folder cannot be made: {error.strerror}", path=folder) from None
 
 
 def _figure(height: float) -> Figure:

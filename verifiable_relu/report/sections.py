@@ -15,7 +15,7 @@ from verifiable_relu.campaign.store import RESULTS, read_results
 from verifiable_relu.errors import InputError, printable
 from verifiable_relu.files import read_bytes, read_text
 from verifiable_relu.journal import Kind, read_journal
-from verifiable_relu.report import campaign
+from verifiable_relu.report import campaign, training
 from verifiable_relu.report.counterexamples import Gallery
 from verifiable_relu.report.page import Section
 from verifiable_relu.report.picture import data_uri
@@ -35,24 +35,29 @@ class Found:
     Attributes:
         subtitle: a line below the title.
         sections: the sections.
-        results: the results of a campaign; none for a study.
+        results: the results of a campaign; none for a study or a training.
+        training: the record of a training; None for anything else.
     """
 
     subtitle: str
     sections: Sequence[Section]
     results: Sequence[Result] = ()
+    training: training.Record | None = None
 
 
-def of_folder(folder: Path, pictures: int) -> Found:
-    """The page of a campaign's folder or a study's.
+def of_source(source: Path, pictures: int) -> Found:
+    """The page of a folder or of a training's record.
 
     Args:
-        folder: the folder, with a file ``records.jsonl``.
+        source: a folder with a file ``records.jsonl``, of a campaign or a study; or a record of a training, ``.json``.
         pictures: the most counterexamples to show.
 
     Raises:
-        InputError: if the folder has no results, or if its records are damaged.
+        InputError: if there are no results, or if the records are damaged.
     """
+    if source.suffix == ".json":
+        return of_training(training.read_record(source))
+    folder = source
     try:
         with (folder / "records.jsonl").open("rb") as file:
             start = file.read(len(RESULTS.start))
@@ -98,6 +103,19 @@ def of_results(results: Sequence[Result], pictures: int) -> Found:
     sections.append(Section("instances", "Instances", tables=[campaign.instances(results)], filter=True))
     sections.append(Section("made-with", "Made with", facts=campaign.facts(results)))
     return Found(f"{len(results)} instances: {counts}", sections, results)
+
+
+def of_training(record: training.Record) -> Found:
+    """The page of a training's record."""
+    sections = [
+        Section("curves", "Curves", charts=list(training.charts(record))),
+        Section("results", "Results", tables=[training.results(record)]),
+        Section("options", "Options", tables=[training.options(record)], filter=True),
+        Section("made-with", "Made with", facts={name: str(v) for name, v in record.get("versions", {}).items()}),
+    ]
+    named = record["options"]
+    subtitle = f"{named.get('arm')} on {named.get('data')}, {len(record['epochs'])} epochs"
+    return Found(subtitle, sections, training=record)
 
 
 def of_study(folder: Path) -> Found:

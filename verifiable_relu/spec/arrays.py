@@ -29,8 +29,25 @@ LARGEST = 256 << 20
 """The most bytes of the file, and of each array in it unpacked: 10,000 images of 3×32×32 float64 numbers fit."""
 
 
-def read_images(path: Path | str) -> tuple[np.ndarray, np.ndarray]:
+def array_names(path: Path | str) -> list[str]:
+    """The names of the arrays in an ``.npz`` file.
+
+    Raises:
+        InputError: if the file is missing, too large or no ``.npz`` file.
+    """
+    try:
+        with zipfile.ZipFile(io.BytesIO(read_bytes(path, LARGEST))) as archive:
+            return [name.removesuffix(".npy") for name in archive.namelist()]
+    except zipfile.BadZipFile as error:
+        raise InputError(f"not an .npz file: {error}", path=path) from None
+
+
+def read_images(path: Path | str, prefix: str = "") -> tuple[np.ndarray, np.ndarray]:
     """The arrays ``images`` and ``labels`` of an ``.npz`` file; pickled objects are never loaded.
+
+    Args:
+        path: the file.
+        prefix: what the names of both arrays begin with, such as ``test_``.
 
     Returns:
         Images (n, …), real numbers in [0, 1], and labels (n,), integers ≥ 0, with n ≥ 1.
@@ -38,10 +55,11 @@ def read_images(path: Path | str) -> tuple[np.ndarray, np.ndarray]:
     Raises:
         InputError: if the file is missing, damaged or too large, or if an array is missing or of another form.
     """
-    images, labels = _arrays(path, ("images", "labels"))
+    images, labels = _arrays(path, (f"{prefix}images", f"{prefix}labels"))
     if images.ndim < 2 or labels.shape != images.shape[:1] or labels.dtype.kind not in "iu":
         raise InputError(
-            f"'images' is {images.dtype} of shape {images.shape} and 'labels' {labels.dtype} of shape {labels.shape}, "
+            f"'{prefix}images' is {images.dtype} of shape {images.shape} and '{prefix}labels' {labels.dtype} of shape "
+            f"{labels.shape}, "
             "where shape (n, …) and integers of shape (n,) are expected",
             path=path,
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,11 @@ from verifiable_relu.streams import guarded
 from verifiable_relu.train.options import CHOICES, Options, flag, number, sizes
 
 HELP: dict[str, tuple[Callable[[str], Any], str]] = {
-    "data": (str, "the data set: " + ", ".join(DATASETS)),
+    "data": (
+        str,
+        "the data set: " + ", ".join(DATASETS) + "; or a FILE.npz with the arrays images, in [0, 1], and labels "
+        "(test_images and test_labels too, else every tenth image is kept for the test)",
+    ),
     "model": (str, "the architecture"),
     "arm": (str, "the activation that is trained, and when ReLU takes its place"),
     "switch": (float, "fraction of the training after which λ is annealed or GELU replaced"),
@@ -78,6 +82,12 @@ def parser() -> argparse.ArgumentParser:
             shown = _shown(field.default)
             made.add_argument(flag(field.name), type=kind, default=field.default, help=f"{text} ({shown})")
     made.add_argument("--device", default="auto", help="a torch device (auto: a GPU if there is one)")
+    made.add_argument(
+        "--tensorboard",
+        type=Path,
+        metavar="DIR",
+        help="write curves for TensorBoard there (pip install 'verifiable-relu[tensorboard]')",
+    )
     made.add_argument("--out", type=Path, required=True, help="the ONNX file to write; its record goes beside it")
     return made
 
@@ -95,17 +105,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit status (``streams.guarded``); after Ctrl-C, the same command resumes.
     """
     values = vars(parser().parse_args(arguments))
-    out, device = values.pop("out"), values.pop("device")
-    return guarded("train", lambda: run(Options(**values), out, device))
+    out, device, board = values.pop("out"), values.pop("device"), values.pop("tensorboard")
+    return guarded("train", lambda: run(Options(**values), out, device, board))
 
 
-def run(options: Options, out: Path, device: str = "auto") -> int:
+def run(options: Options, out: Path, device: str = "auto", tensorboard: Path | None = None) -> int:
     """Train a network with a progress bar on stderr, and write it as ONNX.
 
     Args:
         options: the options of the training.
         out: the ONNX file; the record is written beside it with the suffix ``.json``.
         device: a torch device; ``auto`` takes a GPU if there is one.
+        tensorboard: a folder for TensorBoard's curves, or None.
 
     Returns:
         The exit status: 0 when done, 130 after Ctrl-C.
@@ -126,12 +137,14 @@ def run(options: Options, out: Path, device: str = "auto") -> int:
         TimeRemainingColumn,
     )
 
-    from verifiable_relu.data import load
     from verifiable_relu.network.device import device as find_device
+    from verifiable_relu.train.board import Board
     from verifiable_relu.train.loop import train
+    from verifiable_relu.train.own_data import training_and_test
 
     where = find_device(device)
-    training, test = load(options.data, "train"), load(options.data, "test")
+    training, test = training_and_test(options.data)
+    board = None if tensorboard is None else Board(tensorboard)
     saved = out.with_suffix(".checkpoint")
     console = Console(stderr=True)
     if training.note:
@@ -148,6 +161,7 @@ def run(options: Options, out: Path, device: str = "auto") -> int:
                 lambda step, text: bar.update(task, completed=step, description=text),
                 test,
                 where,
+                None if board is None else board.epoch,
             )
         except KeyboardInterrupt:
             bar.stop()
@@ -163,11 +177,34 @@ def run(options: Options, out: Path, device: str = "auto") -> int:
 
     results = export(trained, options, training, test, out)
     saved.unlink(missing_ok=True)
-    results.pop("monitor")
-    for name, value in results.items():
-        print(f"{name}: {value:.4f}" if isinstance(value, float) else f"{name}: {value}")
+    points = results.pop("monitor")
+    if board is not None:
+        board.finish(points, results)
+    _show(results)
     print(f"wrote {out} and {out.with_suffix('.json')}")
     return 0
+
+
+def _show(results: Mapping[str, Any]) -> None:
+    """Print a table of the results; parts of all images are percentages."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("result", "value", box=None)
+    for name, value in results.items():
+        parts = value.items() if isinstance(value, dict) else [("", value)]
+        for part, each in parts:
+            share = isinstance(each, float) and name.startswith(("clean", "attacked", "pruned", "int8"))
+            table.add_row(" ".join([*name.split("_"), *part.split("_")]).strip(), _value(each, share))
+    Console(soft_wrap=True).print(table)
+
+
+def _value(value: Any, share: bool) -> str:
+    if isinstance(value, list):
+        return ", ".join(_value(each, share) for each in value) or "–"
+    if isinstance(value, float):
+        return f"{100 * value:.2f} %" if share and 0 <= value <= 1 else f"{value:.4g}"
+    return "–" if value is None else str(value)
 
 
 def _require_place(out: Path) -> None:

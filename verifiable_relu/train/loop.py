@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from math import ceil
@@ -113,6 +113,7 @@ def train(
     progress: Progress | None = None,
     test: Dataset | None = None,
     device: str = "cpu",
+    epoch_done: Callable[[int, Mapping[str, Any]], None] | None = None,
 ) -> Trained:
     """Train a network, resuming from its checkpoint if there is one.
 
@@ -127,6 +128,7 @@ def train(
         test: the images on which a replacement by ReLU at the switch is measured; None takes those of ``data``.
         device: a torch device, on which all of ``data`` is held. A training may be resumed on another device, which
             computes other bits.
+        epoch_done: called after every epoch with its number, from 1, and its entry of ``Trained.history``.
 
     Returns:
         The trained model, on the CPU, and the history of its training.
@@ -213,6 +215,8 @@ def train(
                 "seconds": round(time.monotonic() - began, 3),
             }
         )
+        if epoch_done is not None:
+            epoch_done(epoch + 1, history[-1])
         if saved is not None:
             state = {
                 "model": model.state_dict(),
