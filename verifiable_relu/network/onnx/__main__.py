@@ -35,13 +35,13 @@ that is read; a definition that is not listed is refused by name, and so is an o
 of constants alone is computed when the file is read, by the standard's reference evaluator, for any of the operators at
 the end.
 
-| group | bounds (`ibp`, `crown`, `alpha-crown`, `split`) | `bab`, `milp`, `smt` | exact evaluation |
-|---|---|---|---|
-| affine | exact, up to rounding | yes | yes, if weights are stored as they are meant |
-| piecewise linear | best lines for each neuron | yes | yes |
-| written with ReLUs | of two numbers the best lines, of more a tournament; intervals are loose | yes | yes |
-| smooth | Sigmoid, Tanh, Gelu: best lines; others: the best of four slopes | no | enclosed |
-| products of computed values | halfway between McCormick's planes; factors are bounded by lines, too | no | enclosed |
+| group | bounds (`ibp`, `crown`, `alpha-crown`, `split`) | `bab` | `milp`, `smt` | exact evaluation |
+|---|---|---|---|---|
+| affine | exact, up to rounding | yes | yes | yes, if weights are stored as they are meant |
+| piecewise linear | best lines for each neuron | yes, by phases | yes | yes |
+| written with ReLUs | of two numbers the best lines, of more a tournament; intervals are loose | yes | yes | yes |
+| smooth | Sigmoid, Tanh, Gelu: best lines; others: the best of four slopes | yes, by segments | no | enclosed |
+| products of computed values | halfway between McCormick's planes; factors by lines, too | no | no | enclosed |
 """
 
 
