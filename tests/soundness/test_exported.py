@@ -28,15 +28,20 @@ WAYS = {
     "torchscript": {"dynamo": False},
     "opset 11": {"dynamo": False, "opset_version": 11},
 }
-BY_DEFAULT = ("basic block", "max pool, padded", "concatenation")
+BY_DEFAULT = ("basic block", "max pool, padded", "softplus", "attention, two heads")
 """The default exporter takes a second for each module: it is asked of these alone unless more cases are wanted."""
 VERDICTS = (
     "relu6", "maxout", "absolute value", "concatenation", "max pool, padded", "average pool, padding left out",
     "transposed convolution", "upsampling, bilinear", "conv3d", "smallest", "silu", "selu", "sine and cosine",
+    "quotient", "softmax", "layer norm", "attention, two heads",
 )  # fmt: skip
 """Modules with an operator each that no other of these has: about them alone methods are asked, likewise."""
-NEWER = {(name, "opset 11") for name in ("bilinear with constants", "celu", "gelu by tanh", "hardswish")}
-"""What that opset has no operator for, or has in products that are not read."""
+_LAYERS = ("transformer layer", "transformer layer, normalised last")
+_UNFLATTENED = ("attention head", "attention, two heads", "attention, causal", "multihead attention")
+NEWER = {(name, "torchscript") for name in _LAYERS} | {
+    (name, "opset 11") for name in (*_LAYERS, *_UNFLATTENED, "bilinear with constants", "celu", "scores by einsum")
+}
+"""What the exporter itself refuses in that way."""
 
 
 def exported(name: str, way: str, path: Path) -> Network:

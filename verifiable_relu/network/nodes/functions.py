@@ -127,7 +127,8 @@ FUNCTIONS: dict[str, Function] = {
         steepest=1.13,
         absolute=1.0,
     ),
-    "ELU": Function(_elu, _elu_slope, (True, True), (0.0,), steepest=1.0),
+    # Libraries compute exp(x) − 1 as it is written, which is off by a roundoff of 1 next to 0.
+    "ELU": Function(_elu, _elu_slope, (True, True), (0.0,), steepest=1.0, absolute=1.0),
     "Softplus": Function(_softplus, lambda x, _: torch.sigmoid(x), (True,), steepest=1.0),
     "Softsign": Function(
         lambda x, _: x / (1 + x.abs()), lambda x, _: (1 + x.abs()) ** -2, (True, False), (0.0,), steepest=1.0

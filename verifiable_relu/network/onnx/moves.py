@@ -63,10 +63,26 @@ def _moved(call: Call, data: Sequence[int]) -> list[Result]:
             inputs.append(numbered.add(call, given))
         else:
             inputs.append(call.optional(position))
+    if call.op == "Pad" and len(inputs) > 1:
+        _crop(inputs)
     found = evaluated(_without_value(call.node), inputs, call.opset)
     if call.op.startswith("Scatter") and not np.isin(np.asarray(inputs[2]), found[0]).all():
         raise UnsupportedError("writes one element twice")
     return [moved(call, numbered, numbers, call.get("value", 0.0)) for numbers in found]
+
+
+def _crop(inputs: list[np.ndarray | None]) -> None:
+    """Take off, before anything is padded, what negative pads take off: the evaluator knows none."""
+    data, pads = inputs[0], inputs[1]
+    assert data is not None
+    if pads is None or not (np.asarray(pads) < 0).any():
+        return
+    named = inputs[3] if len(inputs) > 3 else None
+    axes = range(data.ndim) if named is None else [int(axis) % data.ndim for axis in named]
+    part = [slice(None)] * data.ndim
+    for axis, before, after in zip(axes, pads[: len(axes)], pads[len(axes) :], strict=True):
+        part[axis] = slice(max(0, -int(before)), data.shape[axis] - max(0, -int(after)))
+    inputs[0], inputs[1] = data[tuple(part)], np.maximum(pads, 0)
 
 
 def _without_value(node: onnx.NodeProto) -> onnx.NodeProto:

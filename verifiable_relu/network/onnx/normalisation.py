@@ -269,7 +269,7 @@ def _instance_normalisation(call: Call) -> Value:
     return _stretched(call, found, *(tensor(call.constant(i)).reshape(channels) for i in (1, 2)))
 
 
-@converts("GroupNormalization", 18, 21)
+@converts("GroupNormalization", 21)
 def _group_normalisation(call: Call) -> Value:
     x = call.value()
     shape, groups = call.shape(x), call.get("num_groups", 1)
@@ -278,6 +278,5 @@ def _group_normalisation(call: Call) -> Value:
     parted = call.reshaped(x, (shape[0], groups, shape[1] // groups, *shape[2:]))
     axes = range(2, len(shape) + 1)
     found = call.reshaped(_normalised(call, parted, axes, call.get("epsilon", 1e-5), centred=True), shape)
-    repeats = shape[1] // groups if call.version == 18 else 1
-    parameters = (tensor(call.constant(i)).repeat_interleave(repeats) for i in (1, 2))
+    parameters = (tensor(call.constant(i)) for i in (1, 2))
     return _stretched(call, found, *(part.reshape(-1, *(1,) * (len(shape) - 2)) for part in parameters))

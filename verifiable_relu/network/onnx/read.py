@@ -15,13 +15,14 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import torch
 
 from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.files import read_bytes
 from verifiable_relu.network.build import Builder, as_network
 from verifiable_relu.network.factors import bounded_factors
 from verifiable_relu.network.graph import Network
-from verifiable_relu.network.nodes import Shape
+from verifiable_relu.network.nodes import Shape, Smooth
 from verifiable_relu.network.onnx import (
     activations,
     convolution,
@@ -130,6 +131,7 @@ class _Reading:
         self.build = Builder(shape, declared[0].name)
         self.tensors[declared[0].name] = Value(0, self.batched)
         self.opset = opset(self.model)
+        self.thresholds: dict[str, tuple[int, float]] = {}
         self._size = self.build.nodes[0].size
         for position, node in enumerate(graph.node):
             self._take(node, node.name or (node.output[0] if node.output else str(position)))
@@ -174,6 +176,8 @@ class _Reading:
             raise UnsupportedError(f"operators of the domain '{node.domain}' are not supported")
         if not node.output:
             raise InputError("it has no output")
+        if node.op_type == "Where" and node.input[:1] and node.input[0] in self.thresholds:
+            return self._chosen(node, label)
         inputs = tuple(self._lookup(name) for name in node.input)
         attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
         if node.op_type == "Constant":
@@ -183,6 +187,8 @@ class _Reading:
             return shape if node.op_type == "Shape" else shape.prod(dtype=np.int64)[()].reshape(())
         if node.op_type == "CastLike" and len(inputs) == 2:
             return self._cast_like(node, inputs[0], inputs[1])
+        if node.op_type == "Greater" and len(inputs) == 2 and isinstance(inputs[0], Value):
+            return self._compared(node, inputs[0], inputs[1])
         constants = [value for value in inputs if not isinstance(value, Value)]
         if inputs and len(constants) == len(inputs):
             return list(folded(node, constants, self.opset))
@@ -196,6 +202,34 @@ class _Reading:
             known = f"; versions {', '.join(map(str, others))} of it are" if others else ""
             raise UnsupportedError(f"version {version} of this operator is not supported{known}")
         return converter(Call(self.build, node.op_type, version, label, inputs, attributes, node, self.opset))
+
+    def _compared(self, node: onnx.NodeProto, x: Value, with_what: Result | None) -> list[Result]:
+        """Note a comparison x > c with a number, which is no tensor that may be computed with.
+
+        Raises:
+            UnsupportedError: for another comparison.
+        """
+        if not isinstance(with_what, np.ndarray) or with_what.size != 1:
+            raise UnsupportedError("a comparison of computed values decides what is computed")
+        self.thresholds[node.output[0]] = x.index, float(with_what.reshape(-1)[0])
+        return []
+
+    def _chosen(self, node: onnx.NodeProto, label: str) -> Result:
+        """softplus(x) for x ≤ c and x for x > c ≥ 20, as exporters spell softplus.
+
+        x is less than softplus(x) by a factor between 1 and 1 − e⁻ᶜ/c: the factor is stored as 1 − 2⁻³⁴, which is off
+        by no more than 2⁻³³.
+
+        Raises:
+            UnsupportedError: for any other choice by a comparison.
+        """
+        (index, threshold), chosen, other = self.thresholds[node.input[0]], *map(self._lookup, node.input[1:3])
+        if isinstance(chosen, Value) and isinstance(other, Value) and chosen.index == index and threshold >= 20:
+            function = self.build.nodes[other.index]
+            if isinstance(function, Smooth) and function.function == "Softplus" and function.inputs == (index,):
+                factor = torch.tensor(1 - 2.0**-34, dtype=torch.float64)
+                return Value(self.build.scale(other.index, label, scale=factor, error=2.0**-33), other.leading)
+        raise UnsupportedError("a comparison of computed values decides what is computed")
 
     def _cast_like(self, node: onnx.NodeProto, given: Result | None, like: Result | None) -> Result:
         """``given`` in the number type of ``like``.
@@ -230,6 +264,8 @@ class _Reading:
     def _lookup(self, name: str) -> Result | None:
         if not name:
             return None
+        if name in self.thresholds:
+            raise UnsupportedError("computes with a comparison of computed values")
         try:
             return self.tensors[name]
         except KeyError:
