@@ -6,7 +6,10 @@ import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from verifiable_relu.api import certified_radius as certified_radius
     from verifiable_relu.api import verify as verify
+    from verifiable_relu.api import verify_radii as verify_radii
+    from verifiable_relu.hardening import harden as harden
 
 # OpenMP's threads wait for one another in busy loops by default. Where other processes, or other guests of a virtual
 # machine, use the same cores, computations took up to fifty times longer. OpenMP reads the variable when torch is
@@ -19,13 +22,17 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "256")
 
 __version__ = "0.2.0"
-__all__ = ["__version__", "verify"]
+__all__ = ["__version__", "certified_radius", "harden", "verify", "verify_radii"]
 
 
 def __getattr__(name: str) -> Any:
-    # ``api`` imports torch, which takes about a second; a command's --help does without it.
-    if name == "verify":
-        from verifiable_relu.api import verify
+    # These import torch, which takes about a second; a command's --help does without it.
+    if name in ("certified_radius", "verify", "verify_radii"):
+        from verifiable_relu import api
 
-        return verify
+        return getattr(api, name)
+    if name == "harden":
+        from verifiable_relu.hardening import harden
+
+        return harden
     raise AttributeError(f"module '{__name__}' has no attribute '{name}'")

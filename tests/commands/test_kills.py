@@ -49,7 +49,7 @@ class Observer:
     def stage(self, *_):
         pass
 
-    def result(self, result):
+    def result(self, number, result, recorded):
         print(result.vnnlib, flush=True)
 
 with Store(sys.argv[1]) as store:

@@ -101,5 +101,5 @@ def test_auto_lirpa_denies_no_counterexample(method: str) -> None:
 
 
 def test_every_method_is_asked() -> None:
-    assert {*OWN, *LIRPA, "auto_lirpa"} == set(methods())
+    assert {*OWN, *LIRPA, "auto_lirpa", "marabou"} == set(methods())
     assert make("auto_lirpa") == make("auto_lirpa-alpha-crown")

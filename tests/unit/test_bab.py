@@ -25,9 +25,8 @@ from tests.support.solver_cases import (
     union_in_order,
 )
 from verifiable_relu.bounds import crown_relaxation, input_box
-from verifiable_relu.errors import UnsupportedError
 from verifiable_relu.network.graph import Network
-from verifiable_relu.network.nodes import Gelu, Input, Linear, Node, Relu
+from verifiable_relu.network.nodes import Input, Linear, Node, Relu
 from verifiable_relu.spec.property import Box, Property, Query
 from verifiable_relu.spec.row_batch import RowBatch
 from verifiable_relu.verifiers.bab import Bab
@@ -166,14 +165,6 @@ def test_union_is_excluded_only_as_a_whole() -> None:
         (outcome,) = decide(query)
         assert outcome.verdict is Verdict.SAT
         assert query.property.violated(exact_outputs(query.network, outcome.witness))
-
-
-def test_smooth_networks_are_refused() -> None:
-    nodes = [*hinge().nodes[:2], Gelu(name="g", inputs=(1,), shape=(1,), lam=torch.tensor(1.0))]
-    (outcome,) = decide(Query(chain(nodes), Property(UNIT, ((row({0: 1}, -5),),))))
-    assert outcome.reason is Reason.UNSUPPORTED and "'g'" in outcome.detail
-    with pytest.raises(UnsupportedError):
-        folded(chain(nodes), UNIT)
 
 
 def test_a_network_whose_values_overflow_is_refused() -> None:

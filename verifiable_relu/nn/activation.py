@@ -42,12 +42,13 @@ def gate_slope(u: Tensor, approximate: Approximate = "none") -> Tensor:
 _backward = torch.ops.aten.gelu_backward.default
 
 KERNELS = {
-    "none": Kernel(F.gelu, _backward, gate_slope, saturated=40.0),
+    "none": Kernel(F.gelu, _backward, gate_slope, saturated=40.0, supremum=SUPREMUM),
     "tanh": Kernel(
         partial(F.gelu, approximate="tanh"),
         partial(_backward, approximate="tanh"),
         partial(gate_slope, approximate="tanh"),
         saturated=40.0,
+        supremum=0.170041,
     ),
 }
 

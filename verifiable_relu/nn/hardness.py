@@ -38,6 +38,7 @@ class Kernel:
         backward: the function (gradient, u) ↦ gradient·G'(u), which returns a new tensor.
         slope: P', which is exactly 0 for |u| ≥ ``saturated``.
         saturated: a number whose square does not overflow in float32.
+        supremum: the maximum of |G − ReLU|.
         scale: κ.
     """
 
@@ -45,6 +46,7 @@ class Kernel:
     backward: Callable[[Tensor, Tensor], Tensor]
     slope: Callable[[Tensor], Tensor]
     saturated: float
+    supremum: float
     scale: float = 1.0
 
 
@@ -92,11 +94,11 @@ class _GateFunction(torch.autograd.Function):
         return of_x, total.fill_(of_lam * slope_of_lam), None, None
 
 
-class HardnessGate(nn.Module):
-    """The activation f(x; λ) with one learned λ = 1 + softplus(s/t) ≥ 1 for all elements of the layer.
+class Hardness(nn.Module):
+    """The base of activations with one learned λ = 1 + softplus(s/t) ≥ 1 for all elements of the layer.
 
     Args:
-        kernel: the activation G.
+        supremum: λ times the largest distance of the activation to ReLU.
         init: the initial λ ≥ 1. Values below 1 + ``LEAST_GAP`` are raised to that, because λ = 1 means s = −∞.
         temperature: t > 0; the smaller t is, the faster λ changes with s.
 
@@ -108,13 +110,13 @@ class HardnessGate(nn.Module):
         ValueError: if ``init`` < 1 or ``temperature`` ≤ 0.
     """
 
-    def __init__(self, kernel: Kernel, init: float = 1.0, temperature: float = 0.1) -> None:
+    def __init__(self, supremum: float, init: float = 1.0, temperature: float = 0.1) -> None:
         super().__init__()
         if not temperature > 0:
             raise ValueError(f"the temperature must be positive, got {temperature}")
         if not 1 <= init < math.inf:
             raise ValueError(f"λ must be a finite number of at least 1, got {init}")
-        self.kernel = kernel
+        self.supremum = supremum
         self.temperature = temperature
         self.s = nn.Parameter(torch.empty(()))
         self.set_lam(max(init, 1 + LEAST_GAP))
@@ -140,6 +142,26 @@ class HardnessGate(nn.Module):
         """Stop the learning of λ: ``s`` requires no gradient any more, and only ``set_lam`` changes it."""
         self.s.requires_grad_(False)
 
+    def extra_repr(self) -> str:
+        return f"lam={self.lam.item():.6g}, temperature={self.temperature}"
+
+
+class HardnessGate(Hardness):
+    """The activation f(x; λ) = G(κλx)/(κλ) of a kernel G.
+
+    Args:
+        kernel: the activation G.
+        init: as in ``Hardness``.
+        temperature: as in ``Hardness``.
+
+    Raises:
+        ValueError: if ``init`` < 1 or ``temperature`` ≤ 0.
+    """
+
+    def __init__(self, kernel: Kernel, init: float = 1.0, temperature: float = 0.1) -> None:
+        super().__init__(kernel.supremum / kernel.scale, init, temperature)
+        self.kernel = kernel
+
     def forward(self, x: Tensor) -> Tensor:
         """Apply f to each element of a tensor of any shape.
 
@@ -151,6 +173,3 @@ class HardnessGate(nn.Module):
         # self.s would run nn.Module.__getattr__, whose time is measurable in that of a step.
         y: Tensor = _GateFunction.apply(x, self._parameters["s"], self.temperature, self.kernel)  # type: ignore[no-untyped-call]
         return y
-
-    def extra_repr(self) -> str:
-        return f"lam={self.lam.item():.6g}, temperature={self.temperature}"

@@ -7,6 +7,8 @@ Source of Swish: Ramachandran, Zoph, Le, Searching for Activation Functions, arX
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -14,7 +16,9 @@ from torch import Tensor
 from verifiable_relu.nn.activation import SUPREMUM
 from verifiable_relu.nn.hardness import HardnessGate, Kernel
 
-MATCHED = 0.27846454276107380 / SUPREMUM
+_SWISH_SUPREMUM = 0.27846454276107380
+
+MATCHED = _SWISH_SUPREMUM / SUPREMUM
 """The factor κ = β/λ."""
 
 
@@ -23,21 +27,26 @@ def _logistic_slope(u: Tensor) -> Tensor:
 
 
 # exp(−800) is zero in float64 too.
-KERNEL = Kernel(F.silu, torch.ops.aten.silu_backward.default, _logistic_slope, saturated=800.0, scale=MATCHED)
+KERNEL = Kernel(
+    F.silu,
+    torch.ops.aten.silu_backward.default,
+    _logistic_slope,
+    saturated=800.0,
+    supremum=_SWISH_SUPREMUM,
+    scale=MATCHED,
+)
 
 
 class LambdaSwish(HardnessGate):
-    """The activation x·σ(βx), β = ``MATCHED``·λ, with one learned λ = 1 + softplus(s/t) ≥ 1 for all of the layer.
+    """The activation x·σ(βx), β = κλ, with one learned λ = 1 + softplus(s/t) ≥ 1 for all of the layer.
 
-    The parameter s is learned (``HardnessGate``).
+    The parameter s is learned (``Hardness``).
 
     Args:
         init: the initial λ ≥ 1; values below 1 + ``hardness.LEAST_GAP`` are raised to that.
         temperature: t > 0.
-
-    Raises:
-        ValueError: if ``init`` < 1 or ``temperature`` ≤ 0.
+        scale: κ > 0. With κ = 1, λ = 1 is SiLU; with κ = 1.702, λ = 1 is the approximation of GELU by a sigmoid.
     """
 
-    def __init__(self, init: float = 1.0, temperature: float = 0.1) -> None:
-        super().__init__(KERNEL, init, temperature)
+    def __init__(self, init: float = 1.0, temperature: float = 0.1, scale: float = MATCHED) -> None:
+        super().__init__(replace(KERNEL, scale=scale), init, temperature)

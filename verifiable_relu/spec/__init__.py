@@ -3,12 +3,14 @@
 from verifiable_relu.spec.balls import linf_properties, linf_property
 from verifiable_relu.spec.find import find_network, queries
 from verifiable_relu.spec.instances import Instance, read_instances, write_instances
-from verifiable_relu.spec.property import Box, Property, Query, Row
+from verifiable_relu.spec.property import Ball, Box, Property, Query, Row
 from verifiable_relu.spec.read import read_vnnlib
+from verifiable_relu.spec.robustness import box_property, patch_masks
 from verifiable_relu.spec.specfile import SpecFile, Variable
 from verifiable_relu.spec.write import vnnlib_text, write_vnnlib
 
 __all__ = [
+    "Ball",
     "Box",
     "Instance",
     "Property",
@@ -16,9 +18,11 @@ __all__ = [
     "Row",
     "SpecFile",
     "Variable",
+    "box_property",
     "find_network",
     "linf_properties",
     "linf_property",
+    "patch_masks",
     "queries",
     "read_instances",
     "read_vnnlib",

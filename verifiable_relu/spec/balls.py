@@ -30,7 +30,7 @@ def linf_property(
 def linf_properties(
     images: np.ndarray,
     labels: Sequence[int] | np.ndarray,
-    eps: Fraction | float,
+    eps: Fraction | float | np.ndarray,
     classes: int,
     clip: tuple[Fraction | float, Fraction | float] = (0, 1),
     names: Sequence[str] | None = None,
@@ -44,7 +44,8 @@ def linf_properties(
     Args:
         images: floats (n, …), in the units of ``clip``; each number is taken as the exact rational that it is.
         labels: (n,), in 0 … classes − 1.
-        eps: the radius, ≥ 0; a ``Fraction`` such as ``Fraction(1, 255)`` stays exact.
+        eps: the radius, ≥ 0; a ``Fraction`` such as ``Fraction(1, 255)`` stays exact. An array of radii has one
+            for each image, (n,), or for each pixel, in a shape that broadcasts to that of ``images``.
         classes: the network's number of outputs, at least 2.
         clip: the least and the greatest valid value of a pixel.
         names: the properties' names, one per image; ``linf_0``, ``linf_1`` … by default.
@@ -54,16 +55,15 @@ def linf_properties(
     Raises:
         InputError: for a label, pixel, ``eps`` or ``clip`` out of range; the error names the image.
     """
-    eps = exact_number(eps, "eps")
     low, high = _range(clip)
-    if eps < 0:
-        raise InputError(f"eps is {_rounded(eps)}, below 0")
     if low > high:
         raise InputError(f"the valid range {_rounded(low)} to {_rounded(high)} is empty")
     if len(labels) != len(images):
         raise InputError(f"{len(labels)} labels for {len(images)} images")
     names = [f"linf_{i}" for i in range(len(images))] if names is None else names
-    flat = np.asarray(images, dtype=np.float64).reshape(len(images), math.prod(images.shape[1:]))
+    size = math.prod(images.shape[1:])
+    flat = np.asarray(images, dtype=np.float64).reshape(len(images), size)
+    radii, level = _levels(eps, images.shape)
     unsafe = [_other_class(label, classes) for label in range(classes)]
     values, positions = np.unique(flat, return_inverse=True)
     outside = ~((values >= round_down(low)) & (values <= round_up(high)))
@@ -72,9 +72,12 @@ def linf_properties(
         value = float(flat[image, pixel])
         message = f"a pixel is {value!r}, outside of the valid range [{_rounded(low)}, {_rounded(high)}]"
         raise InputError(message, place=f"image {image}")
-    pixels = [Fraction(float(value)) for value in values]
-    lower = _Faces([max(_floor(value - eps, decimals), low) for value in pixels], round_down)
-    upper = _Faces([min(-_floor(-value - eps, decimals), high) for value in pixels], round_up)
+    # A pair of a pixel's value and its radius has the bounds of every pixel with this pair.
+    numbers = positions.reshape(flat.shape) * len(radii) + level
+    pairs, positions = np.unique(numbers, return_inverse=True)
+    pixels = [(Fraction(float(values[pair // len(radii)])), radii[pair % len(radii)]) for pair in pairs.tolist()]
+    lower = _Faces([max(_floor(value - radius, decimals), low) for value, radius in pixels], round_down)
+    upper = _Faces([min(-_floor(-value - radius, decimals), high) for value, radius in pixels], round_up)
     found = []
     for i, (label, name, position) in enumerate(zip(labels, names, positions.reshape(flat.shape), strict=True)):
         if not 0 <= label < classes:
@@ -82,6 +85,38 @@ def linf_properties(
         box = Box(lower.floats[position], upper.floats[position], lower.exact(position), upper.exact(position))
         found.append(Property(box, unsafe[label], name))
     return found
+
+
+def _levels(eps: object, shape: tuple[int, ...]) -> tuple[list[Fraction], np.ndarray]:
+    """The different radii of a number or an array of radii, and the index of each pixel's radius.
+
+    Returns:
+        The radii, and their indices in the shape () for a single radius, or (n, pixels).
+
+    Raises:
+        InputError: if the radii are no numbers ≥ 0 or of a shape that does not fit that of the images.
+    """
+    if not isinstance(eps, np.ndarray | list | tuple) or np.ndim(eps) == 0:
+        radii = [exact_number(eps, "eps")]
+        level: np.ndarray = np.zeros((), dtype=np.int64)
+    else:
+        given = np.asarray(eps, dtype=object)
+        if given.ndim == 1:
+            if len(given) != shape[0]:
+                said = f"eps has {len(given)} radii for {shape[0]} images"
+                raise InputError(f"{said}; for several radii of every image, call verify_radii")
+            given = given.reshape(-1, *(1,) * (len(shape) - 1))
+        index: dict[Fraction, int] = {}
+        numbers = [index.setdefault(exact_number(value, "eps"), len(index)) for value in given.ravel().tolist()]
+        try:
+            level = np.broadcast_to(np.array(numbers, dtype=np.int64).reshape(given.shape), shape)
+        except ValueError:
+            raise InputError(f"eps of shape {given.shape} does not fit images of shape {shape}") from None
+        radii, level = list(index) or [Fraction(0)], level.reshape(shape[0], math.prod(shape[1:]))
+    negative = next((radius for radius in radii if radius < 0), None)
+    if negative is not None:
+        raise InputError(f"eps is {_rounded(negative)}, below 0")
+    return radii, level
 
 
 class _Faces:

@@ -165,6 +165,26 @@ class Box:
         return tuple(point)
 
 
+@dataclass(frozen=True, eq=False)
+class Ball:
+    """An L1 or L2 ball {x : ‖x − center‖ ≤ radius} of the input variables.
+
+    Attributes:
+        center: float64 (n,), taken exactly.
+        radius: ≥ 0.
+        order: 1 or 2, the order of the norm.
+    """
+
+    center: np.ndarray
+    radius: Fraction
+    order: int
+
+    def contains(self, x: Sequence[Fraction]) -> bool:
+        """Whether an exact point lies in the ball."""
+        apart = (abs(value - Fraction(float(c))) for value, c in zip(x, self.center, strict=True))
+        return sum((d**self.order for d in apart), Fraction(0)) <= self.radius**self.order
+
+
 @dataclass(frozen=True)
 class Row:
     """One exact linear constraint Σ coefficient·y_i ≤ bound on the outputs, with < in place of ≤ if ``strict``.
@@ -203,14 +223,21 @@ class Property:
     """An input box and the unsafe set of outputs, a union of polytopes.
 
     Args:
-        box: the set of inputs.
+        box: the set of inputs; with a ball, a box that contains all inputs asked about.
         unsafe: the polytopes of the union; the empty tuple is the empty set, which no input reaches.
         name: the name in messages and tables.
+        ball: if given, only the inputs that lie in the box and in this ball are asked about. A proof for the box holds
+            for them; a counterexample must lie in both (``admits``).
     """
 
     box: Box
     unsafe: tuple[Polytope, ...]
     name: str = "property"
+    ball: Ball | None = None
+
+    def admits(self, x: Sequence[Fraction]) -> bool:
+        """Whether an exact point is one of the inputs asked about."""
+        return self.box.contains(x) and (self.ball is None or self.ball.contains(x))
 
     @cached_property
     def output_size(self) -> int:
@@ -230,12 +257,14 @@ class Property:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 over the exact box and the unsafe set; multiplying a row by a positive number does not change it."""
+        """SHA-256 over the exact box, ball and unsafe set; a row times a positive number counts as the same row."""
         # Adding 0.0 turns −0.0 into 0.0.
         state = hashlib.sha256((self.box.lower + 0.0).tobytes() + (self.box.upper + 0.0).tobytes())
         state.update(repr((sorted(self.box.exact_lower.items()), sorted(self.box.exact_upper.items()))).encode())
         unsafe = tuple(tuple(row.canonical() for row in polytope) for polytope in self.unsafe)
         state.update(repr((sorted(self.box.open_lower), sorted(self.box.open_upper), unsafe)).encode())
+        if self.ball is not None:
+            state.update((self.ball.center + 0.0).tobytes() + repr((self.ball.radius, self.ball.order)).encode())
         return state.hexdigest()
 
 

@@ -50,13 +50,15 @@ def vnnlib_text(spec: SpecFile | Property, version: str = "1.0", comments: Seque
     """The text that :func:`write_vnnlib` writes.
 
     Raises:
-        InputError: for an unknown version.
+        InputError: for an unknown version, or a property of a ball.
     """
     if version not in ("1.0", "2.0"):
         raise InputError(f"there is no VNN-LIB '{version}' to write, only 1.0 and 2.0")
     if isinstance(spec, Property):
         inputs, outputs = Variable("X", (spec.box.size,)), Variable("Y", (max(spec.output_size, 1),))
         spec = SpecFile(Path(spec.name), version, (spec,), inputs, outputs)
+    if any(prop.ball is not None for prop in spec.properties):
+        raise InputError("VNN-LIB's linear constraints describe no L1 or L2 ball")
     lines = [f"; {line}" for comment in comments for line in comment.splitlines()]
     if spec.network is not None:
         lines.append(f"; network: {spec.network}")

@@ -141,8 +141,10 @@ def _confirmation(query: Query, witness: tuple[Fraction, ...]) -> Confirmation:
     network, prop = query.network.limit, query.property
     if len(witness) != network.input_size:
         return Confirmation(False, f"the point has {len(witness)} coordinates, the network {network.input_size} inputs")
-    if not prop.box.contains(witness):
-        return Confirmation(False, "the point is outside the box")
+    if not prop.admits(witness):
+        return Confirmation(
+            False, "the point is outside the box" if prop.ball is None else "the point is outside the ball"
+        )
     try:
         judged = _judge(network, prop, witness)
     except UnsupportedError as error:

@@ -1,0 +1,235 @@
+"""What ``verify`` can be asked beyond L∞ balls of one radius, and the radii up to which images are proved."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from verifiable_relu import certified_radius, verify, verify_radii
+from verifiable_relu.campaign import Result
+from verifiable_relu.errors import InputError
+from verifiable_relu.network import from_torch, write_onnx
+from verifiable_relu.spec import Ball, Property, box_property, linf_properties, patch_masks, write_vnnlib
+from verifiable_relu.verifiers.base import Trust
+
+WIDE = (-100, 100)
+
+
+def linear(weights: list[list[float]], bias: list[float]) -> nn.Sequential:
+    """A linear classifier behind a layer of ReLUs that are always active on the inputs asked about."""
+    size = len(weights[0])
+    first, last = nn.Linear(size, size), nn.Linear(size, len(weights))
+    with torch.no_grad():
+        first.weight.copy_(torch.eye(size))
+        first.bias.fill_(64)
+        last.weight.copy_(torch.tensor(weights))
+        last.bias.copy_(torch.tensor(bias) - 64 * torch.tensor(weights).sum(1))
+    return nn.Sequential(first, nn.ReLU(), last)
+
+
+PLANE = linear([[3.0, 4.0], [0.0, 0.0]], [0.0, 1.0])
+"""Class 0 if 3a + 4b > 1."""
+
+
+def answers(results: list[Result]) -> list[str]:
+    return [result.answer for result in results]
+
+
+@pytest.mark.parametrize(("norm", "dual"), [(1, 4.0), ("l2", 5.0), (2.0, 5.0), (math.inf, 7.0)])
+def test_the_radius_of_a_linear_classifier_is_the_margin_over_the_dual_norm(norm: Any, dual: float) -> None:
+    x = np.array([[1.0, 2.0]])
+    exact = 10 / dual  # 3 + 8 − 1 is the margin.
+    inside, outside = exact * (1 - 1e-6), exact * (1 + 1e-2)
+    (proved,) = verify(PLANE, x, [0], inside, "crown", clip=WIDE, norm=norm)
+    assert proved.answer == "unsat" and proved.trust is Trust.ROUNDED and proved.margin is not None
+    assert proved.margin <= (exact - inside) * dual + 1e-9
+    (refuted,) = verify(PLANE, x, [0], outside, clip=WIDE, norm=norm)
+    assert refuted.answer == "sat" and refuted.counterexample is not None
+    assert np.linalg.norm(refuted.counterexample.astype(float) - x[0], float(dual and _order(norm))) <= outside
+    found = certified_radius(PLANE, x, [0], upper=7, tolerance=Fraction(1, 64), method="auto", clip=WIDE, norm=norm)
+    assert found.certified[0] <= exact <= found.refuted[0] <= found.certified[0] + 0.2
+
+
+def _order(norm: Any) -> float:
+    return {"l2": 2.0}.get(norm, norm)
+
+
+def test_balls_are_never_proved_that_hold_a_counterexample() -> None:
+    rng = np.random.default_rng(0)
+    torch.manual_seed(0)
+    for order in (1, 2):
+        net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)).double()
+        x = rng.uniform(0.3, 0.7, (12, 4))
+        with torch.no_grad():
+            labels = net(torch.from_numpy(x)).argmax(1).numpy()
+        radii = rng.uniform(0.02, 0.6, 12)
+        results = verify(net, x, labels, radii, norm=order, timeout=10)
+        assert set(answers(results)) >= {"sat", "unsat"}
+        for center, label, radius, result in zip(x, labels, radii, results, strict=True):
+            d = (
+                rng.standard_normal((4000, 4))
+                if order == 2
+                else rng.exponential(size=(4000, 4)) * rng.choice([-1, 1], (4000, 4))
+            )
+            d *= radius / np.linalg.norm(d, order, axis=1, keepdims=True) * (1 - 1e-9)
+            points = np.clip(center + d, 0, 1)
+            with torch.no_grad():
+                wrong = (net(torch.from_numpy(points)).argmax(1).numpy() != label).any()
+            assert not (wrong and result.answer == "unsat")
+            if result.answer == "sat":
+                ball = Ball(center, Fraction(float(radius)), order)
+                assert result.witness is not None and ball.contains(result.witness)
+
+
+def test_a_ball_is_part_of_the_question() -> None:
+    (plain,) = linf_properties(np.array([[0.5, 0.5]]), [0], Fraction(1, 4), 2)
+    round_ = Property(plain.box, plain.unsafe, ball=Ball(np.array([0.5, 0.5]), Fraction(1, 4), 2))
+    diamond = Property(plain.box, plain.unsafe, ball=Ball(np.array([0.5, 0.5]), Fraction(1, 4), 1))
+    assert len({plain.digest, round_.digest, diamond.digest}) == 3
+    corner = (Fraction(3, 4), Fraction(3, 4))
+    edge = (Fraction(13, 20), Fraction(7, 10))  # A triangle of sides 3, 4 and 5.
+    assert plain.admits(corner) and not round_.admits(corner)
+    assert round_.admits(edge) and not diamond.admits(edge)
+    with pytest.raises(InputError, match="no L1 or L2 ball"):
+        write_vnnlib(round_, "nowhere.vnnlib")
+
+
+def test_radii_of_images_and_pixels_masks_and_patches() -> None:
+    # The sum of four pixels decides: class 1 from 2 on.
+    net = linear([[0.0] * 4, [1.0] * 4], [2.0, 0.0])
+    images = np.full((3, 1, 2, 2), 0.375)
+    net = nn.Sequential(nn.Flatten(), *net)
+
+    def said(eps: Any, **more: Any) -> list[str]:
+        return answers(verify(net, images, [0, 0, 0], eps, **more))
+
+    assert said([0.1, Fraction(1, 8), 0.2]) == ["unsat", "sat", "sat"]
+    assert said(np.array([0.1, 0.12, 0.13])) == ["unsat", "unsat", "sat"]
+    pixels = np.zeros((3, 1, 2, 2))
+    pixels[:, 0, 0, :] = np.array([0.2, 0.25, 0.3])[:, None]
+    assert said(pixels) == said(torch.tensor(pixels)) == ["unsat", "sat", "sat"]
+    mask = np.array([[True, False], [False, False]])
+    assert said(0.49, mask=mask) == ["unsat"] * 3 and said(0.5, mask=mask) == ["sat"] * 3
+    assert said(0.5, mask=np.stack([mask[None], mask[None] * False, mask[None]])) == ["sat", "unsat", "sat"]
+    assert said(1, patch=(1, 1)) == ["sat"] * 3 and said(0.49, patch=(1, 1)) == ["unsat"] * 3
+    assert said(0.25, patch=(1, 2)) == ["sat"] * 3
+    masks = patch_masks((3, 4, 5), (2, 3), 2)
+    assert masks.shape == (4, 3, 4, 5) and masks.any(0).all() and (masks.sum((1, 2, 3)) == 18).all()
+
+
+def test_targets_and_top_k() -> None:
+    net = linear([[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]], [0.0, 0.0, 0.25])
+    x = np.array([[0.75, 0.5]])  # The outputs are the inputs, and 1/4.
+    assert answers(verify(net, x, [0], 0.2)) == ["sat"]
+    assert answers(verify(net, x, [0], 0.2, top_k=2)) == ["unsat"]
+    assert answers(verify(net, x, [0], 0.6, top_k=2)) == ["sat"]
+    assert answers(verify(net, x, eps=0.2, targets=[1])) == ["sat"]
+    assert answers(verify(net, x, eps=0.2, targets=[2])) == ["unsat"]
+    assert answers(verify(net, x, [0], eps=0.5, targets=[2])) == ["sat"]
+
+
+def test_a_normalisation_that_is_not_part_of_the_model(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    body = nn.Sequential(nn.Conv2d(2, 2, 2), nn.ReLU(), nn.Flatten(), nn.Linear(8, 3))
+    images, eps = torch.rand(4, 2, 3, 3), 0.02
+    mean, std = [0.25, 0.5], [0.5, 0.25]
+    labels = body((images - torch.tensor(mean)[:, None, None]) / torch.tensor(std)[:, None, None]).argmax(1)
+    write_onnx(from_torch(body, (2, 3, 3)), tmp_path / "n.onnx")
+    both = [verify(m, images, labels, eps, "crown", mean=mean, std=std) for m in (body, tmp_path / "n.onnx")]
+    assert [r.margin for r in both[0]] == pytest.approx([r.margin for r in both[1]], rel=1e-6)
+    with torch.no_grad():
+        for image, result in zip(images, both[0], strict=True):
+            points = (image + eps * (2 * torch.rand(500, 2, 3, 3) - 1)).clamp(0, 1)
+            out = body((points - torch.tensor(mean)[:, None, None]) / torch.tensor(std)[:, None, None])
+            label = out[0].argmax() if result.answer != "unsat" else labels[list(both[0]).index(result)]
+            gap = (out[:, label, None] - out)[:, [i for i in range(3) if i != label]].min()
+            assert result.answer != "unsat" or gap >= (result.margin or 0) - 1e-5
+    assert set(answers(both[0])) >= {"unsat"}
+
+
+def test_boxes_polytopes_and_files(tmp_path: Path) -> None:
+    box = [0, Fraction(1, 4)], [1, 1]
+    # Outputs are 3a + 4b, and 1.
+    reached = box_property(*box, unsafe=([[1, 0]], [Fraction(1)]))
+    missed = box_property(*box, unsafe=[([[1, 0]], [0.75]), ([[-1, 0], [0, 1]], [-7.5, 2])])
+    held = box_property(*box, safe=([[1, 0], [-1, 0]], [7, -1]))
+    broken = box_property(*box, safe=([[1, 0], [-1, 0]], [6.5, -1]))
+    results = verify(PLANE, properties=[reached, missed, held, broken])
+    assert answers(results) == ["sat", "unsat", "unsat", "sat"]
+    assert results[0].witness == (0, Fraction(1, 4)), "the one point where the bound is reached"
+    write_vnnlib(missed, tmp_path / "p.vnnlib")
+    assert answers(verify(PLANE, properties=tmp_path / "p.vnnlib")) == ["unsat"]
+    write_vnnlib(missed, tmp_path / "q.vnnlib", "2.0")
+    assert answers(verify(PLANE, properties=[broken, str(tmp_path / "q.vnnlib")])) == ["sat", "unsat"]
+
+
+def test_several_radii_are_each_answered_from_the_last() -> None:
+    x = np.array([[1.0, 2.0], [0.25, 0.5], [0.0, 0.0]])
+    found = verify_radii(PLANE, x, [0, 0, 0], [2, Fraction(1, 8), 1, 0.125], clip=WIDE, method="auto")
+    assert [answers(each) for each in found] == [
+        ["sat", "sat", "sat"], ["unsat", "unsat", "sat"], ["unsat", "sat", "sat"], ["unsat", "unsat", "sat"]
+    ]  # fmt: skip
+    assert found[0][1] is found[2][1], "a counterexample is kept for larger radii"
+    radii = certified_radius(PLANE, x, [0, 0, 0], upper=1, clip=WIDE, method="auto")
+    assert radii.certified[0] == 1 and radii.refuted[0] == math.inf
+    assert radii.certified[1] == pytest.approx(1.75 / 7, abs=1e-3) and radii.certified[1] <= 1.75 / 7
+    assert radii.certified[2] == 0 and radii.refuted[2] == 0
+
+
+X = np.array([[0.5, 0.5]])
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (lambda: verify(PLANE, X, [0], 0.1, norm=3), "norm is 3"),
+        (lambda: verify(PLANE, X, [0], 0.1, norm="max"), "norm is 'max'"),
+        (lambda: verify(PLANE, X, [0]), "eps are needed"),
+        (lambda: verify(PLANE, X, eps=0.1), "labels"),
+        (lambda: verify(PLANE), "properties in their place"),
+        (lambda: verify(PLANE, X, [0], [0.1, 0.2]), "2 radii for 1 images.*verify_radii"),
+        (lambda: verify(PLANE, X, [0], [[0.1, 0.2, 0.3]]), "does not fit images"),
+        (lambda: verify(PLANE, X, [0], ["a"]), "eps is 'a'"),
+        (lambda: verify(PLANE, X, [0], [[0.1], [0.1, 0.2]]), "eps"),
+        (lambda: verify(PLANE, X, [0], np.array([-0.1])), "below 0"),
+        (lambda: verify(PLANE, X, [0], np.array([math.nan])), "not a finite number"),
+        (lambda: verify(PLANE, X, [0], 0.1, mask=[[1, 0]]), "a mask of dtype int"),
+        (lambda: verify(PLANE, X, [0], 0.1, mask=[True, True, True]), "a mask of shape"),
+        (lambda: verify(PLANE, X, [0], 0.1, mask=[True, True], norm=2), "for norm=inf"),
+        (lambda: verify(PLANE, X, [0], [[0.1, 0.2]], norm=2), "one for each image"),
+        (lambda: verify(PLANE, X, [0], 0.1, patch=(1, 1)), "does not fit"),
+        (lambda: verify(PLANE, X, [0], 0.1, patch=3), "a patch is"),
+        (lambda: verify(PLANE, X, [0], 0.1, targets=[2]), "targets are"),
+        (lambda: verify(PLANE, X, [0], 0.1, targets=[0, 1]), "targets are"),
+        (lambda: verify(PLANE, X, [0], 0.1, top_k=2), "top_k is 2"),
+        (lambda: verify(PLANE, X, [0], 0.1, top_k=1.5), "no whole number"),
+        (lambda: verify(PLANE, X, [0], 0.1, std=0), "positive"),
+        (lambda: verify(PLANE, X, [0], 0.1, mean="grey"), "mean"),
+        (lambda: verify(PLANE, X, properties=[]), "in place of images"),
+        (lambda: verify(PLANE, properties=[]), "no properties"),
+        (lambda: verify(PLANE, properties=[3]), "not int"),
+        (lambda: verify(PLANE, properties="nowhere.vnnlib"), "nowhere.vnnlib"),
+        (lambda: verify(PLANE, properties=box_property([0], [1], unsafe=([[1]], [0]))), "shape|input"),
+        (lambda: box_property([0], [1, 2], unsafe=([[1]], [0])), "1 lower and 2 upper"),
+        (lambda: box_property([0], [1]), "either the unsafe or the safe"),
+        (lambda: box_property([1], [0], safe=([[1]], [0])), "empty"),
+        (lambda: box_property([0], [1], safe=([[1]], [0, 1])), "A has the shape"),
+        (lambda: box_property([0], [1], safe=3), "a pair"),
+        (lambda: verify_radii(PLANE, X, [0], []), "no radii"),
+        (lambda: verify_radii(PLANE, X, [0], 0.1), "list of numbers"),
+        (lambda: certified_radius(PLANE, X, [0], upper=0), "positive"),
+        (lambda: certified_radius(PLANE, X, [0, 1]), "2 labels for 1 images"),
+    ],
+)  # fmt: skip
+def test_bad_arguments_are_one_clear_line(asked: Callable[[], object], said: str) -> None:
+    with pytest.raises(InputError, match=said) as caught:
+        asked()
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,240 @@
+"""The function ``harden``: what it trains, what it reports, and how it refuses."""
+
+from __future__ import annotations
+
+import copy
+import math
+import re
+import runpy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from verifiable_relu.errors import InputError, UnsupportedError
+from verifiable_relu.hardening import Annealing, Hardened, Step, harden, soften
+from verifiable_relu.hardening.command import load, main
+from verifiable_relu.network import read_onnx
+from verifiable_relu.nn import LambdaGELU
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def squares(count: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    x = torch.rand(count, 2, generator=generator)
+    return x, ((x[:, 0] > 0.5) ^ (x[:, 1] > 0.5)).long()
+
+
+def trained() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(2, 8), nn.GELU(), nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 2))
+
+
+@pytest.fixture(scope="module")
+def hardened() -> Hardened:
+    return harden(trained(), squares(300), epochs=2, held_out=squares(50), region=(0, 1))
+
+
+def test_what_is_reported_is_what_the_models_do(hardened: Hardened) -> None:
+    x, y = squares(50)
+    smooth, hard = hardened.smooth(x), hardened.model(x)
+    change = hardened.change
+    moved = (hard.double() - smooth.double()).abs()
+    assert change.worst == moved.max().item() and change.mean == pytest.approx(moved.mean().item())
+    assert change.flipped == int((smooth.argmax(1) != hard.argmax(1)).sum()) and change.samples == 50
+    accuracies = [
+        (model(x).argmax(1) == y).float().mean().item() for model in (trained(), hardened.smooth, hardened.model)
+    ]
+    assert [change.accuracy_before, change.accuracy_smooth, change.accuracy] == pytest.approx(accuracies)
+    assert all(
+        gate.lam.item() == pytest.approx(160) for gate in hardened.smooth.modules() if isinstance(gate, LambdaGELU)
+    )
+    assert [place.path for place in hardened.places] == ["1", "3"] and len(hardened.losses) == 2
+    assert "1: GELU" in str(hardened) and "→ LambdaGELU" in str(hardened) and "proven: by at most" in str(hardened)
+
+
+def test_the_proven_change_holds_at_every_sampled_input(hardened: Hardened) -> None:
+    assert hardened.change.proven is not None and hardened.change.region == (0, 1)
+    x = torch.rand(20_000, 2, dtype=torch.float64)
+    smooth, hard = (copy.deepcopy(model).double() for model in (hardened.smooth, hardened.model))
+    moved = (hard(x) - smooth(x)).abs().max().item()
+    assert 0 < moved <= hardened.change.proven < 100 * moved
+
+
+def test_the_hard_model_is_written_and_its_weights_fit_the_class(hardened: Hardened, tmp_path: Path) -> None:
+    network = read_onnx(hardened.write(tmp_path / "n.onnx"))
+    x = torch.rand(5, 2)
+    torch.testing.assert_close(network(x), hardened.model(x), rtol=1e-5, atol=1e-6)
+    relu = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
+    relu.load_state_dict(hardened.model.state_dict())
+    assert torch.equal(relu(x), hardened.model(x)) and not hardened.model.training
+
+
+def test_the_users_loss_optimizer_callbacks_and_model() -> None:
+    model, batches = trained(), [squares(20)] * 3
+    before = copy.deepcopy(model.state_dict())
+    seen: list[Step] = []
+    rates: list[float] = []
+
+    def optimizer(of: nn.Module) -> Any:
+        made = torch.optim.SGD(of.parameters(), lr=0.5)
+        return made, torch.optim.lr_scheduler.LambdaLR(made, lambda step: rates.append(step) or 0.0)
+
+    still = harden(
+        model,
+        batches,
+        epochs=2,
+        loss=lambda of, batch: 3 + 0 * of(batch[0]).sum(),
+        outputs=lambda of, batch: of(batch[0])[:, :1],
+        optimizer=optimizer,
+        target=20.0,
+        schedule="linear",
+        callbacks=[seen.append],
+    )
+    assert [step.step for step in seen] == [1, 2, 3, 4, 5, 6] and {step.loss for step in seen} == {3.0}
+    assert [round(step.lam[0], 4) for step in seen] == [round(1 + 19 * k / 6, 4) for k in range(1, 7)]
+    assert still.losses == (3.0, 3.0) and len(rates) == 7
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items()), "the user's model"
+    assert model.training and still.change.samples == 60 and still.change.flipped == 0
+
+
+def test_gates_of_all_kinds_end_at_one_distance_from_relu() -> None:
+    soft, _ = soften(nn.Sequential(nn.GELU(), nn.SiLU(), nn.Mish(), nn.Linear(1, 1)))
+    annealing = Annealing(soft, 7, 40.0, "inverse")
+    x = torch.linspace(-3, 3, 60001)[:, None]
+    for _ in range(9):
+        annealing.step()
+    for gate in soft[:3]:
+        assert (gate(x) - x.relu()).abs().max().item() == pytest.approx(0.169971 / 40, rel=2e-3)
+    assert not any(parameter.requires_grad for gate in soft[:3] for parameter in gate.parameters())
+
+
+def test_what_the_data_may_be() -> None:
+    x, y = squares(40)
+
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = trained()
+
+        def forward(self, inputs: Tensor, labels: Tensor | None = None) -> dict[str, Any]:
+            logits = self.body(inputs)
+            return {"logits": logits, "loss": None if labels is None else F.cross_entropy(logits, labels)}
+
+    dataset = torch.utils.data.TensorDataset(x, y)
+    forms: list[tuple[nn.Module, Any]] = [
+        (trained(), (x.numpy(), y.numpy())),
+        (trained(), torch.utils.data.DataLoader(dataset, batch_size=16)),
+        (Named(), [{"inputs": x, "labels": y}]),
+    ]
+    for model, data in forms:
+        change = harden(model, data, epochs=1).change
+        assert change.samples == 40 and change.accuracy is not None
+        assert (change.proven is None) == isinstance(model, Named) == bool(change.unproven)
+
+
+class Slow(nn.Module):
+    """A GELU that is hidden from the code: torch.fx takes a scripted function for a whole."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(2, 2)
+        self.table: dict[str, Any] = {"act": torch.ops.aten.gelu}
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(self.table["act"](x))
+
+
+X, Y = squares(8)
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (lambda: harden(nn.Linear(2, 2), (X, Y)), "no activation to harden"),
+        (lambda: harden("model", (X, Y)), "a torch module, not str"),
+        (lambda: harden(trained(), (X, Y), epochs=0), "epochs is a positive number"),
+        (lambda: harden(trained(), (X, Y[:3])), "8 inputs, but 3 classes"),
+        (lambda: harden(trained(), (X.long(), Y)), "not real numbers"),
+        (lambda: harden(trained(), []), "no data"),
+        (lambda: harden(trained(), iter([(X, Y)])), "not list_iterator"),
+        (lambda: harden(trained(), {"x": X}), "not one batch"),
+        (lambda: harden(trained(), (torch.rand(4, 3), Y[:4])), "does not take the data's first batch"),
+        (lambda: harden(trained(), [X]), "no classes"),
+        (lambda: harden(trained(), (X, Y), target=0.5), "at least 1"),
+        (lambda: harden(trained(), (X, Y), schedule="cubic"), "no schedule 'cubic'"),
+        (lambda: harden(trained(), (X, Y), region=(1, 0)), "no range"),
+        (lambda: harden(trained(), (X, Y), region=3), "a least and a greatest value"),
+        (lambda: harden(trained(), (X, Y), loss=lambda m, b: m(b[0]).sum() * math.nan), "infinite or NaN"),
+        (lambda: harden(trained(), (X, Y), optimizer=torch.optim.SGD([X.clone()], 0.1)), "give a function"),
+        (lambda: harden(trained(), (X, Y), optimizer=lambda model: 3), "no optimizer of torch"),
+        (lambda: harden(nn.Sequential(trained(), Slow()), (X, Y)), "module '1' .* computes gelu"),
+        (lambda: Annealing(trained(), 3), "soften it first"),
+    ],
+)
+def test_bad_requests_are_one_clear_line(asked: Callable[[], object], said: str) -> None:
+    with pytest.raises(InputError, match=said) as caught:
+        asked()
+    assert "\n" not in str(caught.value)
+
+
+def test_the_command_hardens_a_model_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "net.py").write_text(
+        "import torch\n"
+        "import torch.nn.functional as F\n"
+        "class Net(torch.nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.a, self.b = torch.nn.Linear(2, 4), torch.nn.Linear(4, 2)\n"
+        "    def forward(self, x):\n"
+        "        return self.b(F.gelu(self.a(x)))\n"
+        "number = 3\n"
+    )
+    import numpy as np
+
+    np.savez(tmp_path / "d.npz", images=X.numpy(), labels=Y.numpy())
+    named = f"{tmp_path / 'net.py'}:Net"
+    torch.save(load(named).state_dict(), tmp_path / "w.pt")
+    out = tmp_path / "n.onnx"
+    asked = [named, "--weights", str(tmp_path / "w.pt"), "--data", str(tmp_path / "d.npz"), "--out", str(out)]
+    assert main([*asked, "--epochs", "1", "--rate", "1e-3", "--quiet"]) == 0
+    said = capsys.readouterr().out
+    assert "F.gelu → LambdaGELU" in said and "proven: by at most" in said and read_onnx(out).output_size == 2
+    (tmp_path / "bad.pt").write_bytes(b"no weights")
+    for change, message in (
+        ({0: named.replace("Net", "Nets")}, "Nets"),
+        ({0: named.replace(":Net", ":number")}, "not callable"),
+        ({0: "no.such.module:Net"}, "No module named"),
+        ({0: "net.py"}, "FILE.py:NAME"),
+        ({2: str(tmp_path / "bad.pt")}, "no weights of this model"),
+        ({2: str(tmp_path / "none.pt")}, "cannot be read"),
+        ({4: str(tmp_path / "none.npz")}, "none.npz"),
+        ({6: str(tmp_path / "n.txt")}, r"a file \*.onnx"),
+    ):
+        assert main([change.get(i, text) for i, text in enumerate(asked)]) == 2
+        error = capsys.readouterr().err
+        assert error.startswith("harden: ") and error.count("\n") == 1, error
+        assert re.search(message, error), error
+
+
+def test_the_function_is_not_hidden_by_the_command() -> None:
+    import verifiable_relu.harden
+
+    assert verifiable_relu.harden is harden
+    with pytest.raises(SystemExit) as end:
+        runpy.run_path(str(ROOT / "verifiable_relu" / "harden.py"), run_name="__main__")
+    assert end.value.code == 2
+
+
+def test_a_model_that_cannot_be_copied_is_named() -> None:
+    class Own(nn.Module):
+        def __deepcopy__(self, memo: object) -> nn.Module:
+            raise TypeError("a lock")
+
+    with pytest.raises(UnsupportedError, match="cannot be copied: a lock"):
+        harden(Own(), (X, Y))

@@ -1,0 +1,223 @@
+"""The replacement of smooth activations in models as people write them: modules, functions, attributes, spellings."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from verifiable_relu.errors import InputError, UnsupportedError
+from verifiable_relu.hardening import soften
+from verifiable_relu.nn import LambdaGELU, substitute_relu
+from verifiable_relu.nn.hardness import Hardness
+from verifiable_relu.nn.rectifiers import HIDDEN, RECTIFIERS, recognise, recognise_module
+
+X = torch.linspace(-3, 3, 12).reshape(4, 3)
+
+
+class Called(nn.Module):
+    """A linear layer and a function of it, which the forward calls."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self.linear(x))
+
+
+def of_names(x: Tensor) -> Tensor:
+    return F.gelu(x)
+
+
+class Spelled(nn.Module):
+    def __init__(self, formula: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.formula = formula
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.formula(x)
+
+
+CALLS: dict[str, Callable[[], nn.Module]] = {
+    "attribute": lambda: Called(F.gelu),
+    "keyword in a partial": lambda: Called(partial(F.gelu, approximate="tanh")),
+    "module": lambda: Called(nn.SiLU()),
+    "function of a function": lambda: Called(of_names),
+    "operator": lambda: Called(lambda x: torch.ops.aten.gelu.default(x)),
+    "keyword": lambda: Called(lambda x: F.gelu(x, approximate="tanh")),
+    "by name": lambda: Called(lambda x: F.silu(input=x)),
+    "a list of functions": lambda: Called(lambda x: [F.relu, F.mish][1](x)),
+    "hardswish": lambda: Called(lambda x: F.hardswish(x)),
+    "written out": lambda: Called(Spelled(lambda x: 0.5 * x * (1 + torch.erf(x / math.sqrt(2))))),
+    "by a sigmoid": lambda: Called(Spelled(lambda x: x * torch.sigmoid(1.702 * x))),
+    "in a Transformer's layer": lambda: nn.TransformerEncoderLayer(3, 1, 4, activation="gelu", batch_first=True),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_gates_compute_the_same_and_relu_takes_their_place(name: str) -> None:
+    torch.manual_seed(0)
+    model = CALLS[name]().eval()
+    before = copy.deepcopy(model)
+    x = X[None]
+    soft, places = soften(copy.deepcopy(model))
+    assert [place.became != "" for place in places if "Attention" not in place.found] == [True]
+    torch.testing.assert_close(soft(x), model(x), rtol=1e-6, atol=1e-6)
+    for gate in (module for module in soft.modules() if isinstance(module, Hardness)):
+        gate.set_lam(1e6)
+    hard = substitute_relu(model)
+    assert not any(isinstance(module, Hardness) for module in hard.modules())
+    torch.testing.assert_close(soft(x), hard(x), rtol=1e-4, atol=1e-5)
+    assert (hard(x) - model(x)).abs().max() > 1e-3, "the activation is another one"
+    assert torch.equal(before(x), model(x)), "the model that was given is changed"
+    assert list(hard.state_dict()) == list(model.state_dict())
+
+
+class Everything(nn.Module):
+    """What a forward of one's own has: arguments with defaults, the training mode, shapes, a shared child, methods."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+        self.shift = nn.Parameter(torch.ones(3))
+        self.unused = nn.Linear(2, 2)
+        self.heads = 3
+        self.rate = 0.5
+
+    def twice(self, x: Tensor) -> Tensor:
+        return self.linear(F.gelu(self.linear(x)))
+
+    def forward(self, x: Tensor, mask: Tensor | None = None, *, scale: float = 2.0, **others: Any) -> Tensor:
+        rows, columns = x.shape
+        if mask is not None:
+            x = x * mask
+        y = F.dropout(F.silu(self.twice(x) + self.shift), self.rate, self.training)
+        return y.view(rows, columns) * scale
+
+
+def test_a_rewritten_module_stays_what_it_was_in_all_else() -> None:
+    torch.manual_seed(0)
+    model = Everything()
+    calls: list[int] = []
+    model.register_forward_hook(lambda *_: calls.append(1))
+    soft, places = soften(copy.deepcopy(model))
+    assert [place.found for place in places] == ["F.gelu", "F.silu"] and isinstance(soft, Everything)
+    assert soft.heads == 3 and soft.twice(X).shape == X.shape
+    assert {name for name, _ in soft.named_parameters()} - {"gelu_0.s", "silu_0.s"} == dict(
+        model.named_parameters()
+    ).keys()
+    soft.eval(), model.eval()
+    torch.testing.assert_close(soft(x=X, mask=None, scale=2.0), model(X))
+    assert len(calls) == 2
+    soft.train()
+    assert not torch.equal(soft(X), soft(X)), "the dropout is lost in training mode"
+    with pytest.raises(AssertionError, match="mask"):
+        soft(X, torch.ones(3))
+    assert not soft(X).isnan().any()
+    soft(X).sum().backward()
+    assert soft.linear.weight.grad is not None
+
+
+class Branching(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.gelu(x) if x.sum() > 0 else x
+
+
+class ByMode(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.gelu(x) if self.training else F.silu(x)
+
+
+class Helped(nn.Module):
+    def helper(self, x: Tensor) -> Tensor:
+        return of_names(x) if bool(x.max() > 1) else x
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.helper(x)
+
+
+class Counting(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x if x.sum() > 0 else -x
+
+
+@pytest.mark.parametrize("kind", [Branching, ByMode, Helped])
+def test_what_cannot_be_traced_is_refused_by_its_path(kind: type[nn.Module]) -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.ModuleDict({"inner": kind()})["inner"])
+    with pytest.raises(
+        UnsupportedError, match=rf"module '1' \({kind.__name__}\): its forward calls gelu.* cannot be traced"
+    ):
+        substitute_relu(model)
+
+
+def test_a_forward_without_activations_need_not_be_traced() -> None:
+    model = nn.Sequential(nn.GELU(), Counting())
+    assert isinstance(substitute_relu(model)[0], nn.ReLU)
+
+
+def test_a_trace_leaves_no_symbols_behind() -> None:
+    class Keeping(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            self.last = x
+            self.calls = getattr(self, "calls", 0) + 1
+            return F.gelu(x)
+
+    model = Keeping()
+    hard = substitute_relu(model)
+    assert "last" not in vars(hard) and "calls" not in vars(hard) and not hard.training ^ model.training
+    copy.deepcopy(hard)
+
+
+def test_shared_modules_stay_shared_and_others_are_named() -> None:
+    shared = nn.GELU()
+    model = nn.Sequential(shared, nn.Tanh(), shared, nn.ELU(), nn.ELU(2.0), nn.Softplus())
+    soft, places = soften(model)
+    assert soft[0] is soft[2] and isinstance(soft[0], LambdaGELU)
+    assert [(place.path, bool(place.became)) for place in places] == [
+        ("0", True), ("1", False), ("3", False), ("4", False), ("5", False)
+    ]  # fmt: skip
+    assert all(place.why for place in places[1:])
+    soft, places = soften(nn.Sequential(nn.ELU(), nn.Softplus(), nn.GELU()), ["elu", "softplus"])
+    assert [bool(place.became) for place in places] == [True, True, False]
+
+
+def test_bad_requests_are_one_line() -> None:
+    with pytest.raises(InputError, match="no activation to harden"):
+        soften(nn.Sequential(nn.Linear(2, 2), nn.Tanh()))
+    with pytest.raises(InputError, match="no activation 'swish' to harden"):
+        substitute_relu(nn.GELU(), activations=["swish"])
+    with pytest.raises(InputError, match="a torch module, not"):
+        substitute_relu("model.onnx")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", RECTIFIERS)
+def test_every_rectifier_tends_to_relu_at_its_rate(name: str) -> None:
+    rectifier = RECTIFIERS[name]
+    assert recognise(rectifier.value) is rectifier and (name in HIDDEN) is rectifier.hidden
+    gate = rectifier.gate().double()
+    x = torch.linspace(-20, 20, 40001, dtype=torch.float64)
+    gate.set_lam(1.0)
+    torch.testing.assert_close(gate(x), rectifier.value(x), rtol=1e-12, atol=1e-12)
+    distance = [gate.supremum / (gate(x) - x.relu()).abs().max().item()]
+    gate.set_lam(50.0)
+    distance.append(gate.supremum / 50 / (gate(x) - x.relu()).abs().max().item())
+    assert distance == pytest.approx([1, 1], rel=1e-2) and min(distance) >= 1 - 1e-9
+
+
+def test_what_computes_something_else_is_not_recognised() -> None:
+    others: list[Callable[[Tensor], Any]] = [
+        *(F.relu, torch.tanh, F.selu, partial(F.elu, alpha=2.0), lambda x: F.gelu(x) * 1.001),
+        *(lambda x: F.gelu(x).sum(), lambda x: F.gelu(x).sort()[0], lambda x: F.gelu(x - x.mean())),
+        *(lambda x: F.gelu(x) if x.sum() > -1 else x, lambda x: "gelu", lambda x: 1 / 0),
+    ]
+    assert [recognise(other) for other in others] == [None] * len(others)
+    assert recognise_module(nn.Sequential(nn.GELU())) is None and recognise_module(nn.Dropout()) is None

@@ -1,0 +1,183 @@
+"""What users of the interface from Python may pass, read and checked: models, images, labels, numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from verifiable_relu.errors import InputError
+from verifiable_relu.network import Network, from_torch, read_onnx
+from verifiable_relu.nn import Normalize
+
+_EXACT_INTEGERS = 2**53
+"""The largest integer up to which every integer is a float64 number."""
+
+
+def array(values: object, what: str) -> np.ndarray:
+    """A tensor, an array or nested lists as a numpy array; a tensor's floating-point numbers are widened to float64.
+
+    Raises:
+        InputError: if the values are no array; the message calls them ``what``.
+    """
+    try:
+        if isinstance(values, Tensor):
+            held = values.detach().cpu()
+            values = held.double() if held.is_floating_point() else held
+        return np.asarray(values)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(f"{what}: not an array of numbers: {error}") from None
+
+
+def pixels(images: np.ndarray | Tensor) -> np.ndarray:
+    """The images as an array of finite float64 numbers, (n, *input shape).
+
+    Raises:
+        InputError: for anything but finite real numbers that float64 represents exactly.
+    """
+    found = array(images, "images")
+    if found.dtype.kind not in "fiub" or found.dtype.itemsize > 8:
+        raise InputError(f"images of dtype {found.dtype} where real numbers of at most 64 bits are expected")
+    if found.ndim < 2:
+        raise InputError(f"images of shape {found.shape} where (n, *input shape) is expected")
+    if found.dtype.kind in "iu" and found.size and max(-int(found.min()), int(found.max())) > _EXACT_INTEGERS:
+        raise InputError("a pixel is an integer beyond 2^53, which is no float64 number")
+    found = found.astype(np.float64)
+    bad = np.argwhere(~np.isfinite(found))
+    if len(bad):
+        raise InputError("a pixel is NaN or infinite", place=f"image {bad[0][0]}")
+    return found
+
+
+def classes(labels: object, what: str = "labels") -> np.ndarray:
+    """Class numbers as an array, int64 (n,).
+
+    Raises:
+        InputError: if they are no integers of one axis; the message calls them ``what``.
+    """
+    found = array(labels, what)
+    if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
+        raise InputError(f"{what} of shape {found.shape} and dtype {found.dtype} where n integers are expected")
+    return found.clip(-1, 2**62).astype(np.int64)
+
+
+def hardness(joint: object) -> float | Sequence[float] | None:
+    """The value of λ that the argument ``joint`` states: a number or one per layer; None if ``joint`` is True."""
+    if isinstance(joint, bool | np.bool_):
+        return None
+    if isinstance(joint, str | bytes | Mapping | set):
+        raise InputError(f"joint is {joint!r:.60}, neither a number, nor one for each layer, nor True or False")
+    found = array(joint, "joint")
+    if found.dtype.kind not in "fiu" or found.ndim > 1:
+        raise InputError(f"joint is {joint!r:.60}, neither a number, nor one for each layer, nor True or False")
+    return [float(number) for number in found] if found.ndim else float(found)
+
+
+def radii(eps: object) -> object:
+    """The radii of balls as a number, or an array of numbers or fractions.
+
+    Raises:
+        InputError: if they are neither.
+    """
+    if isinstance(eps, Tensor) or (isinstance(eps, np.ndarray) and eps.dtype != object):
+        found = array(eps, "eps")
+        if found.dtype.kind not in "fiu":
+            raise InputError(f"radii of dtype {found.dtype} where real numbers are expected")
+        return found if found.ndim else found.item()
+    if isinstance(eps, list | tuple):
+        try:
+            return np.array(eps, dtype=object)
+        except ValueError:
+            raise InputError("eps: not an array of numbers") from None
+    return eps
+
+
+def masked(eps: object, mask: object, shape: tuple[int, ...]) -> object:
+    """Radii that are 0 outside of a mask: an array in the images' shape, (n, …).
+
+    Raises:
+        InputError: if the mask is not boolean, or does not broadcast to the images' shape.
+    """
+    chosen = array(mask, "mask")
+    if chosen.dtype != bool:
+        raise InputError(f"a mask of dtype {chosen.dtype}, where bool is expected")
+    radius = np.asarray(eps, dtype=object)
+    if radius.ndim == 1 and len(radius) == shape[0]:
+        radius = radius.reshape(-1, *(1,) * (len(shape) - 1))
+    try:
+        found = np.broadcast_to(radius, shape).copy()
+        found[~np.broadcast_to(chosen, shape)] = Fraction(0)
+        return found
+    except ValueError:
+        raise InputError(f"a mask of shape {chosen.shape} and radii {radius.shape} for images of {shape}") from None
+
+
+def normalize(mean: object, std: object) -> Normalize | None:
+    """The normalisation that two arguments describe; None if both are None.
+
+    Raises:
+        InputError: if they are no numbers, or ``std`` is not positive.
+    """
+    if mean is None and std is None:
+        return None
+    found = [array(0.0 if mean is None else mean, "mean"), array(1.0 if std is None else std, "std")]
+    for numbers, name in zip(found, ("mean", "std"), strict=True):
+        if numbers.dtype.kind not in "fiu" or numbers.ndim > 1:
+            raise InputError(f"{name}: one number, or one for each channel, is expected")
+    try:
+        return Normalize(*(numbers.tolist() for numbers in found))
+    except ValueError as error:
+        raise InputError(str(error)) from None
+
+
+Model = nn.Module | Network | Path | str | bytes
+"""A torch module, a network, or an ONNX file by its path or as bytes."""
+
+
+def network(model: Model, shape: tuple[int, ...], first: Normalize | None = None) -> Network:
+    """The network of a model.
+
+    Args:
+        model: the model; a torch module is read in evaluation mode.
+        shape: of an input sample, which torch modules do not tell.
+        first: a normalisation of the input that is not part of the model.
+
+    Raises:
+        InputError: if the model cannot be read.
+    """
+    match model:
+        case Network():
+            return model if first is None else _after(first, model)
+        case nn.Module():
+            if first is not None:
+                parameter = next(model.parameters(), None)
+                first = first if parameter is None else first.to(parameter)
+            traced = from_torch(model if first is None else nn.Sequential(first, model), shape, type(model).__name__)
+            # Verification needs no gradients of the weights, and replay runs on the CPU whatever the device.
+            nodes = tuple(node.map_tensors(lambda t: t.detach().cpu()) for node in traced.nodes)
+            return Network(nodes, name=traced.name)
+        case Path() | str() | bytes():
+            read = read_onnx(model)
+            return read if first is None else _after(first, read)
+    raise InputError(f"a model is a torch module, a Network or an ONNX file, not {type(model).__name__}")
+
+
+def _after(first: Normalize, then: Network) -> Network:
+    """A network behind a normalisation of its input, in the precision of the network's weights."""
+    dtypes: list[torch.dtype] = []
+
+    def seen(tensor: Tensor) -> Tensor:
+        dtypes.append(tensor.dtype)
+        return tensor
+
+    for node in then.nodes:
+        node.map_tensors(seen)
+    dtype = next((each for each in dtypes if each.is_floating_point), torch.float32)
+    head = from_torch(first.to(dtype), then.input_shape).nodes
+    moved = [replace(node, inputs=tuple(index + len(head) - 1 for index in node.inputs)) for node in then.nodes[1:]]
+    return Network((*head, *moved), name=then.name)

@@ -1,0 +1,143 @@
+"""Several radii at once, and the largest radius that is proved, by bisection."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from verifiable_relu.api import arguments
+from verifiable_relu.api.arguments import Model
+from verifiable_relu.api.verifying import Number, verify
+from verifiable_relu.campaign import Result
+from verifiable_relu.errors import InputError
+from verifiable_relu.spec.balls import exact_number
+from verifiable_relu.spec.property import nearest, round_down, round_up
+from verifiable_relu.verifiers.base import Verdict
+
+
+@dataclass(frozen=True)
+class Radii:
+    """What is known of the largest radius of each image up to which no input changes its class.
+
+    Attributes:
+        certified: float64 (n,), the largest radius that was proved, rounded down; 0 if none was.
+        refuted: float64 (n,), the smallest radius with a confirmed counterexample, rounded up; inf if none was found.
+        rounds: the number of rounds of the bisection.
+    """
+
+    certified: np.ndarray
+    refuted: np.ndarray
+    rounds: int
+
+
+def verify_radii(
+    model: Model,
+    images: np.ndarray | Tensor,
+    labels: Sequence[int] | np.ndarray | Tensor,
+    radii: Sequence[Number],
+    **options: Any,
+) -> list[list[Result]]:
+    """Answer every image for several radii, each from the last.
+
+    A counterexample for a radius is one for every larger radius, and a proof for a radius is one for every smaller
+    radius: the radii are asked in ascending order, and an image that is refuted is asked no more.
+
+    Args:
+        model: as in ``verify``.
+        images: as in ``verify``.
+        labels: as in ``verify``.
+        radii: the radii, in any order.
+        options: further arguments of ``verify``.
+
+    Returns:
+        For each radius, in the given order, a result per image.
+
+    Raises:
+        InputError: as ``verify``, or if there are no radii.
+    """
+    try:
+        exact = [exact_number(radius, "a radius") for radius in radii]
+    except TypeError:
+        raise InputError(f"radii are a list of numbers, not {radii!r:.40}") from None
+    if not exact:
+        raise InputError("there are no radii")
+    pixels, true = arguments.pixels(images), arguments.classes(labels)
+    if len(pixels) != len(true):
+        raise InputError(f"{len(true)} labels for {len(pixels)} images")
+    network = _once(model, pixels, options)
+    found: dict[Fraction, list[Result]] = {}
+    known: dict[int, Result] = {}
+    for radius in sorted(set(exact)):
+        open_ = [i for i in range(len(pixels)) if i not in known]
+        results = dict(zip(open_, verify(network, pixels[open_], true[open_], radius, **options), strict=True))
+        found[radius] = [results.get(i, known.get(i)) for i in range(len(pixels))]  # type: ignore[misc]
+        known |= {i: result for i, result in results.items() if result.verdict is Verdict.SAT}
+    return [found[radius] for radius in exact]
+
+
+def certified_radius(
+    model: Model,
+    images: np.ndarray | Tensor,
+    labels: Sequence[int] | np.ndarray | Tensor,
+    *,
+    upper: Number = 1,
+    tolerance: Number = Fraction(1, 1000),
+    method: str = "crown",
+    **options: Any,
+) -> Radii:
+    """The largest radius that is proved around each image, by bisection, all images in one batch per round.
+
+    Args:
+        model: as in ``verify``.
+        images: as in ``verify``.
+        labels: as in ``verify``.
+        upper: the largest radius that is tried, > 0.
+        tolerance: the bisection ends when every image's radius is known to be in an interval of at most this width, or
+            to be larger than ``upper``. Where ``method`` decides nothing, the interval is that between proved and not
+            proved.
+        method: the name of a verifier. A method of bounds proves at every smaller radius what it proves at a larger
+            one, as a rule; a radius that is returned was itself proved in any case.
+        options: further arguments of ``verify``, such as ``norm`` and ``timeout`` (seconds for an image and round).
+
+    Raises:
+        InputError: as ``verify``, or for a bad ``upper`` or ``tolerance``.
+    """
+    limit, width = exact_number(upper, "upper"), exact_number(tolerance, "the tolerance")
+    if limit <= 0 or width <= 0:
+        raise InputError("upper and the tolerance are positive")
+    pixels, true = arguments.pixels(images), arguments.classes(labels)
+    if len(pixels) != len(true):
+        raise InputError(f"{len(true)} labels for {len(pixels)} images")
+    network, count = _once(model, pixels, options), len(pixels)
+    low, high = [Fraction(-1)] * count, [limit] * count
+    refuted: list[float] = [math.inf] * count
+    # The first round asks for the image alone, the second for the largest radius.
+    asked, rounds = [Fraction(0)] * count, 0
+    open_ = list(range(count))
+    while open_:
+        radii = np.array([asked[i] for i in open_], dtype=object)
+        results = verify(network, pixels[open_], true[open_], radii, method, **options)
+        for i, result in zip(open_, results, strict=True):
+            if result.verdict is Verdict.UNSAT:
+                low[i] = asked[i]
+            else:
+                high[i] = min(high[i], asked[i])
+                if result.verdict is Verdict.SAT:
+                    refuted[i] = min(refuted[i], round_up(asked[i]))
+            asked[i] = limit if rounds == 0 else (max(low[i], Fraction(0)) + high[i]) / 2
+        rounds += 1
+        open_ = [i for i in open_ if low[i] >= 0 and low[i] < limit and high[i] - low[i] > width]
+    certified = np.array([round_down(max(radius, Fraction(0))) for radius in low])
+    return Radii(certified, np.array([nearest(radius) for radius in refuted]), rounds)
+
+
+def _once(model: Model, pixels: np.ndarray, options: dict[str, Any]) -> Model:
+    """The network of a model, read once for several calls of ``verify``; its normalisation is taken in."""
+    first = arguments.normalize(options.pop("mean", None), options.pop("std", None))
+    return arguments.network(model, pixels.shape[1:], first)

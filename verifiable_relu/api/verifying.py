@@ -1,0 +1,243 @@
+"""The function ``verify``: is a model's answer the same for all inputs around images, or for all of a property?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from verifiable_relu.api import arguments
+from verifiable_relu.api.arguments import Model
+from verifiable_relu.campaign import Case, Result, run
+from verifiable_relu.campaign.inputs import believe, time_limit, verifier
+from verifiable_relu.errors import InputError
+from verifiable_relu.network import Network, hardened
+from verifiable_relu.spec import Property, Query, SpecFile, linf_properties, queries, read_vnnlib
+from verifiable_relu.spec.balls import exact_number
+from verifiable_relu.spec.robustness import outside_top, patch_masks, targeted, within_balls
+from verifiable_relu.verifiers.base import Verifier
+
+Number = Fraction | float
+Asked = Property | SpecFile | Path | str
+"""A property, or a VNN-LIB file as it was read or by its path."""
+
+
+def verify(
+    model: Model,
+    images: np.ndarray | Tensor | None = None,
+    labels: Sequence[int] | np.ndarray | Tensor | None = None,
+    eps: Number | np.ndarray | Tensor | Sequence[Number] | None = None,
+    method: str = "auto",
+    timeout: float = 60.0,
+    clip: tuple[Number, Number] = (0, 1),
+    device: str = "cpu",
+    progress: bool = False,
+    joint: float | Sequence[float] | bool = False,
+    memory: int | None = None,
+    *,
+    norm: float | str = math.inf,
+    mask: np.ndarray | Tensor | None = None,
+    patch: tuple[int, int] | None = None,
+    targets: Sequence[int] | np.ndarray | Tensor | None = None,
+    top_k: int = 1,
+    mean: float | Sequence[float] | None = None,
+    std: float | Sequence[float] | None = None,
+    properties: Asked | Sequence[Asked] | None = None,
+) -> list[Result]:
+    """Decide for each image whether the model gives the image's label to every input in the ball around it.
+
+    The ball of an image is the set of inputs x with ‖x − image‖ ≤ ``eps`` whose pixels lie within ``clip``. In place of
+    images, ``properties`` may be asked about: boxes and polytopes (``spec.box_property``), or VNN-LIB files.
+
+    Args:
+        model: a torch module, which is read in evaluation mode; a ``Network``; or an ONNX file, by path or as bytes.
+        images: (n, *input shape), in the units of ``clip``; each number is taken exactly, bit for bit.
+        labels: (n,), the true classes; not needed with ``targets``.
+        eps: the radius, ≥ 0, in the same units; a ``Fraction`` such as ``Fraction(1, 255)`` stays exact. Several
+            numbers are one for each image, (n,), or, for L∞, one for each pixel in a shape that broadcasts to that of
+            ``images``. All numbers may be numpy scalars, or tensors without axes.
+        method: the name of a verifier.
+        timeout: seconds for each image.
+        clip: the least and the greatest valid value of a pixel.
+        device: the torch device on which bounds and attack run.
+        progress: whether a progress bar is shown on stderr.
+        joint: asks at once for the ReLU network and for all networks that have λ'-GELU with λ' ≥ λ in place of ReLU.
+            The value is λ, one number for the network or one for each layer; True takes the λ of the model's own
+            λ-GELUs (``network.hardened``), and False asks for the model alone.
+        memory: the bytes that bounds may hold at once, approximately, for methods with such a limit; None leaves the
+            method's own.
+        norm: inf, 2 or 1 (numbers or text). L1 and L2 balls are bounded by linear bounds in the dual norm; where these
+            do not decide, ``method`` is asked about the box around the ball, and ``detail`` says so.
+        mask: bool, in a shape that broadcasts to that of ``images``: the pixels that may change. For L∞ only.
+        patch: (height, width): a rectangle of pixels may change by ``eps``, wherever in the image it lies, and nothing
+            else. All its places are one question, with one time limit. For L∞ only.
+        targets: (n,), classes: asks whether an input of the ball is given the target, in place of whether one is given
+            another class than the label.
+        top_k: asks whether the label is among the ``top_k`` largest outputs.
+        mean: what the model expects to be subtracted from its input, one number or one for each channel, if that is not
+            part of the model; images, ``eps`` and ``clip`` are in the units before that.
+        std: what the model expects its input to be divided by then.
+        properties: a property, the path of a VNN-LIB file, or a sequence of them, to be asked in place of images.
+
+    Returns:
+        One result per image or property, in their order. ``verdict`` is *unsat* where no input of the ball changes the
+        class; *sat* where ``counterexample`` does (a tie of two outputs counts); otherwise *unknown*, for the reason in
+        ``reason`` and ``detail``. For *unsat*, ``margin`` ≥ 0 is a proven lower bound, over the ball, of the difference
+        between the label's output and the largest other one (or of how far the unsafe outputs are missed).
+
+    Raises:
+        InputError: (a ``ValueError``) for a bad model, shape, number, label, method or limit.
+    """
+    if not isinstance(method, str):
+        raise InputError(f"a method is named by a string, not {method!r:.60}")
+    if not isinstance(device, str | torch.device):
+        raise InputError(f"a device is named by a string, not {device!r:.60}")
+    limit = time_limit(float(exact_number(timeout, "the time limit")))
+    chosen = verifier(method, str(device), memory)
+    first = arguments.normalize(mean, std)
+    if properties is not None:
+        others = {"images": images, "labels": labels, "eps": eps, "mask": mask, "patch": patch, "targets": targets}
+        given = next((name for name, value in others.items() if value is not None), None)
+        if given is not None:
+            raise InputError(f"properties are asked in place of images; {given} has no meaning with them")
+        specs = _specs(properties)
+        network = _joint(arguments.network(model, _shape(specs, model), first), joint)
+        cases = [Case(network.name, name, tuple(_queries(spec, network)), limit) for name, spec in specs]
+    else:
+        if images is None or eps is None or (labels is None and targets is None):
+            raise InputError("images, labels (or targets) and eps are needed, or properties in their place")
+        pixels = arguments.pixels(images)
+        network = _joint(arguments.network(model, pixels.shape[1:], first), joint)
+        order = _order(norm)
+        sets = _balls(network, pixels, labels, arguments.radii(eps), clip, order, mask, patch, targets, top_k)
+        if order != math.inf:
+            chosen = _in_balls(chosen)
+        cases = [
+            Case(network.name, f"image {i}", tuple(Query(network, prop) for prop in props), limit)
+            for i, props in enumerate(sets)
+        ]
+    believe(network, [query.property for case in cases for query in case.queries])
+    if not progress:
+        return run(cases, chosen)
+    # Imported here, because the bar alone needs the library rich.
+    from verifiable_relu.campaign.console import Watcher
+
+    with Watcher(len(cases)) as watcher:
+        return run(cases, chosen, observer=watcher)
+
+
+def _joint(network: Network, joint: float | Sequence[float] | bool) -> Network:
+    if isinstance(joint, bool | np.bool_) and not joint:
+        return network
+    return hardened(network, arguments.hardness(joint))
+
+
+def _in_balls(chosen: Verifier) -> Verifier:
+    from verifiable_relu.verifiers.balls import InBalls
+
+    return InBalls(chosen)
+
+
+def _order(norm: object) -> float:
+    """The order of a norm, which users write as a number or text."""
+    names: dict[object, float] = {"inf": math.inf, "linf": math.inf, "1": 1, "l1": 1, "2": 2, "l2": 2}
+    given: object = norm.lower().lstrip("_") if isinstance(norm, str) else norm
+    found = names.get(given) if isinstance(given, str) else given
+    if isinstance(found, int | float) and not isinstance(found, bool) and found in (1, 2, math.inf):
+        return float(found)
+    raise InputError(f"norm is {norm!r:.40}, none of inf, 2 and 1")
+
+
+def _balls(
+    network: Network,
+    pixels: np.ndarray,
+    labels: object,
+    eps: object,
+    clip: tuple[Number, Number],
+    order: float,
+    mask: object,
+    patch: object,
+    targets: object,
+    top_k: object,
+) -> list[list[Property]]:
+    """The properties of each image: several where a patch has several places."""
+    if pixels.shape[1:] != network.input_shape:
+        raise InputError(f"images of shape {pixels.shape[1:]}, but the network takes {network.input_shape}")
+    classes, count = network.output_size, len(pixels)
+    if classes < 2:
+        raise InputError(f"the network has {classes} output, but classes are compared")
+    true = arguments.classes(targets, "targets") if labels is None else arguments.classes(labels)
+    if order != math.inf and (mask is not None or patch is not None):
+        raise InputError("masks and patches are for norm=inf")
+    if isinstance(top_k, bool) or not isinstance(top_k, int | np.integer):
+        raise InputError(f"top_k is {top_k!r:.40}, no whole number")
+    if patch is not None and mask is not None:
+        raise InputError("either a mask or a patch is given, not both")
+    if mask is not None:
+        eps = arguments.masked(eps, mask, pixels.shape)
+    places = [eps]
+    if patch is not None:
+        places = [arguments.masked(eps, place, pixels.shape) for place in patch_masks(pixels.shape[1:], _size(patch))]
+    each = [linf_properties(pixels, true, radii, classes, clip) for radii in places]  # type: ignore[arg-type]
+    if order != math.inf:
+        if np.ndim(eps) > 1:  # type: ignore[arg-type]
+            raise InputError("radii of pixels are for norm=inf; L1 and L2 balls have one for each image")
+        numbers = np.broadcast_to(np.asarray(eps, dtype=object), (count,)).tolist()
+        radii_of = [exact_number(radius, "eps") for radius in numbers]
+        each = [within_balls(each[0], pixels, radii_of, int(order))]
+    if targets is not None:
+        wanted = arguments.classes(targets, "targets")
+        if len(wanted) != count or not ((wanted >= 0) & (wanted < classes)).all():
+            raise InputError(f"targets are {count} numbers in 0 to {classes - 1}, one for each image")
+        if top_k != 1:
+            raise InputError("top_k has no meaning with targets")
+        each = [[replace(p, unsafe=targeted(int(t), classes)) for p, t in zip(e, wanted, strict=True)] for e in each]
+    elif top_k != 1:
+        outside = {int(label): outside_top(int(label), int(top_k), classes) for label in np.unique(true)}
+        each = [[replace(p, unsafe=outside[int(c)]) for p, c in zip(e, true, strict=True)] for e in each]
+    return [list(several) for several in zip(*each, strict=True)]
+
+
+def _size(patch: object) -> tuple[int, int]:
+    try:
+        height, width = (int(extent) for extent in patch)  # type: ignore[attr-defined]
+    except (TypeError, ValueError):
+        raise InputError(f"a patch is (height, width) in pixels, not {patch!r:.40}") from None
+    return height, width
+
+
+def _specs(asked: Asked | Sequence[Asked]) -> list[tuple[str, Property | SpecFile]]:
+    """The properties and files that are asked about, with names."""
+    several = [asked] if isinstance(asked, Property | SpecFile | Path | str) else list(asked)
+    found: list[tuple[str, Property | SpecFile]] = []
+    for each in several:
+        if isinstance(each, Path | str):
+            each = read_vnnlib(each)
+        if isinstance(each, SpecFile):
+            found.append((str(each.path), each))
+        elif isinstance(each, Property):
+            found.append((each.name, each))
+        else:
+            raise InputError(f"a property is a Property or a VNN-LIB file, not {type(each).__name__}")
+    return found
+
+
+def _shape(specs: Sequence[tuple[str, Property | SpecFile]], model: Model) -> tuple[int, ...]:
+    """The shape of the input sample that properties speak of, which only torch modules need."""
+    if not specs:
+        raise InputError("there are no properties")
+    spec = specs[0][1]
+    if isinstance(spec, Property):
+        return (spec.box.size,)
+    shape = spec.inputs.shape
+    return shape[1:] if len(shape) > 1 and shape[0] == 1 else shape
+
+
+def _queries(spec: Property | SpecFile, network: Network) -> list[Query]:
+    return [Query(network, spec)] if isinstance(spec, Property) else queries(spec, network)

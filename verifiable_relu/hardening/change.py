@@ -1,0 +1,143 @@
+"""What the replacement of a model's λ-gates by ReLU changes: measured on data, and bounded over a region."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from verifiable_relu.bounds.change import substitution_change
+from verifiable_relu.bounds.types import Bounds
+from verifiable_relu.errors import InputError
+from verifiable_relu.hardening import batches
+from verifiable_relu.hardening.batches import Batch
+from verifiable_relu.network import Network, from_torch
+
+PATIENCE = 60.0
+"""The seconds after which a proof of the change goes on with interval bounds alone."""
+
+Outputs = Callable[[nn.Module, Batch], Tensor]
+"""A function that returns a model's outputs (n, …) for a batch."""
+
+Region = tuple[float, float]
+"""The least and the greatest value of each input."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """The effect of hardening on a model.
+
+    The *smooth* model is the fine-tuned one with λ at its target, the *hard* one the same with ReLU in place of the
+    gates. Accuracies are in [0, 1], and None if the data have no classes.
+
+    Attributes:
+        samples: the number of samples on which the effect was measured.
+        accuracy_before: the accuracy of the model as it was given.
+        accuracy_smooth: the accuracy of the smooth model.
+        accuracy: the accuracy of the hard model.
+        mean: the mean of |hard model's output − smooth model's output|.
+        worst: the maximum of the same.
+        flipped: the number of samples for which the two models predict different classes.
+        region: the least and the greatest value of each input of the region for which ``proven`` holds.
+        proven: a proven upper bound of the change of any output over all inputs of the region, in real arithmetic;
+            None if there is none.
+        unproven: why there is no such bound; empty if there is one.
+    """
+
+    samples: int
+    accuracy_before: float | None
+    accuracy_smooth: float | None
+    accuracy: float | None
+    mean: float
+    worst: float
+    flipped: int
+    region: Region | None
+    proven: float | None
+    unproven: str = ""
+
+    def __str__(self) -> str:
+        lines = []
+        if self.accuracy is not None:
+            lines.append(
+                f"accuracy on {self.samples} samples: {self.accuracy_before:.2%} before, {self.accuracy_smooth:.2%} "
+                f"with λ-gates, {self.accuracy:.2%} with ReLU"
+            )
+        lines.append(
+            f"the swap changes outputs by {self.mean:.3g} in the mean and {self.worst:.3g} at most on these samples, "
+            f"and the predictions of {self.flipped}"
+        )
+        if self.proven is not None and self.region is not None:
+            low, high = self.region
+            lines.append(f"proven: by at most {self.proven:.3g} for all inputs in [{low:g}, {high:g}]")
+        else:
+            lines.append(f"no bound of the change is proven: {self.unproven}")
+        return "\n".join(lines)
+
+
+@torch.no_grad()
+def measure(
+    before: nn.Module,
+    smooth: nn.Module,
+    hard: nn.Module,
+    data: Iterable[Batch],
+    outputs: Outputs,
+    region: Region | None,
+) -> Change:
+    """Compare a model as it was with what hardening made of it, all in evaluation mode.
+
+    Args:
+        before: the model as it was given.
+        smooth: the fine-tuned model with λ-gates.
+        hard: the same with ReLU.
+        data: the batches on which the models are compared.
+        outputs: a model's outputs for a batch.
+        region: the region over which the change is bounded; None takes the range of the data's numbers.
+    """
+    samples, total, count, worst, flipped = 0, 0.0, 0, 0.0, 0
+    right: list[int] | None = [0, 0, 0]
+    known: list[Region] = []
+    shape: tuple[int, ...] | None = None
+    for batch in data:
+        batch = batches.moved(batch, hard)
+        results = [outputs(model, batch) for model in (before, smooth, hard)]
+        change = (results[2].double() - results[1].double()).abs()
+        predicted = [result.argmax(-1) for result in results]
+        true = batches.classes(batch)
+        shape = batches.sample_shape(batch)
+        if shape is not None:
+            known.append(batches.value_range(batch))
+        samples += len(results[2])
+        total, count = total + change.sum().item(), count + change.numel()
+        worst = max(worst, change.max().item())
+        flipped += int((predicted[1] != predicted[2]).sum())
+        if true is None or true.shape != predicted[2].shape:
+            right = None
+        elif right is not None:
+            right = [n + int((p == true).sum()) for n, p in zip(right, predicted, strict=True)]
+    if region is None and known:
+        region = min(low for low, _ in known), max(high for _, high in known)
+    proven, why = _proven(smooth, shape, region)
+    first, second, third = (None, None, None) if right is None else (n / samples for n in right)
+    return Change(samples, first, second, third, total / count, worst, flipped, region, proven, why)
+
+
+def _proven(smooth: nn.Module, shape: tuple[int, ...] | None, region: Region | None) -> tuple[float | None, str]:
+    """A proven bound of the change of any output over a region, or None and the reason."""
+    if shape is None or region is None:
+        return None, "the model's input is not one tensor of real numbers"
+    try:
+        read = from_torch(smooth, shape)
+        # The bounds are computed on the CPU, whatever the model's device, and need no gradients of the weights.
+        nodes = tuple(node.map_tensors(lambda t: t.detach().cpu()) for node in read.nodes)
+        network = Network(nodes).to(torch.float64)
+        ones = torch.ones(1, *shape, dtype=torch.float64)
+        deadline = time.monotonic() + PATIENCE
+        found = substitution_change(
+            network, Bounds(ones * region[0], ones * region[1]), stop=lambda: time.monotonic() > deadline
+        )
+    except InputError as error:
+        return None, str(error)
+    return torch.maximum(-found.lower, found.upper).max().item(), ""

@@ -1,0 +1,210 @@
+"""Harden a trained model of one's own: its GELU, SiLU and the like become ReLU, and the network is written as ONNX.
+
+python -m verifiable_relu.harden model.py:make --weights model.pt --data mnist --out hard.onnx
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+import pickle
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from verifiable_relu.arguments import Parser, fraction
+from verifiable_relu.data.registry import DATASETS
+from verifiable_relu.errors import InputError
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+_SCHEDULES = ("linear", "log", "inverse")
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    about, _, more = (__doc__ or "").partition("\n")
+    made = Parser(
+        label="harden",
+        prog="verifiable-relu harden",
+        description=about,
+        epilog=more,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    made.add_argument(
+        "model",
+        metavar="MODEL",
+        help="FILE.py:NAME or package.module:NAME, where NAME is a torch module or a function that makes one; "
+        "the file is run",
+    )
+    made.add_argument("--weights", type=Path, metavar="FILE", help="a state_dict that torch.save wrote")
+    made.add_argument(
+        "--data",
+        required=True,
+        metavar="NAME|FILE.npz",
+        help=f"{', '.join(DATASETS)}, or a file with the arrays images (in [0, 1]) and labels",
+    )
+    made.add_argument("--samples", type=_count, metavar="N", help="fine-tune on the first N images (default: all)")
+    made.add_argument("--epochs", type=_count, default=3, metavar="N", help="passes over the data (default: 3)")
+    made.add_argument("--rate", type=_rate, metavar="R", help="first learning rate of AdamW (default: 1e-3)")
+    made.add_argument("--target", type=float, default=160.0, metavar="LAMBDA", help="λ at the end (default: 160)")
+    made.add_argument("--schedule", choices=_SCHEDULES, default="log", help="how λ grows (default: log)")
+    made.add_argument("--activations", metavar="A,B", help="activations to harden (default: all of hidden layers)")
+    made.add_argument("--seed", type=int, default=0, metavar="N", help="seed of torch's random numbers (default: 0)")
+    made.add_argument("--device", default="cpu", help="a torch device (default: cpu)")
+    made.add_argument("--out", type=Path, required=True, metavar="N.onnx", help="the ONNX file to write")
+    made.add_argument("--quiet", action="store_true", help="print nothing but errors to stderr")
+    return made
+
+
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and 1 <= len(text) < 10 and int(text)):
+        raise argparse.ArgumentTypeError(f"'{text}' is no positive number")
+    return int(text)
+
+
+def _rate(text: str) -> float:
+    try:
+        rate = float(fraction(text))
+    except (ValueError, OverflowError):
+        rate = 0.0
+    if rate <= 0:
+        raise argparse.ArgumentTypeError(f"'{text}' is no positive number")
+    return rate
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit status: 0 when done, 2 for bad input, 130 after Ctrl-C."""
+    options = parser().parse_args(arguments)
+    try:
+        run(options)
+    except InputError as error:
+        print(f"harden: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("harden: interrupted", file=sys.stderr)
+        return 130
+    return 0
+
+
+def run(options: argparse.Namespace) -> None:
+    """Harden the model that the command's options name, write it, and print the report.
+
+    Raises:
+        InputError: for a model, weights, data, a device or an output file that cannot be used.
+    """
+    if options.out.suffix != ".onnx" or not options.out.parent.is_dir():
+        raise InputError("the output is a file *.onnx in a folder that exists", path=options.out)
+    # Imported here, because the imports load torch, for which --help need not wait.
+    import torch
+
+    from verifiable_relu.hardening import harden
+    from verifiable_relu.hardening.batches import BATCH_SIZE
+    from verifiable_relu.hardening.loop import default_optimizer
+    from verifiable_relu.network.device import device
+    from verifiable_relu.nn.rectifiers import HIDDEN
+
+    torch.manual_seed(options.seed)
+    model = load(options.model, options.weights).to(device(options.device))
+    training, test = _data(options.data)
+    training = (training[0][: options.samples], training[1][: options.samples])
+    steps = options.epochs * -(-len(training[0]) // BATCH_SIZE)
+    hardened = harden(
+        model,
+        training,
+        epochs=options.epochs,
+        held_out=test,
+        optimizer=lambda model: default_optimizer(model, steps, options.rate),
+        target=options.target,
+        schedule=options.schedule,
+        activations=HIDDEN if options.activations is None else options.activations.split(","),
+        region=(0.0, 1.0),
+        progress=not options.quiet,
+    )
+    hardened.model.cpu()
+    hardened.write(options.out)
+    print(hardened)
+    print(f"wrote {options.out}; next, write properties and answer them:")
+    print(
+        f"  python -m verifiable_relu.spec --net {options.out} --data {options.data} --correct 20 --eps 1/255 --out P"
+    )
+    print("  python -m verifiable_relu.certify --spec P")
+
+
+def load(named: str, weights: Path | None = None) -> nn.Module:
+    """The torch module of a name ``FILE.py:NAME`` or ``package.module:NAME``, with weights from a file.
+
+    Args:
+        named: where the module, or a function without arguments that makes one, is found. The file is run.
+        weights: a ``state_dict``, alone or under the key ``state_dict`` or ``model``; None leaves the weights.
+
+    Raises:
+        InputError: if there is no such module, its code fails, or the weights are damaged or do not fit.
+    """
+    from torch import nn
+
+    source, _, name = named.rpartition(":")
+    if not source or not name.isidentifier():
+        raise InputError(f"a model is named FILE.py:NAME or package.module:NAME, not {named!r:.100}")
+    try:
+        found = getattr(_module(source), name)
+        model = found if isinstance(found, nn.Module) else found()
+    except InputError:
+        raise
+    except Exception as error:  # The user's code may raise anything.
+        raise InputError(f"{type(error).__name__}: {error}", path=source, place=name) from error
+    if not isinstance(model, nn.Module):
+        raise InputError(f"it is a {type(model).__name__}, no torch module", path=source, place=name)
+    if weights is not None:
+        _load_weights(model, weights)
+    return model
+
+
+def _module(source: str) -> Any:
+    if not source.endswith(".py"):
+        sys.path.insert(0, "")
+        return importlib.import_module(source)
+    path = Path(source)
+    if not path.is_file():
+        raise InputError("no such file", path=path)
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules.setdefault(path.stem, module)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _load_weights(model: nn.Module, path: Path) -> None:
+    import torch
+
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+        state = next((state[key] for key in ("state_dict", "model") if isinstance(state.get(key), dict)), state)
+        model.load_state_dict(state)
+    except OSError as error:
+        raise InputError(f"cannot be read: {error.strerror}", path=path) from None
+    except (RuntimeError, EOFError, AttributeError, TypeError, ValueError, pickle.UnpicklingError) as error:
+        raise InputError(f"no weights of this model: {error}", path=path) from None
+
+
+def _data(source: str) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """The images and labels to fine-tune on, and those to measure on; of a file, both are the same."""
+    import torch
+
+    if source.endswith(".npz"):
+        from verifiable_relu.spec.arrays import read_images
+
+        images, labels = read_images(source)
+        pair = torch.as_tensor(images, dtype=torch.float32), torch.as_tensor(labels)
+        return pair, pair
+    from verifiable_relu.data import load as named
+
+    training, test = named(source, "train"), named(source, "test")
+    return (
+        (torch.from_numpy(training.images), torch.from_numpy(training.labels)),
+        (torch.from_numpy(test.images), torch.from_numpy(test.labels)),
+    )

@@ -1,0 +1,252 @@
+"""The function ``harden``: fine-tuning while λ grows, the swap to ReLU, and the report of what it changed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from verifiable_relu.errors import InputError, UnsupportedError
+from verifiable_relu.hardening import batches
+from verifiable_relu.hardening.annealing import Annealing, soften
+from verifiable_relu.hardening.batches import Batch
+from verifiable_relu.hardening.change import Change, Outputs, Region, measure
+from verifiable_relu.hardening.leftover import leftovers
+from verifiable_relu.hardening.progress import shown
+from verifiable_relu.network import from_torch, write_onnx
+from verifiable_relu.nn.places import Place
+from verifiable_relu.nn.rectifiers import HIDDEN
+from verifiable_relu.nn.substitute import substitute_relu
+from verifiable_relu.train.options import Schedule
+
+SAME = 1e-4
+"""The largest difference, relative to the largest output, that putting λ-gates in may make by rounding."""
+
+RATE = 1e-3
+"""The first learning rate of the default optimizer."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """The state of a hardening after a step, as callbacks see it.
+
+    Attributes:
+        step: the number of steps taken.
+        steps: the number of steps in all.
+        loss: the loss of the step's batch.
+        lam: λ of each gate.
+        model: the model, which a callback must leave in training mode.
+    """
+
+    step: int
+    steps: int
+    loss: float
+    lam: list[float]
+    model: nn.Module
+
+
+@dataclass(frozen=True)
+class Hardened:
+    """A hardened model.
+
+    Attributes:
+        model: the model with ReLU, in evaluation mode. Its parameters and buffers have the names of the model that was
+            given, so that the ``state_dict`` also fits that model's class with ReLU written in its source.
+        smooth: the fine-tuned model with λ-gates, λ at its target, in evaluation mode.
+        places: the smooth activations of the model that was given, and what became of them.
+        change: what the swap changed.
+        losses: the mean loss of each epoch.
+        shape: the shape of an input sample; None if the model's input is not one tensor.
+    """
+
+    model: nn.Module
+    smooth: nn.Module
+    places: tuple[Place, ...]
+    change: Change
+    losses: tuple[float, ...]
+    shape: tuple[int, ...] | None
+
+    def __str__(self) -> str:
+        return "\n".join([*map(str, self.places), str(self.change)])
+
+    def write(self, path: Path | str) -> Path:
+        """Write the model with ReLU as ONNX; returns the path.
+
+        Raises:
+            InputError: if the file cannot be written, or the model is no network of one input.
+            UnsupportedError: if the model has operators that the package does not know.
+        """
+        if self.shape is None:
+            raise InputError("the model's input is not one tensor of real numbers")
+        write_onnx(from_torch(self.model, self.shape), Path(path))
+        return Path(path)
+
+
+def harden(
+    model: nn.Module,
+    data: Any,
+    *,
+    epochs: int = 3,
+    held_out: Any = None,
+    loss: Callable[[nn.Module, Batch], Tensor] = batches.loss,
+    outputs: Outputs = batches.outputs,
+    optimizer: Callable[[nn.Module], Any] | None = None,
+    target: float = 160.0,
+    schedule: Schedule = "log",
+    activations: Sequence[str] = HIDDEN,
+    region: Region | None = None,
+    callbacks: Sequence[Callable[[Step], None]] = (),
+    progress: bool = False,
+) -> Hardened:
+    """Turn a trained model with GELU, SiLU and the like into one with ReLU, by fine-tuning while λ grows.
+
+    Each smooth activation G becomes G(λx)/λ with λ = 1, which is G itself. λ then grows with every step of the
+    fine-tuning until the activation is ReLU but for 0.17/λ, and ReLU takes its place (arXiv 2603.21991). The model that
+    was given is not changed; a copy on the same device is.
+
+    Args:
+        model: the trained model.
+        data: what it is fine-tuned on: a ``DataLoader`` or list of batches, or a pair (inputs, classes) of arrays. A
+            batch is a tuple (inputs, classes, …) or a mapping of the model's arguments (``labels`` are its classes).
+        epochs: the number of passes over the data, at least 1.
+        held_out: the data on which the change is measured, in the same form; None takes ``data``.
+        loss: what is to become small, for a model and a batch. By default the ``loss`` that a model returns for a
+            mapping, and else the cross-entropy.
+        outputs: the outputs of a model for a batch, (n, classes). By default what the model returns, or its ``logits``.
+        optimizer: makes the optimizer of a model, or a pair of optimizer and learning-rate scheduler, whose ``step`` is
+            called after each batch. By default AdamW with a rate that falls from 1e-3 to 0 as a cosine.
+        target: λ at the end.
+        schedule: ``linear`` in λ, in ``log`` λ or in 1/λ (``inverse``).
+        activations: the names of the activations to harden (``nn.rectifiers.RECTIFIERS``).
+        region: the least and the greatest value of each input; over all inputs between them, the change of the outputs
+            by the swap is bounded. None takes the range of the numbers in the data that the change is measured on.
+        callbacks: called after each step.
+        progress: whether a progress bar is shown on stderr.
+
+    Raises:
+        InputError: for a model without activations to harden, bad data or numbers, or if the loss becomes infinite or
+            NaN.
+        UnsupportedError: if activations cannot be replaced; the error names the module.
+    """
+    if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1:
+        raise InputError(f"epochs is a positive number, not {epochs!r:.40}")
+    region = None if region is None else _region(region)
+    train, test = batches.loader(data, True), batches.loader(data if held_out is None else held_out, False)
+    before, (soft, places) = model, soften(_copy(model), activations)
+    mode = before.training
+    first = batches.moved(next(iter(test)), soft)
+    before.eval()
+    _require_same(before, soft.eval(), first, outputs)
+    places += leftovers(substitute_relu(soft, activations=activations), first, outputs)
+    steps = epochs * len(train)
+    annealing = Annealing(soft, steps, target, schedule)
+    stepper, scheduler = _optimizer(optimizer, soft, steps)
+    losses, taken = [], 0
+    with shown(progress, steps) as show:
+        for epoch in range(epochs):
+            total, count = 0.0, 0
+            for batch in train:
+                soft.train()
+                annealing.step()
+                value = loss(soft, batches.moved(batch, soft))
+                if not isinstance(value, Tensor) or value.numel() != 1:
+                    raise InputError("the loss is not a tensor of one number")
+                if not torch.isfinite(value):
+                    raise InputError(
+                        "the loss is infinite or NaN; a lower learning rate may help", place=f"epoch {epoch}"
+                    )
+                stepper.zero_grad()
+                value.backward()
+                stepper.step()
+                if scheduler is not None:
+                    scheduler.step()
+                taken += 1
+                total, count = total + value.item(), count + 1
+                state = Step(taken, steps, value.item(), annealing.lam, soft)
+                for callback in callbacks:
+                    callback(state)
+                show(taken, f"loss {value.item():.3f}, λ {min(state.lam):.1f}")
+            losses.append(total / max(count, 1))
+    soft.eval()
+    hard = substitute_relu(soft, activations=activations).eval()
+    try:
+        change = measure(before, soft, hard, test, outputs, region)
+    finally:
+        before.train(mode)
+    return Hardened(hard, soft, tuple(places), change, tuple(losses), batches.sample_shape(first))
+
+
+def _copy(model: object) -> nn.Module:
+    if not isinstance(model, nn.Module):
+        raise InputError(f"a model is a torch module, not {type(model).__name__}")
+    try:
+        return deepcopy(model)
+    except Exception as error:  # The classes of a user's model decide what copying raises.
+        raise UnsupportedError(f"the model cannot be copied: {error}") from error
+
+
+def _region(region: object) -> Region:
+    try:
+        low, high = (float(end) for end in region)  # type: ignore[attr-defined]
+    except (TypeError, ValueError):
+        raise InputError(f"a region is a least and a greatest value, not {region!r:.40}") from None
+    if not (math.isfinite(low) and math.isfinite(high) and low <= high):
+        raise InputError(f"the region from {low} to {high} is no range of numbers")
+    return low, high
+
+
+@torch.no_grad()
+def _require_same(before: nn.Module, soft: nn.Module, batch: Batch, outputs: Outputs) -> None:
+    """Make certain that λ-gates with λ = 1 compute what the activations did.
+
+    Raises:
+        InputError: if the model does not take the batch.
+        UnsupportedError: if the outputs differ.
+    """
+    try:
+        expected = outputs(before, batch)
+    except InputError:
+        raise
+    except (TypeError, ValueError, IndexError, RuntimeError) as error:
+        raise InputError(f"the model does not take the data's first batch: {error}") from error
+    found = outputs(soft, batch)
+    if found.shape != expected.shape or not (found - expected).abs().max() <= SAME * (1 + expected.abs().max()):
+        raise UnsupportedError(
+            "the model computes something else once its activations are replaced by gates with λ = 1: does its forward "
+            "depend on more than its tensors?"
+        )
+
+
+def default_optimizer(
+    model: nn.Module, steps: int, rate: float | None = None
+) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
+    """AdamW with a learning rate that falls from ``rate`` (by default ``RATE``) to 0 as a cosine over ``steps``."""
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(parameters, RATE if rate is None else rate)
+    return optimizer, torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+
+
+def _optimizer(make: Callable[[nn.Module], Any] | None, model: nn.Module, steps: int) -> tuple[Any, Any]:
+    """The optimizer and the learning-rate scheduler (or None) of a model.
+
+    Raises:
+        InputError: if ``make`` makes neither an optimizer nor a pair of both.
+    """
+    if make is None:
+        return default_optimizer(model, steps)
+    if isinstance(make, torch.optim.Optimizer):
+        raise InputError(
+            "an optimizer belongs to the parameters of the model that was given, but a copy is trained: give a "
+            "function, such as lambda model: torch.optim.SGD(model.parameters(), lr=0.1)"
+        )
+    made = make(model)
+    found, scheduler = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+    if not isinstance(found, torch.optim.Optimizer):
+        raise InputError(f"optimizer makes a {type(found).__name__}, no optimizer of torch")
+    return found, scheduler

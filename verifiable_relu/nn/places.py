@@ -1,0 +1,172 @@
+"""The smooth activations of a model: where they are, and their replacement."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+from verifiable_relu.errors import InputError
+from verifiable_relu.nn.hardness import Hardness
+from verifiable_relu.nn.rectifiers import (
+    FUNCTIONS,
+    HIDDEN,
+    MODULES,
+    OTHERS,
+    RECTIFIERS,
+    Rectifier,
+    recognise,
+    recognise_module,
+)
+from verifiable_relu.nn.rewriting import replace_calls
+
+Made = Callable[[Rectifier | Hardness], nn.Module]
+"""Makes what takes the place of a smooth activation, or of one that λ has begun to harden."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A smooth activation of a model.
+
+    Attributes:
+        path: the name of the module; for a function, of the module that calls it. The model itself has the name "".
+        found: the module or the function.
+        became: what took its place; empty if it was left alone.
+        why: why it was left alone; empty if it was replaced.
+    """
+
+    path: str
+    found: str
+    became: str = ""
+    why: str = ""
+
+    def __str__(self) -> str:
+        where = self.path or "the model"
+        return f"{where}: {self.found} {f'→ {self.became}' if self.became else f'left alone: {self.why}'}"
+
+
+def replace_smooth(model: nn.Module, make: Made, activations: Sequence[str] = HIDDEN) -> tuple[nn.Module, list[Place]]:
+    """Replace a model's smooth activations, in place; a model that is an activation itself is replaced as a whole.
+
+    Replaced are modules, functions that are attributes of a module (as in ``nn.TransformerEncoderLayer``), and
+    functions that a forward calls (``nn.rewriting``). The names, order, weights and training mode of all other modules
+    stay, and a module that is used twice stays one module.
+
+    Args:
+        model: the model.
+        make: makes a replacement.
+        activations: the names, in ``RECTIFIERS``, of the activations that are replaced.
+
+    Returns:
+        The model, and its smooth activations in the order of the modules.
+
+    Raises:
+        InputError: for an unknown name of an activation.
+        UnsupportedError: if a forward calls such a function and cannot be traced; the error names the module.
+    """
+    if not isinstance(model, nn.Module):
+        raise InputError(f"a model is a torch module, not {type(model).__name__}")
+    for name in activations:
+        if name not in RECTIFIERS:
+            raise InputError(f"there is no activation {name!r:.40} to harden; there are {', '.join(RECTIFIERS)}")
+    if hasattr(model, "_orig_mod"):
+        raise InputError("the model is compiled: replace the activations of the model that torch.compile was given")
+    replacement = _Replacement(make, activations)
+    whole = replacement.of(model, "")
+    if whole is not None:
+        return whole, replacement.places
+    # Modules that take the place of others are not looked into.
+    for path, module in list(model.named_modules()):
+        replacement.inside(module, path)
+    return model, replacement.places
+
+
+class _Replacement:
+    """One pass over a model.
+
+    Attributes:
+        places: what was found so far.
+    """
+
+    def __init__(self, make: Made, activations: Collection[str]) -> None:
+        self.make = make
+        self.activations = activations
+        self.places: list[Place] = []
+        self._made: dict[int, nn.Module] = {}
+        self._left: set[int] = set()
+
+    def of(self, module: nn.Module, path: str) -> nn.Module | None:
+        """What takes the place of a module, or None if the module stays."""
+        if id(module) in self._made:
+            return self._made[id(module)]
+        if isinstance(module, Hardness):
+            made = self.make(module)
+            self.places.append(Place(path, _title(module), _title(made)))
+            return self._kept(module, made)
+        if id(module) in self._left:
+            return None
+        self._left.add(id(module))
+        found = recognise_module(module)
+        if found is None:
+            if isinstance(module, MODULES):
+                self.places.append(Place(path, _title(module), why="it does not tend to ReLU"))
+            elif isinstance(module, OTHERS):
+                self.places.append(Place(path, _title(module), why="ReLU cannot take its place"))
+            return None
+        replaced = self.chosen(path, found, _title(module))
+        return None if replaced is None else self._kept(module, replaced)
+
+    def _kept(self, module: nn.Module, made: nn.Module) -> nn.Module:
+        self._made[id(module)] = made.train(module.training)
+        return made
+
+    def chosen(self, path: str, found: Rectifier, title: str) -> nn.Module | None:
+        """What takes the place of a rectifier, or None if it is not among those that are replaced."""
+        if found.name not in self.activations:
+            self.places.append(Place(path, title, why=f"'{found.name}' is not among the activations to harden"))
+            return None
+        made = self.make(found)
+        self.places.append(Place(path, title, _title(made)))
+        return made
+
+    def inside(self, module: nn.Module, path: str) -> None:
+        """Replace the children and attributes of a module that are activations, and those that its forward calls."""
+        if isinstance(module, Hardness) or id(module) in self._made:
+            return
+        # named_children() would leave out the second name of a module that is used twice.
+        for name, child in list(module._modules.items()):
+            made = None if child is None else self.of(child, f"{path}.{name}".lstrip("."))
+            if made is not None:
+                setattr(module, name, made)
+        for name, function in list(_functions(module)):
+            found = recognise(function)
+            made = None if found is None else self.chosen(f"{path}.{name}".lstrip("."), found, _named(function))
+            if made is not None:
+                setattr(module, name, made.train(module.training))
+                if isinstance(module, nn.TransformerEncoderLayer):
+                    # The layer's fused kernel would compute the activation that it remembers by this number.
+                    module.activation_relu_or_gelu = 0
+        if not type(module).__module__.startswith("torch.nn."):
+            replace_calls(module, path, partial(self.chosen, path))
+
+
+def _functions(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    """The attributes of a module that are functions of torch which may compute a rectifier, by their names."""
+    for name, value in vars(module).items():
+        plain = value.func if isinstance(value, partial) else value
+        try:
+            if plain in FUNCTIONS:
+                yield name, value
+        except TypeError:  # It has no hash.
+            continue
+
+
+def _named(function: Any) -> str:
+    return FUNCTIONS[function.func if isinstance(function, partial) else function]
+
+
+def _title(module: nn.Module) -> str:
+    return type(module).__name__ + (f"({module.extra_repr()})" if module.extra_repr() else "")

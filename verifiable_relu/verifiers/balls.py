@@ -1,0 +1,230 @@
+"""L1 and L2 balls: linear bounds in the dual norm, an attack in the ball, and the box around it for the rest.
+
+A row g of a polytope of the unsafe set has a lower bound g(x) ≥ v + Σ_i A_i·(x_i − m_i) over the box around the ball: A
+are the coefficients of its linear bound, m is the corner of the box where that is least, and v its value there. Over
+the ball {c + d : ‖d‖_p ≤ ε}, Hölder's inequality gives g(x) ≥ v + A·(c − m) − ε·‖A‖_q with 1/p + 1/q = 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from verifiable_relu.bounds import MEMORY, input_box
+from verifiable_relu.bounds.chunks import chunk_size
+from verifiable_relu.bounds.relaxation import Relaxation
+from verifiable_relu.bounds.rounding import covers, keeps_activations, unit_roundoff
+from verifiable_relu.network.graph import Network
+from verifiable_relu.spec.property import Query, round_up
+from verifiable_relu.spec.row_batch import RowBatch
+from verifiable_relu.verifiers.attack import claim
+from verifiable_relu.verifiers.base import (
+    SILENT,
+    Budget,
+    Outcome,
+    Progress,
+    Reason,
+    Trust,
+    Verdict,
+    Verifier,
+    batch_size,
+    deadline,
+    fault,
+    in_batches,
+)
+from verifiable_relu.verifiers.root import NONE, Roots, relaxation
+
+_BATCH = 64
+_UNITS = 4
+"""Units of roundoff by which one node, at most, changes the coefficients of inputs (``verifiers.clipping``)."""
+
+_STEPS, _STARTS = 60, 4
+_INSIDE = 1e-4
+"""The part of the radius by which an attack stays away from the sphere, so that rounding does not leave the ball."""
+
+
+@dataclass(frozen=True)
+class InBalls:
+    """Answers properties of L1 and L2 balls; queries without a ball are left to ``inner`` as they are.
+
+    Attributes:
+        inner: the verifier that is asked about the box around a ball, where bounds and attack in the ball decide
+            nothing. Its *unsat* holds for the ball; its *sat* only counts if the counterexample lies in the ball.
+        memory: a limit in bytes on what bounds may hold at once.
+    """
+
+    inner: Verifier
+    memory: int = MEMORY
+
+    name: ClassVar[str] = "balls"
+
+    def verify(
+        self, queries: Sequence[Query], budget: Budget, progress: Progress = SILENT, roots: Roots = NONE
+    ) -> list[Outcome]:
+        first = in_batches(
+            self.name,
+            queries,
+            SILENT,
+            lambda network: batch_size(network, _BATCH, self.memory // 2),
+            lambda network, part: self._batch(network, queries, part, budget),
+        )
+        for index, outcome in enumerate(first):
+            if outcome.verdict is not Verdict.UNKNOWN:
+                progress.finish(index, outcome)
+        left = [index for index, outcome in enumerate(first) if outcome.verdict is Verdict.UNKNOWN]
+        progress.stage(self.name, len(queries) - len(left), len(queries))
+        boxes = [replace(queries[i], property=replace(queries[i].property, ball=None)) for i in left]
+        for index, found in zip(left, self.inner.verify(boxes, budget.subset(left)), strict=True):
+            first[index] = _joined(queries[index], first[index], found)
+            progress.finish(index, first[index])
+        return first
+
+    def _batch(self, network: Network, queries: Sequence[Query], part: list[int], budget: Budget) -> list[Outcome]:
+        chosen = [queries[i] for i in part]
+        allowance = budget.subset(part).total()
+        if allowance <= 0:
+            return [Outcome.unknown(Reason.TIMEOUT, self.name, "no time was left")] * len(part)
+        try:
+            with budget.charging(part) as elapsed:
+                stop = deadline(elapsed, allowance / 2)
+                margins, trust = self._margins(network, chosen, stop)
+                found = []
+                for query, margin in zip(chosen, margins, strict=True):
+                    seconds = {self.name: elapsed() / len(part)}
+                    if margin > 0:
+                        proved = Outcome(Verdict.UNSAT, Reason.PROVED, self.name, trust, margin, seconds=seconds)
+                        found.append(proved)
+                        continue
+                    point = None if query.property.ball is None or stop() else _attack(query)
+                    sat = None if point is None else claim(network, query.property, point, self.name, seconds)
+                    if sat is not None and sat.witness is not None and query.property.admits(sat.witness):
+                        found.append(sat)
+                    else:
+                        known = None if math.isnan(margin) else margin
+                        undecided = Reason.INCOMPLETE, self.name, "the bounds do not decide"
+                        found.append(Outcome.unknown(*undecided, margin=known, seconds=seconds))
+                return found
+        except Exception as error:
+            return [fault(error, self.name)] * len(part)
+
+    @torch.inference_mode()
+    def _margins(self, network: Network, queries: Sequence[Query], stop: object) -> tuple[list[float], Trust]:
+        """Lower bounds of the margins over the balls by CROWN, and how far they can be trusted."""
+        properties = [query.property for query in queries]
+        net = network.to(torch.float64)
+        box = input_box(properties, network, torch.float64, "cpu")
+        found = relaxation(net, box, None, memory=self.memory // 2, stop=lambda: False)
+        rows = RowBatch.of(properties, network.output_size)
+        values = torch.full_like(rows.bound, -math.inf)
+        size = max(1, chunk_size(net, rows.matrix.reshape(-1, *net.output_shape), self.memory // 2, found.tuning))
+        for start in range(0, len(values), size):
+            part = slice(start, start + size)
+            values[part] = self._rows(found, net, rows, part, queries)
+        values = torch.nextafter(values - rows.bound, values.new_full((), -math.inf))
+        margins: list[float] = rows.margins(values).tolist()
+        sound = covers(net, torch.float64, "cpu") and keeps_activations(network, net)
+        return margins, Trust.ROUNDED if sound else Trust.FLOAT
+
+    def _rows(self, found: Relaxation, net: Network, rows: RowBatch, part: slice, queries: Sequence[Query]) -> Tensor:
+        """Lower bounds of the rows' A·y over the balls, (rows,)."""
+        sample = rows.sample[part]
+        matrix = rows.matrix[part].reshape(-1, *net.output_shape)
+        value, ended = found.lower(len(net.nodes) - 1, matrix, sample, coefficients=True)
+        assert ended is not None
+        slope = found.of_input(ended)
+        lower, upper = found.box.lower.flatten(1)[sample], found.box.upper.flatten(1)[sample]
+        least = torch.where(slope > 0, lower, upper)
+        unit = unit_roundoff(torch.float64)
+        spare = _UNITS * (len(net.nodes) + 8) * unit * (slope.abs() * (upper - lower)).sum(1)
+        better = value.clone()
+        for row, index in enumerate(sample.tolist()):
+            ball = queries[index].property.ball
+            if ball is None:
+                continue
+            radius = round_up(ball.radius)
+            gain = slope[row] * (torch.from_numpy(ball.center) - least[row])
+            norm = slope[row].abs().max() if ball.order == 1 else slope[row].norm()
+            # Sums of n terms err by at most n + 4 units of the sum of their sizes.
+            error = (gain.numel() + 8) * unit * (gain.abs().sum() + radius * norm) + spare[row]
+            better[row] = value[row] + gain.sum() - radius * norm - 4 * error - 4 * unit * value[row].abs()
+        return torch.where(better > value, better, value)
+
+
+def _joined(query: Query, ours: Outcome, box: Outcome) -> Outcome:
+    """The outcome for a ball of what is known of the ball and of the box around it."""
+    if query.property.ball is None:
+        return box
+    seconds = {**ours.seconds, **box.seconds}
+    detail = f"{box.detail}; " if box.detail else ""
+    if box.verdict is Verdict.UNSAT:
+        return replace(box, seconds=seconds, detail=f"{detail}proved for the box around the ball")
+    if box.verdict is Verdict.SAT:
+        if box.witness is not None and query.property.admits(box.witness):
+            return replace(box, seconds=seconds)
+        said = "the box around the ball has a counterexample that lies outside of the ball"
+        return Outcome.unknown(Reason.INCOMPLETE, box.method, said, margin=ours.margin, seconds=seconds)
+    return replace(box, seconds=seconds, margin=ours.margin, detail=f"{detail}asked about the box around the ball")
+
+
+def _attack(query: Query) -> np.ndarray | None:
+    """A point of least margin that projected gradient descent finds in a ball and its box; None for a radius of 0."""
+    ball, box = query.property.ball, query.property.box
+    assert ball is not None
+    net = query.network.to(torch.float64)
+    rows = RowBatch.of([query.property], net.output_size)
+    center = torch.from_numpy(ball.center)
+    # A coordinate is rounded to float32 afterwards.
+    spare = ball.center.size * 2.0**-23 * float(np.abs(ball.center).max(initial=1.0))
+    radius = float(ball.radius) * (1 - _INSIDE) - spare
+    if radius <= 0:
+        return None
+    lower, upper = torch.from_numpy(box.lower), torch.from_numpy(box.upper)
+    generator = torch.Generator().manual_seed(0)
+    x = center + _projected(
+        torch.randn(_STARTS, len(center), generator=generator, dtype=torch.float64), radius, ball.order
+    )
+    best, worst = center, math.inf
+    for step in range(_STEPS + 1):
+        x = torch.minimum(torch.maximum(x, lower), upper).detach().requires_grad_()
+        y = net(x.reshape(-1, *net.input_shape)).flatten(1)
+        margins = rows.margins(y @ rows.matrix.T - rows.bound).squeeze(1)
+        value, which = margins.detach().min(0)
+        if value < worst:
+            best, worst = x.detach()[which], float(value)
+        if step == _STEPS or worst < -1e-5 or not bool(margins.isfinite().all()):
+            break
+        (gradient,) = torch.autograd.grad(margins.sum(), x)
+        length = radius * (1 - 0.9 * step / _STEPS) / 2
+        moved = x.detach() - length * _direction(gradient, ball.order)
+        x = center + _projected(moved - center, radius, ball.order)
+    return best.numpy()
+
+
+def _direction(gradient: Tensor, order: int) -> Tensor:
+    """The steepest direction of length 1 in the norm: along the gradient, or along its largest coordinate."""
+    if order == 2:
+        return gradient / gradient.norm(dim=1, keepdim=True).clamp(min=1e-30)
+    largest = gradient.abs().argmax(1, keepdim=True)
+    return torch.zeros_like(gradient).scatter(1, largest, gradient.gather(1, largest).sign())
+
+
+def _projected(d: Tensor, radius: float, order: int) -> Tensor:
+    """The nearest points of the ball around 0 to points (n, inputs).
+
+    For L1: Duchi et al., Efficient Projections onto the l1-Ball, ICML 2008.
+    """
+    if order == 2:
+        return d * (radius / d.norm(dim=1, keepdim=True).clamp(min=radius))
+    size = d.abs()
+    ordered = size.sort(dim=1, descending=True).values
+    count = torch.arange(1, d.shape[1] + 1, dtype=d.dtype)
+    threshold = (ordered.cumsum(1) - radius) / count
+    kept = (ordered > threshold).sum(1, keepdim=True).clamp(min=1)
+    cut = threshold.gather(1, kept - 1).clamp(min=0)
+    return d.sign() * (size - cut).clamp(min=0)
