@@ -10,5 +10,5 @@ RUN pip install --no-cache-dir -c constraints.txt --extra-index-url "$TORCH_INDE
     && useradd --create-home user
 USER user
 WORKDIR /data
-ENTRYPOINT ["python", "-m", "verifiable_relu.certify"]
+ENTRYPOINT ["verifiable-relu", "certify"]
 CMD ["--help"]

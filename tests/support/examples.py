@@ -58,8 +58,10 @@ def commands(block: Block) -> list[Command]:
         line, _, expected = part.partition("\n")
         status = STATUS.search("\n" + expected)
         words = tuple(shlex.split(line))
+        if words[0] == "verifiable-relu":
+            words = ("python", "-m", "verifiable_relu", *words[1:])
         if words[:2] != ("python", "-m"):
-            raise ValueError(f"{block}: '{line}' is no 'python -m MODULE'")
+            raise ValueError(f"{block}: '{line}' is no 'python -m MODULE' and no 'verifiable-relu COMMAND'")
         found.append(Command(words, STATUS.sub("\n", "\n" + expected).lstrip("\n"), int(status[1]) if status else 0))
     return found
 
@@ -71,8 +73,10 @@ def fits(expected: str, printed: str) -> bool:
 
 
 def problems(page: Path, folder: Path) -> list[str]:
-    """What is wrong with the examples of a page, which run in a folder with a link to ``specs``."""
+    """What is wrong with the examples of a page, which run in a folder with a link to ``specs`` and a list."""
     (folder / "specs").symlink_to(ROOT / "specs")
+    rows = (f"specs/mnist_mlp.onnx,specs/mnist_mlp_mnist_{image}_eps3_100.vnnlib,30\n" for image in (0, 33))
+    (folder / "few.csv").write_text("".join(rows))
     found, program = [], []
     for block in blocks(page):
         if block.language == "python":
