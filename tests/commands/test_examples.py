@@ -1,10 +1,11 @@
-"""The scripts of examples/ and the code of docs/harden.md do what they show."""
+"""The scripts of examples/ and the code of docs/harden.md and docs/properties.md do what they show."""
 
 from __future__ import annotations
 
 import importlib.util
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,13 +32,25 @@ def test_an_example_ends_with_a_certified_relu_network(name: str, tmp_path: Path
     assert list(tmp_path.iterdir())
 
 
-def test_the_code_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "harden.md").read_text(encoding="utf-8"), re.DOTALL)
-    assert len(blocks) == 3
-    names: dict[str, object] = {}
+def run_page(name: str) -> dict[str, Any]:
+    """Run the Python code of a page of docs/, block after block; returns the names that it defines."""
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / name).read_text(encoding="utf-8"), re.DOTALL)
+    assert blocks
+    names: dict[str, Any] = {}
     for block in blocks:
-        exec(compile(block, "docs/harden.md", "exec"), names)
+        exec(compile(block, name, "exec"), names)
+    return names
+
+
+def test_the_code_about_hardening_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = run_page("harden.md")
     assert read_onnx(tmp_path / "diagonal.onnx").output_size == 2
-    answers = [result.answer for result in names["results"]]  # type: ignore[attr-defined]
-    assert answers.count("unsat") >= 4
+    assert [result.answer for result in names["results"]].count("unsat") >= 4
+
+
+def test_the_code_about_properties_runs() -> None:
+    names = run_page("properties.md")
+    radii, large = names["radii"], names["large"]
+    assert names["box"].output_size == 2 and (radii.certified > 0).all()
+    assert not any(r.answer == "sat" and radius > 0.1 for r, radius in zip(large, radii.certified, strict=True))

@@ -32,7 +32,7 @@ _COMPARISONS = {
     standard.NotEqual: "!=",
 }
 _OPERATORS = {standard.Negate: "-", standard.Plus: "+", standard.Minus: "-", standard.Multiply: "*"}
-_REALS = {"Real", "F16", "BF16", "F32", "F64"}
+REALS = {"Real", "F16", "BF16", "F32", "F64"}
 # The standard's examples write Real, while its parser knows the type real. The parser accepts any unknown word as a
 # type, and then checks no types.
 _REAL = re.compile(r"(\(\s*declare-(?:input|hidden|output)\s+[^\s()]+\s+)Real\b")
@@ -52,6 +52,24 @@ def parse(source: Source, path: Path) -> SpecFile:
     Raises:
         InputError, UnsupportedError: with the place in the file, but naming no file.
     """
+    query = parsed(source)
+    network = _only_network(query, source.text)
+    inputs, outputs = (Variable(v.name, tuple(v.shape)) for v in (network.inputs[0], network.outputs[0]))
+    for variable in (inputs, outputs):
+        if variable.size > limits.ELEMENTS_2:
+            raise InputError(f"'{variable.name}' has {variable.size:,} elements, more than {limits.ELEMENTS_2:,}")
+    translator = Translator(source, inputs, outputs)
+    formula = And(tuple(translator.value(assertion.expr) for assertion in query.assertions))
+    found = properties(formula, inputs.size, lambda i: inputs.element(i, "2.0"), stem(path), place)
+    return SpecFile(path, "2.0", found, inputs, outputs, (network.name,))
+
+
+def parsed(source: Source) -> Any:
+    """The query that the standard's parser makes of a text.
+
+    Raises:
+        InputError: with the place in the file, but naming no file.
+    """
     _check_size(source)
     try:
         query = standard.parse_query_string(_REAL.sub(r"\1real", source.text))
@@ -62,15 +80,7 @@ def parse(source: Source, path: Path) -> SpecFile:
         raise InputError(f"the parser of VNN-LIB 2.0 refuses the file: {error}") from None
     if match := _RUN_TOGETHER.search(source.text):
         raise InputError(f"a blank is missing after '{match[0][:-1][:_SHOWN]}'", place=source.place(match.start()))
-    network = _only_network(query, source.text)
-    inputs, outputs = (Variable(v.name, tuple(v.shape)) for v in (network.inputs[0], network.outputs[0]))
-    for variable in (inputs, outputs):
-        if variable.size > limits.ELEMENTS_2:
-            raise InputError(f"'{variable.name}' has {variable.size:,} elements, more than {limits.ELEMENTS_2:,}")
-    translator = _Translator(source, inputs, outputs)
-    formula = And(tuple(translator.value(assertion.expr) for assertion in query.assertions))
-    found = properties(formula, inputs.size, lambda i: inputs.element(i, "2.0"), stem(path), _place)
-    return SpecFile(path, "2.0", found, inputs, outputs, (network.name,))
+    return query
 
 
 def _check_size(source: Source) -> None:
@@ -85,7 +95,8 @@ def _check_size(source: Source) -> None:
         raise InputError("an integer has more than 18 digits", place=source.place(match.start()))
 
 
-def _place(line: int) -> str:
+def place(line: int) -> str:
+    """The words with which messages name a line."""
     return f"line {line}"
 
 
@@ -94,14 +105,14 @@ def _explained(message: str, source: Source) -> InputError:
     if match := _SYNTAX.search(message):
         line, found = int(match.group(1)), match.group(2)
         where = f"at '{found[:_SHOWN]}' in '{source.quoted_line(line)}'" if found else "the file ends too early"
-        return InputError(f"syntax error: {where}", place=_place(line))
+        return InputError(f"syntax error: {where}", place=place(line))
     try:
         first = json.loads(message)["errors"][0]
         what, symbol, hint, line = (first[key] for key in ("message", "offendingSymbol", "hint", "line"))
     except (ValueError, LookupError, TypeError):
         return InputError(message)
     said = f"{what}: '{symbol[:_SHOWN]}' in '{source.quoted_line(line)}'. {hint}"
-    return InputError(said, place=_place(line))
+    return InputError(said, place=place(line))
 
 
 def _only_network(query: Any, text: str) -> Any:
@@ -120,7 +131,7 @@ def _only_network(query: Any, text: str) -> Any:
         if len(declared) > 1:
             raise _refused(f"a network with {len(declared)} {kind}s", kind, 1, text)
         for variable in declared:
-            if variable.dtype.name not in _REALS:
+            if variable.dtype.name not in REALS:
                 raise _refused(f"the element type of '{variable.name}'", kind, 0, text)
     return network
 
@@ -128,10 +139,10 @@ def _only_network(query: Any, text: str) -> Any:
 def _refused(what: str, kind: str, number: int, text: str) -> UnsupportedError:
     places = [match.start() for match in re.finditer(rf"\(\s*declare-{kind}\b", text)]
     start = places[number] if number < len(places) else 0
-    return UnsupportedError(f"{what} is not supported", place=_place(text.count("\n", 0, start) + 1))
+    return UnsupportedError(f"{what} is not supported", place=place(text.count("\n", 0, start) + 1))
 
 
-class _Translator:
+class Translator:
     """The translation of the parser's expressions into terms and formulas."""
 
     def __init__(self, source: Source, inputs: Variable, outputs: Variable) -> None:
@@ -173,8 +184,12 @@ class _Translator:
             if not 0 <= i < extent:  # The parser accepts X[-1].
                 raise self.located(InputError(f"the index {i} is not in 0 … {extent - 1}"), expression)
             position = position * extent + i
+        return self.variable(expression.name, position)
+
+    def variable(self, name: str, position: int) -> LinearTerm:
+        """The term of one element of a variable."""
         one = {position: ONE}
-        return LinearTerm(one) if expression.name == self.input_name else LinearTerm(outputs=one)
+        return LinearTerm(one) if name == self.input_name else LinearTerm(outputs=one)
 
     def combined(self, expression: Any, values: list[Any]) -> LinearTerm | Formula:
         kind = type(expression)
@@ -183,14 +198,14 @@ class _Translator:
         try:
             if kind in _COMPARISONS:
                 left, right = values
-                return self.arithmetic.compare(_COMPARISONS[kind], left, right, _line(expression))
+                return self.arithmetic.compare(_COMPARISONS[kind], left, right, line_of(expression))
             return self.arithmetic.apply(_OPERATORS[kind], values)
         except InputError as error:
             raise self.located(error, expression) from None
 
     def located(self, error: InputError, expression: Any) -> InputError:
-        line = _line(expression)
-        return type(error)(f"{error.message}: {self.source.quoted_line(line)}", place=_place(line))
+        line = line_of(expression)
+        return type(error)(f"{error.message}: {self.source.quoted_line(line)}", place=place(line))
 
 
 def _parts(expression: Any) -> tuple[Any, ...]:
@@ -207,7 +222,7 @@ def _parts(expression: Any) -> tuple[Any, ...]:
     return ()
 
 
-def _line(expression: Any) -> int:
+def line_of(expression: Any) -> int:
     """The line of the first variable or number in an expression."""
     while not isinstance(expression, standard.Var | standard.Literal):
         expression = expression.children()[0]

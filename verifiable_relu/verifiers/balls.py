@@ -8,7 +8,7 @@ the ball {c + d : ‖d‖_p ≤ ε}, Hölder's inequality gives g(x) ≥ v + A·
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -114,16 +114,20 @@ class InBalls:
             return [fault(error, self.name)] * len(part)
 
     @torch.inference_mode()
-    def _margins(self, network: Network, queries: Sequence[Query], stop: object) -> tuple[list[float], Trust]:
+    def _margins(
+        self, network: Network, queries: Sequence[Query], stop: Callable[[], bool]
+    ) -> tuple[list[float], Trust]:
         """Lower bounds of the margins over the balls by CROWN, and how far they can be trusted."""
         properties = [query.property for query in queries]
         net = network.to(torch.float64)
         box = input_box(properties, network, torch.float64, "cpu")
-        found = relaxation(net, box, None, memory=self.memory // 2, stop=lambda: False)
+        found = relaxation(net, box, None, memory=self.memory // 2, stop=stop)
         rows = RowBatch.of(properties, network.output_size)
         values = torch.full_like(rows.bound, -math.inf)
         size = max(1, chunk_size(net, rows.matrix.reshape(-1, *net.output_shape), self.memory // 2, found.tuning))
         for start in range(0, len(values), size):
+            if stop():
+                break
             part = slice(start, start + size)
             values[part] = self._rows(found, net, rows, part, queries)
         values = torch.nextafter(values - rows.bound, values.new_full((), -math.inf))

@@ -1,0 +1,191 @@
+"""The command line of the VNN-LIB 2.0 standard, and queries of several networks."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from torch import nn
+
+from verifiable_relu import __version__
+from verifiable_relu.network import from_torch, write_onnx
+from verifiable_relu.network.product import Part, product
+from verifiable_relu.nn import LambdaGELU, substitute_relu
+from verifiable_relu.solver import THEORIES, main
+
+PAIR = """(vnnlib-version <2.0>)
+(declare-network f (declare-input X float32 [2]) (declare-output Y float32 [1]))
+(declare-network g {relation} (declare-input U float32 [2]) (declare-output V float32 [1]))
+(assert (and (>= X[0] 0.0) (<= X[0] 1.0) (>= X[1] 0.0) (<= X[1] 1.0)))
+{more}
+"""
+SHARED = "(assert (and (== X[0] U[0]) (== U[1] X[1])))\n"
+
+
+def net(weight: list[float], inner: float = 1.0) -> nn.Module:
+    """The network inner·ReLU(w·x)/inner of two inputs."""
+    first, last = nn.Linear(2, 1, bias=False), nn.Linear(1, 1, bias=False)
+    with torch.no_grad():
+        first.weight.copy_(inner * torch.tensor([weight]))
+        last.weight.fill_(1 / inner)
+    return nn.Sequential(first, nn.ReLU(), last)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("networks")
+    write_onnx(from_torch(net([1.0, -1.0]), (2,)), made / "f.onnx")
+    write_onnx(from_torch(net([1.0, -1.0], 4.0), (2,)), made / "same.onnx")
+    write_onnx(from_torch(net([1.0, -0.5]), (2,)), made / "other.onnx")
+    return made
+
+
+def asked(folder: Path, text: str, capsys: pytest.CaptureFixture[str], *more: str, **networks: str) -> list[str]:
+    (folder / "q.vnnlib").write_text(text)
+    files = [f"--network={name}={folder / file}" for name, file in networks.items()]
+    assert main(["verify", str(folder / "q.vnnlib"), *files, "--timeout", "30", *more]) == 0
+    return capsys.readouterr().out.splitlines()
+
+
+def test_two_networks_that_are_equal_and_two_that_are_not(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    apart = PAIR.format(relation="(isomorphic-to f)", more=SHARED + "(assert (>= V[0] (+ Y[0] 0.25)))")
+    assert asked(folder, apart, capsys, f="f.onnx", g="same.onnx") == ["unsat"]
+    answer, *lines = asked(folder, apart, capsys, f="f.onnx", g="other.onnx")
+    assert answer == "sat"
+    assert [lines[i] for i in (0, 3, 5, 8)] == ["X float32 [2]", "Y float32 [1]", "U float32 [2]", "V float32 [1]"]
+    (a, b), y, u, v = [list(map(float, lines[i:j])) for i, j in ((1, 3), (4, 5), (6, 8), (9, 10))]
+    assert u == [a, b] and 0 <= a <= 1 and 0 <= b <= 1
+    assert y[0] == pytest.approx(max(0, a - b)) and v[0] == pytest.approx(max(0, a - b / 2)) and v[0] >= y[0] + 0.25
+
+
+def test_one_file_for_equal_networks_and_inputs_that_are_related(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # The network grows in its first input: U[0] ≥ X[0] cannot make it smaller. U[0] has no lower bound of its own.
+    monotone = "(assert (and (<= X[0] U[0]) (<= U[0] 1.0) (== X[1] U[1])))\n"
+    smaller = PAIR.format(relation="(equal-to f)", more=monotone + "(assert (<= (+ V[0] 0.001) Y[0]))")
+    assert asked(folder, smaller, capsys, f="f.onnx") == ["unsat"]
+    larger = PAIR.format(relation="(equal-to f)", more=monotone + "(assert (>= V[0] (+ Y[0] 0.5)))")
+    assert asked(folder, larger, capsys, f="f.onnx")[0] == "sat"
+
+
+def test_one_network_whose_inputs_and_outputs_are_related(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one = "\n".join(line for line in PAIR.splitlines() if "network g" not in line)
+    assert asked(folder, one.format(more="(assert (>= (+ Y[0] X[1]) 1.001))"), capsys, f="f.onnx") == ["unsat"]
+    answer, *lines = asked(folder, one.format(more="(assert (>= (+ Y[0] X[1]) 0.99))"), capsys, f="f.onnx")
+    assert answer == "sat" and float(lines[4]) + float(lines[2]) >= 0.99
+
+
+def test_the_swap_of_an_activation_is_a_question_of_two_networks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.manual_seed(0)
+    smooth = nn.Sequential(nn.Linear(2, 3), LambdaGELU(40.0), nn.Linear(3, 1))
+    for name, model in (("f", smooth), ("g", substitute_relu(smooth))):
+        write_onnx(from_torch(model, (2,)), tmp_path / f"{name}.onnx")
+    weight = smooth[2].weight.abs().sum().item()
+    far = f"(assert (>= V[0] (+ Y[0] {0.17 / 40 * weight + 0.05:.6f})))"
+    text = PAIR.format(relation="", more=SHARED + far)
+    assert asked(tmp_path, text, capsys, f="f.onnx", g="g.onnx") == ["unsat"]
+
+
+def test_a_product_computes_what_its_parts_do() -> None:
+    torch.manual_seed(0)
+    image = from_torch(nn.Sequential(nn.Conv2d(1, 2, 2), nn.ReLU(), nn.Flatten(), nn.Linear(2, 3)), (1, 2, 2))
+    line = from_torch(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)), (3,))
+    parts = [Part("a", image, [4, 0, 1, 0]), Part("b", line, [2, 3, 4]), Part("c", line, [0, 1, 2])]
+    joined = product(parts, 5, passed=True)
+    x = torch.rand(7, 5)
+    wanted = [part.network(x[:, list(part.inputs)].reshape(-1, *part.network.input_shape)) for part in parts]
+    torch.testing.assert_close(joined(x), torch.cat([*wanted, x], 1))
+
+
+def test_serialised_assignments_and_both_versions(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = PAIR.format(relation="", more=SHARED + "(assert (>= V[0] (+ Y[0] 0.25)))")
+    out = folder / "assigned"
+    assert asked(folder, text, capsys, "--serialise-assignments", str(out), f="f.onnx", g="other.onnx") == ["sat"]
+    read = {
+        path.stem: onnx.numpy_helper.to_array(onnx.TensorProto.FromString(path.read_bytes())) for path in out.iterdir()
+    }
+    assert set(read) == {"X", "Y", "U", "V"} and read["X"].dtype == np.float32 and read["X"].shape == (2,)
+    assert read["V"][0] >= read["Y"][0] + 0.25
+    old = (
+        "(declare-const X_0 Real)\n(declare-const X_1 Real)\n(declare-const Y_0 Real)\n"
+        "(assert (>= X_0 0.0))\n(assert (<= X_0 1.0))\n(assert (>= X_1 0.0))\n(assert (<= X_1 1.0))\n"
+        "(assert (>= Y_0 0.75))\n"
+    )
+    answer, *lines = asked(folder, old, capsys, net="f.onnx")
+    assert answer == "sat" and lines[0].startswith("((X_0 ") and lines[-1].endswith("))")
+
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_the_competitions_scripts_write_the_answer_into_a_file(folder: Path, tmp_path: Path) -> None:
+    text = PAIR.format(relation="(equal-to f)", more=SHARED + "(assert (>= V[0] (+ Y[0] 0.25)))")
+    (tmp_path / "q.vnnlib").write_text(text)
+    scripts = ROOT / "benchmarks" / "competition"
+    about = ["v1", "test", str(folder / "f.onnx"), str(tmp_path / "q.vnnlib")]
+    environment = {**os.environ, "VERIFIABLE_RELU_PYTHON": sys.executable}
+    run = partial(subprocess.run, env=environment, capture_output=True, text=True, check=False)
+    assert run([scripts / "prepare_instance.sh", *about]).returncode == 0
+    done = run([scripts / "run_instance.sh", *about, str(tmp_path / "out.txt"), "60"])
+    assert done.returncode == 0 and (tmp_path / "out.txt").read_text() == "unsat\n", done.stderr
+
+
+def test_what_is_supported(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--name"]) == 0 and main(["--version"]) == 0
+    assert capsys.readouterr().out == f"verifiable_relu\n{__version__}\n"
+    for capability, answer in THEORIES.items():
+        assert main(["supports", capability]) == 0
+        assert capsys.readouterr().out == f"{answer}\n"
+    assert main(["supports", "--onnx-operators"]) == 0
+    assert {"Conv", "Gemm", "Relu"} <= set(capsys.readouterr().out.splitlines())
+    assert main(["supports", "--onnx-opset-versions"]) == 0
+    low, high = map(int, capsys.readouterr().out.split())
+    assert low < high
+
+
+def test_bad_requests_are_one_line_and_status_2(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    good = PAIR.format(relation="(equal-to f)", more=SHARED + "(assert (>= V[0] Y[0]))")
+    own = good.replace("(equal-to f)", "")
+    third = "(== U[2] X[2]) (>= X[2] 0.0) (<= X[2] 0.0)"
+    f, g, other = (f"--network={name}={folder / 'f.onnx'}" for name in ("f", "g", "h"))
+    for text, networks, said in (
+        (good, [], "no file for the network 'f'"),
+        (good, [f, g], "'g' equals 'f'"),
+        (own, [f], "no file for the network 'g'"),
+        (own, [f, g, other], "no network 'h'"),
+        (own, [f, f], "named twice"),
+        (good.replace("[2]", "[3]").replace("(== U", f"{third} (== U"), [f], "3 elements"),
+        (good.replace("float32", "float64"), [f], "declared as float64"),
+        (good.replace("(<= X[0] 1.0)", ""), [f], "X[0]"),
+        (good.replace(">= V[0] Y[0]", ">= (* V[0] Y[0]) 1.0"), [f], "linear"),
+        (good.replace("X[0] U[0]", "X[0] U[5]"), [f], ""),
+        ("(", [f], ""),
+    ):
+        (folder / "bad.vnnlib").write_text(text)
+        assert main(["verify", str(folder / "bad.vnnlib"), *networks]) == 2, said
+        error = [line for line in capsys.readouterr().err.splitlines() if "real arithmetic" not in line]
+        assert len(error) == 1 and error[0].startswith("solver: ") and said in error[0], error
+    assert main(["verify", str(folder / "none.vnnlib"), f]) == 2
+    (folder / "bad.vnnlib").write_text(own)
+    assert main(["verify", str(folder / "bad.vnnlib"), "--net", str(folder / "f.onnx")]) == 2
+    assert "2 networks (f, g)" in capsys.readouterr().err
+
+
+def test_the_limit_counts_the_start_of_the_process(folder: Path) -> None:
+    text = PAIR.format(relation="", more=SHARED + "(assert (>= V[0] (+ Y[0] 0.25)))")
+    (folder / "late.vnnlib").write_text(text)
+    files = itertools.chain.from_iterable(("--network", f"{name}={folder / 'f.onnx'}") for name in "fg")
+    command = [sys.executable, "-m", "verifiable_relu.solver", "verify", str(folder / "late.vnnlib"), *files]
+    done = subprocess.run([*command, "--timeout", "0.05"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "timed-out\n"), done.stderr
