@@ -231,7 +231,7 @@ def _answer(options: argparse.Namespace, left: Callable[[], float]) -> list[str]
 
 def _first_version(options: argparse.Namespace, networks: dict[str, Path], left: Callable[[], float]) -> list[str]:
     from verifiable_relu.campaign import run
-    from verifiable_relu.campaign.inputs import Loader, verifier
+    from verifiable_relu.campaign.inputs import Entry, Loader, verifier
     from verifiable_relu.files import on_disk
 
     if options.net is not None:
@@ -240,7 +240,9 @@ def _first_version(options: argparse.Namespace, networks: dict[str, Path], left:
         raise InputError(f"{len(networks)} networks for a VNN-LIB 1.0 query, which speaks of one", place="--network")
     (file,) = networks.values()
     method = verifier(options.method)
-    case, spec = Loader().case(options.query, _UNLIMITED, file)
+    case = Loader().case(Entry(options.query, file, _UNLIMITED))
+    spec = case.spec
+    assert spec is not None
     (result,) = run([replace(case, timeout=left())], method)
     if result.answer != "sat" or result.witness is None or result.outputs is None:
         return [result.answer]
