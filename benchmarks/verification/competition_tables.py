@@ -9,7 +9,6 @@ from typing import Any
 
 from benchmarks.common.records import Record, notes, of
 from benchmarks.report import Cell, Table
-from benchmarks.report.figures import cactus
 from benchmarks.report.page import Page
 from benchmarks.verification.competition_instances import COMPETITORS
 
@@ -224,6 +223,9 @@ def figure(records: Sequence[Record], path: Path) -> bool:
                 title = f"{family}, {len({(r['onnx'], r['vnnlib']) for r in group})} instances, at most {limit:g} s"
                 panels[title], limits[title] = lines, limit
     if panels:
+        # Imported here, since --help need not wait for the import.
+        from benchmarks.report.figures import cactus
+
         cactus(path, panels, limits)
     return bool(panels)
 

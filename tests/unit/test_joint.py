@@ -273,7 +273,7 @@ def test_what_a_verifier_proves_holds_for_every_member(name: str, lam: float) ->
             assert float((y[:, label] - others).min()) >= outcome.margin
 
 
-@pytest.mark.parametrize("name", ("bab", "milp", "smt", "auto_lirpa-crown"))
+@pytest.mark.parametrize("name", ("milp", "smt", "auto_lirpa-crown"))
 def test_methods_for_one_network_refuse_a_set_of_networks(name: str) -> None:
     if name == "auto_lirpa-crown" and not list(distributions(name="auto_LiRPA")):
         pytest.skip("auto_LiRPA is not installed")

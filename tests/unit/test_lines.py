@@ -17,7 +17,18 @@ from verifiable_relu.bounds import Bounds, Relaxation
 from verifiable_relu.bounds.activations import relax
 from verifiable_relu.network import nodes
 from verifiable_relu.network.graph import Network
-from verifiable_relu.network.nodes import Activation, Gelu, Hardened, Input, LeakyRelu, Relu, Sigmoid, Smooth, Tanh
+from verifiable_relu.network.nodes import (
+    Activation,
+    Gelu,
+    Hardened,
+    Identity,
+    Input,
+    LeakyRelu,
+    Relu,
+    Sigmoid,
+    Smooth,
+    Tanh,
+)
 
 Made = tuple[type[Activation], float | None]
 
@@ -31,7 +42,7 @@ def scaled(most: int) -> st.SearchStrategy[float]:
 SLOPE = st.one_of(scaled(1000), st.sampled_from([0.0, 1.0, 1 - 2.0**-53, 1 + 2.0**-52, -1e16, -512.0, 1e16]))
 LAM = st.builds(lambda e: 10.0**e, st.floats(-3, 6))
 PARAMETERS: dict[type[Activation], st.SearchStrategy[float | None]] = {
-    **dict.fromkeys((Relu, Sigmoid, Tanh), st.none()),
+    **dict.fromkeys((Identity, Relu, Sigmoid, Tanh), st.none()),
     LeakyRelu: SLOPE,
     **dict.fromkeys((Gelu, Hardened), LAM),
 }

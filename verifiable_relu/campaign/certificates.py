@@ -20,7 +20,7 @@ from pathlib import Path
 from verifiable_relu.check import BadInput, Refused, check
 from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.files import on_disk, read_bytes
-from verifiable_relu.network.nodes import Hardened
+from verifiable_relu.network.family import least_hardness
 from verifiable_relu.spec.property import Query
 from verifiable_relu.trust.certificate import Cover, Proof, write_sat, write_unsat
 from verifiable_relu.verifiers.base import Outcome, Verdict
@@ -83,7 +83,7 @@ class Certificates:
         claim = "sat" if sat else "unsat"
         try:
             network, prop = queries[0].network.onnx, read_bytes(vnnlib, _LARGEST)
-            joint = [Fraction(float(n.lam)) for n in queries[0].network.nodes if isinstance(n, Hardened)]
+            joint = [Fraction(lam) for lam in least_hardness(queries[0].network)]
             if joint:
                 network = read_bytes(onnx, _LARGEST)
             if network is None:

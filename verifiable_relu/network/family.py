@@ -41,6 +41,11 @@ Activations of kinds that are refused are the same in all members of a family.
 """
 
 
+def least_hardness(network: Network) -> list[float]:
+    """The least λ' of each layer of a set of networks, as ``hardened`` makes it; empty for a single network."""
+    return [float(node.lam) for node in network.nodes if isinstance(node, Hardened)]
+
+
 def hardened(network: Network, lam: float | Sequence[float] | None = None) -> Network:
     """The set of networks with λ'-GELU, λ' ≥ ``lam``, or ReLU in place of every ReLU and λ-GELU.
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from verifiable_relu.bounds.change import substitution_change
 from verifiable_relu.bounds.types import Bounds
-from verifiable_relu.errors import UnsupportedError
+from verifiable_relu.errors import InputError
 from verifiable_relu.network import from_torch
 
 
@@ -71,10 +71,10 @@ def proven_change(smooth: nn.Module, input_shape: tuple[int, ...]) -> float:
 
     The result is NaN if the network has an activation without such a bound.
     """
+    zeros = torch.zeros(1, *input_shape, dtype=torch.float64)
     try:
         network = from_torch(smooth, input_shape).to(torch.float64)
-    except UnsupportedError:
+        found = substitution_change(network, Bounds(zeros, zeros + 1))
+    except InputError:
         return math.nan
-    zeros = torch.zeros(1, *input_shape, dtype=torch.float64)
-    found = substitution_change(network, Bounds(zeros, zeros + 1))
     return torch.maximum(-found.lower, found.upper).max().item()
