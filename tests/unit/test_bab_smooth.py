@@ -20,7 +20,8 @@ from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Activation, Gelu, Hardened, Relu, Sigmoid, Smooth, Tanh
 from verifiable_relu.spec.property import Box, Property, Query
 from verifiable_relu.verifiers.bab import Bab
-from verifiable_relu.verifiers.bab.curves import SEGMENTS, Curves
+from verifiable_relu.verifiers.bab.ascent import children
+from verifiable_relu.verifiers.bab.curves import LAST, SEGMENTS, Curves
 from verifiable_relu.verifiers.bab.folding import fold
 from verifiable_relu.verifiers.bab.refine import Refinement
 from verifiable_relu.verifiers.bab.strip import Slopes
@@ -119,7 +120,16 @@ def test_segments_are_cut_where_the_activation_bends() -> None:
     assert found.upper[1] == found.lower[2] == 0 and found.lower[1] == -1 and found.upper[2] == 0.7
     whole, *halves = curves.gaps(split)[:, 0].tolist()
     assert whole > 0.2 and max(halves) < 2e-3
-    assert curves.gaps(torch.tensor([[SEGMENTS - 1]], dtype=torch.int8)).item() == -1
+    last = torch.tensor([[SEGMENTS - 1]], dtype=torch.int8)
+    assert curves.gaps(last).item() == -1
+    curves.cut(neuron, last[0])
+
+
+def test_a_segment_that_is_not_cut_stays_whole_in_both_children() -> None:
+    split = torch.tensor([[LAST - 1], [LAST], [SEGMENTS - 1], [0]], dtype=torch.int8)
+    lower, upper = children(split, torch.zeros(4, dtype=torch.long), torch.ones(4, dtype=torch.bool))
+    assert lower.flatten().tolist() == [SEGMENTS - 2, LAST, SEGMENTS - 1, 2]
+    assert upper.flatten().tolist() == [SEGMENTS - 1, LAST, SEGMENTS - 1, 3]
 
 
 def test_lines_of_a_fan_are_beside_the_curve() -> None:

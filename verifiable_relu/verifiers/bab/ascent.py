@@ -30,7 +30,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from verifiable_relu.verifiers.bab.curves import Curves, Segments
+from verifiable_relu.verifiers.bab.curves import LAST, Curves, Segments
 from verifiable_relu.verifiers.bab.strip import Forms, Strip
 
 _FACTOR = 2.0
@@ -106,8 +106,12 @@ def children(split: Tensor, neuron: Tensor, smooth: Tensor | None = None) -> tup
     active[number, neuron], inactive[number, neuron] = 1, -1
     if smooth is not None and bool(smooth.any()):
         number, neuron = number[smooth], neuron[smooth]
-        lower = 2 * split[number, neuron].clamp(min=1)
-        active[number, neuron], inactive[number, neuron] = lower, lower + 1
+        before = split[number, neuron]
+        lower = 2 * before.clamp(min=1, max=LAST - 1)
+        # What is not cut stays as it is in both.
+        whole = before >= LAST
+        active[number, neuron] = torch.where(whole, before, lower)
+        inactive[number, neuron] = torch.where(whole, before, lower + 1)
     return active, inactive
 
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 SEGMENTS = 128
 """Segments of a neuron are numbered below this, so that a number fits into eight bits; 0 stands for [l, u], too."""
 
-_LAST = SEGMENTS // 2
+LAST = SEGMENTS // 2
 """Segments from this number on are not cut."""
 
 _POINTS = 16
@@ -219,12 +219,12 @@ class Curves:
 
         Args:
             neuron: (nodes,) numbers in the system; those that are not smooth are ignored.
-            segment: (nodes,) their segments, below half of ``SEGMENTS``; 0 is [l, u].
+            segment: (nodes,) their segments; 0 is [l, u]. The last ones stay whole.
         """
         number, segment = self._number[neuron], segment.long().clamp(min=1)
         key = (number * SEGMENTS + segment)[number >= 0].unique()
         number, segment = key // SEGMENTS, key % SEGMENTS
-        todo = ~self._cut[number, segment]
+        todo = ~self._cut[number, segment] & (segment < LAST)
         number, segment = number[todo], segment[todo]
         if not len(number):
             return
@@ -258,13 +258,13 @@ class Curves:
         c, segment = coefficients[:, self.neurons], split[:, self.neurons].long()
         below, above = (self._taken(self._gap[side], slice(None), segment) for side in (_BELOW, _ABOVE))
         cost = c.abs() * torch.where(c >= 0, below, above).to(c.dtype)
-        return cost.masked_fill_(segment >= _LAST, -1)
+        return cost.masked_fill_(segment >= LAST, -1)
 
     def gaps(self, split: Tensor) -> Tensor:
         """(nodes, s) how far the lines are from the activation, at most; −1 where the neuron's segment is not cut."""
         segment = split[:, self.neurons].long()
         below, above = (self._taken(self._gap[side], slice(None), segment) for side in (_BELOW, _ABOVE))
-        return (torch.maximum(below, above) * self.width).masked_fill_(segment >= _LAST, -1)
+        return (torch.maximum(below, above) * self.width).masked_fill_(segment >= LAST, -1)
 
     def _taken(self, table: Tensor, number: Tensor | slice, segment: Tensor) -> Tensor:
         """Entries of a table for segments (nodes, count) of the smooth neurons ``number``."""
