@@ -3,6 +3,7 @@
 
     python3 dev.py run COMMAND ...    run a command in the environment
     python3 dev.py check [ARG ...]    lint, types, import contract and tests; ARGs go to pytest
+    python3 dev.py docs               build the documentation in site/
     python3 dev.py setup              only set up
 
 The set-up is skipped while pyproject.toml, constraints.txt and this file are what they were.
@@ -113,6 +114,9 @@ def main(arguments: Sequence[str]) -> int:
     if action == "run" and rest:
         set_up()
         return run(rest)
+    if action == "docs" and not rest:
+        set_up()
+        return run(["mkdocs", "build", "--strict"])
     if action == "setup" and not rest:
         set_up()
         return 0

@@ -1,11 +1,6 @@
 """Answer properties of neural networks: does some input of the box reach the unsafe set?
 
-    python -m verifiable_relu.certify --spec specs/cifar_eps.vnnlib
-    python -m verifiable_relu.certify --spec specs/instances.csv --out results
-
-For a property file, the first line of stdout is sat (there is a counterexample, which follows), unsat (there is none:
-verified), unknown or timed-out. For a folder or an instances.csv, stdout has a line onnx,vnnlib,answer,seconds for
-each instance. Exit status: 0 for every verdict, 2 for bad input, 1 for a fault of the program, 130 if interrupted.
+What the command prints and how it exits is said in its help (``certify_options.ABOUT``).
 """
 
 from __future__ import annotations
@@ -13,143 +8,22 @@ from __future__ import annotations
 import argparse
 import csv
 import io
-import os
-import re
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from verifiable_relu.arguments import Parser, seconds
-from verifiable_relu.errors import InputError
-from verifiable_relu.verifiers.registry import methods
+from verifiable_relu.certify_options import TIMEOUT, entries, loader, parse, parser, workers
+from verifiable_relu.streams import complain, guarded, own_stdout, write
 
 if TYPE_CHECKING:
-    from fractions import Fraction
-
     from verifiable_relu.campaign import Case, Result, Store
     from verifiable_relu.campaign.certificates import Certificates
     from verifiable_relu.campaign.console import Watcher
-    from verifiable_relu.campaign.inputs import Loader
-    from verifiable_relu.spec import SpecFile
+    from verifiable_relu.campaign.inputs import Entry
     from verifiable_relu.verifiers.base import Verifier
-
-_TIMEOUT = 60.0
-
-_UNITS = {"": 0, "K": 10, "M": 20, "G": 30}
-"""The binary logarithm of each unit of memory, in bytes."""
-
-
-def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    about, _, more = (__doc__ or "").partition("\n")
-    parser = Parser(
-        label="certify",
-        prog="python -m verifiable_relu.certify",
-        description=about,
-        epilog=more,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--spec", type=Path, metavar="FILE|DIR|CSV", help="the property file, folder or list")
-    parser.add_argument("--net", type=Path, metavar="FILE", help="the network, where the property file names none")
-    parser.add_argument(
-        "--network",
-        type=_named_file,
-        action="append",
-        default=[],
-        metavar="NAME=FILE",
-        help="the file of a network that a VNN-LIB 2.0 property declares; may be repeated",
-    )
-    parser.add_argument("--method", default="auto", help=f"{', '.join(methods())} (default: auto)")
-    parser.add_argument(
-        "--timeout",
-        type=seconds,
-        metavar="SECONDS",
-        help=f"the time limit for each instance (default: that of instances.csv, else {_TIMEOUT:g})",
-    )
-    parser.add_argument("--device", default="cpu", help="a torch device (default: cpu)")
-    parser.add_argument(
-        "--memory",
-        type=_bytes,
-        metavar="BYTES",
-        help="the bytes that bounds may hold at once, approximately, such as 500000000, 512M or 2G; the program itself "
-        "takes more on top (default: 1G)",
-    )
-    parser.add_argument(
-        "--joint",
-        nargs="?",
-        type=_hardness,
-        const=(),
-        metavar="LAMBDA[,LAMBDA…]",
-        help="answer at once for the ReLU network and every network with λ-GELU of λ at least LAMBDA (one number, or "
-        "one per layer) in its place; without a number, LAMBDA is the λ of the network's own λ-GELUs",
-    )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        metavar="DIR",
-        help="the folder for results.csv (this run) and records.jsonl (all runs, whose answers are not computed again)",
-    )
-    parser.add_argument(
-        "--repair",
-        action="store_true",
-        help="move lines of DIR/records.jsonl that are no records to a file DIR/records.jsonl.bad-N, and go on",
-    )
-    parser.add_argument(
-        "--certificates",
-        type=Path,
-        metavar="DIR",
-        help="write a certificate of every sat and unsat there, and have it checked by the independent checker "
-        "(python -m verifiable_relu.check); a verdict whose certificate is accepted is 'checked'",
-    )
-    parser.add_argument(
-        "--check", type=Path, metavar="DIR", help="check the certificates of a folder again, and do nothing else"
-    )
-    parser.add_argument("--quiet", action="store_true", help="print nothing but errors to stderr")
-    parser.add_argument("--debug", action="store_true", help="show the traceback of a fault of the program")
-    options = parser.parse_args(arguments)
-    if (options.spec is None) == (options.check is None):
-        parser.error("one of --spec and --check is needed")
-    if options.method not in methods():
-        parser.error(f"--method: unknown method '{options.method}'; there are {', '.join(methods())}")
-    if options.repair and not options.out:
-        parser.error("--repair needs --out")
-    return options
-
-
-def _bytes(text: str) -> int:
-    found = re.fullmatch(r"([0-9]+)([KMG]?)", text, re.IGNORECASE)
-    size = int(found[1]) << _UNITS[found[2].upper()] if found else 0
-    if not size:
-        raise argparse.ArgumentTypeError(f"'{text}' is no number of bytes, such as 500000000, 512M or 2G")
-    return size
-
-
-def _hardness(text: str) -> tuple[float, ...]:
-    try:
-        return tuple(float(part) for part in text.split(","))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"'{text}' is no number, nor a list of them") from None
-
-
-def _loader(options: argparse.Namespace) -> Loader:
-    """The reader of instances that the options describe: ``--joint`` replaces the networks' activations."""
-    from verifiable_relu.campaign.inputs import Loader
-
-    lam = options.joint
-    if lam is None:
-        return Loader(dict(options.network))
-    from verifiable_relu.network import hardened
-
-    return Loader(dict(options.network), lambda network: hardened(network, lam[0] if len(lam) == 1 else lam or None))
-
-
-def _named_file(text: str) -> tuple[str, Path]:
-    name, separator, file = text.partition("=")
-    if not (name and separator and file):
-        raise argparse.ArgumentTypeError(f"'{text}' is not of the form NAME=FILE")
-    return name, Path(file)
 
 
 def main(arguments: Sequence[str] | None = None, alone: bool = False) -> int:
@@ -160,54 +34,25 @@ def main(arguments: Sequence[str] | None = None, alone: bool = False) -> int:
         alone: whether the process runs this command only. Then everything that libraries print to stdout, those in C
             included, goes to stderr from now on, so that stdout has the answers alone.
     """
-    options = _parse(arguments)
-    try:
-        out = _own_stdout() if alone else sys.stdout
+    options = parse(parser(), arguments)
+
+    def work() -> int:
+        out = own_stdout() if alone else sys.stdout
         if options.check is not None:
             return _check(options.check, out)
         many = options.spec.is_dir() or options.spec.suffix == ".csv"
         return _many(options, out) if many else _one(options, out)
-    except InputError as error:
-        _say(error)
-        return 2
-    except KeyboardInterrupt:
-        _say("interrupted")
-        return 130
-    except Exception as error:
-        if options.debug:
-            raise
-        _say(f"internal error: {type(error).__name__}: {error}")
-        return 1
+
+    return guarded("certify", work, options.debug)
+
+
+def alone(arguments: Sequence[str] | None = None) -> int:
+    """Run the command as the only one of its process (``main``); returns the exit status."""
+    return main(arguments, alone=True)
 
 
 def _say(message: object) -> None:
-    print(f"certify: {' '.join(str(message).split())}", file=sys.stderr, flush=True)
-
-
-def _own_stdout() -> TextIO:
-    """Redirect the descriptor 1 to stderr; returns a new text file that writes to the former stdout.
-
-    Raises:
-        InputError: if stdout is closed.
-    """
-    if sys.stderr is None:
-        # Stderr is closed. Its descriptor is occupied, so that no file that is opened later takes it.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-    try:
-        out = os.fdopen(os.dup(1), "w", encoding="utf-8", errors="backslashreplace")
-    except OSError as error:
-        raise InputError(f"stdout cannot be written: {error.strerror}") from None
-    os.dup2(2, 1)
-    return out
-
-
-def _print(lines: Iterable[str], out: TextIO) -> None:
-    """Write lines, as far as the reader of stdout takes them."""
-    try:
-        print("\n".join(lines), file=out, flush=True)
-    except BrokenPipeError:
-        # The reader, such as ``head -1``, has ended. Writing the rest of the buffer at exit must not fail again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())
+    complain("certify", message)
 
 
 @contextmanager
@@ -229,14 +74,15 @@ def _one(options: argparse.Namespace, out: TextIO) -> int:
     """Answer one property file; returns the exit status."""
     start = time.perf_counter()
     from verifiable_relu.campaign import run
-    from verifiable_relu.campaign.inputs import verifier
+    from verifiable_relu.campaign.counterexample import assignment
+    from verifiable_relu.campaign.inputs import Entry, verifier
 
     method = verifier(options.method, options.device, options.memory)
     method, certificates = _certifying(options, method)
     with _store(options) as store:
-        case, spec = _loader(options).case(options.spec, options.timeout or _TIMEOUT, options.net)
+        case = loader(options).case(Entry(options.spec, options.net, options.timeout or TIMEOUT))
         (result,) = run([case], method, store, certificates=certificates)
-    _print([result.answer, *(_assignment(result, spec, case) if result.answer == "sat" else ())], out)
+    write([result.answer, *(assignment(result, case.spec) if result.answer == "sat" else ())], out)
     if not options.quiet:
         print("\n".join(_summary(result, case, time.perf_counter() - start)), file=sys.stderr)
     return _status([result])
@@ -262,52 +108,8 @@ def _check(folder: Path, out: TextIO) -> int:
     for name, onnx, vnnlib, kept in check_folder(folder):
         accepted &= kept.accepted
         table.writerow((name, onnx, vnnlib, "accepted" if kept.accepted else "refused", kept.detail))
-    _print(lines.getvalue().splitlines(), out)
+    write(lines.getvalue().splitlines(), out)
     return 0 if accepted else 1
-
-
-def _assignment(result: Result, spec: SpecFile, case: Case) -> Iterator[str]:
-    """The lines of a counterexample: exact inputs, and the outputs that onnxruntime computes for them.
-
-    An input that no decimal equals, such as 1/3, is moved to a decimal near to it, if the box has one and the new point
-    is checked to be a counterexample too. Otherwise it is written as a quotient, (/ 1.0 3.0).
-    """
-    from verifiable_relu.spec.write import exact_text
-
-    witness, outputs = _decimals(result, case)
-    values = [exact_text(v) for v in witness] + [repr(float(v)) for v in outputs]
-    names = [*spec.inputs.elements(spec.version), *spec.outputs.elements(spec.version)]
-    lines = [f"{name} {value}" for name, value in zip(names, values, strict=True)]
-    if spec.version != "1.0":
-        yield from lines
-        return
-    last = len(lines) - 1
-    for number, line in enumerate(lines):
-        yield f"{' ' if number else '('}({line}){')' if number == last else ''}"
-
-
-def _decimals(result: Result, case: Case) -> tuple[Sequence[Fraction], Sequence[float]]:
-    """A counterexample with decimals as inputs near to the result's, or else the result's own; and its outputs."""
-    from verifiable_relu.spec.write import decimal, decimal_near
-
-    assert result.witness is not None and result.outputs is not None
-    if all(decimal(v) is not None for v in result.witness):
-        return result.witness, result.outputs
-    from verifiable_relu.trust import confirm
-
-    for query in case.queries:
-        box = query.property.box
-        if not box.contains(result.witness):
-            continue
-        bounds = map(box.bounds, range(box.size))
-        point = [
-            v if decimal(v) is not None else decimal_near(v, *between)
-            for v, between in zip(result.witness, bounds, strict=True)
-        ]
-        judged = confirm(query, point)
-        if judged.confirmed and judged.replayed is not None:
-            return point, judged.replayed.tolist()
-    return result.witness, result.outputs
 
 
 def _summary(result: Result, case: Case, elapsed: float) -> Iterator[str]:
@@ -337,53 +139,54 @@ def _summary(result: Result, case: Case, elapsed: float) -> Iterator[str]:
 
 def _many(options: argparse.Namespace, out: TextIO) -> int:
     """Answer the instances of a folder or a table as one campaign; returns the exit status."""
-    from verifiable_relu.campaign import run
-    from verifiable_relu.campaign.console import Watcher, table
-    from verifiable_relu.campaign.inputs import instances, verifier
+    from verifiable_relu.campaign.console import Watcher, summary
+    from verifiable_relu.campaign.inputs import verifier
 
     method = verifier(options.method, options.device, options.memory)
     method, certificates = _certifying(options, method)
-    listed = instances(options.spec)
-    watcher = Watcher(len(listed), options.quiet)
+    listed = entries(options)
+    watcher = Watcher(len(listed), options.quiet, out)
     try:
         with _store(options) as store, watcher:
-            results = run(list(_cases(options, listed, watcher)), method, store, watcher, certificates)
+            results = _answered(options, listed, method, certificates, store, watcher)
     except KeyboardInterrupt:
         kept = f"kept in {options.out}; the same command resumes" if options.out else "lost, since --out was not given"
         _say(f"interrupted: {watcher.done} of {len(listed)} instances are answered and {kept}")
         return 130
-    lines = io.StringIO()
-    csv.writer(lines, lineterminator="\n").writerows((r.onnx, r.vnnlib, r.answer, f"{r.seconds:.3f}") for r in results)
-    _print(lines.getvalue().splitlines(), out)
     if not options.quiet:
-        table(results)
+        summary(results, watcher.recorded)
     return _status(results)
 
 
-def _cases(
-    options: argparse.Namespace, listed: Iterable[tuple[Path, Path | None, float | None]], watcher: Watcher
-) -> Iterator[Case | Result]:
-    """The instances of a list as they are read; one that cannot be read is a result, and the others are read on."""
-    from verifiable_relu.campaign.runner import unasked
+def _answered(
+    options: argparse.Namespace,
+    listed: Sequence[Entry],
+    method: Verifier,
+    certificates: Certificates | None,
+    store: Store | None,
+    watcher: Watcher,
+) -> list[Result]:
+    """The answers of a campaign, on as many workers as the options ask for."""
+    count = workers(options, len(listed))
+    if not count and options.executor is None:
+        from verifiable_relu.campaign import run
 
-    loader = _loader(options)
-    complaints: set[str] = set()
-    for vnnlib, onnx, limit in listed:
-        timeout, net = options.timeout or limit or _TIMEOUT, options.net or onnx
-        case: Case | Result
-        try:
-            case, _ = loader.case(vnnlib, timeout, net)
-        except Exception as error:
-            if options.debug and not isinstance(error, InputError):
-                raise
-            case = unasked(str(net or ""), str(vnnlib), error, timeout)
-            # Many instances can share one bad network, which is reported once. Faults of the program are reported at
-            # the end (``_status``).
-            if not case.method and case.detail not in complaints:
-                watcher.line(f"certify: {case.detail}")
-            complaints.add(case.detail)
-        watcher.read()
-        yield case
+        read = loader(options)
+        cases = []
+        for entry in listed:
+            cases.append(read.read(entry, options.debug))
+            watcher.read()
+        return run(cases, method, store, watcher, certificates)
+    from verifiable_relu.campaign.parallel import Local, run_parallel
+    from verifiable_relu.campaign.worker import Job
+
+    job = Job(method, loader(options), options.certificates, options.worker_memory)
+    if options.executor is None:
+        return run_parallel(listed, job, [Local(options.worker_memory) for _ in range(count)], store, watcher)
+    from verifiable_relu.campaign.cluster import Cluster
+
+    with Cluster(options.executor, store) as cluster:
+        return run_parallel(listed, job, cluster.slots, store, watcher)
 
 
 def _status(results: Sequence[Result]) -> int:
@@ -396,4 +199,4 @@ def _status(results: Sequence[Result]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(alone=True))
+    sys.exit(alone())

@@ -24,6 +24,7 @@ from verifiable_relu.spec import Query, linf_properties
 from verifiable_relu.trust.replay import confirm
 from verifiable_relu.verifiers.base import Budget, Outcome, Verdict, Verifier
 from verifiable_relu.verifiers.incomplete import Crown
+from verifiable_relu.verifiers.recording import Recorder
 from verifiable_relu.verifiers.root import Known
 from verifiable_relu.verifiers.solvers.process import processor_seconds
 
@@ -142,9 +143,11 @@ class Counting(Crown):
 
     counts: list[list[int]] = field(default_factory=list)
 
-    def relaxation(self, network: Network, box: Bounds, known: Known | None, stop: Callable[[], bool]) -> Relaxation:
+    def relaxation(
+        self, network: Network, box: Bounds, known: Known | None, stop: Callable[[], bool], recorder: Recorder | None
+    ) -> Relaxation:
         """The relaxation of CROWN, whose unstable neurons are counted."""
-        found = super().relaxation(network, box, known, stop)
+        found = super().relaxation(network, box, known, stop, recorder)
         self.counts.append([int(unstable(network.nodes[i], found.pre[i]).sum()) for i in sorted(found.pre)])
         return found
 

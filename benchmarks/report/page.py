@@ -35,7 +35,7 @@ class Page:
         """Add a table as the file ``name.csv`` beside the page, and as ``name.tex`` if LaTeX is wanted too."""
         self.files[f"{name}.csv"] = table.csv()
         if latex:
-            self.files[f"{name}.tex"] = table.latex()
+            self.files[f"{name}.tex"] = table.latex(name)
 
     def markdown(self) -> str:
         """The page in Markdown."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.report.estimate import Estimate
+from benchmarks.report.names import spoken
 
 Cell = str | int | float | Estimate | None
 """A cell of a table. None and NaN are shown as a dash, and are empty in CSV."""
@@ -39,6 +40,7 @@ class Table:
         rows: the rows, each with a cell for each column.
         forms: for some columns, the format specification with which Markdown and LaTeX show the numbers, such as
             ``.1%``. Without one, numbers have three significant digits. In CSV, every number has six.
+        caption: what the table shows, for LaTeX.
 
     Raises:
         ValueError: for a row of another length.
@@ -47,6 +49,7 @@ class Table:
     columns: Sequence[str]
     rows: Sequence[Sequence[Cell]]
     forms: Mapping[str, str] = field(default_factory=dict)
+    caption: str = ""
 
     def __post_init__(self) -> None:
         for row in self.rows:
@@ -59,11 +62,22 @@ class Table:
         lines = [self.columns, rule, *self._shown()]
         return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines)
 
-    def latex(self) -> str:
-        """The table as a LaTeX ``tabular`` that needs no package, without caption and float."""
+    def latex(self, label: str = "") -> str:
+        """The table in LaTeX, with the rules of the package booktabs, printable names and its caption.
+
+        Args:
+            label: the name by which the text refers to the table, ``tab:LABEL``; empty for none.
+        """
         kinds = "".join("r" if right else "l" for right in self._numeric())
-        head, *body = (" & ".join(map(_escaped, line)) + r" \\" for line in [self.columns, *self._shown()])
-        lines = [rf"\begin{{tabular}}{{{kinds}}}", r"\hline", head, r"\hline", *body, r"\hline", r"\end{tabular}"]
+        named = [[spoken(cell) for cell in row] for row in [self.columns, *self._shown()]]
+        head, *body = (" & ".join(map(_escaped, line)) + r" \\" for line in named)
+        tabular = [
+            rf"\begin{{tabular}}{{@{{}}{kinds}@{{}}}}", r"\toprule", head, r"\midrule", *body, r"\bottomrule",
+            r"\end{tabular}",
+        ]  # fmt: skip
+        caption = [rf"\caption{{{_escaped(self.caption)}}}"] if self.caption else []
+        reference = [rf"\label{{tab:{label}}}"] if label else []
+        lines = [r"\begin{table}", r"\centering", *caption, *reference, *tabular, r"\end{table}"]
         return "\n".join(lines) + "\n"
 
     def csv(self) -> str:

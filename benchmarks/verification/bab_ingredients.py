@@ -1,12 +1,12 @@
-"""What does each ingredient of branch and bound bring? Options of ``bab`` are switched off in turn, on two families.
+"""What does each ingredient of branch and bound bring? ``bab`` is asked without one of them in turn, on two families.
 
     python -m benchmarks.verification.bab_ingredients
     python -m benchmarks.verification.bab_ingredients --vary search.batch=16,64,256,1024 --families oval21
 
-The options are read from the dataclasses of ``bab``: a number is off at 0, a truth value is turned over. With
-``--vary``, the named options alone take the values that are named. Each answer is a record, and is not asked for again.
-Instances that bounds decide before anything is split are left out of the tables. Needs the benchmarks under
-VERIFIABLE_RELU_DATA/vnncomp.
+With ``--vary``, the named options alone take the values that are named. Each answer is a record, and is not asked for
+again. Instances that ``bab`` as it is decides by bounds, before anything is split, are not put to the others. At the
+most that takes families × COUNT × 9 variants × LIMIT seconds, which is 24 minutes for the defaults. Needs the
+benchmarks under VERIFIABLE_RELU_DATA/vnncomp.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from benchmarks.common.records import Record, Records, notes, of
 from benchmarks.common.searched import sub_problems
@@ -32,23 +32,34 @@ if TYPE_CHECKING:
     from verifiable_relu.spec import Query
     from verifiable_relu.verifiers.base import Verifier
 
+Found = TypeVar("Found")
+
 FAMILIES = ("oval21", "mnist_fc")
 UNCHANGED = "as it is"
-LIMITS = ("memory",)
-"""Options that say what a search may take; without it there is none."""
+WITHOUT: tuple[tuple[str, Any], ...] = (
+    ("intermediate.steps", 0),
+    ("slopes.steps", 0),
+    ("search.steps", 0),
+    ("search.adaptive", 0),
+    ("search.stalled", 0.0),
+    ("search.exact", 0.0),
+    ("rounds.refinement", None),
+    ("search.batch", 16),
+)
+"""What is switched off: the search for bounds of neurons and for slopes, the ascent in each node, lines that adapt,
+more steps where nothing is left to split, linear programs before the last leaf, tighter intervals, large batches."""
 
 BATCH = "search.batch"
 """The option by whose values the sub-problems per second are tabulated."""
 
 
 def options_of(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The options of a dataclass and of those within it, as ``search.steps``, with their values."""
+    """The options of a dataclass and of those within it, as ``search`` and ``search.steps``, with their values."""
     for field in fields(value):
         name, held = f"{prefix}{field.name}", getattr(value, field.name)
+        yield name, held
         if is_dataclass(held):
             yield from options_of(held, f"{name}.")
-        else:
-            yield name, held
 
 
 def with_option(value: Any, name: str, new: Any) -> Any:
@@ -61,13 +72,6 @@ def with_option(value: Any, name: str, new: Any) -> Any:
         raise InputError(f"bab has no option {name}")
     first, _, rest = name.partition(".")
     return replace(value, **{first: with_option(getattr(value, first), rest, new) if rest else new})
-
-
-def off(value: Any) -> Iterator[tuple[str, Any]]:
-    """Each option of a dataclass that can be switched off, and its value then."""
-    for name, held in options_of(value):
-        if name.rpartition(".")[2] not in LIMITS and isinstance(held, bool | int | float) and held != 0:
-            yield name, (not held) if isinstance(held, bool) else type(held)(0)
 
 
 def varied(text: str) -> list[tuple[str, Any]]:
@@ -83,12 +87,12 @@ def varied(text: str) -> list[tuple[str, Any]]:
 
 
 def variants(base: Any, asked: Sequence[Sequence[tuple[str, Any]]] | None) -> dict[str, Any]:
-    """By what is changed: the verifier as it is, and with each option that is asked for, or else each one off.
+    """By what is changed: the verifier as it is, and with each option asked for, or else without each ingredient.
 
     Raises:
         InputError: if an option that is asked for does not exist.
     """
-    changes = list(off(base)) if asked is None else [change for group in asked for change in group]
+    changes = list(WITHOUT) if asked is None else [change for group in asked for change in group]
     return {UNCHANGED: base} | {f"{name} = {value}": with_option(base, name, value) for name, value in changes}
 
 
@@ -101,7 +105,7 @@ def measure(asked: argparse.Namespace, records: Records) -> None:
     import torch
 
     from benchmarks.common.progress import bars
-    from verifiable_relu.campaign.inputs import Loader
+    from verifiable_relu.campaign.inputs import Entry, Loader
     from verifiable_relu.verifiers.bab import Bab
 
     torch.set_num_threads(1)
@@ -110,16 +114,29 @@ def measure(asked: argparse.Namespace, records: Records) -> None:
     with bars() as bar:
         for family in asked.families:
             loader = Loader({})
-            for instance in bar.track(instances(data / family)[: asked.count], description=family):
+            for instance in bar.track(some(instances(data / family), asked.count), description=family):
                 title = {"family": family, "onnx": instance.onnx, "vnnlib": instance.vnnlib, "limit": asked.limit}
                 missing = [name for name in chosen if not records.has("answer", {**title, "variant": name})]
                 if not missing:
                     continue
                 files = (data / family / instance.vnnlib, data / family / instance.onnx)
-                case, _ = loader.case(files[0], asked.limit, files[1])
+                case = loader.case(Entry(*files, asked.limit))
                 for name in missing:
+                    if name != UNCHANGED and not _searched(records, {**title, "variant": UNCHANGED}):
+                        continue
                     found = _asked(case.queries, chosen[name], asked.limit)
                     records.append("answer", {**title, "variant": name, **found, "truth": instance.truth})
+
+
+def some(found: Sequence[Found], count: int) -> list[Found]:
+    """So many of what was found, evenly spaced; all if there are no more."""
+    count = min(count, len(found))
+    return [found[number * len(found) // count] for number in range(count)]
+
+
+def _searched(records: Records, title: Mapping[str, Any]) -> bool:
+    """Whether the answer of this title took a search."""
+    return any(record["search"] for record in records.of("answer") if title.items() <= record.items())
 
 
 def _asked(queries: Sequence[Query], verifier: Verifier, limit: float) -> Mapping[str, Any]:
@@ -230,10 +247,10 @@ def page(records: Sequence[Record], folder: Path) -> Page:
 def options(parser: argparse.ArgumentParser) -> None:
     """What is asked, and of which variants."""
     parser.add_argument("--families", nargs="+", default=FAMILIES, help=f"(default {' '.join(FAMILIES)})")
-    parser.add_argument("--count", type=int, help="only the first COUNT instances of each family")
+    parser.add_argument("--count", type=int, default=8, help="instances of each family, evenly spaced (default 8)")
     parser.add_argument("--limit", type=float, default=10.0, help="seconds per instance (default 10)")
     parser.add_argument(
-        "--vary", nargs="+", type=varied, metavar="NAME=VALUE[,VALUE…]", help="(default: every option off in turn)"
+        "--vary", nargs="+", type=varied, metavar="NAME=VALUE[,VALUE…]", help="(default: without each ingredient)"
     )
 
 

@@ -153,7 +153,7 @@ def campaign(question: Question, instances: Sequence[Instance], records: Records
             (*question.files(instance), seconds) for instance, seconds in zip(instances, limits, strict=True)
         )
     load = load_average()
-    arguments = ("--spec", str(table), "--method", question.method, "--out", str(folder), "--quiet")
+    arguments = ("--spec", str(table), "--method", question.method, "--out", str(folder), "--quiet", "--jobs", "1")
     ran = certify(3 * sum(limits) + 300, *arguments)
     results = _results(folder)
     if not results and not ran.crashed:

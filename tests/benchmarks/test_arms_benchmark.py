@@ -4,8 +4,6 @@ import csv
 import math
 import os
 import signal
-import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +18,7 @@ from benchmarks.common.measures import by_setting, correlation, drift, early_oui
 from benchmarks.common.records import Records, of, read_records
 from benchmarks.report import estimate
 from benchmarks.training import arms
+from tests.support.processes import Process
 from verifiable_relu.data import Dataset
 from verifiable_relu.errors import InputError
 from verifiable_relu.train import loop
@@ -216,29 +215,10 @@ def test_the_command_trains_in_a_process_of_its_own_and_then_only_tabulates(
     assert "'letters' is none of" in capsys.readouterr().err
 
 
-INTERRUPTIBLE = """
-import signal, sys
-from benchmarks.training.arms import STUDY
-
-if __name__ == "__main__":
-    # Whoever starts the tests in the background has Ctrl-C ignored in them and in all that they start.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    sys.exit(STUDY.main())
-"""
-
-
 def test_ctrl_c_keeps_every_run_that_was_finished(tmp_path: Path) -> None:
     pytest.importorskip("sklearn", reason="needs scikit-learn")
     command = [*COMMAND, "--seeds", "50", "--results", str(tmp_path), "--networks", str(tmp_path / "networks")]
-    with subprocess.Popen(
-        [sys.executable, "-c", INTERRUPTIBLE, *command],
-        cwd=ROOT,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-        text=True,
-    ) as process:
-        assert process.stderr is not None
+    with Process(["-m", "benchmarks.training.arms", *command], cwd=ROOT, new_session=True) as process:
         while not (tmp_path / "records.jsonl").exists() or not of(read_records(tmp_path), "run"):
             assert process.poll() is None, process.stderr.read()
             time.sleep(0.1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 import pytest
@@ -32,11 +32,14 @@ class Outer:
     name: str = "outer"
 
 
-def test_every_number_and_truth_value_is_switched_off_but_limits_and_what_is_off_already() -> None:
-    assert list(bab_ingredients.off(Outer())) == [("inner.steps", 0), ("inner.part", 0.0), ("careful", False)]
-    made = bab_ingredients.variants(Outer(), None)
-    assert list(made) == ["as it is", "inner.steps = 0", "inner.part = 0.0", "careful = False"]
-    assert made["inner.steps = 0"] == Outer(Inner(steps=0)) and made["careful = False"] == Outer(careful=False)
+def test_every_ingredient_can_be_left_out() -> None:
+    made = bab_ingredients.variants(Bab(), None)
+    assert len(made) == 1 + len(bab_ingredients.WITHOUT) == len(set(made.values()))
+    assert made["rounds.refinement = None"] == replace(Bab(), rounds=replace(Bab().rounds, refinement=None))
+
+
+def test_instances_are_evenly_spaced() -> None:
+    assert [bab_ingredients.some(range(10), count) for count in (3, 10, 20)] == [[0, 3, 6], [*range(10)], [*range(10)]]
 
 
 def test_options_that_are_named_take_their_values_and_no_other_is_changed() -> None:

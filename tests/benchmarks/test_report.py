@@ -10,11 +10,15 @@ import pytest
 
 from benchmarks.report import Estimate, Table, estimate
 from benchmarks.report.figures import cactus, levels, pairs, profiles
+from benchmarks.report.names import NAMES, spoken
 from verifiable_relu.errors import InputError
+from verifiable_relu.report.palette import COLOURS, HATCHES, LINES, MARKERS
+from verifiable_relu.train.arms import ARMS
 
 TABLE = Table(
     ("arm", "ε", "clean_%", "seconds"),
     [("relu", 0.01, estimate([0.5, 0.7]), 12), ("a|b & c", math.nan, Estimate(0.25, math.nan, 1), None)],
+    caption="50 % of it",
 )
 
 
@@ -38,15 +42,20 @@ def test_markdown() -> None:
 
 
 def test_latex_escapes() -> None:
-    assert TABLE.latex().splitlines() == [
-        r"\begin{tabular}{lrrr}",
-        r"\hline",
-        r"arm & $\varepsilon$ & clean\_\% & seconds \\",
-        r"\hline",
-        r"relu & 0.01 & 0.6000 $\pm$ 1.2706 & 12 \\",
+    assert TABLE.latex("arms").splitlines() == [
+        r"\begin{table}",
+        r"\centering",
+        r"\caption{50 \% of it}",
+        r"\label{tab:arms}",
+        r"\begin{tabular}{@{}lrrr@{}}",
+        r"\toprule",
+        r"arm & $\varepsilon$ & clean \% & seconds \\",
+        r"\midrule",
+        r"ReLU & 0.01 & 0.6000 $\pm$ 1.2706 & 12 \\",
         r"a|b \& c & -- & 0.2500 & -- \\",
-        r"\hline",
+        r"\bottomrule",
         r"\end{tabular}",
+        r"\end{table}",
     ]
 
 
@@ -70,11 +79,23 @@ def test_figures_are_drawn(tmp_path: Path) -> None:
     cactus(tmp_path / "cactus.png", {"milp": {"relu": [0.2, 0.1], "none": []}}, {"milp": 5.0})
     profiles(tmp_path / "profiles.png", {"swish": [[1.0, 2.0], [160.0, 160.0]]})
     for path in sorted(tmp_path.iterdir()):
-        assert path.read_bytes().startswith(b"\x89PNG"), path.name
-    assert len(list(tmp_path.iterdir())) == 4
+        assert path.read_bytes().startswith(b"%PDF" if path.suffix == ".pdf" else b"\x89PNG"), path.name
+    assert len(list(tmp_path.iterdir())) == 8
+
+
+def test_series_differ_without_colours() -> None:
+    for looks in (MARKERS, HATCHES, COLOURS):
+        assert len(set(looks)) == len(looks) == 8
+    assert len(set(LINES)) == len(LINES)
+
+
+def test_identifiers_become_names() -> None:
+    assert spoken("mnist, mlp 128,128, ε = 0.02, milp") == "MNIST, MLP 128,128, ε = 0.02, MILP"
+    assert spoken("unknown_arm") == "unknown arm" and spoken("0.5 ± 0.1") == "0.5 ± 0.1"
+    assert all(name in NAMES for name in ARMS)
 
 
 def test_without_matplotlib_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(InputError, match="matplotlib"):
         profiles(tmp_path / "profiles.png", {"swish": [[1.0]]})

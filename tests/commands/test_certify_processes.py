@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,10 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.support.processes import Process
 from tests.support.solver_cases import mlp
 from verifiable_relu.network import write_onnx
 
-ROOT = Path(__file__).parents[2]
 METHODS = ("milp", "smt-exact")
 INPUTS = 20
 
@@ -55,22 +53,10 @@ def busy(number: int) -> bool:
 
 
 @contextmanager
-def command(folder: Path, method: str, seconds: float) -> Iterator[subprocess.Popen[str]]:
+def command(folder: Path, method: str, seconds: float) -> Iterator[Process]:
     """The command certify, started in a session of its own."""
     arguments = ["--spec", "hard.vnnlib", "--net", "net.onnx", "--method", method, "--timeout", f"{seconds}"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    # Whoever started the tests in the background may have had the interrupt ignored.
-    code = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
-    code += "from verifiable_relu.certify import main; sys.exit(main(alone=True))"
-    with subprocess.Popen(
-        [sys.executable, "-c", code, *arguments],
-        cwd=folder,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    ) as started:
+    with Process(["-m", "verifiable_relu.certify", *arguments], cwd=folder, new_session=True) as started:
         try:
             yield started
         finally:
@@ -79,7 +65,7 @@ def command(folder: Path, method: str, seconds: float) -> Iterator[subprocess.Po
 
 
 @contextmanager
-def working(folder: Path, method: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
+def working(folder: Path, method: str) -> Iterator[tuple[Process, int]]:
     """The command certify and the process number of its solver, once the solver is at work."""
     with command(folder, method, 600.0) as started:
         end = time.monotonic() + 120

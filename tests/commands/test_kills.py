@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
+from tests.support.processes import Process
 from tests.support.scripted import Scripted, case
 from tests.unit.test_campaign import UNSAT, kept, known
 from verifiable_relu.campaign import Store
 from verifiable_relu.errors import InputError
-
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
-
 
 LOCKED = """
 import sys
@@ -32,14 +27,8 @@ sys.stdin.read()
 
 def test_a_folder_is_one_campaigns_until_that_is_over_or_killed(tmp_path: Path) -> None:
     for end in ("finished", "killed"):
-        with subprocess.Popen(
-            [sys.executable, "-c", LOCKED, str(tmp_path)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=ENVIRONMENT,
-        ) as process:
-            assert process.stdin is not None and process.stdout is not None
-            assert process.stdout.readline() == b"open\n"
+        with Process(["-c", LOCKED, tmp_path]) as process:
+            assert process.stdout.readline() == "open\n"
             with pytest.raises(InputError, match="another campaign is running in this folder"):
                 Store(tmp_path)
             if end == "killed":
@@ -60,7 +49,7 @@ class Observer:
     def stage(self, *_):
         pass
 
-    def result(self, result):
+    def result(self, number, result, recorded):
         print(result.vnnlib, flush=True)
 
 with Store(sys.argv[1]) as store:
@@ -73,15 +62,13 @@ def test_a_kill_at_any_moment_loses_no_record_that_was_made(tmp_path: Path) -> N
     count, rng = 2000, random.Random(0)
     before: set[str] = set()
     for _ in range(3):
-        with subprocess.Popen(
-            [sys.executable, "-c", KILLED, str(tmp_path), str(count)], stdout=subprocess.PIPE, env=ENVIRONMENT
-        ) as process:
-            assert process.stdout is not None and process.stdout.readline() == b"open\n"
-            said = {process.stdout.readline().decode().strip() for _ in range(rng.randrange(300))}
+        with Process(["-c", KILLED, tmp_path, count]) as process:
+            assert process.stdout.readline() == "open\n"
+            said = {process.stdout.readline().strip() for _ in range(rng.randrange(300))}
             # The kill comes a random time after a line of output.
             time.sleep(rng.uniform(0, 0.01))
             process.send_signal(signal.SIGKILL)
-            said |= {line.decode().strip() for line in process.stdout if line.endswith(b"\n")}
+            said |= {line.strip() for line in process.stdout if line.endswith("\n")}
         # A campaign first reports the instances that its records answer.
         Store(tmp_path).close()
         found = {json.loads(line)["vnnlib"] for line in (tmp_path / "records.jsonl").read_text().splitlines()}

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import builtins
-import subprocess
-import sys
 from collections.abc import Callable
 from fractions import Fraction
 from importlib.metadata import PackageNotFoundError
@@ -17,6 +15,7 @@ import torch
 
 from tests.soundness.boundary import cases
 from tests.support.layers import Layers
+from tests.support.processes import run
 from verifiable_relu.errors import CallFailed, InputError
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import (
@@ -229,7 +228,7 @@ assert state() == before, (before, state())
 
 def test_the_library_changes_no_global_state_and_is_not_imported_by_the_calling_process() -> None:
     # In a process of its own, since the library's import changes most, and happens once.
-    done = subprocess.run([sys.executable, "-c", TRACES], cwd=ROOT, capture_output=True, text=True)
+    done = run(["-c", TRACES], cwd=ROOT)
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
 
 
@@ -304,11 +303,18 @@ def test_a_crash_of_the_library_costs_one_query(batch: int, monkeypatch: pytest.
     assert [outcomes[i].margin for i in (0, 2)] == pytest.approx([alone[i].margin for i in (0, 2)], abs=1e-9)
 
 
-def test_more_memory_than_is_allowed_is_an_unknown_of_its_own() -> None:
-    """The limit is below what the process's libraries take, so that the first check of its memory ends the process."""
-    slow = AutoLirpa("alpha-crown", iterations=100_000, process_memory=1 << 20)
+def test_more_memory_than_is_allowed_is_an_unknown_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``unit/test_solver_process.py`` shows that a process is ended at its limit; here, that it is given one."""
+    call = auto_lirpa.AUTO_LIRPA.call
+
+    def limited(task: Any, *limits: Any) -> object:
+        if task is not None and limits[1:] == (1 << 20,):
+            raise MemoryError("more than it may have")
+        return call(task, *limits)
+
+    monkeypatch.setattr(auto_lirpa.AUTO_LIRPA, "call", limited)
     asked = queries(mlp(), count=1)
-    (outcome,) = slow.verify(asked, Budget.each(60, 1))
+    (outcome,) = AutoLirpa("ibp", process_memory=1 << 20).verify(asked, Budget.each(60, 1))
     assert (outcome.verdict, outcome.reason) == (Verdict.UNKNOWN, Reason.MEMORY)
     assert AutoLirpa("ibp").verify(asked, Budget.each(60, 1))[0].reason is Reason.INCOMPLETE
 

@@ -22,6 +22,8 @@ was not tried. `test_faults.py` holds each fault against the kind that it names.
   rescaled layers, and weights that are known up to an error (`boundary.py`)
 - **trees**: every leaf of branch and bound proved again in rational arithmetic, and so are proofs from multipliers at
   random; the leaves are a cover (`trees.py`)
+- **segments**: nodes of branch and bound over smooth neurons, split again and again, against values at points that lie
+  in them, to 80 digits (`segments.py`)
 """
 
 

@@ -11,6 +11,7 @@ from .faults_in_bounds import IN_BOUNDS
 from .faults_in_verifiers import IN_VERIFIERS
 from .judge import Caught, Report
 from .kinds import agreement, boundary, corners, planted, points
+from .segments import segments
 from .trees import trees
 
 FAULTS: tuple[Fault, ...] = (*IN_BOUNDS, *IN_VERIFIERS)
@@ -30,8 +31,13 @@ def _corners(report: Report) -> None:
     corners(smooth=True, report=report)
 
 
+def _smooth_corners(report: Report) -> None:
+    corners(smooth=True, report=report)
+
+
 def _points(report: Report) -> None:
-    points({**QUICK, "auto": 1.0}, report=report)
+    # The default method first: it is asked soonest where nobody else would notice.
+    points({"auto": 1.0, **QUICK}, report=report)
     points(QUICK, decimal=True, report=report)
 
 
@@ -54,13 +60,19 @@ def _trees(report: Report) -> None:
     trees(report=report)
 
 
+def _segments(report: Report) -> None:
+    segments(report=report)
+
+
 KINDS: dict[str, Callable[[Report], None]] = {
     "corners": _corners,
+    "smooth corners": _smooth_corners,
     "points": _points,
     "planted": _planted,
     "agreement": _agreement,
     "boundary": _boundary,
     "trees": _trees,
+    "segments": _segments,
 }
 """The kinds as they are held against a fault: the tests' own cases, fewer methods and less time."""
 

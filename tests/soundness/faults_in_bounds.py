@@ -129,6 +129,16 @@ def _first_box(right: Right, rules: object, index: int, node: Activation, pre: B
 
 IN_BOUNDS: tuple[Fault, ...] = (
     Fault(
+        "rows through a product leave out what is not linear",
+        "smooth corners",
+        instead("bounds.rounding:bilinear", _zero),
+    ),
+    Fault(
+        "rows through a product of matrices go to the first factor twice",
+        "smooth corners",
+        instead("network.nodes:MatMul.to_second", _zero),
+    ),
+    Fault(
         "lower and upper swapped in an affine image",
         "corners",
         instead("bounds.interval:affine_image", lambda right, *args: _flipped(right(*args))),

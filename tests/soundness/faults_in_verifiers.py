@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from tests.support.hooks import Hook
+from verifiable_relu.bounds import Bounds
 from verifiable_relu.dyadic import Dyadic
 from verifiable_relu.errors import OutOfTime
 from verifiable_relu.network.nodes import Affine, Node
@@ -97,9 +98,27 @@ def _first_halves(
     frontier.owner = frontier.owner[:kept]
 
 
-def _both_active(right: Right, split: Tensor, neuron: Tensor) -> tuple[Tensor, Tensor]:
-    active, _ = right(split, neuron)
+def _both_active(right: Right, *args: object) -> tuple[Tensor, Tensor]:
+    active, _ = right(*args)
     return active, active
+
+
+def _half_of_it(right: Right, node: Node, bounds: Bounds, *args: object) -> Any:
+    return right(node, Bounds(bounds.lower, torch.lerp(bounds.lower, bounds.upper, 0.5)), *args)
+
+
+def _narrower(right: Right, node: Node, bounds: Bounds, slope: Tensor) -> Bounds:
+    band = right(node, bounds, slope)
+    return Bounds(torch.lerp(band.lower, band.upper, 0.1), band.upper)
+
+
+def _without_signs(right: Right, segments: Any, q: Tensor, pull: Tensor) -> tuple[Tensor, Tensor]:
+    return right(segments, q, pull.abs())
+
+
+def _one_line(right: Right, segments: Any, q: Tensor, pull: Tensor) -> tuple[Tensor, Tensor]:
+    other = replace(segments, rate_above=segments.rate_below, offset_above=segments.offset_below)
+    return right(other, q, pull)
 
 
 def _at_least_zero(right: Right, mu: Tensor, objective: Tensor | None, objectives: int) -> Tensor:
@@ -198,6 +217,31 @@ IN_VERIFIERS: tuple[Fault, ...] = (
         "a child of a split neuron forgotten",
         "trees",
         instead("verifiers.bab.ascent:children", _both_active),
+    ),
+    Fault(
+        "a half of a smooth neuron's segment forgotten",
+        "segments",
+        instead("verifiers.bab.ascent:children", _both_active),
+    ),
+    Fault(
+        "lines of a part of a smooth neuron's segment",
+        "segments",
+        instead("verifiers.bab.curves:outer_lines", _half_of_it),
+    ),
+    Fault(
+        "a smooth neuron's remainders smaller than they may be",
+        "segments",
+        instead("verifiers.bab.curves:band", _narrower),
+    ),
+    Fault(
+        "half-spaces of a segment taken for others in a proof",
+        "segments",
+        instead("verifiers.bab.curves:Segments.least", _without_signs),
+    ),
+    Fault(
+        "the lower line in the place of the upper one in a proof",
+        "segments",
+        instead("verifiers.bab.curves:Segments.least", _one_line),
     ),
     Fault(
         "the phases of split neurons exchanged in a proof",

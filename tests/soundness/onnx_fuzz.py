@@ -1,4 +1,6 @@
-"""Damaged ONNX files: ``read_onnx`` refuses them in one line, or reads what onnxruntime reads.
+"""Damaged ONNX files: a reader refuses them in one line, or reads what onnxruntime reads.
+
+The reader is the package's, ``read_onnx``, or that of the checker of certificates.
 
 The files are tried in a process of its own, with limits on its memory and on each case's processor time: a case that
 ends the process (a crash, too much memory, no end) is counted, and a new process goes on with the next one.
@@ -19,11 +21,14 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import count as numbers
+from itertools import islice
 from pathlib import Path
 
 from .onnx_mutations import KINDS
 
 ROOT = Path(__file__).parents[2]
+READERS = ("package", "checker")
 SEEDS = 60
 """So many generated files are damaged, beside those in the data folder."""
 LARGEST_SEED = 5_000
@@ -35,11 +40,19 @@ CASE_MEMORY = 400 * 2**20
 """By so many bytes, at most, the process may grow while it reads one file."""
 
 
-def originals() -> list[bytes]:
-    """Small files to damage: generated ones, and those on which readers once erred, where the data folder is there."""
+def originals(reader: str) -> list[bytes]:
+    """Small files to damage: generated ones, and those on which readers once erred, where the data folder is there.
+
+    Of the generated ones those that the reader reads, which for the checker are few.
+    """
+    from .check_agreement import judge
     from .onnx_graphs import graph
 
-    made = [graph(seed).data for seed in range(SEEDS)]
+    if reader == "package":
+        made = [graph(seed).data for seed in range(SEEDS)]
+    else:
+        drawn = (graph(seed).data for seed in numbers())
+        made = list(islice((data for data in drawn if judge(data).refused is None), SEEDS))
     folder = os.environ.get("VERIFIABLE_RELU_DATA")
     if folder:
         for name in ("wrong_verdicts", "bad_input/onnx"):
@@ -72,11 +85,13 @@ class Findings:
         return Counter(kind for _, kind, _ in self.wrong)
 
 
-def child(kind: str, seed: int, first: int, count: int) -> None:
+def child(reader: str, kind: str, seed: int, first: int, count: int) -> None:
     """Try cases, and print a line before and after each."""
-    from .onnx_agreement import judge  # torch and onnxruntime come in before memory is limited
+    from . import check_agreement, onnx_agreement  # torch and onnxruntime come in before memory is limited
 
-    files = originals()
+    judge = {"package": onnx_agreement.judge, "checker": check_agreement.judge}[reader]
+
+    files = originals(reader)
     judge(files[0])
     size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (size + MEMORY, resource.RLIM_INFINITY))
@@ -94,12 +109,12 @@ def child(kind: str, seed: int, first: int, count: int) -> None:
         print(json.dumps({"loaded": found.refused is None, "wrong": wrong}), flush=True)
 
 
-def fuzz(kind: str, count: int, seed: int) -> Findings:
-    """Try ``count`` damaged files; ``kind`` is a key of ``KINDS``."""
+def fuzz(kind: str, count: int, seed: int, reader: str = "package") -> Findings:
+    """Try ``count`` damaged files; ``kind`` is a key of ``KINDS``; ``reader``, one of ``READERS``."""
     found = Findings()
     while found.cases < count:
         first = found.cases
-        for line in _lines(kind, seed, first, count):
+        for line in _lines(reader, kind, seed, first, count):
             if "case" in line:
                 found.cases = line["case"] + 1
             elif "wrong" in line:
@@ -113,10 +128,10 @@ def fuzz(kind: str, count: int, seed: int) -> Findings:
     return found
 
 
-def _lines(kind: str, seed: int, first: int, count: int) -> Iterator[dict]:
+def _lines(reader: str, kind: str, seed: int, first: int, count: int) -> Iterator[dict]:
     """What a process that tries the cases from ``first`` on prints, and at last how it ended."""
     command = [sys.executable, "-m", "tests.soundness.onnx_fuzz", "--child", "--kind", kind, "--seed", str(seed)]
-    command += ["--first", str(first), "--count", str(count)]
+    command += ["--reader", reader, "--first", str(first), "--count", str(count)]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         for line in process.stdout:
             if line.startswith("{"):
@@ -129,6 +144,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Try damaged files; exit status 1 if something is wrong."""
     parser = argparse.ArgumentParser(prog="python -m tests.soundness.onnx_fuzz")
     parser.add_argument("--kind", choices=KINDS, default="messages")
+    parser.add_argument("--reader", choices=READERS, default="package", help="the package's, or the checker's")
     parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--dump", type=Path, help="a folder for the files with which something is wrong")
@@ -136,10 +152,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--first", type=int, default=0, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.child:
-        child(options.kind, options.seed, options.first, options.count)
+        child(options.reader, options.kind, options.seed, options.first, options.count)
         return 0
-    found = fuzz(options.kind, options.count, options.seed)
-    files = originals() if options.dump else []
+    found = fuzz(options.kind, options.count, options.seed, options.reader)
+    files = originals(options.reader) if options.dump else []
     for index, kind, detail in found.wrong:
         print(f"case {index}: {kind}: {detail}")
         if options.dump:

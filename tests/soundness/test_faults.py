@@ -10,8 +10,8 @@ from .fault import Fault
 from .faults import FAULTS, KINDS, caught_by
 from .judge import Report
 
-ELSEWHERE = ("points", "planted")
-"""Kinds of which ``test_kinds`` shows it, where all methods are asked about the same cases."""
+ELSEWHERE = ("points", "planted", "trees")
+"""Kinds of which ``test_kinds`` and ``unit/test_bab.py`` show it, where the same cases are asked about."""
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ELSEWHERE])

@@ -1,4 +1,7 @@
-"""The kinds of soundness test, over every method; ``test_boundary`` has the fifth."""
+"""The kinds of soundness test, over every method.
+
+``test_boundary`` asks about counterexamples at the boundary, ``test_faults`` about corners, which know no methods.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from verifiable_relu.verifiers.base import Verdict
 from verifiable_relu.verifiers.registry import make, methods
 
 from .judge import LIRPA, Report
-from .kinds import agreement, corners, planted, points
+from .kinds import agreement, planted, points
 
 OWN = {
     "attack": 1.0,
@@ -46,7 +49,7 @@ def test_methods_agree_near_the_decision_boundary() -> None:
 
 def test_methods_agree_on_smooth_networks() -> None:
     report = agreement(
-        {"attack": 1.0, "ibp": 1.0, "crown-ibp": 1.0, "crown": 1.0, "alpha-crown": 1.0, "split": 0.3, "auto": 1.0},
+        {"attack": 1.0, "ibp": 1.0, "crown-ibp": 1.0, "crown": 1.0, "alpha-crown": 1.0, "split": 0.1, "auto": 0.2},
         smooth=True,
         boxes=1,
     )
@@ -84,18 +87,13 @@ def test_no_budget_is_so_small_that_a_planted_witness_is_denied(seconds: float) 
     assert planted(dict.fromkeys(OWN, seconds), sizes=(8,), seed=1).problems == []
 
 
-@pytest.mark.parametrize("smooth", [False, True], ids=["piecewise linear", "smooth"])
-def test_no_bound_excludes_an_exact_value_at_a_corner(smooth: bool) -> None:
-    assert corners(seed=1, smooth=smooth).problems == []
-
-
 @lirpa
 @pytest.mark.parametrize("method", LIRPA)
 def test_auto_lirpa_denies_no_counterexample(method: str) -> None:
     asked = {method: 5.0}
     report = agreement(asked, offsets=(1e-3, -0.4), boxes=1)
-    agreement(asked, offsets=(1e-3, -0.4), smooth=True, boxes=1, report=report)
     if "alpha" not in method:  # which takes long, and finds no other slopes at a point
+        agreement(asked, offsets=(1e-3, -0.4), smooth=True, boxes=1, report=report)
         points(asked, report=report)
     planted(asked, sizes=(3,), report=report)
     assert report.problems == []
@@ -103,5 +101,5 @@ def test_auto_lirpa_denies_no_counterexample(method: str) -> None:
 
 
 def test_every_method_is_asked() -> None:
-    assert {*OWN, *LIRPA, "auto_lirpa"} == set(methods())
+    assert {*OWN, *LIRPA, "auto_lirpa", "marabou"} == set(methods())
     assert make("auto_lirpa") == make("auto_lirpa-alpha-crown")

@@ -21,8 +21,11 @@ from verifiable_relu.spec.property import Box, Polytope, Property, Query
 from verifiable_relu.spec.write import vnnlib_text
 from verifiable_relu.trust.certificate import write_unsat
 from verifiable_relu.verifiers.bab import Bab
+from verifiable_relu.verifiers.bab.refine import Refinement
+from verifiable_relu.verifiers.bab.rounds import Rounds
 from verifiable_relu.verifiers.bab.tree import Search
-from verifiable_relu.verifiers.base import Budget, Verdict
+from verifiable_relu.verifiers.base import Budget, Verdict, Verifier
+from verifiable_relu.verifiers.split_recording import RecordedSplit
 
 Records = list[dict[str, Any]]
 
@@ -65,12 +68,11 @@ def checked(
     return check(folder / "certificate", folder / "net.onnx", folder / "p.vnnlib")
 
 
-def proven(folder: Path, network: bytes, prop: Property, **search: Any) -> Case:
-    """The case of a property that branch and bound proves."""
+def proven(folder: Path, network: bytes, prop: Property, verifier: Verifier | None = None, **search: Any) -> Case:
+    """The case of a property that branch and bound, or the verifier given, proves."""
     text = vnnlib_text(prop).encode()
-    (outcome,) = Bab(search=Search(record=True, **search)).verify(
-        [Query(read_onnx(network), prop)], Budget.each(60.0, 1)
-    )
+    method = verifier or Bab(search=Search(record=True, **search))
+    (outcome,) = method.verify([Query(read_onnx(network), prop)], Budget.each(60.0, 1))
     assert outcome.verdict is Verdict.UNSAT, outcome
     assert outcome.proof is not None
     write_unsat(folder / "made", network, text, [(0, outcome.proof)])
@@ -85,7 +87,7 @@ def excluded(box: Box, rows: Polytope) -> Property:
 def one_point(network: bytes, digest_of: bytes, point: list[Fraction]) -> Records:
     """A certificate of sat."""
     digests = {"network": hashlib.sha256(network).hexdigest(), "property": hashlib.sha256(digest_of).hexdigest()}
-    return [{"certificate": 1, "claim": "sat", **digests, "says": ""}, {"point": [str(x) for x in point]}, {"end": 2}]
+    return [{"certificate": 2, "claim": "sat", **digests, "says": ""}, {"point": [str(x) for x in point]}, {"end": 2}]
 
 
 def near(value: float) -> Fraction:
@@ -96,6 +98,24 @@ def near(value: float) -> Fraction:
 @cache
 def tree_case(folder: Path, kind: str = "mlp") -> Case:
     """A network whose proof is a tree of several leaves."""
+    return proven(folder, *question(kind), steps=0, finishing=0)
+
+
+@cache
+def refined_case(folder: Path, kind: str = "mlp") -> Case:
+    """A network whose proof begins with tighter bounds of neurons."""
+    rounds = Rounds(Refinement(leaves=8), first=0, patience=0)
+    return proven(folder, *question(kind), Bab(search=Search(record=True, steps=0, finishing=0), rounds=rounds))
+
+
+@cache
+def cover_case(folder: Path, kind: str = "mlp") -> Case:
+    """A network whose box is halved until zonotopes prove every part, or CROWN's bounds where there are none."""
+    return proven(folder, *question(kind), RecordedSplit(batch=4))
+
+
+def question(kind: str) -> tuple[bytes, Property]:
+    """A network, and a property that barely holds."""
     rng = np.random.default_rng({"mlp": 5, "leaky": 3, "residual": 0}[kind])
     network = residual(rng) if kind == "residual" else mlp(rng, (3, 4, 4, 2), leaky=kind == "leaky")
     box = ball(np.round(rng.normal(size=network.input_size) * 8) / 8, 0.25 if kind == "residual" else 1.0)
@@ -104,4 +124,4 @@ def tree_case(folder: Path, kind: str = "mlp") -> Case:
     points = box.lower + shares * (box.upper - box.lower)
     outputs = network(torch.from_numpy(points.reshape(-1, *network.input_shape)))
     value = float((outputs[:, 0] - outputs[:, 1]).min())
-    return proven(folder, write_onnx(network), excluded(box, (row({0: 1, 1: -1}, near(value)),)), steps=0, finishing=0)
+    return write_onnx(network), excluded(box, (row({0: 1, 1: -1}, near(value)),))

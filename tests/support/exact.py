@@ -15,11 +15,14 @@ from verifiable_relu.network.nodes import (
     Add,
     Conv2d,
     Gelu,
+    Identity,
     Input,
     LeakyRelu,
     Linear,
+    MatMul,
     Node,
     Permute,
+    Product,
     Relu,
     Reshape,
     Scale,
@@ -123,6 +126,8 @@ FUNCTIONS: dict[str, Callable[[mpmath.mpf, mpmath.mpf], mpmath.mpf]] = {
     "Cube": lambda x, _: x**3,
     "Log": lambda x, _: mpmath.log(x),
     "Sqrt": lambda x, _: mpmath.sqrt(x),
+    "Reciprocal": lambda x, _: 1 / x,
+    "InverseRoot": lambda x, _: 1 / mpmath.sqrt(x),
     "Sin": lambda x, _: mpmath.sin(x),
     "Cos": lambda x, _: mpmath.cos(x),
 }
@@ -155,6 +160,12 @@ def node_value(node: Node, inputs: Sequence[np.ndarray]) -> np.ndarray:
             return scale * (inputs[0] - center) + shift
         case Add():
             return inputs[0] + inputs[1]
+        case Identity():
+            return inputs[0]
+        case Product():
+            return inputs[0] * inputs[1]
+        case MatMul():
+            return np.matmul(*inputs)
         case Relu():
             return np.where(inputs[0] > 0, inputs[0], ZERO)
         case LeakyRelu():

@@ -42,6 +42,43 @@ class BasicBlock(nn.Module):
         return F.relu(self.norms[1](self.second(y)) + self.norms[2](self.short(x)))
 
 
+class Attention(nn.Module):
+    """Scaled dot-product attention of heads, with matrices of its own."""
+
+    def __init__(self, heads: int, causal: bool) -> None:
+        super().__init__()
+        self.maps = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+        self.heads, self.causal = heads, causal
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (f(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for f in self.maps)
+        scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
+        if self.causal:
+            scores = scores + torch.full((3, 3), -math.inf).triu(1)
+        return (torch.softmax(scores, -1) @ v).transpose(1, 2).flatten(2)
+
+
+class Excited(nn.Module):
+    """Channels weighed by a sigmoid of what they are on average."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.inner = conv(2, 4), nn.Sequential(nn.Linear(4, 2), nn.ReLU(), nn.Linear(2, 4), nn.Sigmoid())
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.conv(x)
+        return y * self.inner(y.mean((2, 3)))[:, :, None, None]
+
+
+def attended(x: Tensor, f: nn.Module) -> Tensor:
+    found: Tensor = f(x, x, x, need_weights=False)[0]
+    return found
+
+
+def transformer(norm_first: bool) -> nn.Module:
+    return nn.TransformerEncoderLayer(4, 2, 8, activation="gelu", batch_first=True, norm_first=norm_first)
+
+
 def line(*parts: nn.Module) -> nn.Sequential:
     return nn.Sequential(nn.Linear(5, 4), *parts, nn.Linear(4, 2))
 
@@ -156,6 +193,29 @@ MODULES: dict[str, tuple[Callable[[], nn.Module], Shape]] = {
     "conv transpose 1d": (lambda: nn.ConvTranspose1d(2, 3, 4, stride=2), (2, 5)),
     "conv3d": (lambda: nn.Sequential(nn.Conv3d(1, 2, 2), nn.ReLU(), nn.AvgPool3d(2, 1)), (1, 3, 3, 4)),
     "patches": (lambda: Does(lambda x, f: f(x).flatten(2).transpose(1, 2), f=nn.Conv2d(2, 3, 2, 2)), IMAGE),
+    # Products of computed values.
+    "product of two": (lambda: line(Does(lambda x, f: f(x) * torch.tanh(x), f=nn.Linear(4, 4))), FLAT),
+    "quotient": (lambda: line(Does(lambda x: x / (1 + x.abs()))), FLAT),
+    "reciprocal root": (lambda: line(Does(lambda x: torch.rsqrt(x * x + 1) + 1 / (2 + torch.sigmoid(x)))), FLAT),
+    "powers": (lambda: line(Does(lambda x: x**4 - x**5 + (x * x + 1) ** -1 + 2**x)), FLAT),
+    "gated": (lambda: Does(lambda x, f, g: F.silu(f(x)) * g(x), f=nn.Linear(5, 3), g=nn.Linear(5, 3)), FLAT),
+    "glu": (lambda: nn.Sequential(nn.Linear(5, 6), nn.GLU()), FLAT),
+    "softmax": (lambda: nn.Sequential(nn.Linear(5, 4), nn.Softmax(-1), nn.Linear(4, 2)), FLAT),
+    "softmax of two": (lambda: nn.Sequential(nn.Linear(5, 2), nn.Softmax(-1), nn.Linear(2, 2)), FLAT),
+    "log softmax": (lambda: nn.Sequential(nn.Linear(5, 3), nn.LogSoftmax(-1)), FLAT),
+    "softmin": (lambda: nn.Sequential(nn.Linear(5, 3), nn.Softmin(-1)), FLAT),
+    "layer norm": (lambda: line(nn.LayerNorm(4), nn.ReLU()), FLAT),
+    "layer norm of images": (lambda: image(nn.LayerNorm((3, 4, 4)), nn.ReLU()), (2, 4, 4)),
+    "group norm": (lambda: image(nn.GroupNorm(2, 4), nn.ReLU(), out=4), (2, 3, 3)),
+    "instance norm": (lambda: image(nn.InstanceNorm2d(3, affine=True), nn.ReLU()), (2, 3, 3)),
+    "attention head": (lambda: Attention(1, False), (3, 4)),
+    "attention, two heads": (lambda: Attention(2, False), (3, 4)),
+    "attention, causal": (lambda: Attention(2, True), (3, 4)),
+    "multihead attention": (lambda: Does(attended, f=nn.MultiheadAttention(4, 2, batch_first=True)), (3, 4)),
+    "transformer layer": (lambda: transformer(norm_first=True), (3, 4)),
+    "transformer layer, normalised last": (lambda: transformer(norm_first=False), (3, 4)),
+    "scores by einsum": (lambda: Does(lambda x, f: torch.einsum("bid,bjd->bij", f(x), x), f=nn.Linear(4, 4)), (3, 4)),
+    "squeeze and excitation": (lambda: Excited(), (2, 3, 3)),
     "mixer": (lambda: Does(lambda x, f: f(x.transpose(1, 2)).transpose(1, 2), f=nn.Linear(3, 3)), (3, 4)),
 }  # fmt: skip
 

@@ -16,11 +16,14 @@ from verifiable_relu.network.nodes import (
     Add,
     Conv2d,
     Gelu,
+    Identity,
     Input,
     LeakyRelu,
     Linear,
+    MatMul,
     Node,
     Permute,
+    Product,
     Relu,
     Reshape,
     Scale,
@@ -87,7 +90,8 @@ BOUNDED = ("SiLU", "Mish", "tanh-GELU", "ELU", "Softplus", "Softsign", "HardSwis
 """Functions whose slope is bounded; the others have one that is near 1 about 1."""
 
 
-def _activation(chain: Chain, kind: type[Activation], rng: np.random.Generator) -> int:
+def activation(chain: Chain, kind: type[Activation], rng: np.random.Generator) -> int:
+    """Append an activation with random parameters."""
     extra: dict[str, object] = {}
     if kind is Smooth:
         extra["function"] = str(rng.choice([*BOUNDED, "Square", "Cube"]))
@@ -106,7 +110,7 @@ def mlp(
     chain = Chain((widths[0],))
     for i, (fan, out) in enumerate(itertools.pairwise(widths)):
         if i:
-            _activation(chain, kind, rng)
+            activation(chain, kind, rng)
         chain.linear(draw((out, fan), fan), draw((out,), 4))
     return chain.network(f"mlp-{kind.op}")
 
@@ -117,9 +121,9 @@ def normalised(rng: np.random.Generator, draw: Weights, kind: type[Activation] =
     chain.add(Scale, (3,), center=draw((3,), 4), scale=draw((3,), 1), shift=torch.zeros(3))
     chain.linear(draw((5, 3), 3), draw((5,), 4))
     chain.add(Scale, (5,), center=draw((5,), 4), scale=draw((5,), 1), shift=draw((5,), 4))
-    _activation(chain, kind, rng)
+    activation(chain, kind, rng)
     chain.linear(draw((4, 5), 5), draw((4,), 4))
-    _activation(chain, kind, rng)
+    activation(chain, kind, rng)
     chain.linear(draw((2, 4), 4), draw((2,), 4))
     return chain.network(f"normalised-{kind.op}")
 
@@ -136,10 +140,10 @@ def cnn(rng: np.random.Generator, draw: Weights, kind: type[Activation] = Relu) 
         padding=(0, 1, 1, 0),
         groups=2,
     )
-    _activation(chain, kind, rng)
+    activation(chain, kind, rng)
     chain.add(Conv2d, (2, 1, 2), weight=draw((2, 2, 2, 1), 4), bias=draw((2,), 4), dilation=(2, 1))
     chain.add(Permute, (1, 2, 2), axes=(1, 2, 0))
-    _activation(chain, kind, rng)
+    activation(chain, kind, rng)
     chain.add(Reshape, (4,))
     chain.linear(draw((3, 4), 4), draw((3,), 4))
     return chain.network(f"cnn-{kind.op}")
@@ -152,12 +156,12 @@ def image(rng: np.random.Generator, draw: Weights, kind: type[Activation] = Relu
     """
     chain = Chain((1, 4, 3))
     chain.add(Conv2d, (2, 4, 3), weight=draw((2, 1, 2, 2), 4), bias=draw((2,), 4), padding=(1, 0, 0, 1))
-    before = _activation(chain, kind, rng)
+    before = activation(chain, kind, rng)
     inner = chain.add(Conv2d, (2, 4, 3), weight=draw((2, 2, 3, 1), 6), bias=draw((2,), 4), padding=(1, 0, 1, 0))
     chain.add(Add, (2, 4, 3), inner, before)
-    _activation(chain, kind, rng)
+    activation(chain, kind, rng)
     chain.add(Conv2d, (2, 2, 1), weight=draw((2, 2, 2, 2), 8), bias=draw((2,), 4), stride=(2, 2))
-    _activation(chain, kind, rng)
+    activation(chain, kind, rng)
     chain.add(Reshape, (4,))
     chain.linear(draw((2, 4), 4), draw((2,), 4))
     return chain.network(f"image-{kind.op}")
@@ -167,9 +171,9 @@ def windows(rng: np.random.Generator, draw: Weights) -> Network:
     """Two convolutions one after the other: a neuron of the second depends on a window of the first, which it moves."""
     chain = Chain((1, 4, 4))
     chain.add(Conv2d, (2, 3, 3), weight=draw((2, 1, 2, 2), 4), bias=draw((2,), 4))
-    _activation(chain, Relu, rng)
+    activation(chain, Relu, rng)
     chain.add(Conv2d, (3, 2, 2), weight=draw((3, 2, 2, 2), 8), bias=draw((3,), 4))
-    _activation(chain, Relu, rng)
+    activation(chain, Relu, rng)
     chain.add(Reshape, (12,))
     chain.linear(draw((2, 12), 12), draw((2,), 4))
     return chain.network("windows")
@@ -198,7 +202,7 @@ def opposed(rng: np.random.Generator, draw: Weights, images: bool, relu: bool) -
         chain.linear(paired((4, 3), 3), nothing)
         chain.linear(cancelling((4, 4), 4), nothing)
     if relu:
-        _activation(chain, Relu, rng)
+        activation(chain, Relu, rng)
     if images:
         chain.add(Reshape, (8,))
     chain.linear(draw((2, chain.nodes[-1].size), 8), torch.zeros(2))
@@ -209,10 +213,10 @@ def residual(rng: np.random.Generator, draw: Weights, kind: type[Activation] = R
     """Two blocks x + f(x), the first around a wide affine node, the second around an activation."""
     chain = Chain((4,))
     stem = chain.linear(draw((4, 4), 4), draw((4,), 4))
-    _activation(chain, kind, rng)
+    activation(chain, kind, rng)
     inner = chain.linear(draw((4, 4), 4), draw((4,), 4))
     chain.add(Add, (4,), stem, inner)
-    first = _activation(chain, kind, rng)
+    first = activation(chain, kind, rng)
     branch = chain.linear(draw((4, 4), 4), draw((4,), 4))
     chain.add(Add, (4,), first, branch)
     chain.linear(draw((2, 4), 4), draw((2,), 4))
@@ -247,6 +251,26 @@ def pieces(rng: np.random.Generator, draw: Weights) -> list[Network]:
     ]
 
 
+def products(rng: np.random.Generator, draw: Weights) -> Network:
+    """Products of inputs, of affine maps and of activations, of numbers and of matrices, and quotients."""
+    chain = Chain((4,))
+    swapped = chain.add(Permute, (2, 2), chain.add(Reshape, (2, 2), 0), axes=(1, 0))
+    inputs = chain.add(Reshape, (4,), chain.add(Product, (2, 2), swapped, chain.add(Reshape, (2, 2), 0)))
+    parts = []
+    for source, shape in ((0, (2, 3)), (inputs, (3, 2))):
+        chain.linear(draw((6, 4), 4), draw((6,), 4), source)
+        parts.append(chain.add(Reshape, shape, chain.add(Identity, (6,))))
+    scores = chain.add(Reshape, (4,), chain.add(MatMul, (2, 2), *parts, inner=3))
+    chain.add(Identity, (4,), scores)
+    # Sigmoids beside each other, divided by one and their sum.
+    gates = chain.add(Sigmoid, (4,))
+    chain.linear(torch.ones(4, 4), torch.ones(4), gates)
+    shares = chain.add(Smooth, (4,), function="Reciprocal", parameter=torch.ones(()))
+    chain.add(Add, (4,), chain.add(Product, (4,), gates, shares), scores)
+    chain.linear(draw((2, 4), 4), draw((2,), 4))
+    return chain.network("products")
+
+
 def smooth(rng: np.random.Generator, draw: Weights) -> list[Network]:
     """Networks with smooth activations."""
     return [
@@ -258,6 +282,7 @@ def smooth(rng: np.random.Generator, draw: Weights) -> list[Network]:
         normalised(rng, draw, Tanh),
         mlp(rng, draw, Smooth),
         cnn(rng, draw, Smooth),
+        products(rng, draw),
     ]
 
 

@@ -45,7 +45,10 @@ FUNCTIONS: dict[str, Smooth] = {
     "ELU, convex": function("ELU", 0.5),
     "ELU, with a kink": function("ELU", 1.6732632423543772),
 }
-DOMAINS = {"Exp": (-60.0, 60.0), "Log": (1e-8, 1e6), "Sqrt": (1e-8, 1e6), "Sin": (-1e3, 1e3), "Cos": (-1e3, 1e3)}
+DOMAINS = {
+    "Exp": (-60.0, 60.0), "Log": (1e-8, 1e6), "Sqrt": (1e-8, 1e6),
+    "Reciprocal": (1e-8, 1e6), "InverseRoot": (1e-8, 1e6), "Sin": (-1e3, 1e3), "Cos": (-1e3, 1e3),
+}  # fmt: skip
 """Where functions are defined that are not everywhere, are no larger than numbers are, and turn at numbers nearby."""
 SMOOTH: dict[str, Activation] = {
     "sigmoid": Sigmoid(**PLACE),
@@ -95,6 +98,8 @@ OTHERWISE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "Cube": lambda x, _: x**3,
     "Log": lambda x, _: torch.log2(x) * math.log(2),
     "Sqrt": lambda x, _: x**0.5,
+    "Reciprocal": lambda x, _: x**-1.0,
+    "InverseRoot": lambda x, _: x**-0.5,
     "Sin": lambda x, _: torch.sin(x),
     "Cos": lambda x, _: torch.cos(x),
 }

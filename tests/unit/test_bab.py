@@ -25,9 +25,8 @@ from tests.support.solver_cases import (
     union_in_order,
 )
 from verifiable_relu.bounds import crown_relaxation, input_box
-from verifiable_relu.errors import UnsupportedError
 from verifiable_relu.network.graph import Network
-from verifiable_relu.network.nodes import Gelu, Input, Linear, Node, Relu
+from verifiable_relu.network.nodes import Input, Linear, Node, Relu
 from verifiable_relu.spec.property import Box, Property, Query
 from verifiable_relu.spec.row_batch import RowBatch
 from verifiable_relu.verifiers.bab import Bab
@@ -113,7 +112,8 @@ def test_forms_are_the_network_but_for_their_errors(seed: int, leaky: bool | Non
 
 
 def test_leaves_are_proved_again_in_rational_arithmetic() -> None:
-    report = trees(seed=2)
+    # The cases of the seeded faults (``soundness/test_faults.py``), which relies on it that nothing is found here.
+    report = trees()
     assert report.problems == []
     assert report.decided["leaves", Verdict.UNSAT] > 100
     assert report.decided["bab", Verdict.UNSAT] > 20 < report.decided["bab", Verdict.SAT] + 10
@@ -149,7 +149,7 @@ UNIT = Box(np.array([-1.0]), np.array([1.0]))
 
 def test_strict_rows_are_not_met_by_their_boundary() -> None:
     touched, missed = decide(
-        *(Query(hinge(), Property(UNIT, ((row({0: 1}, 0, strict),),))) for strict in (False, True))
+        *(Query(hinge(), Property(UNIT, ((row({0: 1}, 0, strict),),))) for strict in (False, True)), seconds=1.0
     )
     assert touched.verdict is Verdict.SAT
     assert missed.verdict is not Verdict.SAT
@@ -165,14 +165,6 @@ def test_union_is_excluded_only_as_a_whole() -> None:
         (outcome,) = decide(query)
         assert outcome.verdict is Verdict.SAT
         assert query.property.violated(exact_outputs(query.network, outcome.witness))
-
-
-def test_smooth_networks_are_refused() -> None:
-    nodes = [*hinge().nodes[:2], Gelu(name="g", inputs=(1,), shape=(1,), lam=torch.tensor(1.0))]
-    (outcome,) = decide(Query(chain(nodes), Property(UNIT, ((row({0: 1}, -5),),))))
-    assert outcome.reason is Reason.UNSUPPORTED and "'g'" in outcome.detail
-    with pytest.raises(UnsupportedError):
-        folded(chain(nodes), UNIT)
 
 
 def test_a_network_whose_values_overflow_is_refused() -> None:

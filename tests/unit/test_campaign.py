@@ -18,6 +18,7 @@ from verifiable_relu import __version__
 from verifiable_relu.campaign import Case, Result, Store, run
 from verifiable_relu.campaign.result import join
 from verifiable_relu.campaign.runner import unasked
+from verifiable_relu.campaign.store import COLUMNS
 from verifiable_relu.errors import InputError
 from verifiable_relu.spec import Query
 from verifiable_relu.verifiers.base import SILENT, Budget, Outcome, Progress, Reason, Trust, Verdict
@@ -201,7 +202,11 @@ def test_records_survive_and_are_used_again(tmp_path: Path) -> None:
         "a", "b", "c", "never",
     ]  # fmt: skip
     rows = table(tmp_path)
-    assert list(rows[0]) == ["onnx", "vnnlib", "answer", "seconds", "method", "reason", "trust", "margin"]
+    assert list(rows[0]) == [*COLUMNS, "look seconds", "confirm seconds"]
+    (counterexample,) = (tmp_path / "counterexamples").iterdir()
+    assert rows[0]["counterexample"] == f"counterexamples/{counterexample.name}" and not rows[1]["counterexample"]
+    assert counterexample.read_text() == "((X_0 1.0)\n (Y_0 1.0))\n"
+    assert [row["look seconds"] for row in rows] == ["0.001000", "0.002000", "", ""]
     assert [(r["vnnlib"], r["answer"], r["reason"], r["trust"], r["margin"]) for r in rows] == [
         ("a", "sat", "refuted", "exact", "-0.5"), ("b", "unsat", "proved", "exact", "1.0"),
         ("c", "timed-out", "timeout", "", ""), ("never", "unsat", "proved", "exact", "inf"),
@@ -210,13 +215,39 @@ def test_records_survive_and_are_used_again(tmp_path: Path) -> None:
     assert renamed[0].vnnlib == "z" and not again.asked
 
 
-def test_another_time_limit_method_or_version_asks_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_longer_limit_asks_again_what_it_could_decide_and_a_shorter_one_nothing(tmp_path: Path) -> None:
+    reasons = {2: Reason.TIMEOUT, 3: Reason.UNSUPPORTED, 4: Reason.INCOMPLETE, 5: Reason.UNCONFIRMED}
+
+    def answer(query: Query) -> Outcome:
+        reason = reasons.get(int(-query.property.unsafe[0][0].bound))
+        return truth(query) if reason is None else Outcome.unknown(reason, "look")
+
+    def asked(limit: float) -> list[int]:
+        """The instances that a run with a time limit asks."""
+        verifier = Scripted(answer)
+        results = kept([case(i, name=str(i), timeout=limit) for i in range(7)], verifier, tmp_path)
+        assert [r.answer for r in results] == ["sat", "sat", "timed-out", *["unknown"] * 3, "unsat"]
+        return [int(-query.property.unsafe[0][0].bound) for queries in verifier.asked for query in queries]
+
+    assert asked(10) == list(range(7))
+    assert asked(10) == [] and asked(5) == []
+    assert asked(20) == [2, 4, 5]
+    # The longest run counts, whatever came after it.
+    assert asked(15) == [] and asked(20) == []
+
+
+def test_an_answer_that_was_not_found_again_is_not_forgotten(tmp_path: Path) -> None:
     kept([case(2)], Scripted(), tmp_path)
-    for changed, verifier in (
-        (case(2, timeout=11), Scripted()),
-        (case(2), Scripted(report=False)),
-        (case(3), Scripted()),
-    ):
+    with Store(tmp_path) as store:
+        (result,) = store.known.values()
+        store.append(replace(result, verdict=UNKNOWN, reason=Reason.TIMEOUT, trust=None, timeout=100.0))
+    verifier = Scripted()
+    assert kept([case(2, timeout=1000)], verifier, tmp_path)[0].verdict is UNSAT and not verifier.asked
+
+
+def test_another_method_or_version_asks_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept([case(2)], Scripted(), tmp_path)
+    for changed, verifier in ((case(2), Scripted(report=False)), (case(3), Scripted())):
         kept([changed], verifier, tmp_path)
         assert verifier.asked
     monkeypatch.setattr("verifiable_relu.campaign.runner.versions", lambda: {"verifiable_relu": "other"})
@@ -235,7 +266,7 @@ def test_bad_input_is_recorded_and_tried_again(tmp_path: Path) -> None:
 def test_a_full_disk_ends_the_campaign_and_blames_no_verifier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
 
-    def full(result: Result) -> None:
+    def full(result: Result, counterexample: str | None) -> None:
         calls.append(result)
         raise InputError("cannot keep results here: No space left on device", path=tmp_path)
 

@@ -19,6 +19,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tests.support.certificates import Case, Records, checked, one_point, tree_case, written
 from verifiable_relu.check import BadInput, Refused
+from verifiable_relu.check.checker import VERSION
 
 Fault = Callable[[Records], Records | bytes]
 
@@ -164,8 +165,8 @@ FAULTS: dict[str, tuple[Fault, str]] = {
     "the digest of another network": (put("network", "0" * 64), "another network"),
     "the digest of another property": (put("property", "0" * 64), "another property"),
     "no digest": (put("network", None), "another network"),
-    "another version": (put("certificate", 2), "version"),
-    "a version that equals 1": (put("certificate", True), "version"),
+    "another version": (put("certificate", 1), "version"),
+    "a version that is a boolean": (put("certificate", True), "version"),
     "another claim": (put("claim", "proved"), "neither sat nor unsat"),
     "the other claim": (put("claim", "sat"), "point"),
     "a key left out": (edit(lambda r: r[0].pop("says")), "expected"),
@@ -349,7 +350,7 @@ def by_hand(prop: bytes, least: str, lower: list[int] | None = None, upper: list
     network = distance()
     digests = {"network": hashlib.sha256(network).hexdigest(), "property": hashlib.sha256(prop).hexdigest()}
     records = [
-        {"certificate": 1, "claim": "unsat", **digests, "says": ""},
+        {"certificate": 2, "claim": "unsat", **digests, "says": ""},
         {"part": {"box": 0, "polytopes": [[{"y": [[0, "-1"]], "most": "-" + least}]]}},
         {"root": 1},
         {"activation": "r", "lower": lower or [0, -1, -1], "upper": upper or [0, 1, 1], "slopes": [0, 0, 0]},
@@ -389,10 +390,56 @@ def test_a_bound_that_is_attained_cannot_be_moved_by_one_unit(side: str, neuron:
 def test_a_split_leaves_the_phase_that_it_names(slope: int, tmp_path: Path) -> None:
     """With these slopes the remainders of all active, or of all inactive, neurons reach 1, and |x| reaches 1/2."""
     case = by_hand(at_most("0.5"), "0.5")
-    split, leaf = [{"split": 1}, {"leaf": [0]}, {"leaf": [0]}], {"tree": [0, slope, slope], "neurons": [[0, [0, 1]]]}
+    split, leaf = (
+        [{"split": 1}, {"leaf": [0]}, {"leaf": [0]}],
+        {"tree": [0, slope, slope], "neurons": [[0, [0, 1]]], "chords": []},
+    )
     case.records[4:5] = [leaf, {"split": 0}, *split, *copy.deepcopy(split)]
     with pytest.raises(Refused, match="the leaf is not excluded"):
         checked(tmp_path, case, written(case.records))
+
+
+def layer(weight: float, bias: float, low: float, high: float, most: float) -> tuple[bytes, bytes]:
+    """relu(weight·x + bias) over [low, high], where ≤ most is unsafe."""
+    weights = {"w": [[weight]], "b": [bias]}
+    nodes = [helper.make_node("Gemm", ["x", "w", "b"], ["z"]), helper.make_node("Relu", ["z"], ["y"])]
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 1]) for name in "xy"]
+    stored = [numpy_helper.from_array(np.array(value, np.float32), name) for name, value in weights.items()]
+    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], stored)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+    prop = (
+        f"(declare-const X_0 Real)(declare-const Y_0 Real)(assert (>= X_0 {low!r}))(assert (<= X_0 {high!r}))"
+        f"(assert (<= Y_0 {most!r}))"
+    )
+    return model.SerializeToString(), prop.encode()
+
+
+def test_a_multiplier_that_overflows_proves_nothing(tmp_path: Path) -> None:
+    """The weight times the multiplier is infinite, while every term of the leaf's value is small as the input is."""
+    network, prop = layer(2.0**100, -1.0, 2.0**-101, 1.5 * 2.0**-100, 0.25)
+    digests = {"network": hashlib.sha256(network).hexdigest(), "property": hashlib.sha256(prop).hexdigest()}
+    for exponent in (0, 100, 500, 900):
+        records = [
+            {"certificate": VERSION, "claim": "unsat", **digests, "says": ""},
+            {"part": {"box": 0, "polytopes": [[{"y": [[0, "1"]], "most": "0.25"}]]}},
+            {"root": 1},
+            {"activation": "y", "lower": [0, -1], "upper": [0, 1], "slopes": [0, 1]},
+            {"tree": [0, 1], "neurons": [[0, [0]]], "chords": []},
+            {"leaf": [exponent, 0, 1 << 52]},
+            {"end": 6},
+        ]
+        with pytest.raises(Refused, match="the leaf is not excluded"):
+            checked(tmp_path, Case(network, prop, records), written(records))
+
+
+@pytest.mark.parametrize("most", ["1e999", "-1e999", "1e-999", f"1{'0' * 400}", "1e0999"])
+def test_numbers_beyond_floating_point_end_in_one_line(most: str, tmp_path: Path) -> None:
+    for prop in (at_most("1.125").replace(b"1.125", most.encode()), at_most("1.125", high=most)):
+        case = by_hand(prop, "1.125")
+        case.records[1]["part"]["polytopes"][0][0]["most"] = most
+        with pytest.raises((Refused, BadInput)) as ended:
+            checked(tmp_path, case, written(case.records))
+        assert "\n" not in str(ended.value)
 
 
 def test_every_disjunct_is_asked_for(tmp_path: Path) -> None:
@@ -436,7 +483,7 @@ def test_a_point_is_checked_exactly(tmp_path: Path) -> None:
     strict = prop.replace(b"(>= Y_0", b"(> Y_0").replace(b"(<= X_0", b"(< X_0")
     with pytest.raises(Refused, match="in no disjunct"):
         checked(tmp_path, case, written(one_point(network, strict, [Fraction("0.333")])), prop=strict)
-    for bad in ([], ["1/3", "1/3"], ["x"], [0.5], ["1/0"]):
+    for bad in ([], ["1/3", "1/3"], ["x"], [0.5], ["1/0"], ["1e999999999"], ["٣"], ["1_0"]):
         records = one_point(network, prop, [Fraction(0)])
         records[1]["point"] = bad
         with pytest.raises(Refused, match=r"point|rational|integer"):

@@ -378,9 +378,9 @@ BAD: dict[str, tuple[Callable[[], bytes], type[InputError], str]] = {
     "no ONNX at all": (lambda: b"hello world", InputError, "not an ONNX file"),
     "empty": (lambda: b"", InputError, "without nodes"),
     "unknown operator": (
-        lambda: model([node("Softmax", ["x"], ["y"], name="last")], (1, 3), {}),
+        lambda: model([node("Hardmax", ["x"], ["y"], name="last")], (1, 3), {}),
         UnsupportedError,
-        r"node 'last' \(Softmax\)",
+        r"node 'last' \(Hardmax\)",
     ),
     "unknown domain": (
         lambda: model([node("Relu", ["x"], ["y"], name="r", domain="my.own")], (1, 3), {}, infer=False),
@@ -432,16 +432,6 @@ BAD: dict[str, tuple[Callable[[], bytes], type[InputError], str]] = {
         lambda: model([node("Neg", ["x"], ["y"])], (1, 3), {}, kind=TensorProto.INT64),
         UnsupportedError,
         "floating-point",
-    ),
-    "product of two": (
-        lambda: model([node("Relu", ["x"], ["r"]), node("Mul", ["x", "r"], ["y"], name="xr")], (1, 3), {}),
-        UnsupportedError,
-        "'xr'",
-    ),
-    "division by a value": (
-        lambda: model([node("Div", ["c", "x"], ["y"], name="d")], (1, 3), {"c": normal(3)}),
-        UnsupportedError,
-        "'d'",
     ),
     "division by zero": (
         lambda: model([node("Div", ["x", "c"], ["y"], name="d")], (1, 3), {"c": np.zeros(3, np.float32)}),
@@ -514,7 +504,7 @@ WRITTEN = [
     kind
     for kind in vars(node_kinds).values()
     if isinstance(kind, type) and issubclass(kind, node_kinds.Activation) and "op" in vars(kind)
-    if not isinstance(WRITERS.find(kind), Refusal)
+    if not isinstance(WRITERS.find(kind), Refusal) and kind is not node_kinds.Identity
 ]
 
 
@@ -550,8 +540,8 @@ def test_competition_networks_agree_on_their_boxes(family: str, data: Path) -> N
     for instance in read_instances(data / "vnncomp" / family / "instances.csv"):
         boxes.setdefault(instance.onnx, instance.vnnlib)
     assert boxes
-    # This family has four networks of each size in turn, the largest with 257 MiB of weights.
-    alike = 4 if family == "tllverifybench" else 1
+    # This family has four networks of each of eight sizes in turn; what differs is the size alone.
+    alike = 8 if family == "tllverifybench" else 1
     for path, vnnlib in list(boxes.items())[::alike]:
         network = read_onnx(path)
         box = read_vnnlib(vnnlib).properties[0].box

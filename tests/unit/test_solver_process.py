@@ -115,7 +115,7 @@ def test_a_container_may_have_less_memory_than_the_machine(tmp_path: Path, monke
     (tmp_path / "unlimited").write_text("max\n")
     named = (tmp_path / "missing", tmp_path / "unlimited", tmp_path / "max")
     monkeypatch.setattr(process, "CONTROL_GROUPS", named)
-    assert process.default_memory.__wrapped__() == 500_000
+    assert process.half_of_memory.__wrapped__() == 500_000
 
 
 def test_a_process_killed_between_two_calls_costs_none(worker: Worker) -> None:

@@ -358,7 +358,7 @@ def test_the_command_refuses_in_one_line(
 ) -> None:
     assert run(problem, *arguments) == 2
     stderr = capsys.readouterr().err
-    assert message in stderr and stderr.startswith("error: ") and stderr.count("\n") == 1
+    assert message in stderr and stderr.startswith("spec: ") and stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize(

@@ -262,7 +262,7 @@ def test_every_result_comes_back_as_it_was(tmp_path: Path) -> None:
         rows = list(csv.reader(file))
     assert [row[2] for row in rows[1:]] == ["timed-out", "unsat", "sat"] and rows[3][0] == results[2].onnx
     with Store(tmp_path) as store:
-        assert [store.find(result.key) for result in results] == results
+        assert [store.find(result.key, result.timeout) for result in results] == results
 
 
 def test_a_record_that_does_not_fit_the_disk_leaves_no_part_of_it(folder: Path) -> None:
@@ -305,7 +305,8 @@ def test_files_have_the_mode_that_the_umask_gives(mask: int, tmp_path: Path) -> 
 
 
 def test_what_a_kill_left_beside_the_table_goes_at_the_next_start(folder: Path) -> None:
-    for name in (".results.csv.new", ".records.jsonl.new"):
+    before = set(folder.rglob("*"))
+    for name in (".results.csv.new", ".records.jsonl.new", "counterexamples/.b-1.txt.new"):
         (folder / name).write_text("half a t")
     assert known(folder) == 2
-    assert {path.name for path in folder.iterdir()} == {".lock", "records.jsonl", "results.csv"}
+    assert set(folder.rglob("*")) == before

@@ -277,7 +277,7 @@ def test_every_option_is_on_the_command_line() -> None:
 
 def test_a_device_that_is_not_there_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--data", "digits", "--device", "nowhere", "--out", str(tmp_path / "x.onnx")]) == 2
-    assert re.fullmatch(r"error: no device 'nowhere': .*\n", capsys.readouterr().err)
+    assert re.fullmatch(r"train: no device 'nowhere': .*\n", capsys.readouterr().err)
 
 
 def test_a_gpu_is_taken_if_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -300,7 +300,7 @@ def test_bad_input_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
         assert main(arguments) == 2
         shown = capsys.readouterr().err
         *_, error = shown.splitlines()
-        assert words in error and error.startswith("error: ") and len(error) <= LONGEST + 7
+        assert words in error and error.startswith("train: ") and len(error) <= LONGEST + 7
         # The bar is there already when memory runs out.
         assert shown.count("\n") == 1 or "memory" in words
 

@@ -14,11 +14,12 @@ from torch import Tensor
 
 from tests.support import nets
 from tests.support.exact import exact_values
-from verifiable_relu.bounds import Bounds, crown_relaxation
+from verifiable_relu.bounds import Bounds, crown_relaxation, zonotope
+from verifiable_relu.bounds.mirrored import mirrors
 from verifiable_relu.bounds.zonotope import Form, Zonotopes, chord, takes
 from verifiable_relu.errors import OutOfTime
 from verifiable_relu.network.graph import Network
-from verifiable_relu.network.nodes import Linear, Relu, Sigmoid
+from verifiable_relu.network.nodes import Input, Linear, Relu, Sigmoid
 from verifiable_relu.spec.property import Box, Property, Row
 from verifiable_relu.spec.row_batch import RowBatch
 from verifiable_relu.verifiers.clipping import Clipped, clip
@@ -71,6 +72,91 @@ def test_zonotopes_hold_exact_values_at_corners(width: float) -> None:
     for network in networks(0):
         box = box_of(network, 1, width, free=2)
         assert not lost(network, box, Zonotopes(network, box)), network.name
+
+
+def with_mirrors(network: Network) -> Network:
+    """A fully connected network with each hidden neuron three times: once as it is, once repeated, once times −1."""
+    nodes, before = list(network.nodes), False
+    for index, node in enumerate(nodes):
+        if isinstance(node, Linear):
+            weight, bias = node.weight, node.bias
+            if before:
+                weight = torch.cat([weight, weight / 2, weight], 1)
+            before = index < network.last_activation
+            if before:
+                weight, bias = torch.cat([weight, -weight, weight]), torch.cat([bias, -bias, bias])
+            nodes[index] = replace(node, weight=weight, bias=bias, shape=(len(bias),))
+        elif isinstance(node, Relu):
+            nodes[index] = replace(node, shape=nodes[node.inputs[0]].shape)
+    return Network(tuple(nodes))
+
+
+def mirrored_networks(seed: int) -> list[Network]:
+    rng = np.random.default_rng(seed)
+    return [with_mirrors(nets.mlp(rng, nets.gaussian(rng)).to(torch.float64)) for _ in range(2)]
+
+
+@pytest.mark.parametrize("width", [1e-13, 0.05, 1.0])
+@pytest.mark.parametrize("most", [1, 64])
+def test_neurons_that_share_a_symbol_hold_exact_values(width: float, most: int) -> None:
+    for number, network in enumerate(mirrored_networks(3)):
+        box = box_of(network, number, width, free=2)
+        assert not lost(network, box, Zonotopes(network, box, most)), (number, most)
+
+
+def test_exact_values_are_lost_where_a_negated_neuron_counts_as_a_repeated_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    careless = lambda node: (found := mirrors(node)) and replace(found, turned=torch.zeros_like(found.turned))  # noqa: E731
+    monkeypatch.setattr(zonotope, "mirrors", careless)
+    found = []
+    for number, network in enumerate(mirrored_networks(3)):
+        box = box_of(network, number, 0.05, free=2)
+        found.append(lost(network, box, Zonotopes(network, box)))
+    assert any(found)
+
+
+def linear(source: int, weight: list[list[float]], bias: list[float]) -> Linear:
+    parts = torch.tensor(weight, dtype=torch.float64), torch.tensor(bias, dtype=torch.float64)
+    return Linear(name="", inputs=(source,), shape=(len(bias),), weight=parts[0], bias=parts[1])
+
+
+def test_the_difference_of_a_neuron_and_its_negative_is_the_value_before_them() -> None:
+    both = linear(0, [[1.0, 2.0], [-1.0, -2.0]], [0.5, -0.5])
+    relu = Relu(name="", inputs=(1,), shape=(2,))
+    network = Network((Input(name="", inputs=(), shape=(2,)), both, relu, linear(2, [[1.0, -1.0]], [0.0])))
+    box = Bounds(torch.tensor([[-1.0, -1.0]]).double(), torch.tensor([[1.0, 1.0]]).double())
+    output = Zonotopes(network, box).output.bounds()
+    assert -2.5 - 1e-9 < float(output.lower) <= -2.5
+    assert 3.5 <= float(output.upper) < 3.5 + 1e-9
+
+
+def test_neurons_whose_weights_are_not_known_exactly_mirror_nothing() -> None:
+    node = linear(0, [[1.0, 2.0], [-1.0, -2.0], [1.0, 2.0], [1.0, 2.5]], [1.0, -1.0, 1.5, 1.0])
+    found = mirrors(node)
+    assert found is not None
+    assert found.first.tolist() == [0, 0, 2, 3]
+    assert found.turned.tolist() == [False, True, False, False]
+    assert mirrors(replace(node, weight_error=1e-9)) is None
+    assert mirrors(replace(node, bias=torch.tensor([1.0, 1.0, 1.5, 1.0]).double())) is None
+
+
+def test_linear_bounds_of_rows_hold_exact_values_at_corners() -> None:
+    for network in (*networks(4)[:4], *mirrored_networks(4)):
+        for width in (1e-13, 0.3):
+            box = box_of(network, 6, width, free=2)
+            zonotopes = Zonotopes(network, box)
+            matrix = torch.randn(3, network.output_size, generator=torch.Generator().manual_seed(0)).double()
+            values, coefficients = zonotopes.lower(matrix, torch.arange(3))
+            for sample in range(3):
+                slope = [Fraction(c) for c in coefficients[sample].tolist()]
+                low, high = (side[sample].flatten().tolist() for side in (box.lower, box.upper))
+                least = [Fraction(a if c >= 0 else b) for c, a, b in zip(slope, low, high, strict=True)]
+                row = [Fraction(c) for c in matrix[sample].tolist()]
+                for point in corners(box, sample):
+                    y = exact_values(network, point)[len(network.nodes) - 1].flatten()
+                    value = sum(c * v for c, v in zip(row, y, strict=True))
+                    along = sum(c * (x - m) for c, x, m in zip(slope, point, least, strict=True))
+                    # The coefficients themselves may be off by some units of roundoff.
+                    assert value >= Fraction(float(values[sample])) + along * (1 - Fraction(1, 2**45)), network.name
 
 
 @pytest.mark.parametrize("most", [0, 1])

@@ -35,6 +35,7 @@ from verifiable_relu.network.nodes import (
     Activation,
     Gelu,
     Hardened,
+    Identity,
     LeakyRelu,
     Node,
     Relu,
@@ -143,6 +144,18 @@ def relax(node: Activation, bounds: Bounds, slope: Tensor | None = None) -> Line
 
 def _relu_image(node: Relu, bounds: Bounds) -> Bounds:
     return Bounds(bounds.lower.clamp(min=0), bounds.upper.clamp(min=0))
+
+
+def _identity_image(node: Identity, bounds: Bounds) -> Bounds:
+    return bounds
+
+
+def _identity_lines(node: Identity, bounds: Bounds, slope: Tensor | None) -> Lines:
+    """x itself on both sides. Nothing is left to choose: the derivative by a choice of slopes is zero."""
+    one, zero = torch.ones_like(bounds.lower), torch.zeros_like(bounds.lower)
+    if slope is not None:
+        one = one + 0 * slope
+    return Lines(one, zero, one, zero)
 
 
 def _leaky_image(node: LeakyRelu, bounds: Bounds) -> Bounds:
@@ -384,6 +397,7 @@ TABLE: Table[Row] = Table(
     {
         Relu: Row(_relu_image, _relu_lines, ulps=4, unstable=_straddles_zero),
         LeakyRelu: Row(_leaky_image, _leaky_lines, ulps=8, unstable=_straddles_zero),
+        Identity: Row(_identity_image, _identity_lines, ulps=0, unstable=_varies),
         Sigmoid: _smooth(_increasing_image, _sigmoid_slopes, _sigmoid_lines),
         Tanh: _smooth(_increasing_image, _tanh_slopes, _tanh_lines),
         Gelu: _smooth(_gelu_image, _gelu_slopes, _gelu_lines, _soft_error, _is_soft),

@@ -31,7 +31,18 @@ from verifiable_relu.bounds.tuning import Tuning
 from verifiable_relu.bounds.window import Window, kernels, windows
 from verifiable_relu.bounds.windowed import Windowed
 from verifiable_relu.network.dispatch import Refusal, Table
-from verifiable_relu.network.nodes import Activation, Add, Affine, Conv2d, Input, Node, Permute, Reshape, Scale
+from verifiable_relu.network.nodes import (
+    Activation,
+    Add,
+    Affine,
+    Bilinear,
+    Conv2d,
+    Input,
+    Node,
+    Permute,
+    Reshape,
+    Scale,
+)
 
 
 class Backward:
@@ -280,6 +291,18 @@ def _through_permute(walk: Walk, index: int, node: Permute, a: Rows) -> None:
     walk.give(node.inputs[0], node.adjoint(dense.reshape(-1, *node.shape)).reshape(*dense.shape[:2], -1))
 
 
+def _through_product(walk: Walk, index: int, node: Bilinear, a: Rows) -> None:
+    """(x̂₁ + d₁)∘(x̂₂ + d₂) is linear in d₁ and d₂ but for d₁∘d₂, which is charged (``rounding.bilinear``)."""
+    dense, (first, second) = walk.whole(a, index), node.inputs
+    walk.less(walk._weighed(dense, index, "product", walk.slack.product(index)))
+    rows = dense.reshape(*dense.shape[:2], *node.shape)
+    x, y = (of_samples(walk.bounds.point(i), walk.chunk.sample) for i in node.inputs)
+    walk.give(first, node.to_first(rows, y).flatten(2))
+    walk.give(second, node.to_second(rows, x).flatten(2))
+    if not walk.chunk.rounded:
+        walk.less(value_at_point(walk.bounds, index, dense, walk.chunk.sample))
+
+
 def _through_affine(walk: Walk, index: int, node: Affine, a: Rows) -> None:
     dense, source = walk.whole(a, index), node.inputs[0]
     # Rows that begin here may have coefficients for neurons that are inactive after it.
@@ -313,6 +336,7 @@ BACK: Table[Callable[[Walk, int, Any, Rows], None]] = Table(
     {
         Input: Refusal("rows end at the input"),
         Add: _through_sum,
+        Bilinear: _through_product,
         Reshape: _through_reshape,
         Permute: _through_permute,
         Affine: _through_affine,

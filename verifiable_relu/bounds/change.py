@@ -31,7 +31,7 @@ from verifiable_relu.bounds.types import Bounds, Lines
 from verifiable_relu.errors import UnsupportedError
 from verifiable_relu.network.family import hardened
 from verifiable_relu.network.graph import Network
-from verifiable_relu.network.nodes import Activation, Conv2d, Hardened, Linear, Node, Scale
+from verifiable_relu.network.nodes import Activation, Bilinear, Conv2d, Hardened, Linear, Node, Scale
 
 
 def substitution_change(
@@ -79,6 +79,8 @@ def _without_bias(node: Node) -> Node:
             return replace(node, bias=torch.zeros_like(node.bias))
         case Scale():
             return replace(node, center=torch.zeros_like(node.center), shift=torch.zeros_like(node.shift))
+        case Bilinear():
+            raise UnsupportedError("the change is not bounded through products", place=node.place)
         case Activation() if not isinstance(node, Hardened):
             raise UnsupportedError(
                 "the change is not bounded through this activation", place=f"node '{node.name}' ({node.op})"

@@ -17,7 +17,7 @@ from verifiable_relu.bounds.tuning import Tuning
 from verifiable_relu.bounds.types import Bounds
 from verifiable_relu.network.dispatch import Table
 from verifiable_relu.network.graph import Network
-from verifiable_relu.network.nodes import Activation, Add, Affine, Input, Node, Permute, Relu, Reshape, Scale
+from verifiable_relu.network.nodes import Activation, Add, Affine, Bilinear, Input, Node, Permute, Relu, Reshape, Scale
 
 Tighten = Callable[[int, Bounds], Bounds]
 """Better bounds of an activation's input, of (the activation's index, the bounds so far); both (batch, *shape)."""
@@ -242,6 +242,7 @@ KINDS: Table[Kind] = Table(
         Activation: Kind(NodeBounds.box_of_activation, NodeBounds.point_of_box, centred=True),
         Relu: Kind(NodeBounds.box_of_activation, NodeBounds.point_of_box, centred=True, nonnegative=True),
         Add: Kind(NodeBounds.box_by_intervals, NodeBounds.point_of_values),
+        Bilinear: Kind(NodeBounds.box_by_intervals, NodeBounds.point_of_values),
         Reshape: _MOVED,
         Permute: _MOVED,
     },

@@ -21,7 +21,19 @@ from verifiable_relu.bounds.types import Bounds
 from verifiable_relu.errors import InputError
 from verifiable_relu.network.dispatch import Refusal, Table
 from verifiable_relu.network.graph import Network
-from verifiable_relu.network.nodes import Activation, Add, Affine, Input, Linear, Node, Permute, Reshape, Scale
+from verifiable_relu.network.nodes import (
+    Activation,
+    Add,
+    Affine,
+    Input,
+    Linear,
+    MatMul,
+    Node,
+    Permute,
+    Product,
+    Reshape,
+    Scale,
+)
 from verifiable_relu.spec.property import Property
 
 _HUGE = 1e37
@@ -149,6 +161,31 @@ def _sum_image(node: Add, boxes: Sequence[Bounds], _: None) -> Bounds:
     return Bounds(total.lower - error, total.upper + error)
 
 
+def _product_image(node: Product, boxes: Sequence[Bounds], _: None) -> Bounds:
+    return rounding.widen(_corners(*boxes), 1)
+
+
+def _corners(x: Bounds, y: Bounds) -> Bounds:
+    """The least and the largest product of numbers of two boxes, which are at corners; (batch, …) each."""
+    products = [a * b for a in (x.lower, x.upper) for b in (y.lower, y.upper)]
+    least, most = torch.minimum(*products[:2]), torch.maximum(*products[:2])
+    for product in products[2:]:
+        least, most = torch.minimum(least, product), torch.maximum(most, product)
+    return Bounds(least, most)
+
+
+def _matmul_image(node: MatMul, boxes: Sequence[Bounds], _: None) -> Bounds:
+    x, y = boxes
+    lower = upper = size = torch.zeros((), dtype=x.lower.dtype, device=x.lower.device)
+    for k in range(node.inner):
+        column = Bounds(x.lower[..., k, None], x.upper[..., k, None])
+        term = _corners(column, Bounds(y.lower[..., k, None, :], y.upper[..., k, None, :]))
+        lower, upper = lower + term.lower, upper + term.upper
+        size = size + torch.maximum(-term.lower, term.upper)
+    error = rounding.interval_products(size, node.inner)
+    return Bounds(lower - error, upper + error)
+
+
 def _moved_image(node: Reshape | Permute, boxes: Sequence[Bounds], _: None) -> Bounds:
     return Bounds(node.forward(boxes[0].lower), node.forward(boxes[0].upper))
 
@@ -160,6 +197,8 @@ IMAGES: Table[Callable[[Any, Sequence[Bounds], Any], Bounds]] = Table(
         Affine: _of_affine,
         Activation: _activation_image,
         Add: _sum_image,
+        Product: _product_image,
+        MatMul: _matmul_image,
         Reshape: _moved_image,
         Permute: _moved_image,
     },

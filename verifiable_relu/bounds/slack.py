@@ -30,7 +30,7 @@ from verifiable_relu.bounds.forward import NodeBounds
 from verifiable_relu.bounds.operators import ConvolutionOperator, sums
 from verifiable_relu.bounds.tuning import Tuning
 from verifiable_relu.network.dispatch import Table
-from verifiable_relu.network.nodes import Activation, Add, Affine, Input, Linear, Node, Permute, Relu, Reshape
+from verifiable_relu.network.nodes import Activation, Add, Affine, Bilinear, Input, Linear, Node, Permute, Relu, Reshape
 
 
 class Slack:
@@ -47,6 +47,7 @@ class Slack:
         self._nodes, self._uses = bounds.network.nodes, bounds.network.uses
         self._errors: dict[tuple[int, int | None, bool], Tensor] = {}
         self._affine: dict[int, Tensor] = {}
+        self._products: dict[int, Tensor] = {}
         self._lost: list[Tensor] = []
         self._covered: dict[int, frozenset[int]] = {}
         self._ends: dict[int, Tensor] = {}
@@ -76,7 +77,7 @@ class Slack:
         return self._errors[key]
 
     def error_of_value(self, index: int, node: Node, after: int | None, alone: bool) -> Tensor:
-        """``error`` where rows end, and at an activation: of A·v̂, and of the lines of a ReLU after it."""
+        """``error`` where rows end, and at an activation or a product: of A·v̂, and of the lines of a ReLU after it."""
         bounds = self._bounds
         error = rounding.value(node.size, bounds.magnitude(index), self.sums).expand(-1, node.size)
         if self._float32.holds(index):
@@ -111,6 +112,18 @@ class Slack:
             else:
                 error = error + rounding.backward_single(bounds.radius(source), terms, operator)
         return error.expand(-1, *node.shape).flatten(1)
+
+    def product(self, index: int) -> Tensor:
+        """(batch, size) the error of one unit of |A| in pulling rows A back through the product ``index``."""
+        if index not in self._products:
+            bounds, node = self._bounds, self._nodes[index]
+            assert isinstance(node, Bilinear)
+            radii = [bounds.radius(i) for i in node.inputs]
+            sizes = [bounds.point(i).abs() + bounds.radius(i) for i in node.inputs]
+            sums = self.sums + node.size
+            found = rounding.bilinear(node.forward(*radii), node.forward(*sizes), node.terms, sums)
+            self._products[index] = found.flatten(1)
+        return self._products[index]
 
     def _terms(self, index: int, after: int | None) -> int | Tensor:
         """How many products that are not zero a coefficient is the sum of, in float32, behind an affine map.
@@ -192,6 +205,10 @@ class Slack:
         if not sources or not (KINDS[node].passes or covered):
             source = sources[0] if sources else index
             magnitude, size = bounds.magnitude(source), max(node.size, nodes[source].size)
+            if isinstance(node, Bilinear):
+                other = node.inputs[1]
+                magnitude = (1 + magnitude) * (1 + bounds.magnitude(other))
+                size = max(size, nodes[other].size) * node.terms
             dtype = torch.float32 if self._float32.holds(source) else magnitude.dtype
             operator = bounds.operators.find(index)
             parts.append(rounding.lost(operator, magnitude, size, dtype))
@@ -221,6 +238,7 @@ KINDS: Table[Kind] = Table(
         Affine: Kind(Slack.error_of_map),
         Activation: Kind(Slack.error_of_value, covered=False),
         Add: Kind(Slack.error_of_sum, passes=True),
+        Bilinear: Kind(Slack.error_of_value),
         Permute: Kind(Slack.error_of_permuted, passes=True),
         Reshape: Kind(Slack.error_of_reshaped, passes=True),
     },

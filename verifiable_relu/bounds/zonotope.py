@@ -10,6 +10,8 @@ Effective Robustness Certification, NeurIPS 2018). Stable ReLUs are exact. A pas
 each weight and as many columns as there are symbols, where backward bounds of all neurons need as many rows as there
 are neurons, for every layer and all layers before it.
 
+Neurons of a dense layer that repeat another one, or its negative, have that neuron's symbol (``mirrored``).
+
 Rounding: e holds every error that is made, as an interval, and goes through an affine map W·x + b as |W|·e. With
 S = |c| + Σ_k |G_k| + e, of which ``largest`` is the maximum over the node's neurons,
 
@@ -35,12 +37,13 @@ import torch
 from torch import Tensor
 
 from verifiable_relu.bounds import rounding
-from verifiable_relu.bounds.operators import Operators, prepared
+from verifiable_relu.bounds.mirrored import Mirrors, mirrors
+from verifiable_relu.bounds.operators import DenseOperator, Operators, prepared
 from verifiable_relu.bounds.tuning import TUNING, Tuning
 from verifiable_relu.bounds.types import Bounds
 from verifiable_relu.network.dispatch import Refusal, Table
 from verifiable_relu.network.graph import Network
-from verifiable_relu.network.nodes import Activation, Add, Affine, Input, Permute, Relu, Reshape
+from verifiable_relu.network.nodes import Activation, Add, Affine, Bilinear, Input, Permute, Relu, Reshape
 
 
 @dataclass(frozen=True)
@@ -101,12 +104,15 @@ class Zonotopes:
             with the least q first.
         stop: asked before every node; what it raises ends the pass.
         tuning: of products with weights.
+        mirrored: whether neurons that repeat another one or its negative share its symbol.
 
     Attributes:
         pre: bounds of the ReLUs' inputs, by the ReLU's index, each (batch, *shape).
         output: the form of the output.
         share: (batch, symbols, inputs) the part of each symbol's neuron's width that comes from each input; of the
             symbol of an input 1 for itself. Of a steering use: its rounding is not accounted for.
+        varying: (V,) the inputs with symbols, in the order of these.
+        radius: (batch, V) by how much an input moves per unit of its symbol.
 
     Raises:
         UnsupportedError: for an operator without an affine form.
@@ -119,11 +125,14 @@ class Zonotopes:
         most: int = 64,
         stop: Callable[[], object] | None = None,
         tuning: Tuning = TUNING,
+        mirrored: bool = True,
     ) -> None:
+        self._mirrored = mirrored
         self.operators: Operators = prepared(network, tuning)
         self.most = most
         self.pre: dict[int, Bounds] = {}
-        first, self.share = _of_inputs(box)
+        first, self.share, self.varying = _of_inputs(box)
+        self.radius = first.generators.flatten(2).sum(2)
         forms: dict[int, Form] = {0: first}
         waiting = dict(network.uses)
         for index, node in enumerate(network.nodes[1:], start=1):
@@ -136,10 +145,44 @@ class Zonotopes:
                     del forms[source]
         self.output = forms[len(network.nodes) - 1]
 
+    def mirrors(self, node: Relu) -> Mirrors | None:
+        """The neurons before a ReLU that have another's magnitude, if a dense layer computes them."""
+        operator = self.operators.find(node.inputs[0])
+        if not (self._mirrored and isinstance(operator, DenseOperator)):
+            return None
+        return operator.once("mirrors", lambda: mirrors(operator.node))
+
     @property
     def symbols(self) -> int:
         """How many noise symbols there are so far."""
         return self.share.shape[1]
+
+    def lower(self, matrix: Tensor, sample: Tensor) -> tuple[Tensor, Tensor]:
+        """Lower bounds of rows·y, and the coefficients of linear lower bounds that are no lower anywhere.
+
+        The value of a form is a·c + Σ_k (a·G_k)·ε_k, give or take |a|·e and γ of Σ |a|·(|c| + Σ_k |G_k| + e) for
+        rounding. A symbol ε_k of an input is that input's distance from the center, divided by its radius.
+
+        Args:
+            matrix: (R, outputs), rows of the flattened output y.
+            sample: (R,) the box of each row.
+
+        Returns:
+            (R,) values, and (R, inputs) coefficients that are off by a few units of roundoff of themselves.
+        """
+        form, info = self.output, torch.finfo(matrix.dtype)
+        generators = form.generators.flatten(2)[sample]
+        along = torch.einsum("ro,rko->rk", matrix, generators)
+        center, size, error = (part.flatten(1)[sample] for part in (form.center, form.size, form.error))
+        row = matrix.abs()
+        relative = rounding.gamma(matrix.shape[1] + along.shape[1] + 16, matrix.dtype)
+        lost = 2 * relative * (row * (center.abs() + size)).sum(1) + 4 * info.tiny * generators[0].numel()
+        values = (matrix * center).sum(1) - along.abs().sum(1) - (row * error).sum(1) - lost
+        radius = self.radius[sample]
+        own = along[:, : len(self.varying)] / radius
+        coefficients = matrix.new_zeros(len(matrix), self.share.shape[2])
+        coefficients[:, self.varying] = torch.where(radius > 0, own, 0.0)
+        return values, coefficients
 
     def influence(self, matrix: Tensor, sample: Tensor) -> Tensor:
         """How much of the width of rows·y comes from each input, directly and by way of unstable ReLUs.
@@ -156,8 +199,9 @@ class Zonotopes:
         return torch.einsum("rk,rki->ri", widths, self.share[sample, : widths.shape[1]])
 
 
-def _of_inputs(box: Bounds) -> tuple[Form, Tensor]:
-    """The form of the inputs, with a symbol for each that is wider than rounding makes it, and the symbols' shares."""
+def _of_inputs(box: Bounds) -> tuple[Form, Tensor, Tensor]:
+    """The form of the inputs, with a symbol for each that is wider than rounding makes it, the symbols' shares, and
+    the inputs with symbols."""
     flat = box.flat()
     center = torch.lerp(flat.lower, flat.upper, 0.5)
     # Two units of roundoff of either, which the error covers.
@@ -175,7 +219,7 @@ def _of_inputs(box: Bounds) -> tuple[Form, Tensor]:
     share[0, own, varying] = 1
     shape = box.lower.shape[1:]
     form = Form(center.unflatten(1, shape), generators.unflatten(2, shape), error.unflatten(1, shape))
-    return form, share.expand(batch, -1, -1)
+    return form, share.expand(batch, -1, -1), varying
 
 
 def _affine(of: Zonotopes, index: int, node: Affine, inputs: list[Form]) -> Form:
@@ -191,8 +235,11 @@ def _affine(of: Zonotopes, index: int, node: Affine, inputs: list[Form]) -> Form
 
 def _relu(of: Zonotopes, index: int, node: Relu, inputs: list[Form]) -> Form:
     before = inputs[0]
-    pre = of.pre[index] = before.bounds()
+    pre, group = before.bounds(), of.mirrors(node)
     unstable, slope, gap = chord(pre)
+    if group is not None:
+        pre, unstable, slope, gap = _shared(pre, unstable, slope, gap, group)
+    of.pre[index] = pre
     half = gap / 2
     unit, tiny = rounding.unit_roundoff(gap.dtype), torch.finfo(gap.dtype).tiny
     reach = slope * (before.center.abs() + before.size) + gap
@@ -201,19 +248,46 @@ def _relu(of: Zonotopes, index: int, node: Relu, inputs: list[Form]) -> Form:
     error = torch.where(unstable, error * (1 + 4 * unit) + own, error)
     center = slope * before.center + half
 
-    count = int(unstable.flatten(1).sum(1).amax()) if len(unstable) else 0
-    found, neuron = half.flatten(1).topk(min(count, of.most), dim=1)
-    if count > of.most:
-        rest = half.flatten(1).scatter(1, neuron, 0.0).unflatten(1, node.shape)
-        error = (error + rest) * (1 + 4 * unit)
+    flat, own_symbol = half.flatten(1), unstable.flatten(1)
+    if group is not None:
+        own_symbol = own_symbol & group.leads
+    count = int(own_symbol.sum(1).amax()) if len(own_symbol) else 0
+    neuron = torch.where(own_symbol, flat, 0.0).topk(min(count, of.most), dim=1).indices
     symbols, added = of.symbols, neuron.shape[1]
     of.share = torch.cat([of.share, _shares(of.share, before, neuron)], 1)
+    number = torch.full_like(flat, -1, dtype=torch.long)
+    number.scatter_(1, neuron, torch.arange(added, device=flat.device).expand(len(flat), -1))
+    if group is not None:
+        number = number[:, group.first]
+    if count > of.most:
+        rest = torch.where(number < 0, flat, 0.0).unflatten(1, node.shape)
+        error = (error + rest) * (1 + 4 * unit)
     generators = half.new_empty(len(half), symbols + added, *node.shape)
     columns = before.generators.shape[1]
     torch.mul(slope[:, None], before.generators, out=generators[:, :columns])
     generators[:, columns:] = 0
-    generators[:, symbols:].flatten(2).scatter_(2, neuron[:, :, None], found[:, :, None])
+    if added:
+        values = torch.where(number < 0, 0.0, flat)
+        generators[:, symbols:].flatten(2).scatter_(1, number.clamp(min=0)[:, None], values[:, None])
     return Form(center, generators, error)
+
+
+def _shared(
+    pre: Bounds, unstable: Tensor, slope: Tensor, gap: Tensor, group: Mirrors
+) -> tuple[Bounds, Tensor, Tensor, Tensor]:
+    """Bounds and chords of a layer with those of the first neuron of each group in all of the group.
+
+    From max(z, 0) = s·z + g with 0 ≤ g ≤ q follows max(−z, 0) = max(z, 0) − z = (1 − s)·(−z) + g, with the same g. The
+    difference 1 − s, computed, is off by a unit of roundoff of itself at most: ``_relu`` grants twice as much.
+    """
+
+    def of_first(values: Tensor) -> Tensor:
+        return values.flatten(1)[:, group.first].unflatten(1, values.shape[1:])
+
+    turned = group.turned.reshape(1, *slope.shape[1:])
+    lower, upper, first = of_first(pre.lower), of_first(pre.upper), of_first(slope)
+    bounds = Bounds(torch.where(turned, -upper, lower), torch.where(turned, -lower, upper))
+    return bounds, of_first(unstable), torch.where(turned, 1 - first, first), of_first(gap)
 
 
 def chord(pre: Bounds) -> tuple[Tensor, Tensor, Tensor]:
@@ -266,6 +340,7 @@ _STEPS: Table[Callable[[Zonotopes, int, Any, list[Form]], Form]] = Table(
         Activation: Refusal("zonotopes have a form of ReLU alone"),
         Relu: _relu,
         Add: _add,
+        Bilinear: Refusal("zonotopes have no form of products"),
         Reshape: _moved,
         Permute: _moved,
     },

@@ -14,13 +14,15 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 
 from verifiable_relu.check import BadInput, Refused, check
 from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.files import on_disk, read_bytes
+from verifiable_relu.network.nodes import Hardened
 from verifiable_relu.spec.property import Query
-from verifiable_relu.trust.certificate import Proof, write_sat, write_unsat
+from verifiable_relu.trust.certificate import Cover, Proof, write_sat, write_unsat
 from verifiable_relu.verifiers.base import Outcome, Verdict
 from verifiable_relu.verifiers.certifying import prove
 
@@ -81,12 +83,15 @@ class Certificates:
         claim = "sat" if sat else "unsat"
         try:
             network, prop = queries[0].network.onnx, read_bytes(vnnlib, _LARGEST)
+            joint = [Fraction(float(n.lam)) for n in queries[0].network.nodes if isinstance(n, Hardened)]
+            if joint:
+                network = read_bytes(onnx, _LARGEST)
             if network is None:
                 return self._kept(path, onnx, vnnlib, claim, Kept(False, "the network is not that of its file"))
             if sat:
                 write_sat(path, network, prop, sat[0])
             else:
-                write_unsat(path, network, prop, list(_proofs(queries, outcomes, limit)))
+                write_unsat(path, network, prop, list(proofs(queries, outcomes, limit)), joint)
         except (InputError, OSError) as error:
             return self._kept(path, onnx, vnnlib, claim, Kept(False, str(error)))
         written = time.perf_counter()
@@ -107,7 +112,7 @@ class Certificates:
             csv.writer(file, lineterminator="\n").writerow(row)
 
 
-def _proofs(queries: Sequence[Query], outcomes: Sequence[Outcome], limit: float) -> Iterator[tuple[int, Proof]]:
+def proofs(queries: Sequence[Query], outcomes: Sequence[Outcome], limit: float) -> Iterator[tuple[int, Proof | Cover]]:
     """The proof of every query, with the number of its box.
 
     Raises:

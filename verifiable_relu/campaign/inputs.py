@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from verifiable_relu.campaign.runner import Case
+from verifiable_relu.campaign.result import Result
+from verifiable_relu.campaign.runner import Case, unasked
 from verifiable_relu.errors import InputError
 from verifiable_relu.network import Network, compare_at, read_onnx
 from verifiable_relu.network.device import require_device
-from verifiable_relu.spec import Property, SpecFile, find_network, queries, read_instances, read_vnnlib
+from verifiable_relu.spec import Property, find_network, queries, read_instances, read_vnnlib
 from verifiable_relu.verifiers.base import Verifier
 from verifiable_relu.verifiers.registry import make
 
@@ -62,6 +64,21 @@ def time_limit(seconds: float) -> float:
     return seconds
 
 
+@dataclass(frozen=True)
+class Entry:
+    """An instance as a user names it, before any file is read.
+
+    Attributes:
+        vnnlib: the property file.
+        onnx: the network's file; None where it is searched for (``spec.find_network``).
+        timeout: the time limit in seconds.
+    """
+
+    vnnlib: Path
+    onnx: Path | None
+    timeout: float
+
+
 _COMPARED_BOXES = 4
 """The most boxes of a property file at whose points the network as read is compared with its ONNX file."""
 
@@ -72,7 +89,8 @@ class Loader:
     Args:
         networks: the networks' files, by the names that VNN-LIB 2.0 files declare.
         prepare: a function that every network goes through once it was read, such as ``network.hardened``; it may raise
-            an InputError. None leaves the networks as they are.
+            an InputError. None leaves the networks as they are. A loader with a function that can be pickled can be
+            pickled, too.
     """
 
     def __init__(
@@ -103,25 +121,39 @@ class Loader:
             raise found
         return found
 
-    def case(self, vnnlib: Path, timeout: float, onnx: Path | None = None) -> tuple[Case, SpecFile]:
-        """The instance that a property file and a network make, and the property file as it was read.
+    def forget(self, kept: Collection[Path]) -> None:
+        """Drop the networks that were read, but for those of the files ``kept``."""
+        still = {path.resolve() for path in kept}
+        self._read = {path: found for path, found in self._read.items() if path in still}
 
-        Args:
-            vnnlib: the property file.
-            timeout: seconds for the instance.
-            onnx: the network's file; None searches for it as ``spec.find_network`` does.
+    def case(self, entry: Entry) -> Case:
+        """The instance that a property file and a network make.
 
         Raises:
             InputError: if a file is bad, the network's file is not found, or property and network do not fit together.
         """
-        with _bounded(vnnlib):
-            spec = read_vnnlib(vnnlib)
-            path = onnx if onnx is not None else find_network(spec, None, self.networks)
+        with _bounded(entry.vnnlib):
+            spec = read_vnnlib(entry.vnnlib)
+            path = entry.onnx if entry.onnx is not None else find_network(spec, None, self.networks)
         network = self.network(path)
-        with _bounded(vnnlib):
+        with _bounded(entry.vnnlib):
             asked = tuple(queries(spec, network))
         believe(network, spec.properties, path)
-        return Case(str(path), str(vnnlib), asked, timeout), spec
+        return Case(str(path), str(entry.vnnlib), asked, entry.timeout, spec)
+
+    def read(self, entry: Entry, debug: bool = False) -> Case | Result:
+        """The instance, or the result that says why it cannot be read.
+
+        Args:
+            entry: the instance as the user names it.
+            debug: whether an exception that is a fault of the program is raised.
+        """
+        try:
+            return self.case(entry)
+        except Exception as error:
+            if debug and not isinstance(error, InputError):
+                raise
+            return unasked(str(entry.onnx or ""), str(entry.vnnlib), error, entry.timeout)
 
 
 def believe(network: Network, properties: Sequence[Property], path: Path | None = None) -> None:

@@ -50,8 +50,8 @@ def versions() -> Mapping[str, str]:
     return found
 
 
-Key = tuple[str, str, float, str]
-"""The key of a record: query digest, ``repr`` of the verifier, time limit in seconds, version of this package."""
+Key = tuple[str, str, str]
+"""The key of a record: query digest, ``repr`` of the verifier, version of this package."""
 
 
 @dataclass(frozen=True)
@@ -120,8 +120,22 @@ class Result:
 
     @property
     def key(self) -> Key:
-        """The key of the record: two runs with equal keys are the same run."""
-        return self.query, self.verifier, self.timeout, self.versions["verifiable_relu"]
+        """The key of the record: runs with equal keys and equal time limits are the same run."""
+        return self.query, self.verifier, self.versions["verifiable_relu"]
+
+    def answers(self, timeout: float) -> bool:
+        """Whether another run with a time limit in seconds would add nothing.
+
+        A decided instance stays decided, whatever the limit. An undecided one may be decided with a longer limit,
+        unless the method does not take it at all.
+        """
+        decided = self.verdict is not Verdict.UNKNOWN or self.reason is Reason.UNSUPPORTED
+        return self.final and (decided or timeout <= self.timeout)
+
+    @property
+    def certain(self) -> bool:
+        """Whether nothing is left to certify: the verdict is checked, or there is none."""
+        return self.verdict is Verdict.UNKNOWN or self.trust is Trust.CHECKED
 
     def to_json(self) -> dict[str, Any]:
         """The record as JSON values, with rationals and infinities as strings."""

@@ -9,16 +9,18 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from verifiable_relu.campaign.result import Result, join, versions
-from verifiable_relu.campaign.store import Store
+from verifiable_relu.campaign.counterexample import assignment, in_decimals
+from verifiable_relu.campaign.result import Key, Result, join, versions
 from verifiable_relu.errors import InputError
+from verifiable_relu.spec.comparisons import NOTE, without_head
 from verifiable_relu.spec.property import Query
+from verifiable_relu.spec.specfile import SpecFile
 from verifiable_relu.trust.replay import Confirmation, confirm
 from verifiable_relu.verifiers.base import Budget, Outcome, Reason, Trust, Verdict, Verifier, fault
 
@@ -38,12 +40,14 @@ class Case:
         vnnlib: the property file, as the user named it.
         queries: at least one, all of one network.
         timeout: the time limit in seconds, finite.
+        spec: the property file as it was read; None for queries that come from no file.
     """
 
     onnx: str
     vnnlib: str
     queries: tuple[Query, ...]
     timeout: float
+    spec: SpecFile | None = None
 
     @property
     def digest(self) -> str:
@@ -59,20 +63,33 @@ class Observer(Protocol):
     def stage(self, name: str, done: int, total: int) -> None:
         """``done`` of ``total`` queries have been through the stage ``name`` of the verifier."""
 
-    def result(self, result: Result) -> None:
-        """An instance is answered, by ``result``."""
+    def result(self, number: int, result: Result, recorded: bool) -> None:
+        """The instance with this number is answered; ``recorded`` if the answer is of an earlier run."""
 
 
 class _Quiet:
     def stage(self, name: str, done: int, total: int) -> None:
         pass
 
-    def result(self, result: Result) -> None:
+    def result(self, number: int, result: Result, recorded: bool) -> None:
         pass
 
 
 QUIET: Observer = _Quiet()
 """The observer that does nothing."""
+
+
+class Records(Protocol):
+    """The keeper of a campaign's results, such as a ``Store``."""
+
+    def find(self, key: Key, timeout: float, checked: bool) -> Result | None:
+        """An earlier result that answers an instance (``Store.find``)."""
+
+    def append(self, result: Result, counterexample: str | None) -> None:
+        """Keep a result, and its counterexample as a text if it has one."""
+
+    def tabulate(self, results: Iterable[Result]) -> None:
+        """Replace the table of results."""
 
 
 READING = "reading"
@@ -96,7 +113,7 @@ def unasked(onnx: str, vnnlib: str, error: Exception, timeout: float) -> Result:
 def run(
     cases: Sequence[Case | Result],
     verifier: Verifier,
-    store: Store | None = None,
+    store: Records | None = None,
     observer: Observer = QUIET,
     certificates: Certificates | None = None,
 ) -> list[Result]:
@@ -105,7 +122,7 @@ def run(
     Args:
         cases: the instances. A ``Result`` among them, such as one of ``unasked``, is only recorded.
         verifier: the verifier that answers the queries.
-        store: an open store for the records, or None. An instance with a final record there is not asked again.
+        store: an open store for the records, or None. An instance that a record there answers is not asked again.
         observer: the object that is told of stages and results.
         certificates: the folder for a certificate of every sat and unsat, each checked at once, or None. The time that
             this takes is not charged to the instances.
@@ -145,7 +162,9 @@ def _checked(query: Query, outcome: Outcome) -> tuple[Outcome, Confirmation | No
         return replace(
             outcome, verdict=Verdict.UNKNOWN, reason=Reason.UNCONFIRMED, trust=None, margin=None, detail=judged.detail
         ), judged
-    return replace(outcome, trust=Trust.EXACT if judged.exact else Trust.ROUNDED), judged
+    witness, judged = in_decimals(query, outcome.witness or (), judged)
+    trust = Trust.EXACT if judged.exact else Trust.ROUNDED
+    return replace(outcome, trust=trust, margin=judged.margin, witness=witness), judged
 
 
 class _Campaign:
@@ -158,7 +177,7 @@ class _Campaign:
         store: the store of the records, or None.
         observer: the object that is told of stages and results.
         recorded: the results known so far, by instance.
-        queries: the queries of all instances that are asked.
+        queries: the queries of all instances that are asked, without heads that are of no account (``comparisons``).
         owner: for each query the number of its instance.
         outcomes: the checked outcomes so far, by instance and query.
         replayed: onnxruntime's outputs at the counterexample, by instance.
@@ -170,7 +189,7 @@ class _Campaign:
         self,
         cases: Sequence[Case | Result],
         verifier: Verifier,
-        store: Store | None,
+        store: Records | None,
         observer: Observer,
         certificates: Certificates | None,
     ) -> None:
@@ -195,24 +214,19 @@ class _Campaign:
             if isinstance(case, Result):
                 self.record(index, case)
                 continue
-            key = (case.digest, self.method, case.timeout, versions()["verifiable_relu"])
-            known = None if self.store is None else self.store.find(key)
-            if known is not None and not self.to_certify(known):
+            key = (case.digest, self.method, versions()["verifiable_relu"])
+            wanted = self.certificates is not None
+            known = None if self.store is None else self.store.find(key, case.timeout, wanted)
+            if known is not None:
                 self.recorded[index] = known = replace(known, onnx=case.onnx, vnnlib=case.vnnlib)
-                self.observer.result(known)
+                self.observer.result(index, known, True)
                 continue
             self.outcomes[index] = {}
-            self.queries.extend(case.queries)
+            self.queries.extend(map(without_head, case.queries))
             self.owner.extend([index] * len(case.queries))
             purses.append(case.timeout)
         purse = {case: number for number, case in enumerate(self.outcomes)}
         self.budget = Budget(purses, [purse[case] for case in self.owner])
-
-    def to_certify(self, known: Result) -> bool:
-        """Whether a verdict that is known lacks the certificate that is wanted."""
-        return (
-            self.certificates is not None and known.verdict is not Verdict.UNKNOWN and known.trust is not Trust.CHECKED
-        )
 
     def open(self, members: Sequence[int]) -> list[int]:
         """The queries among ``members`` that have no outcome, and whose instance has no result."""
@@ -249,12 +263,14 @@ class _Campaign:
         if index in self.recorded or query in self.outcomes[index]:
             return
         outcome, judged = _checked(self.queries[query], claim)
+        case = self.cases[index]
+        assert isinstance(case, Case)
+        if self.queries[query].network is not case.queries[0].network:
+            outcome = replace(outcome, detail=f"{outcome.detail}; {NOTE}" if outcome.detail else NOTE)
         self.outcomes[index][query] = outcome
         if outcome.verdict is Verdict.SAT:
             assert judged is not None
             self.replayed[index] = judged.replayed
-        case = self.cases[index]
-        assert isinstance(case, Case)
         if outcome.verdict is Verdict.SAT or len(self.outcomes[index]) == len(case.queries):
             self.conclude(index, case, query)
 
@@ -313,15 +329,22 @@ class _Campaign:
         self.recorded[index] = result
         try:
             if self.store is not None:
-                self.store.append(result)
+                self.store.append(result, self.counterexample(index, result))
             if time.perf_counter() - self.tabulated > TABLE_EVERY:
                 self.tabulate()
-            self.observer.result(result)
+            self.observer.result(index, result, False)
         except Exception as error:
             # A verifier called this method through its progress. ``attempt`` must not take the exception for the
             # verifier's.
             self.failure = error
             raise
+
+    def counterexample(self, index: int, result: Result) -> str | None:
+        """The text of a result's counterexample, in the form of its property file; None if it has none."""
+        if result.verdict is not Verdict.SAT:
+            return None
+        case = self.cases[index]
+        return "\n".join(assignment(result, case.spec if isinstance(case, Case) else None)) + "\n"
 
     def tabulate(self) -> None:
         """Write the table of the results known so far."""

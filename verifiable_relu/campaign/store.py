@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import csv
+import io
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 
 from verifiable_relu.campaign.result import Key, Result
 from verifiable_relu.errors import InputError
-from verifiable_relu.journal import NEW, Journal, Kind, beside, plain, unusable
+from verifiable_relu.journal import NEW, Journal, Kind, beside, plain, read_journal, unusable
+from verifiable_relu.spec.specfile import stem
+from verifiable_relu.verifiers.base import Verdict
 
-COLUMNS = ("onnx", "vnnlib", "answer", "seconds", "method", "reason", "trust", "margin")
-"""The columns of ``results.csv``."""
+COLUMNS = (
+    "onnx", "vnnlib", "answer", "trust", "seconds", "limit", "method", "reason", "margin", "unstable",
+    "counterexample", "detail",
+)  # fmt: skip
+"""The first columns of ``results.csv``; after them comes one for the seconds of each stage."""
+
+COUNTEREXAMPLES = "counterexamples"
+"""The folder, in a store's folder, with a file for each counterexample."""
+
+_LONGEST_NAME = 80
 
 RESULTS = Kind(b'{"onnx": "', Result.to_json, Result.from_json)
 """The kind of the records of a campaign."""
@@ -26,6 +37,8 @@ _REMEDY = "; the option --repair moves such lines to another file"
 
 class Store:
     """A folder with ``records.jsonl``, a journal of results, and ``results.csv``, a table of the last run's results.
+
+    Each counterexample is a file of its own in the folder ``counterexamples``.
 
     While a store is open, no other process can open one in its folder (``Journal``). A store is a context manager that
     closes itself.
@@ -56,8 +69,9 @@ class Store:
             raise unusable(self.folder, error) from None
         self._journal = Journal(self.folder, RESULTS, repair, _REMEDY)
         try:
-            # A run that was killed can have left a half-written table.
-            beside(self.table).unlink(missing_ok=True)
+            # A run that was killed can have left half-written files.
+            for half in (beside(self.table), *(self.folder / COUNTEREXAMPLES).glob(".*.new")):
+                half.unlink(missing_ok=True)
         except OSError as error:
             self.close()
             raise unusable(self.folder, error) from None
@@ -82,16 +96,23 @@ class Store:
         """Close the journal and release the folder's lock; a second call does nothing."""
         self._journal.close()
 
-    def find(self, key: Key) -> Result | None:
-        """The final record with a key, or None."""
-        return self._known.get(key)
+    def find(self, key: Key, timeout: float, checked: bool = False) -> Result | None:
+        """The record that answers an instance, or None (``recall``)."""
+        return recall(self._known, key, timeout, checked)
 
-    def append(self, result: Result) -> None:
-        """Write a record to the end of the journal.
+    @property
+    def known(self) -> Mapping[Key, Result]:
+        """The records that say most, by their keys."""
+        return self._known
+
+    def append(self, result: Result, counterexample: str | None = None) -> None:
+        """Write a counterexample's text to a file of its own, and a record to the end of the journal.
 
         Raises:
-            InputError: if the record cannot be written; the journal is then as it was before.
+            InputError: if either cannot be written; the journal is then as it was before.
         """
+        if counterexample is not None:
+            self._write(self.folder / counterexample_file(result), [counterexample])
         self._journal.append(result)
         self._remember(result)
 
@@ -101,25 +122,55 @@ class Store:
         Raises:
             InputError: if the table cannot be written.
         """
-        new = beside(self.table)
+        known = list(results)
+        stages = list(dict.fromkeys(stage for result in known for stage in result.stages))
+        text = io.StringIO()
+        writer = csv.writer(text)
+        writer.writerow([*COLUMNS, *(f"{stage} seconds" for stage in stages)])
+        writer.writerows(_row(result, stages) for result in known)
+        self._write(self.table, [text.getvalue()])
+
+    def _write(self, path: Path, parts: Iterable[str]) -> None:
+        """Replace a file; a reader sees the old one or the new one, complete."""
+        new = beside(path)
         try:
+            path.parent.mkdir(exist_ok=True)
+            plain(path)
             try:
                 # File names need not be text.
                 with open(
                     os.open(new, NEW, 0o666), "w", newline="", encoding="utf-8", errors="surrogateescape"
                 ) as file:
-                    writer = csv.writer(file)
-                    writer.writerow(COLUMNS)
-                    writer.writerows(map(_row, results))
-                os.replace(new, self.table)
+                    file.writelines(parts)
+                os.replace(new, path)
             finally:
                 new.unlink(missing_ok=True)
         except OSError as error:
             raise unusable(self.folder, error) from None
 
     def _remember(self, result: Result) -> None:
-        if result.final:
+        before = self._known.get(result.key)
+        if result.final and (before is None or _weight(result) >= _weight(before)):
             self._known[result.key] = result
+
+
+def recall(known: Mapping[Key, Result], key: Key, timeout: float, checked: bool) -> Result | None:
+    """The record that answers an instance, or None (``Result.answers``).
+
+    Args:
+        known: records by their keys.
+        key: what is asked.
+        timeout: the time limit of the instance, in seconds.
+        checked: whether a verdict without a checked certificate is no answer.
+    """
+    found = known.get(key)
+    return found if found is not None and found.answers(timeout) and (found.certain or not checked) else None
+
+
+def _weight(result: Result) -> tuple[bool, float]:
+    """What decides between two records of one key: a verdict outweighs none, and a longer run a shorter one."""
+    decided = result.verdict is not Verdict.UNKNOWN
+    return decided, 0.0 if decided else result.timeout
 
 
 def _check_table(path: Path) -> None:
@@ -135,9 +186,29 @@ def _check_table(path: Path) -> None:
                 raise InputError("not a table of this program, which would be replaced by one", path=path)
 
 
-def _row(result: Result) -> tuple[str, ...]:
+def counterexample_file(result: Result) -> str:
+    """The file of a result's counterexample, relative to the folder; empty if the result has none."""
+    if result.verdict is not Verdict.SAT:
+        return ""
+    return f"{COUNTEREXAMPLES}/{stem(result.vnnlib)[:_LONGEST_NAME]}-{result.query[:12]}.txt"
+
+
+def read_results(folder: Path | str) -> list[Result]:
+    """The results that a folder holds: the latest of each verifier and instance, by the names of its two files.
+
+    Raises:
+        InputError: if the folder has no records, or if one is damaged.
+    """
+    return list(
+        {(result.verifier, result.onnx, result.vnnlib): result for result in read_journal(folder, RESULTS)}.values()
+    )
+
+
+def _row(result: Result, stages: Iterable[str]) -> Iterator[str]:
     """A result in the columns of the table."""
-    margin = "" if result.margin is None else repr(result.margin)
-    trust = "" if result.trust is None else str(result.trust)
-    seconds = f"{result.seconds:.6f}"
-    return result.onnx, result.vnnlib, result.answer, seconds, result.method, str(result.reason), trust, margin
+    yield from (result.onnx, result.vnnlib, result.answer, str(result.trust or ""))
+    yield from (f"{result.seconds:.6f}", f"{result.timeout:g}", result.method, str(result.reason))
+    yield "" if result.margin is None else repr(result.margin)
+    yield "" if result.unstable is None else str(result.unstable)
+    yield from (counterexample_file(result), " ".join(result.detail.split()))
+    yield from (f"{result.stages[stage]:.6f}" if stage in result.stages else "" for stage in stages)

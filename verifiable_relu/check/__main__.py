@@ -15,24 +15,29 @@ from verifiable_relu.check import BadInput, Refused, check
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Check the certificate that the arguments name, and print what it proves."""
-    parser = argparse.ArgumentParser(
-        prog="python -m verifiable_relu.check",
-        description="Check a certificate without trusting who wrote it.",
-        epilog="Exit status 0: accepted; 1: refused; 2: a file cannot be read.",
-    )
-    parser.add_argument("certificate", type=Path, metavar="CERTIFICATE")
-    parser.add_argument("--net", type=Path, required=True, metavar="NET.onnx", help="the network, gzipped or not")
-    parser.add_argument("--spec", type=Path, required=True, metavar="SPEC.vnnlib", help="the property, gzipped or not")
-    given = parser.parse_args(arguments)
+    given = parser().parse_args(arguments)
     try:
         print(f"accepted: {check(given.certificate, given.net, given.spec)}")
     except Refused as error:
         print(f"refused: {_line(error)}")
         return 1
     except BadInput as error:
-        print(f"error: {_line(error)}", file=sys.stderr)
+        print(f"check: {_line(error)}", file=sys.stderr)
         return 2
     return 0
+
+
+def parser() -> argparse.ArgumentParser:
+    """The parser of the command line."""
+    made = argparse.ArgumentParser(
+        prog="verifiable-relu check",
+        description="Check a certificate without trusting who wrote it.",
+        epilog="Exit status 0: accepted; 1: refused; 2: a file cannot be read.",
+    )
+    made.add_argument("certificate", type=Path, metavar="CERTIFICATE")
+    made.add_argument("--net", type=Path, required=True, metavar="NET.onnx", help="the network, gzipped or not")
+    made.add_argument("--spec", type=Path, required=True, metavar="SPEC.vnnlib", help="the property, gzipped or not")
+    return made
 
 
 def _line(error: Exception) -> str:

@@ -9,11 +9,14 @@ themselves: ``OWN`` covers what rounding makes of them.
 
 from __future__ import annotations
 
+import math
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
 from scipy import sparse
+
+from verifiable_relu.check.errors import BadInput
 
 Number = np.ndarray[Any, Any]
 """An array of float64, or of ``Fraction`` as objects."""
@@ -31,6 +34,14 @@ def gamma(terms: int) -> float:
     return 2 * terms * UNIT
 
 
+LONGEST = 128
+"""Coefficients in rational numbers are rounded to so many bits, node by node, so that they do not grow."""
+
+
+SPARSE = 8
+"""Rows are multiplied as sparse ones where at most one entry of so many is not zero."""
+
+
 class Float:
     """Floating point; every result counts as off by what the functions of this module say."""
 
@@ -43,11 +54,13 @@ class Float:
 
     def times(self, rows: Number, matrix: Matrix) -> Number:
         """rows·matrix."""
+        if sparse.issparse(matrix) and SPARSE * np.count_nonzero(rows) < rows.size:
+            return np.asarray((sparse.csr_array(rows) @ matrix).toarray())
         return np.asarray(rows @ matrix)
 
 
 class Exact(Float):
-    """Rational numbers: nothing is ever rounded."""
+    """Rational numbers: nothing is rounded but coefficients that are long (``shortened``), which counts as an error."""
 
     exact = True
     dtype = object
@@ -59,13 +72,42 @@ class Exact(Float):
 
     def times(self, rows: Number, matrix: Matrix) -> Number:
         entries = sparse.coo_array(matrix)
+        mantissas, exponents = np.frexp(entries.data)
+        least = int(exponents.min(initial=0)) - 53
+        shifts = (exponents - 53 - least).tolist()
+        whole = np.empty(len(shifts), dtype=object)
+        whole[:] = [int(m) << shift for m, shift in zip(np.ldexp(mantissas, 53).tolist(), shifts, strict=True)]
         found = self.of(np.zeros((len(rows), matrix.shape[1])))
         for row, into in zip(rows, found, strict=True):
-            for i, j, value in zip(entries.row.tolist(), entries.col.tolist(), entries.data.tolist(), strict=True):
-                if row[i]:
-                    into[j] += row[i] * Fraction(value)
+            scale = math.lcm(*(value.denominator for value in row))
+            sums = np.zeros(len(into), dtype=object)
+            np.add.at(sums, entries.col, np.array([int(value * scale) for value in row], object)[entries.row] * whole)
+            into[:] = [Fraction(total, scale) * Fraction(2) ** least for total in sums]
         return found
+
+    def shortened(self, rows: Number) -> tuple[Number, Number]:
+        """Rows rounded to ``LONGEST`` bits of their largest entries, and by how much each entry is off."""
+        made = self.of(np.zeros(rows.shape))
+        for row, into in zip(rows, made, strict=True):
+            top = max((abs(value) for value in row), default=Fraction(0))
+            step = Fraction(2) ** (top.numerator.bit_length() - top.denominator.bit_length() - LONGEST)
+            into[:] = [value if value.denominator <= 1 / step else round(value / step) * step for value in row]
+        return made, np.abs(rows - made)
 
 
 FLOAT = Float()
 EXACT = Exact()
+
+
+def outward(value: Any, towards: float) -> float:
+    """The nearest float64 number on one side of a rational one.
+
+    Raises:
+        BadInput: if it is beyond ±2⁵⁰⁰.
+    """
+    if abs(value) > 1 << 500:
+        raise BadInput("an end of the box is beyond ±2⁵⁰⁰")
+    found = float(value)
+    if (found < value) if towards > 0 else (found > value):
+        found = float(np.nextafter(found, towards))
+    return found

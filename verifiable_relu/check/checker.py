@@ -6,7 +6,6 @@ import gzip
 import hashlib
 import zlib
 from collections.abc import Callable
-from fractions import Fraction
 from pathlib import Path
 from typing import TypeVar
 
@@ -17,11 +16,11 @@ from verifiable_relu.check.errors import BadInput, Refused
 from verifiable_relu.check.model import read_model
 from verifiable_relu.check.point import check_point
 from verifiable_relu.check.proof import Proof
-from verifiable_relu.check.records import opened
+from verifiable_relu.check.records import opened, rational
 
 Made = TypeVar("Made")
 
-VERSION = 1
+VERSION = 2
 
 MOST_BYTES = 1 << 31
 
@@ -37,7 +36,7 @@ def check(certificate: Path, net: Path, spec: Path) -> str:
     with opened(certificate) as records, np.errstate(all="ignore"):
         try:
             keys = ("certificate", "claim", "network", "property", "says")
-            version, claim, *digests, _ = records.take(*keys)
+            version, claim, *digests, _, joint = records.take(*keys, optional=("joint",))
             if version != VERSION or type(version) is not int:
                 raise Refused(f"version {str(version)[:20]} of the format is not known")
             for (what, content), digest in zip(files.items(), digests, strict=True):
@@ -46,20 +45,27 @@ def check(certificate: Path, net: Path, spec: Path) -> str:
             graph = _named(net, lambda: read_model(files["network"]))
             sizes = graph.nodes[0].size, graph.nodes[graph.output].size
             disjuncts = _named(spec, lambda: read_property(files["property"].decode("utf-8", "replace"), *sizes))
-            if claim == "sat":
+            if claim == "sat" and joint is None:
                 (point,) = records.take("point")
                 if not isinstance(point, list) or len(point) != sizes[0]:
                     raise Refused(f"a point has {sizes[0]} coordinates")
-                at = check_point(graph, disjuncts, [_coordinate(value) for value in point])
+                at = check_point(graph, disjuncts, [rational(value) for value in point])
                 records.end()
-                return f"sat: the given point is in the box, and the network maps it, exactly, into disjunct {at}"
+                return f"sat: the point is in the box, and in real arithmetic the network maps it into disjunct {at}"
             if claim != "unsat":
                 raise Refused(f"'{str(claim)[:20]}' is neither sat nor unsat")
+            whom = "the network maps"
+            if joint is not None:
+                hardness = [rational(value) for value in joint] if isinstance(joint, list) else []
+                graph = graph.hardened(hardness)
+                whom = (
+                    f"every network with ReLU or λ-GELU, λ ≥ {', '.join(joint)}, in the place of its activations maps"
+                )
             counts = Proof(graph, disjuncts, records).check()
         except Refused as error:
             raise Refused(str(error) if "record " in str(error) else f"{records.place}: {error}") from None
     return (
-        f"unsat: in real arithmetic on the stored weights the network maps no point of the property's boxes into its "
+        f"unsat: in real arithmetic on the stored weights {whom} no point of the property's boxes into its "
         f"unsafe set; checked: {counts.bounds} bounds of neurons in {counts.boxes} boxes, and {counts.leaves} leaves; "
         f"{counts.exact} of these inequalities in exact arithmetic"
     )
@@ -70,15 +76,6 @@ def _named(path: Path, read: Callable[[], Made]) -> Made:
         return read()
     except BadInput as error:
         raise BadInput(f"{path}: {error}") from error
-
-
-def _coordinate(value: object) -> Fraction:
-    try:
-        if isinstance(value, str) and len(value) <= 4000:
-            return Fraction(value)
-    except (ValueError, ZeroDivisionError):
-        pass
-    raise Refused(f"'{str(value)[:40]}' is no rational number")
 
 
 def _content(path: Path) -> bytes:

@@ -1,4 +1,4 @@
-"""VNN-LIB 1.0, the part of it that competitions use: boxes of X, and unions of polytopes of Y."""
+"""VNN-LIB 1.0 and 2.0, the part of them that competitions use: boxes of X, and unions of polytopes of Y."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import product
+from math import prod
 from typing import Any
 
 from verifiable_relu.check.errors import BadInput
@@ -14,7 +15,14 @@ from verifiable_relu.check.errors import BadInput
 MOST = 100_000
 """Most disjuncts of a property."""
 
-_DECIMAL = re.compile(r"[+-]?(\d{1,400}(\.\d{0,400})?|\.\d{1,400})([eE][+-]?\d{1,3})?")
+_DECIMAL = re.compile(r"[+-]?(\d{1,4000}(\.\d{0,4000})?|\.\d{1,4000})([eE][+-]?\d{1,3})?", re.ASCII)
+
+_WORD = re.compile(r"[()]|[^ \t\r\n()\[\]]+(?:[ \t\r\n]*\[[^\]()]*\])?|[\[\]]")
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z_0-9]*")
+
+_TYPE = re.compile(r"(?:[Rr]eal|b?float16|float32|float64)\[((?:[1-9][0-9]{0,8}(?:,[1-9][0-9]{0,8})*)?)\]")
+"""A type of elements, and the shape."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +77,9 @@ class End:
         return self.value if self.above else -self.value, not self.strict
 
 
+Names = dict[str, str]
+"""The variables of a file, and which of X_0 …, Y_0 … each is."""
+
 Linear = tuple[dict[str, Fraction], Fraction]
 Atoms = list[Row | End]
 
@@ -77,7 +88,7 @@ def number(text: str) -> Fraction:
     """The number that a decimal is exactly.
 
     Raises:
-        BadInput: if it is none, or of more than a few hundred digits.
+        BadInput: if it is none, or one of more than a few thousand digits.
     """
     if not _DECIMAL.fullmatch(text):
         raise BadInput(f"'{text[:40]}' is no decimal number")
@@ -93,25 +104,27 @@ def read_property(text: str, inputs: int, outputs: int) -> list[Disjunct]:
         BadInput: if the file is malformed, declares other variables than the network has, or asks for more than linear
             conditions of Y and bounds of single X.
     """
-    names = {f"X_{i}" for i in range(inputs)} | {f"Y_{i}" for i in range(outputs)}
-    declared: set[str] = set()
+    items = _parsed(text)
+    later = bool(items) and items[0][:1] in (["vnnlib-version"], ["declare-network"])
+    known = {f"X_{i}" for i in range(inputs)} | {f"Y_{i}" for i in range(outputs)}
+    names = _network(items, inputs, outputs) if later else {}
     always: Atoms = []
     unions = []
-    for item in _parsed(text):
+    for item in items:
         match item:
             case ["declare-const", str(name), "Real"] | ["declare-fun", str(name), [], "Real"]:
-                if name in declared or name not in names:
+                if later or name in names or name not in known:
                     raise BadInput(f"'{name[:40]}' is declared twice, or is no variable of the network")
-                declared.add(name)
+                names[name] = name
             case ["assert", condition]:
-                union = _union(condition, declared)
+                union = _union(condition, names)
                 if len(union) == 1:
                     always += union[0]
                 else:
                     unions.append(union)
             case _:
                 raise BadInput(f"'{str(item)[:60]}' is not known")
-    if declared != names:
+    if set(names.values()) != known:
         raise BadInput(f"{inputs} inputs X and {outputs} outputs Y are expected to be declared")
     free: list[End | None] = [None] * inputs
     lower, upper = _narrowed(free, always, False), _narrowed(free, always, True)
@@ -128,6 +141,28 @@ def read_property(text: str, inputs: int, outputs: int) -> list[Disjunct]:
     return found
 
 
+def _network(items: list[Any], inputs: int, outputs: int) -> Names:
+    """The elements of the input and the output that a 2.0 file declares, in row-major order, as those of 1.0."""
+    if items[0][:1] == ["vnnlib-version"] and items.pop(0) != ["vnnlib-version", "<2.0>"]:
+        raise BadInput("the version is not known")
+    match items[:1]:
+        case [["declare-network", str(), ["declare-input", str(x), str(of_x)], ["declare-output", str(y), str(of_y)]]]:
+            items.pop(0)
+        case _:
+            raise BadInput("one network with one input and one output is expected to be declared")
+    names: Names = {}
+    for kind, name, type_, size in (("X", x, of_x, inputs), ("Y", y, of_y, outputs)):
+        found = _TYPE.fullmatch(type_)
+        if not found or not _NAME.fullmatch(name) or x == y:
+            raise BadInput(f"'{name[:40]}' is not declared as real numbers of a shape")
+        shape = [int(extent) for extent in found[1].split(",")] if found[1] else []
+        if prod(shape) != size:
+            raise BadInput(f"'{name[:40]}' has {prod(shape)} elements, and the network {size}")
+        for at, index in enumerate(product(*map(range, shape))):
+            names[f"{name}[{','.join(map(str, index))}]" if shape else name] = f"{kind}_{at}"
+    return names
+
+
 def _narrowed(ends: list[End | None], atoms: Atoms, above: bool) -> list[End | None]:
     """The ends of a box on one side, with those that the atoms give."""
     found = list(ends)
@@ -140,9 +175,11 @@ def _narrowed(ends: list[End | None], atoms: Atoms, above: bool) -> list[End | N
 
 
 def _parsed(text: str) -> list[Any]:
-    """The expressions of a file as nested lists of words."""
+    """The expressions of a file as nested lists; indices, without blanks and leading zeros, belong to their words."""
     stack: list[list[Any]] = [[]]
-    for word in re.findall(r"[()]|[^\s()]+", re.sub(r";[^\n]*", "", text)):
+    for word in _WORD.findall(re.sub(r";[^\r\n]*", " ", text)):
+        if "[" in word:
+            word = re.sub(r"(?<=[\[,])0+(?=[0-9])", "", re.sub(r"[ \t\r\n]", "", word))
         if word == "(":
             stack.append([])
         elif word != ")":
@@ -169,7 +206,7 @@ def _joined(unions: Iterable[list[Atoms]]) -> list[Atoms]:
     return every
 
 
-def _union(condition: Any, names: set[str]) -> list[Atoms]:
+def _union(condition: Any, names: Names) -> list[Atoms]:
     """A condition as a union of conjunctions."""
     match condition:
         case ["or", *parts] if parts:
@@ -180,16 +217,21 @@ def _union(condition: Any, names: set[str]) -> list[Atoms]:
             return [[_atom(left, right, sign == "<", names)]]
         case [(">=" | ">") as sign, left, right]:
             return [[_atom(right, left, sign == ">", names)]]
+        case [("=" | "=="), left, right]:
+            return [[_atom(left, right, False, names), _atom(right, left, False, names)]]
+        case [("distinct" | "!="), left, right]:
+            return [[_atom(left, right, True, names)], [_atom(right, left, True, names)]]
     raise BadInput(f"the condition '{str(condition)[:60]}' is not known")
 
 
-def _atom(left: Any, right: Any, strict: bool, names: set[str]) -> Row | End:
+def _atom(left: Any, right: Any, strict: bool, names: Names) -> Row | End:
     """left ≤ right."""
     for name, value, above in ((left, right, True), (right, left, False)):
         # Most conditions are ends of the box, which need no sums.
-        words = isinstance(name, str) and isinstance(value, str)
-        if words and name[:2] == "X_" and name in names and value not in names:
-            return End(int(name[2:]), above, number(value), strict)
+        if isinstance(name, str) and isinstance(value, str) and value not in names:
+            variable = names.get(name, "")
+            if variable[:2] == "X_":
+                return End(int(variable[2:]), above, number(value), strict)
     found, constant = _linear(["-", left, right], names)
     found = {name: value for name, value in found.items() if value}
     if found and all(name[0] == "Y" for name in found):
@@ -200,10 +242,10 @@ def _atom(left: Any, right: Any, strict: bool, names: set[str]) -> Row | End:
     raise BadInput("a condition of several X, or of X and Y, or of neither, is not known")
 
 
-def _linear(term: Any, names: set[str]) -> Linear:
+def _linear(term: Any, names: Names) -> Linear:
     match term:
         case str(word) if word in names:
-            return {word: Fraction(1)}, Fraction(0)
+            return {names[word]: Fraction(1)}, Fraction(0)
         case str(word):
             return {}, number(word)
         case ["-", only]:

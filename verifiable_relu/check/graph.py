@@ -1,14 +1,18 @@
-"""A network as the checker sees it: affine maps of flat vectors, and piecewise-linear activations."""
+"""A network as the checker sees it: affine maps of flat vectors, and activations neuron by neuron."""
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
+from fractions import Fraction
 from functools import cached_property
 
 import numpy as np
 from scipy import sparse
 
 from verifiable_relu.check.arithmetic import Matrix, Number
+from verifiable_relu.check.curves import Curve, family
+from verifiable_relu.check.errors import Refused
 
 
 @dataclass(eq=False)
@@ -61,7 +65,22 @@ class Activation:
         return len(self.slope)
 
 
-Node = Source | Affine | Activation
+@dataclass(eq=False)
+class Smooth:
+    """A curve of every entry of the value z of node ``source``.
+
+    Attributes:
+        kind: ONNX's name of the function.
+    """
+
+    source: int
+    size: int
+    name: str
+    kind: str
+    curve: Curve
+
+
+Node = Source | Affine | Activation | Smooth
 
 
 @dataclass(eq=False)
@@ -83,17 +102,71 @@ class Graph:
         for number in range(len(self.nodes) - 1, -1, -1):
             if number in needed:
                 needed.update(sources(self.nodes[number]))
-        return [n for n in sorted(needed) if isinstance(self.nodes[n], Activation)]
+        return [n for n in sorted(needed) if isinstance(self.nodes[n], Activation | Smooth)]
+
+    def hardened(self, hardness: list[Fraction]) -> Graph:
+        """All networks that have, in the place of each ReLU or λ-GELU, ReLU or a λ'-GELU with λ' ≥ its ``hardness``.
+
+        Raises:
+            Refused: if these are not as many, or other activations are among them.
+        """
+        nodes, places = list(self.nodes), self.activations
+        if len(hardness) != len(places) or not all(1 <= value <= 1 << 40 for value in hardness):
+            raise Refused(f"a hardness from 1 on for each of {len(places)} activations is expected")
+        for place, value in zip(places, hardness, strict=True):
+            node = nodes[place]
+            relu = isinstance(node, Activation) and not node.slope.any()
+            if not relu and not (isinstance(node, Smooth) and node.kind == "Gelu"):
+                raise Refused("a family is one of networks with ReLU or GELU alone")
+            assert isinstance(node, Activation | Smooth)
+            nodes[place] = Smooth(node.source, node.size, node.name, "family", family(float(value)))
+        return Graph(nodes, self.output)
 
 
 def sources(node: Node) -> list[int]:
     """The numbers of the nodes that a node reads."""
     if isinstance(node, Affine):
         return [source for source, _ in node.terms]
-    return [node.source] if isinstance(node, Activation) else []
+    return [node.source] if isinstance(node, Activation | Smooth) else []
 
 
 def pick(index: Number, size: int) -> Matrix:
     """The matrix that picks entries ``index`` of a vector of ``size`` numbers."""
     rows = np.arange(len(index))
     return sparse.csr_array((np.ones(len(index)), (rows, index)), shape=(len(index), size))
+
+
+def joined(nodes: list[Node], output: int) -> Graph:
+    """The graph of nodes without those that nothing reads; a node that only adds a bias is part of the one before it.
+
+    Entries are moved, and where one of two biases is zero nothing is rounded.
+    """
+    made: list[Node] = []
+    place: dict[int, int] = {}
+    readers = Counter(source for node in nodes for source in sources(node))
+    readers[output] += 1
+    for number, node in enumerate(nodes):
+        if isinstance(node, Affine):
+            given = [(place[source], matrix) for source, matrix in node.terms]
+            bias, (source, matrix) = node.bias, given[0]
+            before = made[source]
+            alone = len(given) == 1 and readers[node.terms[0][0]] == 1 and not node.relative
+            if alone and isinstance(before, Affine) and _picks(matrix) and not (bias.any() and before.bias.any()):
+                given = [(other, part[matrix.indices]) for other, part in before.terms]
+                made[source] = Affine(given, before.bias[matrix.indices] + bias, before.relative)
+                place[number] = source
+                continue
+            made.append(Affine(given, bias, node.relative))
+        elif isinstance(node, Activation):
+            made.append(Activation(place[node.source], node.slope, node.name))
+        elif isinstance(node, Smooth):
+            made.append(Smooth(place[node.source], node.size, node.name, node.kind, node.curve))
+        else:
+            made.append(node)
+        place[number] = len(made) - 1
+    return Graph(made, place[output])
+
+
+def _picks(matrix: Matrix) -> bool:
+    """Whether every entry of matrix·v is an entry of v."""
+    return sparse.issparse(matrix) and bool((np.diff(matrix.indptr) == 1).all() and (matrix.data == 1).all())

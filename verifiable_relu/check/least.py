@@ -14,16 +14,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import groupby
 from typing import Any
 
 import numpy as np
-from scipy import sparse
 
-from verifiable_relu.check.arithmetic import EXACT, FLOAT, OWN, TINY, UNIT, Float, Number, gamma
+from verifiable_relu.check.arithmetic import EXACT, FLOAT, OWN, TINY, UNIT, Float, Matrix, Number, gamma
 from verifiable_relu.check.conditions import Row
 from verifiable_relu.check.errors import BadInput, Refused
 from verifiable_relu.check.graph import Activation
-from verifiable_relu.check.lines import WORKING, Form, Relaxation, Slopes, fixed
+from verifiable_relu.check.lines import WORKING, Fixed, Form, Neurons, Relaxation, Signed
 
 
 @dataclass
@@ -34,62 +34,91 @@ class Least:
     slack: Number
 
     def beyond(self, claim: Any) -> Number:
-        """(rows,) 1 where the least value is above the claim, −1 where it is not, 0 where rounding hides it."""
+        """(rows,) 1 where the least value is above the claim, −1 where it is not, 0 where rounding hides it.
+
+        What has overflowed is above nothing.
+        """
         sure = np.asarray(self.value - self.slack > claim, bool)
+        if self.value.dtype != object:
+            sure &= np.isfinite(self.value)
         never = ~np.asarray(self.value + self.slack > claim, bool)
         return np.where(sure, 1, np.where(never, -1, 0))
 
 
-def of_box(relaxation: Relaxation, form: Form, slopes: Slopes, ring: Float) -> Least:
+def of_box(relaxation: Relaxation, form: Form, slopes: Signed, ring: Float) -> Least:
     """The least values of forms made with ``slopes`` over the box and over what each q can be by itself."""
     n = relaxation.inputs
     x, lower, upper = form.coefficients[:, :n], ring.of(relaxation.lower), ring.of(relaxation.upper)
     value = form.constant + np.where(x > 0, x * lower, x * upper).sum(1)
     size = np.abs(form.constant) + np.abs(x) @ np.maximum(np.abs(lower), np.abs(upper))
     for neurons in relaxation.neurons.values():
-        if not len(neurons.open) or n + neurons.part.stop > form.coefficients.shape[1]:
+        if not len(neurons.open):
             continue
         a = form.coefficients[:, n:][:, neurons.part]
-        t = slopes(neurons, a, ring)
-        above, below = (1 - t) * ring.of(neurons.high), (ring.of(neurons.slope) - t) * ring.of(neurons.low)
-        low = np.minimum(np.minimum(above, below), 0)
-        high = np.maximum(np.maximum(above, below), 0)
+        low, high = slopes.remainders(neurons, a, ring)
         value = value + np.where(a > 0, a * low, a * high).sum(1)
-        size = size + (np.abs(a) * np.maximum(-low, high)).sum(1)
+        size = size + (np.abs(a) * np.maximum(np.abs(low), np.abs(high))).sum(1)
     if ring.exact:
         return Least(value, form.error)
     terms = form.coefficients.shape[1] + len(relaxation.neurons) + 8
     return Least(value, form.error + OWN * (gamma(terms) * size + TINY))
 
 
-@dataclass(eq=False)
-class Leaves:
-    """Leaves of one tree.
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Values matrix·(value of a node) − most.
 
     Attributes:
-        split: (leaves, neurons) int8, of the tree's neurons: 1 active, −1 inactive, 0 neither.
-        multipliers: (leaves, neurons) sparse, w.
-        rows: (leaves, rows) μ.
+        node: the number of the node.
+        matrix: (rows, size of the node), in float64.
+        most: (rows,) numbers that are exact, ``Fraction`` or float64.
+    """
+
+    node: int
+    matrix: Number
+    most: Number
+
+
+@dataclass(eq=False)
+class Leaves:
+    """Leaves of trees.
+
+    Attributes:
+        split: (leaves, neurons) int8, of the trees' neurons: 1 active, −1 inactive, 0 neither.
+        multipliers: (leaves, neurons) w, where ``given`` says so, and elsewhere 0.
+        given: (leaves, neurons) bool.
+        rows: (leaves, rows) μ, sparse.
     """
 
     split: Number
-    multipliers: sparse.csr_array
-    rows: Number
+    multipliers: Number
+    given: Number
+    rows: Matrix
 
 
 class Tree:
-    """What all leaves of a tree share.
+    """What all leaves of some trees share.
 
     Args:
         relaxation: with bounds of all pre-activations.
-        rows: of the polytope.
+        rows: what is bounded from below.
         slopes: (open,) of all open neurons.
         neurons: those that are split or have multipliers, as (number of the activation, neuron).
+        chords: those of ``neurons``, by number, that have the chord's multiplier at a leaf that gives them none.
     """
 
-    def __init__(self, relaxation: Relaxation, rows: list[Row], slopes: Number, neurons: list[tuple[int, int]]) -> None:
+    def __init__(
+        self,
+        relaxation: Relaxation,
+        rows: Rows,
+        slopes: Number,
+        neurons: list[tuple[int, int]],
+        chords: list[int],
+    ) -> None:
         self.relaxation, self.rows, self.neurons = relaxation, rows, neurons
-        self._slopes, self._matrix = slopes, integral(rows, relaxation.graph.nodes[relaxation.graph.output].size)
+        self._slopes = slopes
+        if not all(isinstance(known, Neurons) for known in relaxation.neurons.values()):
+            raise Refused("trees are of piecewise-linear networks")
         places = []
         for activation, neuron in neurons:
             known = relaxation.neurons[activation]
@@ -100,18 +129,21 @@ class Tree:
         if len(set(places)) < len(places):
             raise Refused("a neuron is named twice")
         self._places = np.array(places, dtype=np.intp)
-        self._low, self._high, self._slope = (
+        self._low, self._high, self._slope, self._chord = (
             np.concatenate([np.zeros(0), *(getattr(known, name) for known in relaxation.neurons.values())])
-            for name in ("low", "high", "slope")
+            for name in ("low", "high", "slope", "chord")
         )
-        self._forms = self._joined([self._objective(), *self._single()])
+        self._by_chord = np.zeros(len(neurons), bool)
+        self._by_chord[chords] = True
+        self._forms = self._pulled_back()
+        self._between = self._forms.coefficients[:, relaxation.inputs + self._places]
         n, form = relaxation.inputs, self._forms
         most = np.maximum(np.abs(relaxation.lower), np.abs(relaxation.upper))
         above, below = self._q(FLOAT)
         most = np.concatenate([most, np.maximum(np.abs(above), np.abs(below))])
         # By how much one unit of a multiplier makes all numbers together larger.
         self._sizes = np.abs(form.coefficients) @ most + np.abs(form.constant)
-        self._sizes[len(rows) :] += np.maximum(-self._low, self._high)[self._places]
+        self._sizes[len(rows.most) :] += np.maximum(-self._low, self._high)[self._places]
         self._spread = 1 + float(most.sum()) + float(np.maximum(-self._low, self._high).sum())
         self._inputs = n
 
@@ -120,50 +152,71 @@ class Tree:
         t = ring.of(self._slopes)
         return (1 - t) * ring.of(self._high), (ring.of(self._slope) - t) * ring.of(self._low)
 
-    def _objective(self) -> Form:
-        graph = self.relaxation.graph
-        form = self.relaxation.forms({graph.output: self._matrix[0]}, fixed(self._slopes))
-        most = self._matrix[1].astype(float)
-        error = form.error + 8 * UNIT * (np.abs(form.constant) + np.abs(most)) + TINY
-        return Form(form.coefficients, form.constant - most, error)
-
-    def _single(self) -> list[Form]:
-        """The forms of the neurons' pre-activations."""
-        nodes, found = self.relaxation.graph.nodes, []
-        activations = np.array([activation for activation, _ in self.neurons])
-        at = 0
-        while at < len(self.neurons):
-            node = nodes[activations[at]]
+    def _pulled_back(self) -> Form:
+        """The forms of the rows, and then of the neurons' pre-activations."""
+        nodes, lines = self.relaxation.graph.nodes, Fixed(self._slopes)
+        together = max(1, WORKING // max(node.size for node in nodes))
+        found = []
+        for at in range(0, len(self.rows.most), together):
+            part, most = (whole[at : at + together] for whole in (self.rows.matrix, self.rows.most.astype(float)))
+            form = self.relaxation.forms({self.rows.node: part}, lines)
+            error = form.error + 8 * UNIT * (np.abs(form.constant) + np.abs(most)) + TINY
+            found.append(Form(form.coefficients, form.constant - most, error))
+        for activation, members in groupby(self.neurons, lambda named: named[0]):
+            node = nodes[activation]
             assert isinstance(node, Activation)
-            widest = max(other.size for other in nodes)
-            together = activations[at : at + max(1, WORKING // widest)] == activations[at]
-            count = len(together) if together.all() else int(together.argmin())
-            unit = np.zeros((count, node.size))
-            unit[np.arange(count), [neuron for _, neuron in self.neurons[at : at + count]]] = 1
-            found.append(self.relaxation.forms({node.source: unit}, fixed(self._slopes)))
-            at += count
-        return found
-
-    @staticmethod
-    def _joined(forms: list[Form]) -> Form:
-        parts = zip(*((f.coefficients, f.constant, f.error) for f in forms), strict=True)
+            every = [neuron for _, neuron in members]
+            for at in range(0, len(every), together):
+                some = every[at : at + together]
+                unit = np.zeros((len(some), node.size))
+                unit[np.arange(len(some)), some] = 1
+                found.append(self.relaxation.forms({node.source: unit}, lines))
+        parts = zip(*((f.coefficients, f.constant, f.error) for f in found), strict=True)
         return Form(*(np.concatenate(part) for part in parts))
 
-    def least(self, leaves: Leaves) -> Least:
-        """The least values of Σ μ·row at leaves, in float64.
+    def multipliers(self, leaves: Leaves) -> Number:
+        """(leaves, neurons) w, completed: where none is given and the chord is wanted, it is K·(chord − t).
+
+        K is the neuron's coefficient in the sum of the rows and of the forms of later neurons, times their w. Any w
+        is as sound as any other, so that rounding does not matter here.
+        """
+        if not self._by_chord.any() or not self.neurons:
+            return leaves.multipliers
+        count = len(self.rows.most)
+        wanted = self._by_chord & (leaves.split == 0) & ~leaves.given
+        w, slope = leaves.multipliers.copy(), (self._chord - self._slopes)[self._places]
+        concave = (self._slope > 1)[self._places]
+        k = leaves.rows @ self._between[:count]
+        activations = np.array([activation for activation, _ in self.neurons])
+        for activation in sorted(set(activations.tolist()), reverse=True):
+            mine = np.flatnonzero(activations == activation)
+            far = (k[:, mine] < 0) ^ concave[mine]
+            w[:, mine] = np.where(wanted[:, mine] & far, k[:, mine] * slope[mine], w[:, mine])
+            k = k + w[:, mine] @ self._between[count + mine]
+        return w
+
+    def least(self, leaves: Leaves, w: Number) -> Least:
+        """The least values of Σ μ·row at leaves with multipliers (leaves, neurons), in float64.
 
         All numbers that are added for a leaf are together at most ``size``.
         """
-        form, n, count = self._forms, self._inputs, len(self.rows)
-        weights = sparse.hstack([sparse.csr_array(leaves.rows), leaves.multipliers], format="csr")
-        c, constant = np.asarray(weights @ form.coefficients), weights @ form.constant
+        form, n, count = self._forms, self._inputs, len(self.rows.most)
+
+        def joined(parts: Number) -> Number:
+            return np.asarray(leaves.rows @ parts[:count] + w @ parts[count:])
+
+        c, constant = joined(form.coefficients), joined(form.constant)
+        # Its size does not tell whether a coefficient has overflowed: the variable may be small.
+        c = np.where(np.isfinite(c).all(1, keepdims=True), c, np.nan)
         x = c[:, :n]
         value = constant + np.where(x > 0, x * self.relaxation.lower, x * self.relaxation.upper).sum(1)
-        value = value + self._phases(c[:, n:], leaves.split, leaves.multipliers.toarray(), FLOAT).sum(1)
-        absolute = abs(weights)
-        size, error = absolute @ self._sizes, absolute @ form.error
+        value = value + self._phases(c[:, n:], leaves.split, w, FLOAT).sum(1)
+        mu, absolute = leaves.rows, np.abs(w)
+        size = mu @ self._sizes[:count] + absolute @ self._sizes[count:]
+        error = mu @ form.error[:count] + absolute @ form.error[count:]
         terms = c.shape[1] + len(self.neurons) + count + 16
-        return Least(value, OWN * (error + 2 * gamma(terms) * size + TINY * self._spread * (1 + absolute.sum(1))))
+        weight = 1 + mu.sum(1) + absolute.sum(1)
+        return Least(value, OWN * (error + 2 * gamma(terms) * size + TINY * self._spread * weight))
 
     def _phases(self, k: Number, split: Number, w: Number, ring: Float) -> Number:
         """(leaves, open) the least values of K·q(z) − w·z over what is left of each neuron."""
@@ -179,28 +232,25 @@ class Tree:
     def exactly(self, split: Number, w: Number, mu: Number) -> Least:
         """The least value at one leaf in exact arithmetic: one walk through the network; the arguments are (…,)."""
         relaxation, ring = self.relaxation, EXACT
-        nodes, output = relaxation.graph.nodes, relaxation.graph.output
-        objective = ring.of(mu)[None] @ ring.of(self._matrix[0])
-        rows = {output: objective}
+        nodes = relaxation.graph.nodes
+        rows = {self.rows.node: ring.of(mu)[None] @ ring.of(self.rows.matrix)}
         for (activation, neuron), weight in zip(self.neurons, w.tolist(), strict=True):
             if weight:
                 node = nodes[activation]
                 assert isinstance(node, Activation)
                 row = rows.setdefault(node.source, ring.of(np.zeros((1, node.size))))
                 row[0, neuron] += Fraction(weight)
-        form = relaxation.forms(rows, fixed(self._slopes), ring)
+        form = relaxation.forms(rows, Fixed(self._slopes), ring)
         x = form.coefficients[:, : self._inputs]
-        value = form.constant - ring.of(mu) @ self._matrix[1]
+        value = form.constant - ring.of(mu) @ ring.of(self.rows.most)
         value = value + np.where(x > 0, x * ring.of(relaxation.lower), x * ring.of(relaxation.upper)).sum(1)
         k = form.coefficients[:, self._inputs :]
         value = value + self._phases(k, split[None], ring.of(w)[None], ring).sum(1)
         return Least(value, form.error)
 
 
-def integral(rows: list[Row], outputs: int) -> tuple[Number, Number]:
-    """(rows, outputs) the rows times the least number that makes their coefficients integers; (rows,) the right sides.
-
-    The right sides are ``Fraction``.
+def integral(rows: list[Row], node: int, outputs: int) -> Rows:
+    """Rows of a property on the output, a node, times the least numbers that make their coefficients integers.
 
     Raises:
         BadInput: if there are no such integers below 2⁵³.
@@ -213,4 +263,6 @@ def integral(rows: list[Row], outputs: int) -> tuple[Number, Number]:
                 raise BadInput("a coefficient of a condition has too many digits, or is of no output")
             matrix[at, output] = int(coefficient * scale)
         most[at] = row.most * scale
-    return matrix, most
+        if abs(most[at]) > 1 << 900:
+            raise BadInput("a number of a condition is too large")
+    return Rows(node, matrix, most)

@@ -3,20 +3,21 @@
 Of a neuron with the pre-activation z between l < 0 and u > 0 and the slope s below zero, the value is r = t·z + q for
 any slope t, and q, which is a function of z, is (1 − t)·z where z ≥ 0 and (s − t)·z where z ≤ 0: it lies between the
 least and the largest of 0, (1 − t)·u and (s − t)·l. Putting t·z + q in the place of r, node by node from the last to
-the first, makes of any sum of values an affine form of the input x and of the q.
+the first, makes of any sum of values an affine form of the input x and of the q. Of a neuron whose activation is a
+curve f, q = f(z) − t·z, and ``curves`` tells between which numbers it lies.
 
 In float64 a form comes with an ``error``: how far it is from what it stands for, at most, at any point of the box.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
-from verifiable_relu.check.arithmetic import FLOAT, OWN, TINY, UNIT, Float, Number, gamma
-from verifiable_relu.check.graph import Activation, Affine, Graph, Node
+from verifiable_relu.check.arithmetic import FLOAT, OWN, TINY, UNIT, Exact, Float, Number, gamma
+from verifiable_relu.check.errors import Refused
+from verifiable_relu.check.graph import Activation, Affine, Graph, Node, Smooth
 
 WORKING = 1 << 22
 """Most coefficients of one node that are pulled back at once."""
@@ -31,18 +32,36 @@ class Form:
     error: Number
 
 
-class Neurons:
+class Open:
+    """The neurons of one activation that are open, among those of all activations.
+
+    Attributes:
+        open: (open,) by number.
+        first: where they begin among those of all activations.
+        given: where their slopes begin among those of all activations.
+    """
+
+    open: Number
+    first: int = 0
+    given: int = 0
+
+    @property
+    def part(self) -> slice:
+        """Of the open neurons among those of all activations."""
+        return slice(self.first, self.first + len(self.open))
+
+
+class Neurons(Open):
     """The claimed bounds of one activation's pre-activations, and what follows from them.
 
     Attributes:
         lower, upper: (size,).
-        open: the neurons, by number, that the bounds leave between two phases.
+        open: the neurons that the bounds leave between two phases.
         passing: (size,) the slope of the others.
-        first: where the open ones begin among those of all activations.
     """
 
-    def __init__(self, node: Activation, lower: Number, upper: Number, first: int) -> None:
-        self.lower, self.upper, self.first = lower, upper, first
+    def __init__(self, node: Activation, lower: Number, upper: Number) -> None:
+        self.lower, self.upper = lower, upper
         self.passing = np.where(lower >= 0, 1.0, node.slope)
         self.open = np.flatnonzero((lower < 0) & (upper > 0))
         self.slope = node.slope[self.open]
@@ -54,13 +73,89 @@ class Neurons:
         )
 
     @property
-    def part(self) -> slice:
-        """Of the open neurons among those of all activations."""
-        return slice(self.first, self.first + len(self.open))
+    def count(self) -> int:
+        """How many slopes there are."""
+        return len(self.open)
+
+    def slopes(self, vector: Number) -> Number:
+        """Those of these neurons among the slopes of all activations."""
+        return vector[..., self.given : self.given + len(self.open)]
 
 
-Slopes = Callable[[Neurons, Number, Float], Number]
-"""The slopes t of an activation's open neurons, given their coefficients (rows, open); broadcastable to these."""
+class CurvedNeurons(Open):
+    """The claimed bounds of the inputs of curves; all of these neurons are open.
+
+    Their slopes are those for coefficients of at least zero, and behind them those for coefficients below zero.
+
+    Attributes:
+        lower, upper: (size,).
+        curve: what their values are.
+    """
+
+    def __init__(self, node: Smooth, lower: Number, upper: Number) -> None:
+        self.lower, self.upper, self.curve = lower, upper, node.curve
+        self.open, self.passing = np.arange(node.size), np.zeros(node.size)
+
+    @property
+    def count(self) -> int:
+        """How many slopes there are."""
+        return 2 * len(self.open)
+
+    def pair(self, vector: Number) -> tuple[Number, Number]:
+        """The slopes for coefficients of at least zero, and for others."""
+        middle = self.given + len(self.open)
+        return vector[..., self.given : middle], vector[..., middle : middle + len(self.open)]
+
+
+@dataclass(frozen=True, eq=False)
+class Fixed:
+    """The same slopes for all rows.
+
+    Attributes:
+        vector: a slope for each of the open neurons of all activations.
+    """
+
+    vector: Number
+
+    def slopes(self, neurons: Neurons | CurvedNeurons, a: Number, ring: Float) -> Number:
+        """The slopes t of open neurons, given their coefficients (rows, open), broadcastable to these."""
+        if isinstance(neurons, CurvedNeurons):
+            raise Refused("neurons of a curve are not split")
+        return ring.of(neurons.slopes(self.vector))
+
+
+@dataclass(frozen=True, eq=False)
+class Signed:
+    """Slopes that depend on the signs of coefficients.
+
+    Where a coefficient wants a piecewise-linear activation to be as large as it can be, the chord is taken, otherwise
+    the slope given. (The chord is above a convex activation, and below a concave one.) Curves have a slope for either.
+
+    Attributes:
+        vector: the slopes of all activations, the same or (rows, slopes) for each row.
+    """
+
+    vector: Number
+
+    def slopes(self, neurons: Neurons | CurvedNeurons, a: Number, ring: Float) -> Number:
+        """As those of ``Fixed``."""
+        if isinstance(neurons, CurvedNeurons):
+            under, over = neurons.pair(self.vector)
+            return np.where(a >= 0, ring.of(under), ring.of(over))
+        far = a * np.where(neurons.slope > 1, -1, 1) < 0
+        return np.where(far, ring.of(neurons.chord), ring.of(neurons.slopes(self.vector)))
+
+    def remainders(self, neurons: Neurons | CurvedNeurons, a: Number, ring: Float) -> tuple[Number, Number]:
+        """Numbers between which q lies: the lower one where its coefficient is above 0, the upper one elsewhere."""
+        if isinstance(neurons, CurvedNeurons):
+            (under, over), low, high = neurons.pair(self.vector), neurons.lower, neurons.upper
+            return ring.of(neurons.curve.least(low, high, under)), ring.of(neurons.curve.most(low, high, over))
+        t = self.slopes(neurons, a, ring)
+        above, below = (1 - t) * ring.of(neurons.high), (ring.of(neurons.slope) - t) * ring.of(neurons.low)
+        return np.minimum(np.minimum(above, below), 0), np.maximum(np.maximum(above, below), 0)
+
+
+Slopes = Fixed | Signed
 
 
 class Relaxation:
@@ -73,7 +168,7 @@ class Relaxation:
 
     def __init__(self, graph: Graph, lower: Number, upper: Number) -> None:
         self.graph, self.lower, self.upper = graph, lower, upper
-        self.neurons: dict[int, Neurons] = {}
+        self.neurons: dict[int, Neurons | CurvedNeurons] = {}
         self._ends: dict[int, tuple[Number, Number]] = {0: (lower, upper)}
         self._units: dict[int, tuple[Number, float]] = {}
 
@@ -86,11 +181,23 @@ class Relaxation:
         """How many open neurons there are so far."""
         return sum(len(n.open) for n in self.neurons.values())
 
+    @property
+    def slopes(self) -> int:
+        """How many slopes these have."""
+        return sum(n.count for n in self.neurons.values())
+
     def claim(self, activation: int, lower: Number, upper: Number) -> None:
-        """Go on with these bounds of the pre-activations of an activation."""
+        """Go on with these bounds of the pre-activations of an activation, be they its first ones or tighter ones."""
         node = self.graph.nodes[activation]
-        assert isinstance(node, Activation)
-        self.neurons[activation] = Neurons(node, lower, upper, self.open)
+        if isinstance(node, Smooth):
+            self.neurons[activation] = CurvedNeurons(node, lower, upper)
+        else:
+            assert isinstance(node, Activation)
+            self.neurons[activation] = Neurons(node, lower, upper)
+        first = given = 0
+        for neurons in self.neurons.values():
+            neurons.first, neurons.given = first, given
+            first, given = first + len(neurons.open), given + neurons.count
 
     def ends(self, number: int) -> tuple[Number, Number]:
         """Bounds of a node's value by interval arithmetic from the claimed bounds before it, rounded outward.
@@ -100,8 +207,13 @@ class Relaxation:
         """
         if number not in self._ends:
             node = self.graph.nodes[number]
-            if isinstance(node, Activation):
-                known = self.neurons[number]
+            known = self.neurons.get(number)
+            if isinstance(node, Smooth) and known is not None:
+                flat = np.zeros(node.size)
+                ends = (bound(known.lower, known.upper, flat) for bound in (node.curve.least, node.curve.most))
+                low, high = ends
+                self._ends[number] = low, high
+            elif isinstance(node, Activation) and known is not None:
                 below = np.where(known.lower >= 0, known.lower, node.slope * known.lower)
                 above = np.where(known.upper >= 0, known.upper, node.slope * known.upper)
                 low, high = np.minimum(below, above), np.maximum(below, above)
@@ -163,14 +275,14 @@ class Relaxation:
             number = max(pending)
             a, node = pending.pop(number), nodes[number]
             given: list[tuple[int, Number]] = []
-            if isinstance(node, Activation):
+            if isinstance(node, Activation | Smooth):
                 known = self.neurons[number]
                 passing = np.broadcast_to(ring.of(known.passing), a.shape)
                 if len(known.open):
                     mine = a[:, known.open]
                     found[:, self.inputs :][:, known.part] = mine
                     passing = passing.copy()
-                    passing[:, known.open] = slopes(known, mine, ring)
+                    passing[:, known.open] = slopes.slopes(known, mine, ring)
                 given = [(node.source, a * passing)]
             elif isinstance(node, Affine):
                 constant = constant + a @ ring.of(node.bias)
@@ -179,6 +291,9 @@ class Relaxation:
                 found[:, : self.inputs] = a
             error = error + self._lost(number, node, a, given, ring)
             for source, part in given:
+                if isinstance(ring, Exact):
+                    part, off = ring.shortened(part)
+                    error = error + off @ ring.of(self.most(source))
                 if source in pending:
                     part = pending[source] + part
                     if not ring.exact:
@@ -192,30 +307,10 @@ class Relaxation:
             if isinstance(node, Affine) and node.relative:
                 return np.asarray(np.abs(a) @ ring.of(OWN * self._unit(number, node)[0]))
             return ring.of(np.zeros(len(a)))
-        if isinstance(node, Activation):
+        if isinstance(node, Activation | Smooth):
             ((source, part),) = given
             return np.abs(part) @ (UNIT * self.most(source)) + TINY * (1 + float(self.most(source).sum()))
         if isinstance(node, Affine):
             unit, lost = self._unit(number, node)
             return np.abs(a) @ unit + lost
         return np.zeros(len(a))
-
-
-def fixed(vector: Number) -> Slopes:
-    """The same slopes, one for each of the open neurons of all activations, for all rows."""
-    return lambda neurons, a, ring: ring.of(vector[neurons.part])
-
-
-def signed(vector: Number) -> Slopes:
-    """Where a coefficient wants the activation to be as large as it can be, its chord, otherwise the slope given.
-
-    Args:
-        vector: a slope for each of the open neurons of all activations, the same or (rows, open) for each row.
-    """
-
-    def choose(neurons: Neurons, a: Number, ring: Float) -> Number:
-        # The chord is above a convex activation, and below a concave one.
-        far = a * np.where(neurons.slope > 1, -1, 1) < 0
-        return np.where(far, ring.of(neurons.chord), ring.of(vector[..., neurons.part]))
-
-    return choose

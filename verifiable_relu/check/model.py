@@ -11,11 +11,17 @@ from onnx.reference import ReferenceEvaluator
 
 from verifiable_relu.check.arithmetic import Number
 from verifiable_relu.check.errors import BadInput
-from verifiable_relu.check.graph import Graph, Source
-from verifiable_relu.check.operators import LARGEST, OPERATORS, Builder, Call, Tensor, Value
+from verifiable_relu.check.graph import Graph, Source, joined
+from verifiable_relu.check.operators import LARGEST, OPERATORS, Builder, Call, Gate, Tensor, Value
 
 MOVES = {"Cast", "Concat", "Gather", "Identity", "Reshape", "Shape", "Slice", "Squeeze", "Transpose", "Unsqueeze"}
 """Operators that are evaluated where all their inputs are constants: they move numbers and round none."""
+
+OPSETS, FORMS = range(7, 24), range(3, 14)
+"""The versions of the standard's operators, and of the files' form, that are known."""
+
+FLOATS = {onnx.TensorProto.FLOAT16, onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE}
+"""The types of inputs and outputs."""
 
 
 def read_model(data: bytes) -> Graph:
@@ -26,10 +32,16 @@ def read_model(data: bytes) -> Graph:
     """
     try:
         model = onnx.load_from_string(data)
-        onnx.checker.check_model(model)
-    except Exception as error:
-        raise BadInput(f"no ONNX model: {' '.join(str(error).split())[:200]}") from error
-    return _Reader(model).graph()
+        tensors = [*model.graph.initializer, *(a.t for node in model.graph.node for a in node.attribute)]
+        if any(t.external_data or t.data_location == onnx.TensorProto.EXTERNAL for t in tensors):
+            raise BadInput("weights are in another file, which no digest speaks of")
+        onnx.checker.check_model(data, full_check=True)
+        return _Reader(model).graph()
+    except BadInput:
+        raise
+    except Exception as error:  # onnx and numpy raise exceptions of many kinds for what is malformed
+        said = " ".join(str(error).split())[:200]
+        raise BadInput(f"no ONNX model that is known: {type(error).__name__}: {said}") from error
 
 
 class _Reader:
@@ -39,21 +51,25 @@ class _Reader:
         self.model = model
         self.build = Builder()
         self.tensors: dict[str, Value | None] = {"": None}
-        self.opset = max((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), default=0)
+        versions = [entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")]
+        self.opset = versions[0] if len(versions) == 1 else 0
 
     def graph(self) -> Graph:
         graph = self.model.graph
-        if graph.sparse_initializer or self.model.functions or self.opset < 7:
-            raise BadInput("sparse weights, functions of its own, and operator sets before 7 are not known")
+        if self.opset not in OPSETS or self.model.ir_version not in FORMS:
+            raise BadInput("its operator set, or the version of its form, is not known")
+        if graph.sparse_initializer or self.model.functions:
+            raise BadInput("sparse weights and functions of its own are not known")
         for initializer in graph.initializer:
-            self._name(initializer.name, _array(initializer))
+            self._name(initializer.name, np.array(numpy_helper.to_array(initializer)))
         inputs = [i for i in graph.input if i.name not in self.tensors]
         if len(inputs) != 1 or len(graph.output) != 1:
             raise BadInput("a network with one input and one output is expected")
-        dims = [d.dim_value for d in inputs[0].type.tensor_type.shape.dim]
-        if dims and dims[0] <= 0:
-            dims[0] = 1
-        if not dims or min(dims) <= 0 or np.prod(dims, dtype=float) > LARGEST:
+        if not {end.type.tensor_type.elem_type for end in (*inputs, *graph.output)} <= FLOATS:
+            raise BadInput("an input and an output of floating-point numbers are expected")
+        axes = inputs[0].type.tensor_type.shape.dim
+        dims = [axis.dim_value if axis.HasField("dim_value") else int(not at) for at, axis in enumerate(axes)]
+        if min(dims, default=0) <= 0 or np.prod(dims, dtype=float) > LARGEST:
             raise BadInput("the shape of the input is not known")
         size = int(np.prod(dims))
         self.build.nodes.append(Source(size))
@@ -62,19 +78,20 @@ class _Reader:
             place = f"node '{node.name or ' '.join(node.output)}' ({node.op_type})"
             try:
                 found = self._value(node)
-                if np.size(found.index if isinstance(found, Tensor) else found) == 0:
+                if np.size(found.index if isinstance(found, Tensor | Gate) else found) == 0:
                     raise BadInput("it is empty")
                 if isinstance(found, np.ndarray) and not np.isfinite(found).all():
                     raise BadInput("it is not finite")
                 self._name(node.output[0], found)
             except BadInput as error:
                 raise BadInput(f"{place}: {error}") from error
-            except (ArithmeticError, AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+            except Exception as error:
                 raise BadInput(f"{place}: {type(error).__name__}: {error}") from error
         output = self.tensors.get(graph.output[0].name)
         if not isinstance(output, Tensor):
             raise BadInput("the output does not depend on the input")
-        return Graph(self.build.nodes, self.build.settled(output))
+        last = self.build.settled(output)
+        return joined(self.build.nodes, last)
 
     def _name(self, name: str, value: Value) -> None:
         if name in self.tensors:
@@ -89,14 +106,16 @@ class _Reader:
         if node.op_type == "Constant":
             if not isinstance(attributes.get("value"), onnx.TensorProto):
                 raise BadInput("a constant is expected to be a tensor")
-            return _array(attributes["value"])
+            return np.array(numpy_helper.to_array(attributes["value"]))
         if node.op_type == "Shape" and isinstance(inputs[0], Tensor):
             return np.array(inputs[0].shape, np.int64)[attributes.get("start", 0) : attributes.get("end")]
-        if not any(isinstance(value, Tensor) for value in inputs):
+        if not any(isinstance(value, Tensor | Gate) for value in inputs):
             return self._constant(node, [value for value in inputs if isinstance(value, np.ndarray)])
         operator = OPERATORS.get(node.op_type)
         if operator is None:
             raise BadInput("the operator is not known")
+        if len(node.output) > 1 and node.op_type != "Dropout":
+            raise BadInput("only its first output is known")
         return operator(Call(self.build, node.output[0], inputs, attributes, self.opset))
 
     def _constant(self, node: onnx.NodeProto, inputs: list[Number]) -> Number:
@@ -108,9 +127,3 @@ class _Reader:
         if node.op_type == "Cast" and not (inputs[0].astype(np.float64) == found.astype(np.float64)).all():
             raise BadInput("the cast changes numbers")
         return found
-
-
-def _array(tensor: onnx.TensorProto) -> Number:
-    if tensor.data_location == onnx.TensorProto.EXTERNAL:
-        raise BadInput(f"the weights '{tensor.name}' are in another file")
-    return np.array(numpy_helper.to_array(tensor))

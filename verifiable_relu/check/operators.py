@@ -7,16 +7,18 @@ Flatten, …) moves places, and what computes makes a node. Nothing is merged an
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from scipy import sparse
 
-from verifiable_relu.check.arithmetic import Matrix, Number
+from verifiable_relu.check import curves
+from verifiable_relu.check.arithmetic import UNIT, Matrix, Number
 from verifiable_relu.check.errors import BadInput
-from verifiable_relu.check.graph import Activation, Affine, pick
+from verifiable_relu.check.graph import Activation, Affine, Smooth, pick
 
 LARGEST = 1 << 27
 """Most entries of a matrix that are kept."""
@@ -34,7 +36,35 @@ class Tensor:
         return self.index.shape
 
 
-Value = Tensor | Number
+@dataclass
+class Gate:
+    """scale·erf(x) + offset, entry by entry: what GELU multiplies with a multiple of x.
+
+    Attributes:
+        x: erf's argument.
+        name: of erf's value.
+    """
+
+    x: Tensor
+    name: str
+    scale: Fraction = Fraction(1)
+    offset: Fraction = Fraction(0)
+
+    @property
+    def index(self) -> Number:
+        return self.x.index
+
+
+Value = Tensor | Gate | Number
+
+
+@dataclass
+class Multiple:
+    """A tensor as factor·x; ``relative`` bounds the relative error of the factor."""
+
+    x: Tensor
+    factor: float = 1.0
+    relative: float = 0.0
 
 
 class Builder:
@@ -42,6 +72,18 @@ class Builder:
 
     def __init__(self) -> None:
         self.nodes: list[Any] = []
+        self.multiples: dict[int, Multiple] = {}
+
+    def traced(self, tensor: Tensor) -> list[Multiple]:
+        """The tensor as a multiple of itself, and of each tensor before it that it is a multiple of."""
+        found = [Multiple(tensor)]
+        while (step := self.multiples.get(found[-1].x.node)) is not None:
+            last = found[-1]
+            factor = last.factor * step.factor
+            exact = Fraction(factor) == Fraction(last.factor) * Fraction(step.factor)
+            relative = last.relative + step.relative + (0.0 if exact else UNIT)
+            found.append(Multiple(Tensor(step.x.node, step.x.index.ravel()[last.x.index]), factor, relative))
+        return found
 
     def settled(self, tensor: Tensor) -> int:
         """The number of a node whose value is the tensor, flat."""
@@ -80,6 +122,10 @@ class Call:
             raise BadInput(f"input {at} is expected to be a constant of floating-point numbers")
         return value.astype(np.float64)
 
+    def curve(self, x: Tensor, name: str, kind: str, curve: curves.Curve) -> Tensor:
+        """A curve of every entry of a tensor."""
+        return self.build.computed(Smooth(self.build.settled(x), x.index.size, name, kind, curve), x.shape)
+
     def given(self, at: int) -> bool:
         return len(self.inputs) > at and self.inputs[at] is not None
 
@@ -87,9 +133,9 @@ class Call:
         """Integers that are an attribute in some operator sets and an input in others."""
         if self.given(at):
             value = self.inputs[at]
-            if not isinstance(value, np.ndarray) or value.dtype.kind != "i":
-                raise BadInput(f"input {at} is expected to be constant integers")
-            return [int(v) for v in value.ravel()]
+            if not isinstance(value, np.ndarray) or value.dtype.kind != "i" or value.ndim != 1:
+                raise BadInput(f"input {at} is expected to be a list of constant integers")
+            return [int(v) for v in value]
         return self.attributes.get(name)
 
     def affine(self, source: Tensor, matrix: Matrix, bias: Number, shape: tuple[int, ...], rel: float = 0.0) -> Tensor:
@@ -103,20 +149,40 @@ class Call:
             raise BadInput("rounded weights are too small")
         return self.build.computed(node, shape)
 
+    def gate(self) -> tuple[Gate, Fraction] | None:
+        """A gate and a constant, if these are the inputs."""
+        for one, other in (self.inputs, self.inputs[::-1]):
+            if isinstance(one, Gate) and isinstance(other, np.ndarray) and other.size == 1 and np.isfinite(other).all():
+                return one, Fraction(float(other.astype(np.float64).item()))
+        return None
+
     def scaled(self, factor: Number, bias: Number, rel: float = 0.0) -> Tensor:
         """factor·x + bias, entry by entry, of the one computed input."""
         x = next(value for value in self.inputs if isinstance(value, Tensor))
-        shape = np.broadcast_shapes(x.shape, factor.shape, bias.shape)
+        shape = spread(x.shape, factor.shape, bias.shape)
         source = Tensor(x.node, np.broadcast_to(x.index, shape))
         diagonal = np.broadcast_to(factor, shape).ravel()
         matrix = sparse.dia_array((diagonal[None], [0]), shape=(len(diagonal), len(diagonal))).tocsr()
-        return self.affine(source, matrix, np.broadcast_to(bias, shape).ravel(), shape, rel)
+        made = self.affine(source, matrix, np.broadcast_to(bias, shape).ravel(), shape, rel)
+        if factor.size == 1 and not bias.any():
+            self.build.multiples[made.node] = Multiple(source, float(factor.item()), rel)
+        return made
+
+
+def spread(*shapes: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape that shapes are broadcast to."""
+    found = np.broadcast_shapes(*shapes)
+    if np.prod(found, dtype=float) > LARGEST:
+        raise BadInput("it is too large for this checker")
+    return found
 
 
 def _sum(call: Call, sign: int) -> Value:
+    if (parts := call.gate()) is not None and sign > 0:
+        return replace(parts[0], offset=parts[0].offset + parts[1])
     if all(isinstance(value, Tensor) for value in call.inputs):
         first, second = call.tensor(0), call.tensor(1)
-        shape = np.broadcast_shapes(first.shape, second.shape)
+        shape = spread(first.shape, second.shape)
         terms: dict[int, Matrix] = {}
         for factor, x in ((1, first), (sign, second)):
             matrix = factor * pick(np.broadcast_to(x.index, shape).ravel(), call.build.nodes[x.node].size)
@@ -128,7 +194,46 @@ def _sum(call: Call, sign: int) -> Value:
 
 
 def _product(call: Call) -> Value:
+    if any(isinstance(value, Gate) for value in call.inputs):
+        if (parts := call.gate()) is None:
+            return _gated(call)
+        return replace(parts[0], scale=parts[0].scale * parts[1], offset=parts[0].offset * parts[1])
     return call.scaled(call.numbers(1 if isinstance(call.inputs[0], Tensor) else 0), np.zeros(()))
+
+
+def _gated(call: Call) -> Value:
+    """d·x times scale·(1 + erf(k·x)): 2·scale·d times x·(1 + erf(k·x))/2."""
+    gate, x = sorted(call.inputs, key=lambda value: isinstance(value, Tensor))
+    if not isinstance(gate, Gate) or not isinstance(x, Tensor):
+        raise BadInput("a product that is not known")
+    inside = call.build.traced(gate.x)
+    for outer in reversed(call.build.traced(x)):
+        for inner in inside:
+            if outer.x.node == inner.x.node and np.array_equal(outer.x.index, inner.x.index):
+                if gate.offset != gate.scale:
+                    break
+                return _gelu(call, gate.name, inner, 2 * gate.scale * Fraction(outer.factor), outer.relative)
+    raise BadInput("a product that is not known")
+
+
+def _gelu(call: Call, name: str, argument: Multiple, factor: Fraction, relative: float) -> Value:
+    """factor·x·(1 + erf(k·x))/2, where k·x is the argument."""
+    if not 2.0**-40 <= argument.factor <= 2.0**40 or argument.relative > 4 * UNIT:
+        raise BadInput("the scale of a GELU is not known well enough")
+    made = call.curve(argument.x, name, "Gelu", curves.same(curves.gelu(argument.factor)))
+    call.inputs = [made]
+    if Fraction(float(factor)) != factor:
+        relative += UNIT
+    return made if factor == 1 and not relative else call.scaled(np.array(float(factor)), np.zeros(()), relative)
+
+
+def _gelu_operator(call: Call) -> Value:
+    if call.attributes.get("approximate", b"none") != b"none":
+        raise BadInput("an approximation of GELU is not known")
+    x = call.build.traced(call.tensor())[-1]
+    # The argument of erf is the operator's over the square root of 2.
+    argument = replace(x, factor=x.factor * 0.7071067811865476, relative=x.relative + 2 * UNIT)
+    return _gelu(call, call.name, argument, Fraction(x.factor), x.relative)
 
 
 def _quotient(call: Call) -> Value:
@@ -141,6 +246,8 @@ def _quotient(call: Call) -> Value:
 
 def _gemm(call: Call) -> Value:
     x, weight = call.tensor(), call.numbers(1)
+    if len(x.shape) != 2:
+        raise BadInput("a matrix is expected")
     index = x.index.T if call.attributes.get("transA", 0) else x.index
     weight = weight if call.attributes.get("transB", 0) else weight.T
     bias = call.numbers(2) if call.given(2) else np.zeros(())
@@ -155,6 +262,8 @@ def _multiplied(call: Call, x: Tensor, weight: Number, bias: Number) -> Tensor:
     *leading, inputs = x.shape
     if weight.ndim != 2 or weight.shape[1] != inputs:
         raise BadInput("its inputs do not fit together")
+    if weight.size * np.prod(leading, dtype=float) > LARGEST:
+        raise BadInput("it is too large for this checker")
     shape, lead = (*leading, len(weight)), int(np.prod(leading))
     matrix = weight if lead == 1 else sparse.kron(sparse.eye_array(lead), sparse.csr_array(weight), format="csr")
     return call.affine(x, matrix, np.broadcast_to(bias, shape).ravel(), shape)
@@ -183,10 +292,15 @@ def _windows(call: Call, x: Tensor, kernel: list[int]) -> Number:
         whole = [max((-(-n // s) - 1) * s + r - n, 0) for n, s, r in zip(x.shape[2:], stride, reach, strict=True)]
         first = [w // 2 if mode == b"SAME_UPPER" else w - w // 2 for w in whole]
         pads = first + [w - f for w, f in zip(whole, first, strict=True)]
+        if max(dilation) > 1:
+            raise BadInput("padding to the same size of a dilated window is not known")
     elif mode not in (b"NOTSET", b"VALID") or (mode == b"VALID" and any(pads)):
         raise BadInput("the padding is not known")
-    if len(pads) != 2 * rank or min(pads) < 0 or min(stride) < 1 or min(dilation) < 1:
+    sizes = [len(pads), len(stride), len(dilation)]
+    if sizes != [2 * rank, rank, rank] or min(pads) < 0 or min(stride + dilation) < 1:
         raise BadInput("the window is malformed")
+    if np.prod([n + sum(pads[i::rank]) for i, n in enumerate(x.shape[2:])], dtype=float) * x.shape[1] > LARGEST:
+        raise BadInput("it is too large for this checker")
     widths = [(0, 0), *zip(pads[:rank], pads[rank:], strict=True)]
     padded = np.pad(x.index[0], widths, constant_values=-1)
     view = sliding_window_view(padded, reach, axis=tuple(range(1, rank + 1)))
@@ -225,17 +339,14 @@ def _normalisation(call: Call) -> Value:
         raise BadInput("batch normalisation in training is not known")
     scale, bias, mean, variance = (call.numbers(i).reshape(-1, *[1] * (len(x.shape) - 2)) for i in range(1, 5))
     variance = variance + np.float64(np.float32(call.attributes.get("epsilon", 1e-5)))
-    if not (variance > 0).all():
+    if len(x.shape) < 2 or any(len(part) != x.shape[1] for part in (scale, bias, mean, variance)):
+        raise BadInput("its inputs do not fit together")
+    if not ((variance > 0) & (variance < np.inf)).all():
         raise BadInput("a variance is not positive")
     factor = scale / np.sqrt(variance)
     # factor·(x − mean) + bias; the factor is the one number that is rounded.
-    call.inputs = [call.build.computed(*_shifted(call, x, -mean)), None]
+    call.inputs = [call.scaled(np.ones(()), -mean), None]
     return call.scaled(factor, bias, 2.0**-50)
-
-
-def _shifted(call: Call, x: Tensor, shift: Number) -> tuple[Affine, tuple[int, ...]]:
-    matrix = pick(x.index.ravel(), call.build.nodes[x.node].size)
-    return Affine([(x.node, matrix)], np.broadcast_to(shift, x.shape).ravel()), x.shape
 
 
 def _activation(call: Call, slope: Number) -> Value:
@@ -267,6 +378,8 @@ def _reshape(call: Call) -> Value:
 def _flatten(call: Call) -> Value:
     x, axis = call.tensor(), call.attributes.get("axis", 1)
     axis += len(x.shape) if axis < 0 else 0
+    if not 0 <= axis <= len(x.shape):
+        raise BadInput("there is no such axis")
     return _moved(call, x.index.reshape(int(np.prod(x.shape[:axis])), -1))
 
 
@@ -285,7 +398,7 @@ def _transpose(call: Call) -> Value:
 
 def _dropout(call: Call) -> Value:
     training = call.inputs[2] if call.given(2) else None
-    if training is not None and (isinstance(training, Tensor) or np.any(training)):
+    if training is not None and (not isinstance(training, np.ndarray) or training.any()):
         raise BadInput("dropout in training is not known")
     return call.tensor()
 
@@ -296,7 +409,9 @@ OPERATORS: dict[str, Callable[[Call], Value]] = {
     "Conv": _conv,
     "Div": _quotient,
     "Dropout": _dropout,
+    "Erf": lambda call: Gate(call.tensor(), call.name),
     "Flatten": _flatten,
+    "Gelu": _gelu_operator,
     "Gemm": _gemm,
     "Identity": lambda call: call.tensor(),
     "LeakyRelu": _leaky,
@@ -305,8 +420,10 @@ OPERATORS: dict[str, Callable[[Call], Value]] = {
     "PRelu": lambda call: _activation(call, call.numbers(1)),
     "Relu": lambda call: _activation(call, np.zeros(())),
     "Reshape": _reshape,
+    "Sigmoid": lambda call: call.curve(call.tensor(), call.name, "Sigmoid", curves.SIGMOID),
     "Squeeze": _squeeze,
     "Sub": lambda call: _sum(call, -1),
+    "Tanh": lambda call: call.curve(call.tensor(), call.name, "Tanh", curves.TANH),
     "Transpose": _transpose,
     "Unsqueeze": _unsqueeze,
 }

@@ -1,4 +1,4 @@
-"""Certificates of *sat*: a point of the unsafe set, evaluated exactly."""
+"""Certificates of *sat*: a point of the unsafe set, evaluated exactly, or enclosed where there is no exact value."""
 
 from __future__ import annotations
 
@@ -6,49 +6,66 @@ from fractions import Fraction
 
 import numpy as np
 
-from verifiable_relu.check.arithmetic import EXACT, Number
+from verifiable_relu.check.arithmetic import EXACT, Number, outward
 from verifiable_relu.check.conditions import Disjunct
-from verifiable_relu.check.errors import BadInput, Refused
-from verifiable_relu.check.graph import Activation, Affine, Graph
+from verifiable_relu.check.errors import Refused
+from verifiable_relu.check.graph import Activation, Affine, Graph, Smooth, Source
+from verifiable_relu.check.lines import Relaxation
 
 
-def evaluated(graph: Graph, point: list[Fraction]) -> list[Fraction]:
-    """The outputs at a point, exactly.
-
-    Raises:
-        BadInput: if some weight of the network is irrational, or stands for a number that is no binary one.
-    """
+def evaluated(graph: Graph, point: list[Fraction]) -> list[Fraction] | None:
+    """The outputs at a point, exactly; None if some number of the network is irrational, or no binary one."""
     values: list[Number] = []
     for node in graph.nodes:
         if isinstance(node, Activation):
             z = values[node.source]
             values.append(np.where(z > 0, z, z * EXACT.of(node.slope)))
-        elif isinstance(node, Affine):
-            if node.relative:
-                raise BadInput("the network has weights that are rounded, and no exact value")
+        elif isinstance(node, Affine) and not node.relative:
             value = EXACT.of(node.bias)
             for source, matrix in node.terms:
                 value = value + EXACT.times(values[source][None], matrix.T)[0]
             values.append(value)
-        else:
+        elif isinstance(node, Source):
             values.append(np.array(point, dtype=object))
+        else:
+            return None
     return list(values[graph.output])
+
+
+def enclosed(graph: Graph, point: list[Fraction]) -> list[tuple[Fraction, Fraction]]:
+    """Numbers between which the outputs at a point lie.
+
+    Raises:
+        Refused: if these are too large.
+    """
+    if (exact := evaluated(graph, point)) is not None:
+        return [(value, value) for value in exact]
+    low, high = (np.array([outward(value, side) for value in point]) for side in (-np.inf, np.inf))
+    relaxation = Relaxation(graph, low, high)
+    for number in graph.activations:
+        node = graph.nodes[number]
+        assert isinstance(node, Activation | Smooth)
+        relaxation.claim(number, *relaxation.ends(node.source))
+    ends = relaxation.ends(graph.output)
+    if not np.isfinite(ends).all():
+        raise Refused("the outputs at the point are too large")
+    return [(Fraction(a), Fraction(b)) for a, b in zip(*(side.tolist() for side in ends), strict=True)]
 
 
 def check_point(graph: Graph, disjuncts: list[Disjunct], point: list[Fraction]) -> int:
     """The number of a disjunct that the point is in.
 
     Raises:
-        Refused: if it is in none.
+        Refused: if it is in none, or that is not known.
     """
-    outputs = evaluated(graph, point)
+    outputs = enclosed(graph, point)
     for at, disjunct in enumerate(disjuncts):
         inside = all(low <= x <= high for low, x, high in zip(disjunct.lower, point, disjunct.upper, strict=True))
         ends = {False: disjunct.lower, True: disjunct.upper}
         inside = inside and all(point[i] != ends[up][i] for i, up in disjunct.open_ends)
         for row in disjunct.rows:
-            value = sum((c * outputs[i] for i, c in row.y), Fraction(0)) - row.most
+            value = sum((c * outputs[i][int(c > 0)] for i, c in row.y), Fraction(0)) - row.most
             inside = inside and (value < 0 if row.strict else value <= 0)
         if inside:
             return at
-    raise Refused("the point is in no disjunct of the property")
+    raise Refused("the point is in no disjunct of the property, or not for certain")

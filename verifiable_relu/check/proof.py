@@ -2,33 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from scipy import sparse
 
-from verifiable_relu.check.arithmetic import EXACT, FLOAT, Float, Number
-from verifiable_relu.check.conditions import Disjunct, Row, number
-from verifiable_relu.check.errors import BadInput, Refused
-from verifiable_relu.check.graph import Activation, Graph
-from verifiable_relu.check.least import Least, Leaves, Tree, integral, of_box
-from verifiable_relu.check.lines import WORKING, Relaxation, signed
-from verifiable_relu.check.records import Records, integer, integers, numbers
-
-TOGETHER = 1024
-"""Leaves that are bounded at once."""
-
-
-@dataclass
-class Counts:
-    """What has been checked."""
-
-    boxes: int = 0
-    bounds: int = 0
-    leaves: int = 0
-    exact: int = 0
+from verifiable_relu.check.arithmetic import Float, Number, outward
+from verifiable_relu.check.conditions import Disjunct, Row
+from verifiable_relu.check.errors import Refused
+from verifiable_relu.check.graph import Activation, Graph, Smooth
+from verifiable_relu.check.least import Least, of_box
+from verifiable_relu.check.lines import WORKING, Relaxation, Signed
+from verifiable_relu.check.records import Records, integer, integers, numbers, rational
+from verifiable_relu.check.trees import Counts, Trees
+from verifiable_relu.check.zonotope import Boxes
 
 
 @dataclass
@@ -95,20 +82,23 @@ class Proof:
             for term in row["y"]:
                 if not isinstance(term, list) or len(term) != 2:
                     raise Refused("a term is an output and a coefficient")
-                terms.append((integer(term[0], size, "output"), _rational(term[1])))
+                terms.append((integer(term[0], size, "output"), rational(term[1])))
             places = [output for output, _ in terms]
             if not terms or sorted(set(places)) != places or not all(coefficient for _, coefficient in terms):
                 raise Refused("outputs are in order, and their coefficients are not zero")
-            found.append(Row(tuple(terms), _rational(row["most"])))
+            found.append(Row(tuple(terms), rational(row["most"])))
         return found
 
     def _cover(self, lower: list[Any], upper: list[Any], polytopes: list[list[Row]]) -> None:
         """A box, or two that cover it, and so on."""
-        low = np.array([_outward(value, -np.inf) for value in lower])
-        high = np.array([_outward(value, np.inf) for value in upper])
-        pending = [(low, high)]
+        low = np.array([outward(value, -np.inf) for value in lower])
+        high = np.array([outward(value, np.inf) for value in upper])
+        pending, leaves = [(low, high)], Boxes(self.graph, polytopes, self.records, self.counts)
         while pending:
             low, high = pending.pop()
+            if "zonotope" in self.records.peek():
+                leaves.take(low, high)
+                continue
             if "halve" not in self.records.peek():
                 self._box(low, high, polytopes)
                 continue
@@ -120,6 +110,7 @@ class Proof:
             below, above = high.copy(), low.copy()
             below[place] = above[place] = middle
             pending += [(above, high), (low, below)]
+        leaves.prove()
 
     def _box(self, low: Number, high: Number, polytopes: list[list[Row]]) -> None:
         (count,) = self.records.take("root")
@@ -130,14 +121,17 @@ class Proof:
         slopes = np.zeros(0)
         for activation in activations:
             slopes = self._bounds(relaxation, activation, slopes)
+        trees = Trees(self.graph, self.records, self.counts)
         for rows in polytopes:
-            self._polytope(relaxation, rows)
+            while "tighter" in self.records.peek():
+                trees.tighter(relaxation)
+            trees.polytope(relaxation, rows)
         self.counts.boxes += 1
 
     def _bounds(self, relaxation: Relaxation, number_: int, slopes: Number) -> Number:
         """Check the claimed bounds of one activation; returns the shared slopes, its own among them."""
         node = self.graph.nodes[number_]
-        assert isinstance(node, Activation)
+        assert isinstance(node, Activation | Smooth)
         name, lower, upper, shared = self.records.take("activation", "lower", "upper", "slopes")
         place = self.records.place
         if name != node.name:
@@ -157,7 +151,7 @@ class Proof:
             key = (integer(neuron, node.size, "neuron"), side)
             if side not in (1, -1):
                 raise Refused("a side is 1, of a lower bound, or −1")
-            vector = numbers(mine, relaxation.open)
+            vector = numbers(mine, relaxation.slopes)
             if key in wanted:
                 wanted.discard(key)
                 own.append(((*key, low[neuron] if side > 0 else -high[neuron]), vector))
@@ -171,21 +165,25 @@ class Proof:
             self._prove(relaxation, node, rest[at : at + size], slopes, place)
         self.counts.bounds += 2 * node.size
         relaxation.claim(number_, low, high)
-        known = relaxation.neurons[number_]
-        return np.concatenate([slopes, numbers(shared, len(known.open))])
+        return np.concatenate([slopes, numbers(shared, relaxation.neurons[number_].count)])
 
     def _prove(
-        self, relaxation: Relaxation, node: Activation, claims: list[tuple[int, int, Any]], slopes: Number, place: str
+        self,
+        relaxation: Relaxation,
+        node: Activation | Smooth,
+        claims: list[tuple[int, int, Any]],
+        slopes: Number,
+        place: str,
     ) -> None:
         """Prove sign·(neuron) ≥ least for claims (neuron, sign, least)."""
         unit = np.zeros((len(claims), node.size))
         unit[np.arange(len(claims)), [j for j, _, _ in claims]] = [sign for _, sign, _ in claims]
 
         def least(chosen: Number, ring: Float) -> Least:
-            lines = signed(slopes[chosen] if slopes.ndim > 1 else slopes)
+            lines = Signed(slopes[chosen] if slopes.ndim > 1 else slopes)
             return of_box(relaxation, relaxation.forms({node.source: unit[chosen]}, lines, ring), lines, ring)
 
-        failed = self._settled(least, np.array([least_ for _, _, least_ in claims]), strictly=False)
+        failed = self.counts.settle(least, np.array([least_ for _, _, least_ in claims]), strictly=False)
         if failed is not None:
             (j, sign, claim), found = claims[failed[0]], failed[1]
             side = "lower" if sign > 0 else "upper"
@@ -193,145 +191,3 @@ class Proof:
                 f"{place}: the {side} bound {sign * claim} of neuron {j} of '{node.name}' is not proven, "
                 f"only {sign * found}"
             )
-
-    def _settled(
-        self, least: Callable[[Number, Float], Least], claim: Number, strictly: bool
-    ) -> tuple[int, float] | None:
-        """The first row whose least value is not beyond its claim, and that value; None if there is none.
-
-        Floating point decides where it can, and exact arithmetic elsewhere.
-        """
-        every = np.arange(len(claim))
-        found = least(every, FLOAT)
-        decided = found.beyond(claim)
-        for at in np.flatnonzero(decided < 1):
-            value = float(found.value[at])
-            if decided[at] == 0:
-                one = least(every[at : at + 1], EXACT)
-                proven = one.value[0] - one.slack[0]
-                self.counts.exact += 1
-                if proven > claim[at] or (proven == claim[at] and not strictly):
-                    continue
-                value = float(proven)
-            return int(at), value
-        return None
-
-    def _polytope(self, relaxation: Relaxation, rows: list[Row]) -> None:
-        if "plain" in self.records.peek():
-            plain, slopes = self.records.take("plain", "slopes")
-            self._plain(relaxation, rows, _weights(plain, len(rows)), numbers(slopes, relaxation.open))
-            return
-        slopes, named = self.records.take("tree", "neurons")
-        activations = self.graph.activations
-        neurons = []
-        for group in named if isinstance(named, list) else [None]:
-            if not isinstance(group, list) or len(group) != 2:
-                raise Refused("neurons are lists of an activation and its neurons")
-            activation = activations[integer(group[0], len(activations), "activation")]
-            size = self.graph.nodes[activation].size
-            neurons += [(activation, integer(j, size, "neuron")) for j in integers(group[1])]
-        tree = Tree(relaxation, rows, numbers(slopes, relaxation.open), neurons)
-        self._tree(tree, len(rows))
-
-    def _plain(self, relaxation: Relaxation, rows: list[Row], mu: Number, slopes: Number) -> None:
-        """A polytope that no split is needed for, with the chord wherever it is the better line."""
-        place, (matrix, most) = self.records.place, integral(rows, self.graph.nodes[self.graph.output].size)
-        objective, lines = EXACT.of(mu)[None] @ EXACT.of(matrix), signed(slopes)
-        scale = np.lcm.reduce([value.denominator for value in objective.ravel()], dtype=object)
-        whole = (objective * scale).astype(np.float64)
-        if any(int(value) != exact for value, exact in zip(whole.ravel(), (objective * scale).ravel(), strict=True)):
-            raise Refused(f"{place}: the multipliers have too many digits")
-        claim = np.array([(EXACT.of(mu) @ most) * scale], dtype=object)
-
-        def least(chosen: Number, ring: Float) -> Least:
-            return of_box(relaxation, relaxation.forms({self.graph.output: whole}, lines, ring), lines, ring)
-
-        failed = self._settled(least, claim, strictly=True)
-        if failed is not None:
-            raise Refused(f"{place}: the polytope is not excluded: its rows are proven to reach {failed[1]} only")
-        self.counts.leaves += 1
-
-    def _tree(self, tree: Tree, rows: int) -> None:
-        """A tree in preorder: a split, what is below its active side, what is below its inactive side; or a leaf."""
-        path: list[tuple[int, int]] = []
-        waiting: list[tuple[int, int, int]] = []
-        ready: list[tuple[str, list[tuple[int, int]], list[int], Number]] = []
-        count = len(tree.neurons)
-        while True:
-            if "split" in self.records.peek():
-                (split,) = self.records.take("split")
-                neuron = integer(split, count, "neuron of the tree")
-                if any(neuron == other for other, _ in path):
-                    raise Refused(f"{self.records.place}: neuron {neuron} is split twice")
-                waiting.append((len(path), neuron, -1))
-                path.append((neuron, 1))
-                continue
-            leaf, mu = self.records.take("leaf", optional=("rows",))
-            multipliers = integers(leaf)
-            if len(multipliers) % 2 == 0:
-                raise Refused(f"{self.records.place}: multipliers are an exponent and pairs")
-            numbers(multipliers[:1] + multipliers[2::2])
-            for neuron in multipliers[1::2]:
-                integer(neuron, count, "neuron of the tree")
-            if len(set(multipliers[1::2])) < len(multipliers) // 2:
-                raise Refused(f"{self.records.place}: a neuron has two multipliers")
-            weights = _weights(mu, rows) if mu is not None or rows > 1 else np.ones(1)
-            ready.append((self.records.place, list(path), multipliers, weights))
-            if len(ready) == TOGETHER or not waiting:
-                self._leaves(tree, ready)
-                ready = []
-            if not waiting:
-                return
-            depth, neuron, side = waiting.pop()
-            del path[depth:]
-            path.append((neuron, side))
-
-    def _leaves(self, tree: Tree, ready: list[tuple[str, list[tuple[int, int]], list[int], Number]]) -> None:
-        split = np.zeros((len(ready), len(tree.neurons)), np.int8)
-        starts, columns, values = [0], [], []
-        for at, (_, path, multipliers, _) in enumerate(ready):
-            for neuron, side in path:
-                split[at, neuron] = side
-            columns += multipliers[1::2]
-            values += numbers(multipliers[:1] + multipliers[2::2]).tolist()
-            starts.append(len(columns))
-        shape = (len(ready), len(tree.neurons))
-        w = sparse.csr_array((np.array(values, float), np.array(columns, np.int32), np.array(starts)), shape=shape)
-        mu = np.stack([weights for _, _, _, weights in ready])
-
-        def least(chosen: Number, ring: Float) -> Least:
-            if not ring.exact:
-                return tree.least(Leaves(split, w, mu))
-            return tree.exactly(split[chosen[0]], w[[chosen[0]]].toarray()[0], mu[chosen[0]])
-
-        failed = self._settled(least, np.zeros(len(ready)), strictly=True)
-        if failed is not None:
-            raise Refused(f"{ready[failed[0]][0]}: the leaf is not excluded: its value is {failed[1]} at least, only")
-        self.counts.leaves += len(ready)
-
-
-def _weights(value: Any, rows: int) -> Number:
-    found = numbers(value, rows)
-    if not (found >= 0).all():
-        raise Refused("a multiplier of a row is negative")
-    return found
-
-
-def _rational(value: Any) -> Any:
-    if not isinstance(value, str):
-        raise Refused("a number of a row is a string")
-    try:
-        top, _, bottom = value.partition("/")
-        return number(top) / (number(bottom) if bottom else 1)
-    except (BadInput, ZeroDivisionError) as error:
-        raise Refused(f"'{value[:40]}' is no rational number") from error
-
-
-def _outward(value: Any, towards: float) -> float:
-    """The nearest float64 number on one side of a rational one."""
-    found = float(value)
-    if not np.isfinite(found) or abs(found) > 2.0**500:
-        raise BadInput("an end of the box is beyond ±2⁵⁰⁰")
-    if (found < value) if towards > 0 else (found > value):
-        found = float(np.nextafter(found, towards))
-    return found

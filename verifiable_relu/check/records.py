@@ -7,12 +7,14 @@ import json
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from verifiable_relu.check.arithmetic import Number
+from verifiable_relu.check.conditions import number
 from verifiable_relu.check.errors import BadInput, Refused
 
 LONGEST = 1 << 28
@@ -130,3 +132,14 @@ def numbers(value: Any, size: int | None = None) -> Number:
     if mantissas and max(max(mantissas), -min(mantissas)) > 1 << 53:
         raise Refused("a mantissa is beyond ±2⁵³")
     return np.ldexp(np.array(mantissas, np.float64), exponent)
+
+
+def rational(value: Any) -> Fraction:
+    """The number that a string is, p/q or a decimal."""
+    if not isinstance(value, str):
+        raise Refused("a rational number is a string")
+    try:
+        top, _, bottom = value.partition("/")
+        return number(top) / (number(bottom) if bottom else 1)
+    except (BadInput, ZeroDivisionError) as error:
+        raise Refused(f"'{value[:40]}' is no rational number") from error

@@ -1,8 +1,33 @@
 """The hardening of a trained model: its smooth activations become ReLU by fine-tuning while λ grows."""
 
-from verifiable_relu.hardening.annealing import Annealing, soften
-from verifiable_relu.hardening.change import Change
-from verifiable_relu.hardening.loop import Hardened, Step, harden
-from verifiable_relu.nn.places import Place
+from __future__ import annotations
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from verifiable_relu.hardening.annealing import Annealing as Annealing
+    from verifiable_relu.hardening.annealing import soften as soften
+    from verifiable_relu.hardening.change import Change as Change
+    from verifiable_relu.hardening.loop import Hardened as Hardened
+    from verifiable_relu.hardening.loop import Step as Step
+    from verifiable_relu.hardening.loop import harden as harden
+    from verifiable_relu.nn.places import Place as Place
+
+_HOMES = {
+    "Annealing": "hardening.annealing",
+    "Change": "hardening.change",
+    "Hardened": "hardening.loop",
+    "Place": "nn.places",
+    "Step": "hardening.loop",
+    "harden": "hardening.loop",
+    "soften": "hardening.annealing",
+}
 __all__ = ["Annealing", "Change", "Hardened", "Place", "Step", "harden", "soften"]
+
+
+def __getattr__(name: str) -> Any:
+    # These import torch; a command's --help does without it.
+    if name in _HOMES:
+        return getattr(import_module(f"verifiable_relu.{_HOMES[name]}"), name)
+    raise AttributeError(f"module '{__name__}' has no attribute '{name}'")

@@ -29,7 +29,7 @@ def parser() -> argparse.ArgumentParser:
     about, _, more = (__doc__ or "").partition("\n")
     made = Parser(
         label="harden",
-        prog="python -m verifiable_relu.harden",
+        prog="verifiable-relu harden",
         description=about,
         epilog=more,
         formatter_class=argparse.RawDescriptionHelpFormatter,

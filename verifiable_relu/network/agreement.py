@@ -8,6 +8,7 @@ unit roundoff u, may be off by rounding. With e the bound of a node's input x, a
     ReLU, LeakyReLU of slope s          max(1, |s|)·e + 32u·|y|
     other functions of one variable     the largest slope within e of x, times e, and 32u·(|y| + min(1, |slope·x|))
     λ-GELU, sigmoid, tanh               1.13·e, e/4, e, and 32u·(|x| + e), 32u, 32u·(|x| + e)
+    x₁∘x₂ of sums of K terms            |x₁|∘e₂ + e₁∘|x₂| + e₁∘e₂ + c·(|x₁| + e₁)∘(|x₂| + e₂)
     x₁ + x₂                             e₁ + e₂ + 2u·(|x₁| + e₁ + |x₂| + e₂)
 
 This is a running error analysis (N. J. Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., SIAM 2002,
@@ -37,9 +38,11 @@ from verifiable_relu.network.nodes import (
     FUNCTIONS,
     Add,
     Affine,
+    Bilinear,
     Conv2d,
     Gelu,
     Hardened,
+    Identity,
     LeakyRelu,
     Linear,
     Node,
@@ -53,7 +56,7 @@ from verifiable_relu.network.nodes import (
     Sparse,
     Tanh,
 )
-from verifiable_relu.network.transient import Erf, Product
+from verifiable_relu.network.transient import Erf
 
 _INDEPENDENT = 16
 """Times √K: how far a sum of K terms is off where errors are independent, in units of roundoff of its terms."""
@@ -201,10 +204,11 @@ def _add(node: Add, sources: Sequence[Source], unit: float) -> Source:
     return x + y, e + f + 2 * unit * (x.abs() + e + y.abs() + f)
 
 
-def _product(node: Product, sources: Sequence[Source], unit: float) -> Source:
+def _product(node: Bilinear, sources: Sequence[Source], unit: float) -> Source:
     (x, e), (y, f) = sources
     left, right = x.abs() + e, y.abs() + f
-    return x * y, left * f + right * e + _FEW * unit * left * right
+    part = (min(node.terms, _INDEPENDENT * math.sqrt(node.terms)) + _SLACK) * unit
+    return node.forward(x, y), node.forward(left, f) + node.forward(e, right) + part * node.forward(left, right)
 
 
 def _moved(node: Node, sources: Sequence[Source], unit: float) -> Source:
@@ -257,9 +261,10 @@ STEPS: Table[Step] = Table(
         Sparse: _sparse,
         Scale: _scale,
         Add: _add,
-        Product: _product,
+        Bilinear: _product,
         Reshape: _moved,
         Permute: _moved,
+        Identity: _moved,
         Relu: _relu,
         Hardened: _relu,
         LeakyRelu: _leaky_relu,

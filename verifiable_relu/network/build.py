@@ -16,8 +16,10 @@ from verifiable_relu.network.nodes import (
     Conv2d,
     Input,
     Linear,
+    MatMul,
     Node,
     Permute,
+    Product,
     Reshape,
     Scale,
     Shape,
@@ -199,6 +201,27 @@ class Builder:
         if self.shape(x) != self.shape(y):
             raise InputError(f"adds shapes {self.shape(x)} and {self.shape(y)}")
         return self.append(Add(name=name, inputs=(x, y), shape=self.shape(x)))
+
+    def product(self, x: int, y: int, name: str) -> int:
+        """x·y, element by element.
+
+        Raises:
+            InputError: if their shapes differ.
+        """
+        if self.shape(x) != self.shape(y):
+            raise InputError(f"multiplies shapes {self.shape(x)} and {self.shape(y)}")
+        return self.append(Product(name=name, inputs=(x, y), shape=self.shape(x)))
+
+    def matmul(self, x: int, y: int, name: str) -> int:
+        """The products of the matrices (…, n, k) of x and (…, k, m) of y.
+
+        Raises:
+            InputError: if the shapes do not fit; leading axes must be the same.
+        """
+        left, right = self.shape(x), self.shape(y)
+        if min(len(left), len(right)) < 2 or left[:-2] != right[:-2] or left[-1] != right[-2]:
+            raise InputError(f"multiplies matrices of shapes {left} and {right}")
+        return self.append(MatMul(name=name, inputs=(x, y), shape=(*left[:-1], right[-1]), inner=left[-1]))
 
     def reshape(self, x: int, shape: Shape, name: str) -> int:
         """The same numbers under another shape; x itself if it has that shape.

@@ -12,7 +12,18 @@ from torch import Tensor
 from verifiable_relu.errors import InputError
 from verifiable_relu.network.dispatch import Refusal, Table
 from verifiable_relu.network.graph import Network
-from verifiable_relu.network.nodes import Activation, Gelu, Hardened, LeakyRelu, Node, Relu, Sigmoid, Smooth, Tanh
+from verifiable_relu.network.nodes import (
+    Activation,
+    Gelu,
+    Hardened,
+    Identity,
+    LeakyRelu,
+    Node,
+    Relu,
+    Sigmoid,
+    Smooth,
+    Tanh,
+)
 
 HARDNESS: Table[Callable[[Any], Tensor | None]] = Table(
     "a family of harder networks",
@@ -20,7 +31,7 @@ HARDNESS: Table[Callable[[Any], Tensor | None]] = Table(
         Relu: lambda node: None,
         Gelu: lambda node: node.lam,
         Hardened: lambda node: node.lam,
-        **dict.fromkeys((LeakyRelu, Sigmoid, Smooth, Tanh), Refusal("is neither ReLU nor λ-GELU")),
+        **dict.fromkeys((Identity, LeakyRelu, Sigmoid, Smooth, Tanh), Refusal("is neither ReLU nor λ-GELU")),
     },
     group=Activation,
 )

@@ -12,10 +12,11 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from verifiable_relu.errors import InputError
+from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.network.nodes import (
     Activation,
     Affine,
+    Bilinear,
     Input,
     Node,
     Shape,
@@ -106,15 +107,23 @@ class Network:
 
     @cached_property
     def piecewise_linear(self) -> bool:
-        """Whether every activation is piecewise linear, so that MILP and SMT are complete and evaluation exact."""
-        return all(self.nodes[i] in SLOPES for i in self.activations)
+        """Whether the network is piecewise linear, so that MILP and SMT are complete and evaluation exact."""
+        return not self.multiplies and all(self.nodes[i] in SLOPES for i in self.activations)
+
+    @cached_property
+    def multiplies(self) -> bool:
+        """Whether the network multiplies computed values with each other."""
+        return any(isinstance(node, Bilinear) for node in self.nodes)
 
     def require_piecewise_linear(self) -> None:
         """Refuse a network that is not piecewise linear.
 
         Raises:
-            UnsupportedError: naming the first activation that is not.
+            UnsupportedError: naming the first node that is not.
         """
+        for node in self.nodes:
+            if isinstance(node, Bilinear):
+                raise UnsupportedError("only piecewise-linear networks can be split into phases", place=node.place)
         for index in self.activations:
             SLOPES[self.nodes[index]]
 

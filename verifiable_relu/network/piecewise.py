@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from verifiable_relu.network.dispatch import Refusal, Table
-from verifiable_relu.network.nodes import Activation, Gelu, Hardened, LeakyRelu, Relu, Sigmoid, Smooth, Tanh
+from verifiable_relu.network.nodes import Activation, Gelu, Hardened, Identity, LeakyRelu, Relu, Sigmoid, Smooth, Tanh
 
 _NO_PHASES = Refusal("only piecewise-linear activations can be split into phases")
 
@@ -22,7 +22,7 @@ SLOPES: Table[Callable[[Any], Tensor]] = Table(
     {
         Relu: lambda node: torch.zeros(()),
         LeakyRelu: lambda node: node.slope,
-        **dict.fromkeys((Sigmoid, Tanh, Gelu, Hardened, Smooth), _NO_PHASES),
+        **dict.fromkeys((Sigmoid, Tanh, Gelu, Hardened, Identity, Smooth), _NO_PHASES),
     },
     group=Activation,
 )

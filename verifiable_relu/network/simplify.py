@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from verifiable_relu.network.dispatch import Table
-from verifiable_relu.network.nodes import Gelu, Linear, Node, Scale
+from verifiable_relu.network.nodes import Gelu, Linear, Node, Scale, Smooth
 
 Graph = tuple[list[Node], int]
 """Nodes in topological order, the input first, and the index of the output."""
@@ -25,8 +25,8 @@ Graph = tuple[list[Node], int]
 def simplify(nodes: Sequence[Node], output: int) -> Graph:
     """Merge nodes with the one before them, and leave out what the output does not need.
 
-    A product with a matrix and the bias after it become one affine map, shifts and factors one Scale, and
-    GELU(λx)/λ one λ-GELU. A Scale that changes nothing is left out.
+    A product with a matrix and the bias after it become one affine map, shifts and factors one Scale,
+    GELU(λx)/λ one λ-GELU, and the reciprocal of a root one function. A Scale that changes nothing is left out.
 
     Args:
         nodes: in topological order; the first is the input.
@@ -149,10 +149,18 @@ def _hardness(made: Sequence[Node], first: Gelu, second: Node) -> Node | None:
     return replace(first, inputs=times.inputs, lam=times.scale.reshape(()))
 
 
+def _inverse_root(made: Sequence[Node], first: Smooth, second: Node) -> Node | None:
+    """1/√x is one function of x."""
+    if isinstance(second, Smooth) and (first.function, second.function) == ("Sqrt", "Reciprocal"):
+        return replace(first, function="InverseRoot")
+    return None
+
+
 Rule = Callable[[Sequence[Node], Any, Node], Node | None]
 """Make one node of a node and the one that alone reads it, given the nodes before both; None: the rule does not fit."""
 
 RULES: Table[tuple[Rule, ...]] = Table(
-    "simplification", {Linear: (_bias,), Scale: (_shift, _factor), Gelu: (_hardness,), Node: ()}
+    "simplification",
+    {Linear: (_bias,), Scale: (_shift, _factor), Gelu: (_hardness,), Smooth: (_inverse_root,), Node: ()},
 )
 """By the kind of the first of two nodes. Kinds without a row are left as they are, which is always right."""

@@ -1,9 +1,8 @@
 """The kinds of node that the ONNX reader makes on the way, and that no network keeps.
 
-Files spell GELU as x·½·(1 + erf(k·x)), and other functions as products too: the reader makes nodes of the error
-function and of the product of two computed values, and puts functions of one variable in the place of those that spell
-them (``network.onnx.spelled``). A file of which products are left is refused, so that of all consumers only the
-comparison with the file (``network.agreement``) meets these kinds.
+Files spell GELU as x·½·(1 + erf(k·x)): the reader makes nodes of the error function, and puts functions of one
+variable in the place of those that spell them (``network.onnx.spelled``). Of all consumers only the comparison with the
+file (``network.agreement``) meets these kinds.
 """
 
 from __future__ import annotations
@@ -28,13 +27,3 @@ class Erf(Transient):
 
     def forward(self, *xs: Tensor) -> Tensor:
         return torch.erf(xs[0])
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Product(Transient):
-    """The product of two nodes of the same shape, element by element."""
-
-    op = "Mul of two computed values"
-
-    def forward(self, *xs: Tensor) -> Tensor:
-        return xs[0] * xs[1]

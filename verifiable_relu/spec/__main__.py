@@ -1,4 +1,4 @@
-"""The command ``python -m verifiable_relu.spec``, which writes L∞ robustness properties and their ``instances.csv``."""
+"""The command ``verifiable-relu spec``, which writes L∞ robustness properties and their ``instances.csv``."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from verifiable_relu.spec.balls import linf_properties
 from verifiable_relu.spec.instances import Instance, read_instances, write_instances
 from verifiable_relu.spec.specfile import SpecFile, Variable, stem
 from verifiable_relu.spec.write import write_vnnlib
+from verifiable_relu.streams import guarded
 
 if TYPE_CHECKING:
     from verifiable_relu.network.graph import Network
@@ -40,20 +41,22 @@ _LARGEST_EPS = Fraction(10**6)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns the exit status: 0, or 2 for bad input."""
-    options = _parser().parse_args(arguments)
-    try:
+    """Run the command; returns the exit status (``streams.guarded``)."""
+    options = parser().parse_args(arguments)
+
+    def work() -> int:
         written = generate(options)
-    except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    print(f"{written} properties written to {options.out}, listed in {options.out / 'instances.csv'}")
-    return 0
+        print(f"{written} properties written to {options.out}, listed in {options.out / 'instances.csv'}")
+        return 0
+
+    return guarded("spec", work)
 
 
-def _parser() -> argparse.ArgumentParser:
+def parser() -> argparse.ArgumentParser:
+    """The parser of the command line."""
     parser = Parser(
-        prog="python -m verifiable_relu.spec",
+        label="spec",
+        prog="verifiable-relu spec",
         description="Write L∞ robustness properties of a classifier around images as VNN-LIB files, "
         "clipped to the valid range [0, 1], and list them in instances.csv.",
     )

@@ -13,6 +13,7 @@ from typing import Any
 from verifiable_relu.arguments import Parser
 from verifiable_relu.data.registry import DATASETS
 from verifiable_relu.errors import InputError
+from verifiable_relu.streams import guarded
 from verifiable_relu.train.options import CHOICES, Options, flag, number, sizes
 
 HELP: dict[str, tuple[Callable[[str], Any], str]] = {
@@ -63,7 +64,7 @@ HELP: dict[str, tuple[Callable[[str], Any], str]] = {
 
 def parser() -> argparse.ArgumentParser:
     """The command line: one option for each field of ``Options``, ``--device`` and ``--out``."""
-    made = Parser(prog="python -m verifiable_relu.train", description=__doc__, allow_abbrev=False)
+    made = Parser(label="train", prog="verifiable-relu train", description=__doc__, allow_abbrev=False)
     for field in fields(Options):
         if field.name == "flip":
             made.add_argument("--flip", action="store_true", help="mirror images at random")
@@ -91,15 +92,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Train and export a network by the command line's arguments.
 
     Returns:
-        The exit status: 0 when done, 2 for bad input, 130 after Ctrl-C, after which the same command resumes.
+        The exit status (``streams.guarded``); after Ctrl-C, the same command resumes.
     """
     values = vars(parser().parse_args(arguments))
     out, device = values.pop("out"), values.pop("device")
-    try:
-        return run(Options(**values), out, device)
-    except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    return guarded("train", lambda: run(Options(**values), out, device))
 
 
 def run(options: Options, out: Path, device: str = "auto") -> int:

@@ -21,13 +21,17 @@ import onnx
 from verifiable_relu.errors import UnsupportedError
 from verifiable_relu.spec.property import Polytope
 
-VERSION = 1
+VERSION = 2
 
-_ACTIVATIONS = ("LeakyRelu", "PRelu", "Relu")
+_ACTIVATIONS = ("Erf", "Gelu", "LeakyRelu", "PRelu", "Relu", "Sigmoid", "Tanh")
+"""The operators whose outputs name activations: that of GELU in operators is its Erf."""
 
 _SAYS = {
     "unsat": "No point of the property's boxes is mapped into its unsafe set by the network's stored weights "
     "in real arithmetic.",
+    "joint": "No point of the property's boxes is mapped into its unsafe set by any network that has ReLU or λ-GELU, "
+    "λ at least its number in 'joint', in the place of each activation, and the other weights as stored, in real "
+    "arithmetic.",
     "sat": "The point is in a box of the property, and the network's stored weights map it into the unsafe set "
     "in real arithmetic.",
 }
@@ -109,30 +113,94 @@ class Tree:
     Attributes:
         slopes: (open neurons of all activations,).
         neurons: for each neuron of the tree the number of its activation, and its number there.
+        chords: the neurons of the tree that have their chord's multiplier at leaves that give them none.
         leaves: all leaves.
     """
 
     slopes: np.ndarray
     neurons: Sequence[tuple[int, int]]
+    chords: Sequence[int]
     leaves: Sequence[Leaf]
 
 
 @dataclass(frozen=True, eq=False)
+class Tighter:
+    """Tighter bounds of neurons of one activation, each with a tree of its own.
+
+    Attributes:
+        activation: its number.
+        rows: (bounds, 2) each bound's neuron and its side, +1 for a lower bound and −1 for an upper one.
+        least: (bounds,) what side·z is at least.
+        slopes: (open neurons of all activations before,).
+        neurons, chords: of all trees, as in ``Tree``.
+        trees: the leaves of each bound's tree.
+    """
+
+    activation: int
+    rows: np.ndarray
+    least: np.ndarray
+    slopes: np.ndarray
+    neurons: Sequence[tuple[int, int]]
+    chords: Sequence[int]
+    trees: Sequence[Sequence[Leaf]]
+
+
+@dataclass(frozen=True, eq=False)
+class Excluded:
+    """One polytope, and what excludes it.
+
+    Attributes:
+        rows: in the order that the proof counts them.
+        proof: with the bounds that are known by then.
+        tighter: bounds that are made known before.
+    """
+
+    rows: Polytope
+    proof: Plain | Tree
+    tighter: Sequence[Tighter] = ()
+
+
+@dataclass(frozen=True, eq=False)
 class Proof:
-    """What excludes the unsafe set of one query.
+    """What excludes the unsafe set of one query over its whole box.
 
     Attributes:
         claims: of each activation, in the order of the network.
-        polytopes: the rows of each, in the order that its proof counts them.
-        proofs: for each polytope.
+        excluded: all polytopes, in the order in which they are proven.
     """
 
     claims: Sequence[Claim]
+    excluded: Sequence[Excluded]
+
+    @property
+    def polytopes(self) -> list[Polytope]:
+        return [each.rows for each in self.excluded]
+
+
+@dataclass(frozen=True, eq=False)
+class Cover:
+    """What excludes the unsafe set of one query, box by box.
+
+    Attributes:
+        polytopes: the rows of each.
+        lower, upper: (boxes, inputs) what halving the query's box, and the halves, leaves in the end.
+        proofs: for each box what excludes the polytopes, in their order: for each of them the number of the row that
+            the box's zonotope proves, or a proof.
+    """
+
     polytopes: Sequence[Polytope]
-    proofs: Sequence[Plain | Tree]
+    lower: np.ndarray
+    upper: np.ndarray
+    proofs: Sequence[Sequence[int] | Proof]
 
 
-def write_unsat(path: Path, network: bytes, prop: bytes, proofs: Sequence[tuple[int, Proof]]) -> None:
+def write_unsat(
+    path: Path,
+    network: bytes,
+    prop: bytes,
+    proofs: Sequence[tuple[int, Proof | Cover]],
+    joint: Sequence[Fraction] = (),
+) -> None:
     """Write a certificate that no box reaches the unsafe set.
 
     Args:
@@ -141,6 +209,7 @@ def write_unsat(path: Path, network: bytes, prop: bytes, proofs: Sequence[tuple[
         prop: the bytes of the VNN-LIB file, unpacked.
         proofs: of all queries that the property makes, each with the number of its box among the property's different
             boxes, in their order.
+        joint: of a proof for all networks with λ-GELU or ReLU in the place of each activation, the least λ of each.
 
     Raises:
         UnsupportedError: if a number is out of the format's range, or the network has activations that the format
@@ -148,7 +217,7 @@ def write_unsat(path: Path, network: bytes, prop: bytes, proofs: Sequence[tuple[
     """
     names = _activations(network)
     parts = (record for box, proof in proofs if proof.polytopes for record in _part(box, names, proof))
-    _write(path, "unsat", network, prop, parts)
+    _write(path, "unsat", network, prop, parts, joint)
 
 
 def write_sat(path: Path, network: bytes, prop: bytes, point: Sequence[Fraction]) -> None:
@@ -156,11 +225,22 @@ def write_sat(path: Path, network: bytes, prop: bytes, point: Sequence[Fraction]
     _write(path, "sat", network, prop, iter([{"point": [str(value) for value in point]}]))
 
 
-def _write(path: Path, claim: str, network: bytes, prop: bytes, records: Iterator[dict[str, Any]]) -> None:
-    digests = {"network": hashlib.sha256(network).hexdigest(), "property": hashlib.sha256(prop).hexdigest()}
+def _write(
+    path: Path,
+    claim: str,
+    network: bytes,
+    prop: bytes,
+    records: Iterator[dict[str, Any]],
+    joint: Sequence[Fraction] = (),
+) -> None:
+    head: dict[str, Any] = {"certificate": VERSION, "claim": claim}
+    head |= {"network": hashlib.sha256(network).hexdigest(), "property": hashlib.sha256(prop).hexdigest()}
+    head["says"] = _SAYS["joint" if joint else claim]
+    if joint:
+        head["joint"] = [str(value) for value in joint]
     count = 1
     with gzip.open(path, "wt", compresslevel=4, encoding="ascii", newline="\n") as file:
-        file.write(json.dumps({"certificate": VERSION, "claim": claim, **digests, "says": _SAYS[claim]}) + "\n")
+        file.write(json.dumps(head) + "\n")
         for record in records:
             file.write(json.dumps(record, separators=(",", ":")) + "\n")
             count += 1
@@ -180,43 +260,97 @@ def _activations(network: bytes) -> list[str]:
     return found[::-1]
 
 
-def _part(box: int, names: list[str], proof: Proof) -> Iterator[dict[str, Any]]:
-    if len(names) != len(proof.claims):
-        raise UnsupportedError(f"the file has {len(names)} activations, the network {len(proof.claims)}")
+def _part(box: int, names: list[str], proof: Proof | Cover) -> Iterator[dict[str, Any]]:
     rows = [
         [{"y": [[i, str(c)] for i, c in row.coefficients], "most": str(row.bound)} for row in polytope]
         for polytope in proof.polytopes
     ]
     yield {"part": {"box": box, "polytopes": rows}}
+    if isinstance(proof, Proof):
+        yield from _root(names, proof)
+        return
+    for step in halvings(proof.lower, proof.upper):
+        if isinstance(step, tuple):
+            place, middle = step
+            exponent, mantissa = encoded(np.array([middle]))
+            yield {"halve": [place, mantissa, exponent]}
+            continue
+        inner = proof.proofs[step]
+        if isinstance(inner, Proof):
+            yield from _root(names, inner)
+        else:
+            yield {"zonotope": list(inner)}
+
+
+def _root(names: list[str], proof: Proof) -> Iterator[dict[str, Any]]:
+    if len(names) != len(proof.claims):
+        raise UnsupportedError(f"the file has {len(names)} activations, the network {len(proof.claims)}")
     yield {"root": len(names)}
     for name, claim in zip(names, proof.claims, strict=True):
         bounds = {"lower": encoded(claim.lower), "upper": encoded(claim.upper)}
         yield {"activation": name, **bounds, "slopes": encoded(claim.slopes)}
         for own in claim.own:
             yield {"row": [own.neuron, own.sign], "slopes": encoded(own.slopes)}
-    for each in proof.proofs:
-        if isinstance(each, Plain):
-            yield {"plain": encoded(each.rows), "slopes": encoded(each.slopes)}
+    for each in proof.excluded:
+        for tighter in each.tighter:
+            bounds = {"rows": tighter.rows.ravel().tolist(), "least": encoded(tighter.least)}
+            yield {"tighter": tighter.activation, **bounds, **_shared(tighter)}
+            for leaves in tighter.trees:
+                yield from _nodes(leaves, len(tighter.neurons))
+        if isinstance(each.proof, Plain):
+            yield {"plain": encoded(each.proof.rows), "slopes": encoded(each.proof.slopes)}
         else:
-            groups: list[tuple[int, list[int]]] = []
-            for activation, neuron in each.neurons:
-                if not groups or groups[-1][0] != activation:
-                    groups.append((activation, []))
-                groups[-1][1].append(neuron)
-            yield {"tree": encoded(each.slopes), "neurons": groups}
-            yield from _nodes(each)
+            yield _shared(each.proof)
+            yield from _nodes(each.proof.leaves, len(each.proof.neurons))
 
 
-def _nodes(tree: Tree) -> Iterator[dict[str, Any]]:
-    """The tree in preorder. Wherever all leaves of a part of it are split on one neuron, that neuron may come first."""
-    matrix = np.zeros((len(tree.leaves), len(tree.neurons)), np.int8)
-    for at, leaf in enumerate(tree.leaves):
+def _shared(tree: Tree | Tighter) -> dict[str, Any]:
+    groups: list[tuple[int, list[int]]] = []
+    for activation, neuron in tree.neurons:
+        if not groups or groups[-1][0] != activation:
+            groups.append((activation, []))
+        groups[-1][1].append(neuron)
+    return {"tree": encoded(tree.slopes), "neurons": groups, "chords": list(tree.chords)}
+
+
+def halvings(lower: np.ndarray, upper: np.ndarray) -> Iterator[tuple[int, float] | int]:
+    """How halving makes boxes (boxes, inputs) of the whole: the input and the place of each cut, or a box's number.
+
+    What is below a cut comes before what is above it. Wherever a cut goes through no box, it may come first.
+
+    Raises:
+        UnsupportedError: if halving makes no such boxes.
+    """
+    waiting = [np.arange(len(lower))]
+    while waiting:
+        members = waiting.pop()
+        if len(members) == 1:
+            yield int(members[0])
+            continue
+        for place in range(lower.shape[1]):
+            order = np.argsort(lower[members, place], kind="stable")
+            low, high = lower[members[order], place], np.maximum.accumulate(upper[members[order], place])
+            inside = (low > low[0]) & (low < high[-1])
+            cuts = np.flatnonzero(inside[1:] & (low[1:] >= high[:-1])) + 1
+            if len(cuts):
+                cut = cuts[np.abs(cuts - len(members) // 2).argmin()]
+                yield place, float(low[cut])
+                waiting += [members[order[cut:]], members[order[:cut]]]
+                break
+        else:
+            raise UnsupportedError("the boxes of a proof do not come from halving")
+
+
+def _nodes(leaves: Sequence[Leaf], neurons: int) -> Iterator[dict[str, Any]]:
+    """A tree in preorder. Wherever all leaves of a part of it are split on one neuron, that neuron may come first."""
+    matrix = np.zeros((len(leaves), neurons), np.int8)
+    for at, leaf in enumerate(leaves):
         matrix[at, leaf.splits] = leaf.sides
-    waiting = [(np.arange(len(tree.leaves)), np.ones(len(tree.neurons), bool))]
+    waiting = [(np.arange(len(leaves)), np.ones(neurons, bool))]
     while waiting:
         members, left = waiting.pop()
         if len(members) == 1 and not (matrix[members[0]] != 0)[left].any():
-            yield _leaf(tree.leaves[members[0]])
+            yield _leaf(leaves[members[0]])
             continue
         common = left & (matrix[members] != 0).all(0)
         if not len(members) or not common.any():

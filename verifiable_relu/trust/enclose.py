@@ -27,12 +27,16 @@ from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import (
     Add,
     Affine,
+    Bilinear,
     Conv2d,
     Gelu,
     Hardened,
+    Identity,
     LeakyRelu,
     Linear,
+    MatMul,
     Permute,
+    Product,
     Relu,
     Reshape,
     Scale,
@@ -104,6 +108,22 @@ def _add(node: Add, x: Enclosed, y: Enclosed) -> Enclosed:
     return Enclosed(total, (x.error + y.error + _UNIT * np.abs(total)) * _GENEROUS + _TINY)
 
 
+def _by_element(node: Product, x: Enclosed, y: Enclosed) -> Enclosed:
+    return _product(node, np.multiply, x, y)
+
+
+def _by_matrix(node: MatMul, x: Enclosed, y: Enclosed) -> Enclosed:
+    return _product(node, np.matmul, x, y)
+
+
+def _product(node: Bilinear, by: Callable[[np.ndarray, np.ndarray], np.ndarray], x: Enclosed, y: Enclosed) -> Enclosed:
+    """x∘y, for which (x̂ + d)∘(ŷ + e) − x̂∘ŷ is at most |d|∘|ŷ| + (|x̂| + |d|)∘|e|."""
+    gamma = (node.terms + 4) * _UNIT / (1 - (node.terms + 4) * _UNIT)
+    spread = by(x.error, np.abs(y.value)) + by(x.magnitude, y.error)
+    size = by(np.abs(x.value), np.abs(y.value))
+    return Enclosed(by(x.value, y.value), (spread * (1 + gamma) + gamma * size) * _GENEROUS + node.terms * _TINY)
+
+
 def _relu(node: Relu, x: Enclosed) -> Enclosed:
     return Enclosed(np.maximum(x.value, 0), x.error)
 
@@ -163,6 +183,9 @@ ENCLOSURES: Table[Callable[..., Enclosed]] = Table(
         Sparse: _weighted,
         Scale: _scale,
         Add: _add,
+        Product: _by_element,
+        MatMul: _by_matrix,
+        Identity: lambda node, x: x,
         Relu: _relu,
         LeakyRelu: _leaky_relu,
         Sigmoid: _sigmoid,

@@ -23,9 +23,11 @@ from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import (
     Activation,
     Add,
+    Bilinear,
     Conv2d,
     Gelu,
     Hardened,
+    Identity,
     LeakyRelu,
     Linear,
     Permute,
@@ -88,6 +90,9 @@ VALUES: Table[Callable[..., Dyadic]] = Table(
         Add: _add,
         Relu: _relu,
         LeakyRelu: _leaky_relu,
+        Identity: lambda node, denominator, x: x,
+        # All values are held times one denominator, of which a product would have the square.
+        Bilinear: Refusal("multiplies computed values with each other"),
         Reshape: _reshape,
         Permute: _permute,
         **dict.fromkeys((Sigmoid, Smooth, Tanh, Gelu), Refusal("has irrational values")),
@@ -144,6 +149,7 @@ MULTIPLICATIONS: Table[Callable[[Any], int]] = Table(
         Conv2d: _per_weight,
         Sparse: lambda node: int(node.weight.numel()),
         Scale: lambda node: int(node.size),
+        Bilinear: lambda node: int(node.size * node.terms),
         **dict.fromkeys((Add, Reshape, Permute, Activation), lambda node: 0),
     },
 )

@@ -64,6 +64,12 @@ def _inverse_root(low: Array) -> Array:
     return found
 
 
+def _least(low: Array, high: Array) -> Array:
+    """The least |x| for low ≤ x ≤ high."""
+    found: Array = np.where((low > 0) | (high < 0), np.minimum(np.abs(low), np.abs(high)), 0.0)
+    return found
+
+
 FUNCTIONS: dict[str, Function] = {
     "SiLU": Function(lambda x, _: x * _sigmoid(x), _at_most(1.0999)),
     "Mish": Function(lambda x, _: x * np.tanh(_softplus(x)), _at_most(1.0889)),
@@ -80,6 +86,10 @@ FUNCTIONS: dict[str, Function] = {
     "Square": Function(lambda x, _: x * x, lambda low, high, _: 2 * _largest(low, high)),
     "Cube": Function(lambda x, _: x**3, lambda low, high, _: 3 * _largest(low, high) ** 2),
     "Log": Function(lambda x, _: np.log(x), lambda low, high, _: np.where(low > 0, 1 / low, np.inf)),
+    "Reciprocal": Function(lambda x, _: 1 / x, lambda low, high, _: _least(low, high) ** -2.0),
+    "InverseRoot": Function(
+        lambda x, _: 1 / np.sqrt(x), lambda low, high, _: np.where(low > 0, 0.5 * np.maximum(low, 0) ** -1.5, np.inf)
+    ),
     "Sqrt": Function(lambda x, _: np.sqrt(x), lambda low, high, _: _inverse_root(low)),
 }
 """By name; the parameter α is that of ELU, and any number for the others."""

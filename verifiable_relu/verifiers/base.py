@@ -20,7 +20,7 @@ import torch
 from verifiable_relu.errors import CallFailed, OutOfTime, UnsupportedError
 from verifiable_relu.network.graph import Network
 from verifiable_relu.spec.property import Query
-from verifiable_relu.trust.certificate import Proof
+from verifiable_relu.trust.certificate import Cover, Proof
 from verifiable_relu.verifiers.root import NONE, Roots
 
 Witness = tuple[Fraction, ...]
@@ -97,7 +97,7 @@ class Outcome:
     detail: str = ""
     seconds: Mapping[str, float] = field(default_factory=dict)
     unstable: int | None = None
-    proof: Proof | None = field(default=None, repr=False)
+    proof: Proof | Cover | None = field(default=None, repr=False)
 
     @staticmethod
     def unknown(reason: Reason, method: str, detail: str = "", **known: object) -> Outcome:

@@ -2,39 +2,59 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import torch
 
 from verifiable_relu.bounds import Ascent, crown_relaxation, input_box
 from verifiable_relu.spec.property import Query
-from verifiable_relu.trust.certificate import Proof
+from verifiable_relu.trust.certificate import Cover, Proof
 from verifiable_relu.verifiers.bab import Bab
 from verifiable_relu.verifiers.base import Budget, Verifier
-from verifiable_relu.verifiers.recording import Recorder
+from verifiable_relu.verifiers.incomplete import Crown
+from verifiable_relu.verifiers.input_split import NARROW, InputSplit
+from verifiable_relu.verifiers.portfolio import Auto
+from verifiable_relu.verifiers.recording import CERTIFIED, Recorder
+from verifiable_relu.verifiers.split_recording import RecordedSplit
 
 
 def recording(verifier: Verifier) -> Verifier:
     """The verifier, recording its proofs if it can."""
+    if isinstance(verifier, Auto):
+        return replace(verifier, prepare=recording)
+    if isinstance(verifier, Crown):
+        return replace(verifier, record=True)
     if isinstance(verifier, Bab):
         return replace(verifier, search=replace(verifier.search, record=True))
+    if isinstance(verifier, InputSplit):
+        own = {"symbols", "cheap"}
+        names = (field.name for field in fields(InputSplit) if field.name not in own)
+        return RecordedSplit(**{name: getattr(verifier, name) for name in names})
     return verifier
 
 
-def prove(query: Query, seconds: float) -> Proof | None:
+def prove(query: Query, seconds: float) -> Proof | Cover | None:
     """A recorded proof that a query is unsat: by CROWN and α-CROWN, else by branch and bound for so many seconds.
 
-    None if there is none in this time, or the network is not piecewise linear.
+    Branch and bound over phases has half of the time, and that over few inputs the rest; of networks with curves there
+    are no proofs by it. None if there is no proof in this time, or the network has activations that certificates do
+    not know.
     """
     network = query.network
-    if not network.piecewise_linear:
+    if not all(isinstance(network.nodes[index], CERTIFIED) for index in network.activations):
         return None
-    recorder = Recorder()
+    recorder = Recorder(not network.piecewise_linear)
     with torch.no_grad():
         box = input_box([query.property], network)
         relaxation = crown_relaxation(network.to(torch.float64), box, coarse=recorder.coarse)
         found = recorder.proof(relaxation, 0, query.property, {}, Ascent())
-    if found is not None:
+    if found is not None or not network.piecewise_linear:
         return found
-    (outcome,) = recording(Bab()).verify([query], Budget.each(seconds, 1))
-    return outcome.proof
+    budget = Budget.each(seconds, 1)
+    narrow = int((box.lower < box.upper).sum()) <= NARROW
+    methods: list[tuple[Verifier, float]] = [(Bab(), 0.5), (InputSplit(), 1.0)] if narrow else [(Bab(), 1.0)]
+    for method, share in methods:
+        (outcome,) = recording(method).verify([query], budget.subset([0], share))
+        if outcome.proof is not None:
+            return outcome.proof
+    return None

@@ -28,12 +28,13 @@ from torch import Tensor
 from verifiable_relu.bounds import Bounds
 from verifiable_relu.dyadic import Dyadic
 from verifiable_relu.errors import UnsupportedError
-from verifiable_relu.network.dispatch import Table
+from verifiable_relu.network.dispatch import Refusal, Table
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import (
     Activation,
     Add,
     Affine,
+    Bilinear,
     Conv2d,
     Input,
     Linear,
@@ -318,6 +319,7 @@ STEPS: Table[Callable[[_Walk, int, Any, Dyadic], None]] = Table(
         Input: _input,
         Activation: _activation,
         Add: _unchanged,
+        Bilinear: Refusal("only piecewise-linear networks can be split into phases"),
         Reshape: _unchanged,
         Permute: _permute,
         Scale: _scale,

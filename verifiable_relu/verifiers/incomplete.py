@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import torch
@@ -14,6 +14,7 @@ from verifiable_relu.bounds.rounding import covers, keeps_activations
 from verifiable_relu.network.graph import Network
 from verifiable_relu.spec.property import Query
 from verifiable_relu.spec.row_batch import RowBatch
+from verifiable_relu.trust.certificate import Proof
 from verifiable_relu.verifiers.base import (
     SILENT,
     Budget,
@@ -27,6 +28,7 @@ from verifiable_relu.verifiers.base import (
     fault,
     in_batches,
 )
+from verifiable_relu.verifiers.recording import Recorder
 from verifiable_relu.verifiers.root import NONE, Known, Roots, relaxation
 
 _BATCH = 256
@@ -42,11 +44,13 @@ class _Bounding:
         memory: a limit in bytes on what a batch may hold.
         dtype: of coefficients, ``float64`` or ``float32``, which takes half the memory; rounding is accounted for in
             both. (On other devices than a CPU, of all numbers, and in float32 rounding makes bounds much wider.)
+        record: whether to keep what proves *unsat*, for a certificate, where that is possible (``records``).
     """
 
     device: str = "cpu"
     memory: int = MEMORY
     dtype: str = "float64"
+    record: bool = field(default=False, repr=False)
 
     name: ClassVar[str]
     mode: ClassVar[type[torch.inference_mode | torch.no_grad]] = torch.inference_mode
@@ -63,8 +67,15 @@ class _Bounding:
         """Whether coefficients alone are in float32 (``Relaxation``)."""
         return self.dtype == "float32" and torch.device(self.device).type == "cpu"
 
-    def relaxation(self, network: Network, box: Bounds, known: Known | None, stop: Callable[[], bool]) -> Relaxation:
-        """The network over a batch of boxes, with bounds of every node, at least as tight as those known."""
+    def records(self, network: Network) -> bool:
+        """Whether what proves *unsat* of a network is kept: of lines of activations with two phases, in float64."""
+        plain = self.dtype == "float64" and torch.device(self.device).type == "cpu"
+        return self.record and self.bounded and plain and network.piecewise_linear
+
+    def relaxation(
+        self, network: Network, box: Bounds, known: Known | None, stop: Callable[[], bool], recorder: Recorder | None
+    ) -> Relaxation:
+        """The network over a batch of boxes, with bounds of every node, at least as tight as those known; recorded."""
         raise NotImplementedError
 
     def rows(self, relaxation: Relaxation, rows: RowBatch, stop: Callable[[], bool]) -> Tensor:
@@ -97,7 +108,10 @@ class _Bounding:
                 net = network.to(dtype, self.device)
                 box = input_box(properties, network, dtype, self.device)
                 stop()
-                found = self.relaxation(net, box, roots.known(chosen, net, box.lower), stop)
+                recorder = Recorder() if self.records(network) else None
+                # What others have proven is not recorded.
+                known = None if recorder else roots.known(chosen, net, box.lower)
+                found = self.relaxation(net, box, known, stop, recorder)
                 bounded = self.bounded and not stop()
                 rows = RowBatch.of(properties, network.output_size)
                 given = rows.to(box.lower)
@@ -110,6 +124,10 @@ class _Bounding:
                     (unstable(net.nodes[i], bounds).flatten(1).sum(1) for i, bounds in found.pre.items()),
                     start=torch.zeros(len(part), dtype=torch.long, device=self.device),
                 ).tolist()
+                proofs: list[Proof | None] = [None] * len(part)
+                for number in (i for i, margin in enumerate(margins) if recorder and margin > 0):
+                    assert recorder is not None
+                    proofs[number] = recorder.proof(found, number, properties[number], {}, self.slopes)
                 share = elapsed() / len(part)
                 late = elapsed() > allowance
                 # Bounds are those of coefficients, slopes and λ as they were given to them.
@@ -117,7 +135,13 @@ class _Bounding:
                 trust = Trust.ROUNDED if same and covers(net, dtype, self.device) else Trust.FLOAT
         except Exception as error:
             return [fault(error, self.name)] * len(part)
-        return [self._outcome(margin, count, share, late, trust) for margin, count in zip(margins, counts, strict=True)]
+        each = zip(margins, counts, proofs, strict=True)
+        return [replace(self._outcome(margin, count, share, late, trust), proof=proof) for margin, count, proof in each]
+
+    @property
+    def slopes(self) -> Ascent | None:
+        """The search for slopes of the output's rows."""
+        return None
 
     def _outcome(self, margin: float, count: int, share: float, late: bool, trust: Trust) -> Outcome:
         seconds = {self.name: share}
@@ -136,7 +160,9 @@ class Ibp(_Bounding):
     name = "ibp"
     bounded = False
 
-    def relaxation(self, network: Network, box: Bounds, known: Known | None, stop: Callable[[], bool]) -> Relaxation:
+    def relaxation(
+        self, network: Network, box: Bounds, known: Known | None, stop: Callable[[], bool], recorder: Recorder | None
+    ) -> Relaxation:
         found = Relaxation(network, box, None if known is None else known.pre, self.float32)
         for index in range(network.last_activation + 1):
             stop()
@@ -153,8 +179,11 @@ class Crown(_Bounding):
 
     name = "crown"
 
-    def relaxation(self, network: Network, box: Bounds, known: Known | None, stop: Callable[[], bool]) -> Relaxation:
-        return relaxation(network, box, known, memory=self.memory // 2, stop=stop, float32=self.float32)
+    def relaxation(
+        self, network: Network, box: Bounds, known: Known | None, stop: Callable[[], bool], recorder: Recorder | None
+    ) -> Relaxation:
+        coarse, memory = None if recorder is None else recorder.coarse, self.memory // 2
+        return relaxation(network, box, known, memory=memory, stop=stop, float32=self.float32, coarse=coarse)
 
     def rows(self, relaxation: Relaxation, rows: RowBatch, stop: Callable[[], bool]) -> Tensor:
         values = relaxation.outputs(rows.matrix, rows.sample, memory=self.memory // 2, stop=stop)
@@ -169,8 +198,10 @@ class CrownIbp(Crown):
     name = "crown-ibp"
     bounded = False
 
-    def relaxation(self, network: Network, box: Bounds, known: Known | None, stop: Callable[[], bool]) -> Relaxation:
-        return Ibp.relaxation(self, network, box, known, stop)  # type: ignore[arg-type]
+    def relaxation(
+        self, network: Network, box: Bounds, known: Known | None, stop: Callable[[], bool], recorder: Recorder | None
+    ) -> Relaxation:
+        return Ibp.relaxation(self, network, box, known, stop, recorder)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -193,11 +224,20 @@ class AlphaCrown(Crown):
     def searches(self) -> bool:
         return self.intermediate is not None
 
-    def relaxation(self, network: Network, box: Bounds, known: Known | None, stop: Callable[[], bool]) -> Relaxation:
+    @property
+    def slopes(self) -> Ascent | None:
+        return self.ascent
+
+    def relaxation(
+        self, network: Network, box: Bounds, known: Known | None, stop: Callable[[], bool], recorder: Recorder | None
+    ) -> Relaxation:
         if self.intermediate is None:
-            return super().relaxation(network, box, known, stop)
-        search = neurons(self.intermediate, memory=self.memory // 2, stop=stop)
-        return relaxation(network, box, known, memory=self.memory // 2, stop=stop, search=search, float32=self.float32)
+            return super().relaxation(network, box, known, stop, recorder)
+        memory, coarse = self.memory // 2, None if recorder is None else recorder.coarse
+        make = neurons if recorder is None else recorder.search
+        search = make(self.intermediate, memory=memory, stop=stop)
+        options = {"memory": memory, "stop": stop, "search": search, "float32": self.float32, "coarse": coarse}
+        return relaxation(network, box, known, **options)  # type: ignore[arg-type]
 
     def rows(self, relaxation: Relaxation, rows: RowBatch, stop: Callable[[], bool]) -> Tensor:
         values = super().rows(relaxation, rows, stop)

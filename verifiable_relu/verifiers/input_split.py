@@ -13,6 +13,10 @@ every unstable ReLU's contribution, of which each input has a share (``Zonotopes
 |A_i|·width_i, A being the coefficients of the linear lower bounds (Wang et al., Formal Security Analysis of Neural
 Networks using Symbolic Intervals, arXiv 1804.10829, section 4.3).
 
+**Counterexamples.** The corner of every open box where its linear bounds are least, and its centre, are tried; and now
+and then the boxes that are furthest from being proved are attacked (``pgd``). A query that takes many boxes is attacked
+as a whole, once.
+
 **Clipping.** Where the linear lower bound of a row of the unsafe set is positive, no counterexample is; that part of
 the box is cut off (``clipping``).
 
@@ -23,7 +27,7 @@ the bounds of the whole box are hardly ever the tighter ones.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -32,10 +36,14 @@ from torch import Tensor
 
 from verifiable_relu.bounds import MEMORY, TUNING, Bounds, crown_relaxation, input_box
 from verifiable_relu.bounds.chunks import chunk_size, groups
+from verifiable_relu.bounds.interval import rough
 from verifiable_relu.bounds.rounding import covers
 from verifiable_relu.bounds.zonotope import Zonotopes, takes
 from verifiable_relu.errors import OutOfTime
 from verifiable_relu.network.graph import Network
+from verifiable_relu.network.nodes import Activation
+from verifiable_relu.network.repeated import without_repeated
+from verifiable_relu.pgd import Descent, Pgd
 from verifiable_relu.spec.property import Query
 from verifiable_relu.spec.row_batch import RowBatch
 from verifiable_relu.verifiers.attack import claim
@@ -52,10 +60,13 @@ from verifiable_relu.verifiers.base import (
     deadline,
     fault,
 )
-from verifiable_relu.verifiers.clipping import clip
+from verifiable_relu.verifiers.clipping import Clipped, clip
 from verifiable_relu.verifiers.root import NONE, Roots
 
-_NARROW = 64
+_ATTACKED = 1 << 13
+"""Boxes times neurons of what is attacked at once."""
+
+NARROW = 64
 """Where more inputs vary, zonotopes have too many symbols."""
 
 
@@ -68,14 +79,22 @@ class InputSplit:
         most: layers with more unstable neurons in a box are not bounded by CROWN there.
         symbols: how many unstable neurons of a layer have a noise symbol of their own in a zonotope.
         cheap: how many boxes of a query are bounded by zonotopes alone.
+        attacks: boxes are attacked in every so-manieth step.
+        pgd: how they are attacked.
+        easy: a query that is not through after so many boxes is attacked as a whole.
+        search: how it is attacked.
         device: where to run.
         memory: a limit in bytes on what is held for those; the boxes that wait are not counted.
     """
 
     batch: int = 128
     most: int = 512
-    symbols: int = 64
+    symbols: int = 256
     cheap: int = 4096
+    attacks: int = 4
+    pgd: Pgd = Pgd(steps=10, starts=8)  # noqa: RUF009 -- frozen
+    easy: int = 512
+    search: Pgd = Pgd(screened=16384)  # noqa: RUF009 -- frozen
     device: str = "cpu"
     memory: int = MEMORY
 
@@ -86,7 +105,7 @@ class InputSplit:
     ) -> list[Outcome]:
         outcomes: dict[int, Outcome] = {}
         for network, members in by_network(queries):
-            search = Frontier(self, network, [queries[i] for i in members], budget.subset(members))
+            search = self.frontier(network, [queries[i] for i in members], budget.subset(members))
             try:
                 with torch.no_grad():
                     while search.frontier_size:
@@ -103,6 +122,25 @@ class InputSplit:
                         progress.finish(index, outcomes[index])
         return [outcomes[i] for i in range(len(queries))]
 
+    def frontier(self, network: Network, queries: Sequence[Query], budget: Budget) -> Frontier:
+        """Where the search begins, for queries of one network."""
+        return Frontier(self, network, queries, budget)
+
+
+@dataclass(frozen=True, eq=False)
+class Lines:
+    """Linear lower bounds of the rows of properties over a batch of boxes.
+
+    Attributes:
+        values: (rows,) lower bounds of matrix·y − bound.
+        coefficients: (rows, inputs) of the linear bounds that have these least values.
+        influence: (boxes, inputs) what halving each input is worth per unit of its width; of any scale.
+    """
+
+    values: Tensor
+    coefficients: Tensor
+    influence: Tensor
+
 
 class Frontier:
     """The sub-boxes that are still to be bounded, of all queries of one network."""
@@ -110,13 +148,13 @@ class Frontier:
     def __init__(self, options: InputSplit, network: Network, queries: Sequence[Query], budget: Budget) -> None:
         self.options = options
         self._charged = time.perf_counter()
-        self.network = network.to(torch.float64, options.device)
+        self.network = self.simplified(network).to(torch.float64, options.device)
         self.queries = queries
         self.budget = budget
         box = input_box([q.property for q in queries], network, torch.float64, options.device).flat()
         self.lower, self.upper = box.lower, box.upper
         varying = int((torch.nextafter(self.lower, self.upper) < self.upper).any(0).sum())
-        self.by_zonotopes = takes(self.network) and varying <= _NARROW
+        self.by_zonotopes = takes(self.network) and varying <= NARROW
         # Half for the boxes, half for the rows that are bounded.
         self.batch = batch_size(self.network, options.batch, options.memory // 2)
         if self.by_zonotopes:
@@ -124,17 +162,28 @@ class Frontier:
         self.rows = RowBatch.of([q.property for q in queries], network.output_size).to(self.lower)
         self.owner = torch.arange(len(queries), device=self.lower.device)
         self.margin = self.lower.new_full((len(queries),), torch.inf)
+        self._rough, self._single = rough(self.network, options.device)
+        self._neurons = sum(node.size for node in self.network.nodes)
+        self._steps = 0
+        self._generator = torch.Generator().manual_seed(options.pgd.seed)
         self.seconds = [0.0] * len(queries)
         self.boxes = [0] * len(queries)
         self.outcomes: dict[int, Outcome] = {}
         self._new: list[int] = []
         self._charge(self.owner)
 
+    def simplified(self, network: Network) -> Network:
+        """The network that is bounded in place of the queries' network, whose function it computes exactly."""
+        return without_repeated(network)
+
     def _zonotope_bytes(self, varying: int) -> int:
-        """About what the zonotopes of one box take: a few arrays of all symbols at the widest node."""
-        layers = (self.network.nodes[i].size for i in self.network.activations)
-        symbols = varying + sum(min(size, self.options.symbols) for size in layers)
-        return 4 * 8 * self.network.widest[0] * symbols
+        """About what the zonotopes of one box take: a few arrays of all symbols at the node where these are largest."""
+        symbols, most = varying, 0
+        for node in self.network.nodes:
+            if isinstance(node, Activation):
+                symbols += min(node.size, self.options.symbols)
+            most = max(most, symbols * node.size)
+        return 4 * 8 * most
 
     @property
     def frontier_size(self) -> int:
@@ -153,10 +202,15 @@ class Frontier:
         cut = max(0, len(self.owner) - self.batch)
         lower, upper, owner = self.lower[cut:], self.upper[cut:], self.owner[cut:]
         self.lower, self.upper, self.owner = self.lower[:cut], self.upper[:cut], self.owner[:cut]
+        hard = []
         for local, count in enumerate(self._counts(owner)):
-            self.boxes[local] += count
+            before, self.boxes[local] = self.boxes[local], self.boxes[local] + count
+            if before <= self.options.easy < self.boxes[local]:
+                hard.append(local)
+        self._steps += 1
         late = torch.tensor([count > self.options.cheap for count in self.boxes], device=owner.device)[owner]
         try:
+            self._search(hard)
             for thorough in (False, True):
                 alike = late == thorough
                 if alike.any():
@@ -179,6 +233,37 @@ class Frontier:
         box = Bounds(lower.reshape(shape), upper.reshape(shape))
         start, allowance = time.perf_counter(), self.budget.subset(owner.unique().tolist()).total()
         stop = deadline(lambda: time.perf_counter() - start, allowance)
+        lines = self.lines(box, rows, owner, thorough, stop)
+        margins = rows.margins(lines.values)
+
+        proved = margins > 0
+        self._known(owner, torch.where(proved, margins, torch.inf))
+        open_ = (~proved).nonzero().squeeze(1)
+        if not len(open_):
+            return
+        direction = torch.zeros_like(lower).index_add_(0, rows.sample, lines.coefficients)
+        self._charge(owner)
+        self._look_for_witness(lower[open_], upper[open_], owner[open_], direction[open_], rows, open_)
+        if self._steps % self.options.attacks == 0:
+            worst = open_[margins[open_].argsort(stable=True)[: max(1, _ATTACKED // self._neurons)]]
+            self._attack(lower[worst], upper[worst], owner[worst], stop)
+        clipped = self.clipped(Bounds(lower, upper), rows, lines)
+        self._known(owner, clipped.margin)
+        left = open_[~clipped.empty[open_]]
+        # The boxes at the end of the frontier are the next: those that are furthest from being proved.
+        left = left[margins[left].argsort(descending=True, stable=True)]
+        self.halve(clipped.box.lower[left], clipped.box.upper[left], owner[left], lines.influence[left])
+
+    def lines(self, box: Bounds, rows: RowBatch, owner: Tensor, thorough: bool, stop: Callable[[], bool]) -> Lines:
+        """Linear lower bounds of the rows over boxes that belong to these queries.
+
+        Args:
+            box: (batch, *input_shape).
+            rows: those of the boxes' properties, as a batch.
+            owner: (batch,) the query of each box.
+            thorough: whether every neuron that is unstable by zonotopes is bounded by CROWN, too.
+            stop: asked now and then.
+        """
         forms = Zonotopes(self.network, box, self.options.symbols, stop) if self.by_zonotopes else None
         relaxation = crown_relaxation(
             self.network,
@@ -198,28 +283,25 @@ class Frontier:
             values[part], reached = relaxation.lower(last, matrix[part], mine, coefficients=True)
             assert reached is not None
             coefficients[part] = relaxation.of_input(reached)
-        bounds = torch.nextafter(values - rows.bound, values.new_full((), -torch.inf))
-        margins = rows.margins(bounds)
+        if forms is not None:
+            others, slopes = forms.lower(rows.matrix, rows.sample)
+            better = others > values
+            values = torch.where(better, others, values)
+            coefficients = torch.where(better[:, None], slopes, coefficients)
+        values = torch.nextafter(values - rows.bound, values.new_full((), -torch.inf))
+        return Lines(values, coefficients, self.influence(box, rows, coefficients, forms))
 
-        proved = margins > 0
-        self._known(owner, torch.where(proved, margins, torch.inf))
-        open_ = (~proved).nonzero().squeeze(1)
-        if not len(open_):
-            return
+    def influence(self, box: Bounds, rows: RowBatch, coefficients: Tensor, forms: Zonotopes | None) -> Tensor:
+        """What halving an input is worth per unit of its width, by its part in the width of the rows."""
+        flat = box.flat()
         if forms is None:
-            influence = torch.zeros_like(lower).index_add_(0, rows.sample, coefficients.abs())
-        else:
-            widths = torch.zeros_like(lower).index_add_(0, rows.sample, forms.influence(rows.matrix, rows.sample))
-            influence = torch.where(upper > lower, widths / (upper - lower), 0.0)
-        direction = torch.zeros_like(lower).index_add_(0, rows.sample, coefficients)
-        self._charge(owner)
-        self._look_for_witness(lower[open_], upper[open_], owner[open_], direction[open_], rows, open_)
-        clipped = clip(Bounds(lower, upper), rows, bounds, coefficients, len(self.network.nodes))
-        self._known(owner, clipped.margin)
-        left = open_[~clipped.empty[open_]]
-        # The boxes at the end of the frontier are the next: those that are furthest from being proved.
-        left = left[margins[left].argsort(descending=True, stable=True)]
-        self.halve(clipped.box.lower[left], clipped.box.upper[left], owner[left], influence[left])
+            return torch.zeros_like(flat.lower).index_add_(0, rows.sample, coefficients.abs())
+        widths = torch.zeros_like(flat.lower).index_add_(0, rows.sample, forms.influence(rows.matrix, rows.sample))
+        return torch.where(flat.upper > flat.lower, widths / (flat.upper - flat.lower), 0.0)
+
+    def clipped(self, box: Bounds, rows: RowBatch, lines: Lines) -> Clipped:
+        """What is left of boxes (batch, inputs)."""
+        return clip(box, rows, lines.values, lines.coefficients, len(self.network.nodes))
 
     def _known(self, owner: Tensor, margin: Tensor) -> None:
         """Take notice of the margins of parts of the queries' boxes that are proved; infinite where no part is."""
@@ -233,12 +315,35 @@ class Frontier:
         part = rows.take(chosen)
         margins = part.margins((y[:, part.sample] * part.matrix).sum(-1) - part.bound)
         for which, index in (margins <= 0).nonzero().tolist():
-            local = int(owner[index])
-            if local not in self.outcomes:
-                query = self.queries[local]
-                found = claim(query.network, query.property, points[which, index].cpu().numpy(), self.options.name, {})
-                if found is not None:
-                    self._decide(local, found)
+            self._claim(int(owner[index]), points[which, index])
+
+    def _search(self, members: Sequence[int]) -> None:
+        """Look for a counterexample in the whole box of each of these queries."""
+        if not members:
+            return
+        start, allowance = time.perf_counter(), self.budget.subset(list(members)).total()
+        stop = deadline(lambda: time.perf_counter() - start, allowance)
+        properties = [self.queries[local].property for local in members]
+        points, margins = self.options.search.search(self.network, properties, stop, self.options.device)
+        for number, local in enumerate(members):
+            if margins[number] <= 0:
+                self._claim(local, points[number])
+
+    def _attack(self, lower: Tensor, upper: Tensor, owner: Tensor, stop: Callable[[], bool]) -> None:
+        """Look for a counterexample in each of these boxes by gradients."""
+        low, high = lower.to(self._single), upper.to(self._single)
+        descent = Descent(self.options.pgd, self._rough, low, high, self.rows.take(owner).to(low), stop)
+        points, margins = descent.of_margins(descent.anywhere(self._generator))
+        for index in (margins <= 0).nonzero().squeeze(1).tolist():
+            self._claim(int(owner[index]), points[index])
+
+    def _claim(self, local: int, point: Tensor) -> None:
+        """Decide a query by a point, if that is a counterexample."""
+        if local not in self.outcomes:
+            query = self.queries[local]
+            found = claim(query.network, query.property, point.double().cpu().numpy(), self.options.name, {})
+            if found is not None:
+                self._decide(local, found)
 
     def halve(self, lower: Tensor, upper: Tensor, owner: Tensor, influence: Tensor) -> None:
         """Put the boxes back, each cut along its most influential inputs: several while the frontier is small."""

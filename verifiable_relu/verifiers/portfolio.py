@@ -9,32 +9,16 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-import numpy as np
-
-from verifiable_relu.bounds import MEMORY, Ascent
+from verifiable_relu.bounds import MEMORY
 from verifiable_relu.spec.property import Query
 from verifiable_relu.trust.replay import confirm
-from verifiable_relu.verifiers.attack import Attack
-from verifiable_relu.verifiers.bab import Bab
 from verifiable_relu.verifiers.base import SILENT, Budget, Outcome, Progress, Reason, Verdict, Verifier
-from verifiable_relu.verifiers.incomplete import AlphaCrown, Crown
-from verifiable_relu.verifiers.input_split import InputSplit
+from verifiable_relu.verifiers.incomplete import Crown
 from verifiable_relu.verifiers.root import NONE, Roots
-
-_FEW_INPUTS = 20
-"""Up to so many inputs that vary it can pay to split the input box."""
-
-_FEW_NEURONS = 40
-"""Up to so many unstable neurons their phases are fewer than the boxes that inputs are split into, and go first."""
-
-_EXACT_NEURONS = 10
-"""Up to so many unstable neurons exact arithmetic (SMT) has a chance."""
-
-_INTERMEDIATE = Ascent(steps=6)
-"""The search for bounds of unstable neurons: most of what more steps would gain is gained by now."""
+from verifiable_relu.verifiers.rules import CROWN_SHARE, STAGES, Resources, Traits, explanation
 
 _HANDED_ON = 1 / 4
 """The part of the limit of memory that is for what stages hand on."""
@@ -42,7 +26,7 @@ _HANDED_ON = 1 / 4
 
 @dataclass(frozen=True)
 class Auto:
-    """A portfolio: the verifiers of ``_STAGES``, one after the other, each for the queries that are left by then.
+    """A portfolio: the verifiers of ``rules.STAGES``, one after the other, each for the queries that are left by then.
 
     A later stage starts from what earlier ones have proven of a query's whole box (``Roots``).
 
@@ -50,10 +34,12 @@ class Auto:
         device: where bounds and attack run.
         memory: a limit in bytes on what each stage holds at once, and on what is handed on; attack, MILP and SMT have
             none.
+        prepare: what every stage's verifier becomes before it is asked.
     """
 
     device: str = "cpu"
     memory: int = MEMORY
+    prepare: Callable[[Verifier], Verifier] = field(default=lambda verifier: verifier, repr=False)
 
     name: ClassVar[str] = "auto"
 
@@ -61,106 +47,23 @@ class Auto:
         self, queries: Sequence[Query], budget: Budget, progress: Progress = SILENT, roots: Roots = NONE
     ) -> list[Outcome]:
         run = _Run(queries, budget, progress, Roots(int(self.memory * _HANDED_ON)) if roots is NONE else roots)
-        traits: dict[int, _Traits] = {}
-        for stage in _STAGES:
-            if stage.takes is not None and not traits:
-                traits = {i: _Traits.of(queries[i], run.unstable(i), self.memory) for i in run.open()}
-            members = [i for i in run.open() if stage.takes is None or stage.takes(traits[i])]
-            members = [i for i in members if stage.most is None or run.unstable(i) <= stage.most]
-            if members:
-                run.stage(stage.make(self), members, stage.share)
+        run.stage(self.prepare(Crown(self.device, self.memory)), run.open(), CROWN_SHARE)
+        traits = {i: Traits.of(queries[i], run.unstable(i), self.memory) for i in run.open()}
+        given = Resources(self.device, self.memory)
+        for stage in STAGES:
+            members = [i for i in run.open() if stage.takes(traits[i]) and run.unstable(i) <= stage.most]
+            shares = {i: stage.share(traits[i]) for i in members}
+            for share in sorted(set(shares.values())):
+                run.stage(self.prepare(stage.make(given)), [i for i in members if shares[i] == share], share)
         return run.close()
 
-
-@dataclass(frozen=True)
-class _Traits:
-    """What decides which stages take a query, as it is known before the first stage that does not take every one.
-
-    Attributes:
-        linear: whether every activation of the network is piecewise linear.
-        narrow: whether few inputs vary.
-        foldable: whether branch and bound over phases has memory for the query.
-        few: whether it has, and few neurons are unstable.
-    """
-
-    linear: bool
-    narrow: bool
-    foldable: bool
-    few: bool
-
-    @staticmethod
-    def of(query: Query, unstable: float, memory: int) -> _Traits:
-        """The traits of a query with so many unstable neurons."""
-        inputs, linear = _free_inputs(query), query.network.piecewise_linear
-        foldable = linear and Bab(memory=memory).fits(inputs, unstable)
-        return _Traits(linear, inputs <= _FEW_INPUTS, foldable, foldable and unstable <= _FEW_NEURONS)
-
-
-@dataclass(frozen=True)
-class _Stage:
-    """One verifier of the portfolio.
-
-    Attributes:
-        make: makes the verifier.
-        takes: which queries the stage takes by their traits; None for every query.
-        share: the part of the time left that a query may spend here.
-        most: takes only queries with at most so many unstable neurons under the latest bounds; None for no limit.
-    """
-
-    make: Callable[[Auto], Verifier]
-    takes: Callable[[_Traits], bool] | None = None
-    share: float = 1.0
-    most: float | None = None
-
-
-def _alpha_crown(auto: Auto) -> Verifier:
-    return AlphaCrown(auto.device, auto.memory, intermediate=_INTERMEDIATE)
-
-
-def _bab(auto: Auto) -> Verifier:
-    return Bab(memory=auto.memory)
-
-
-def _split(auto: Auto) -> Verifier:
-    return InputSplit(device=auto.device, memory=auto.memory)
-
-
-def _milp(_: Auto) -> Verifier:
-    # Its solver is imported only where a query gets this far.
-    from verifiable_relu.verifiers.milp import Milp
-
-    return Milp()
-
-
-def _smt(_: Auto) -> Verifier:
-    from verifiable_relu.verifiers.smt import Smt
-
-    return Smt()
-
-
-_STAGES = (
-    _Stage(lambda auto: Crown(auto.device, auto.memory), share=0.25),
-    _Stage(lambda auto: Attack(device=auto.device)),
-    # α-CROWN is where branch and bound begins; where that comes late or not at all, it goes first.
-    _Stage(_alpha_crown, lambda t: not t.foldable or (t.narrow and not t.few), share=0.5),
-    # Where either may do, neither gets more than half of the time at first.
-    _Stage(_bab, lambda t: t.narrow and t.few, share=0.5),
-    _Stage(_split, lambda t: t.narrow and t.few, share=0.5),
-    # Where many neurons are unstable, phases are far more than boxes.
-    _Stage(_split, lambda t: t.narrow and not t.few, share=0.8),
-    _Stage(_bab, lambda t: t.foldable, share=0.9),
-    _Stage(_milp, lambda t: t.linear),
-    _Stage(_split, lambda t: t.narrow),
-    # What is left with time to spare lies within the others' tolerances of the boundary.
-    _Stage(_smt, lambda t: t.linear, most=_EXACT_NEURONS),
-)
-"""The portfolio, cheapest first."""
-
-
-def _free_inputs(query: Query) -> int:
-    """Inputs that are not fixed to one value (which outward rounding may have made two neighbouring floats)."""
-    box = query.property.box
-    return int((np.nextafter(box.lower, np.inf) < box.upper).sum())
+    def explain(self, query: Query, seconds: float) -> str:
+        """What ``auto`` does with a query, in plain words; bounding its neurons by CROWN may take so many seconds."""
+        (outcome,) = Crown(self.device, self.memory).verify([query], Budget([seconds]))
+        if outcome.verdict is Verdict.UNSAT:
+            return "CROWN's bounds decide"
+        unstable = math.inf if outcome.unstable is None else outcome.unstable
+        return explanation(Traits.of(query, unstable, self.memory))
 
 
 class _Run:

@@ -7,7 +7,7 @@ bounded with them; and slopes that were searched for are rounded before the boun
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,17 +17,26 @@ from torch import Tensor
 from verifiable_relu.bounds import Ascent, Bounds, Relaxation, ascend
 from verifiable_relu.bounds.tighten import Search, signed
 from verifiable_relu.bounds.types import Lines
-from verifiable_relu.network.nodes import Activation
+from verifiable_relu.network.nodes import Activation, Gelu, Hardened, LeakyRelu, Relu, Sigmoid, Tanh
 from verifiable_relu.network.piecewise import SLOPES
 from verifiable_relu.spec.property import Property
 from verifiable_relu.spec.row_batch import RowBatch
-from verifiable_relu.trust.certificate import Claim, OwnSlopes, Plain, Proof, Tree
+from verifiable_relu.trust.certificate import Claim, Excluded, OwnSlopes, Plain, Proof, Tighter, Tree
 
 BITS = 8
 """Slopes that are searched for are multiples of 2 to the power of minus this."""
 
-_LOOSE = 36
-"""Bounds are loosened by 2 to the power of minus this of their layer's scale."""
+_LOOSE, _LOOSE_SMOOTH = 36, 28
+"""Bounds are loosened by 2 to the power of minus this of their layer's scale; the second, of networks with curves.
+
+The checker encloses curves by itself.
+"""
+
+_GRID = 2.0**40
+"""Slopes of lines beside curves are multiples of one by this: the remainders that go with them are the checker's."""
+
+CERTIFIED = (Relu, LeakyRelu, Sigmoid, Tanh, Gelu, Hardened)
+"""The activations that certificates know."""
 
 _CHUNK = 1 << 26
 """Most slopes of rows that are bounded at once."""
@@ -48,9 +57,13 @@ class Recorder:
     """What proves the bounds of one relaxation, recorded while ``crown_relaxation`` makes it.
 
     ``search`` and ``coarse`` are to be given to it.
+
+    Args:
+        smooth: whether some activations are curves.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, smooth: bool = False) -> None:
+        self._loose = _LOOSE_SMOOTH if smooth else _LOOSE
         self._pending: list[_Found] = []
         self._own: dict[int, list[_Found]] = {}
 
@@ -87,7 +100,7 @@ class Recorder:
         self._pending, self._own[index] = [], kept
         width = (high - low).amax(1, keepdim=True)
         size = torch.maximum(width, 2.0**-8 * torch.maximum(low.abs(), high.abs()).amax(1, keepdim=True))
-        step = torch.exp2(torch.floor(torch.log2(size)) - _LOOSE).clamp(min=2.0**-800)
+        step = torch.exp2(torch.floor(torch.log2(size)) - self._loose).clamp(min=2.0**-800)
         below, above = (torch.floor(low / step) - 1) * step, (torch.ceil(high / step) + 1) * step
         # No neuron becomes unstable, and a single point stays one.
         below = torch.where((low >= 0) & (below < 0), 0.0, torch.where(width > 0, below, low))
@@ -110,7 +123,7 @@ class Recorder:
                         parts.append(np.zeros(len(chosen)) if given is None else given[at].numpy()[chosen])
                     own.append(OwnSlopes(int(found.neuron[at]), int(found.sign[at]), np.concatenate(parts)))
             shared = kinked(relaxation, index, relaxation.lines.of(index))[sample].flatten().numpy()
-            opened[index] = np.flatnonzero((low < 0) & (high > 0))
+            opened[index] = _open(relaxation, index, sample)
             claims.append(Claim(low, high, shared[opened[index]], own))
         return claims
 
@@ -119,7 +132,7 @@ class Recorder:
         relaxation: Relaxation,
         sample: int,
         prop: Property,
-        trees: Mapping[int, tuple[list[int], Tree]],
+        trees: Mapping[int, tuple[list[int], Tree, Sequence[Tighter]]],
         ascent: Ascent | None = None,
     ) -> Proof | None:
         """What excludes the unsafe set of a query; None if that cannot be put into a certificate.
@@ -128,7 +141,8 @@ class Recorder:
             relaxation: that was recorded.
             sample: the query's box in it.
             prop: the query's property.
-            trees: by polytope the order of its rows, and its tree.
+            trees: by polytope the order of its rows, its tree, and tighter bounds that it needs; in the order in which
+                they were proven.
             ascent: the search for slopes for other polytopes that the lines of all rows do not exclude.
         """
         rows = RowBatch.of([prop], relaxation.network.output_size)
@@ -136,16 +150,32 @@ class Recorder:
         # Coefficients that float64 does not hold are split into several rows.
         if counts != [len(polytope) for polytope in prop.unsafe]:
             return None
-        polytopes, proofs = [], []
+        excluded = []
         for number, polytope in enumerate(prop.unsafe):
-            found: tuple[list[int], Plain | Tree] | None = trees.get(number)
-            found = found or self._plain(relaxation, sample, rows, number, ascent)
-            if found is None:
-                return None
-            order, proof = found
-            polytopes.append(tuple(polytope[i] for i in order))
-            proofs.append(proof)
-        return Proof(self._claims(relaxation, sample), polytopes, proofs)
+            if number not in trees:
+                found = self._plain(relaxation, sample, rows, number, ascent)
+                if found is None:
+                    return None
+                order, plain = found
+                excluded.append(Excluded(tuple(polytope[i] for i in order), plain))
+        for number, (order, tree, tighter) in trees.items():
+            excluded.append(Excluded(tuple(prop.unsafe[number][i] for i in order), tree, tighter))
+        return Proof(self._claims(relaxation, sample), excluded)
+
+    def shared(self, relaxation: Relaxation, sample: int, prop: Property, rows: Sequence[int]) -> Proof:
+        """The proof of a query one row of each of whose polytopes is positive by the lines that all rows share.
+
+        Args:
+            relaxation: that was recorded.
+            sample: the query's box in it.
+            prop: the query's property.
+            rows: of each polytope the number of that row.
+        """
+        slopes = torch.cat([torch.zeros(0, dtype=torch.float64), *self._shared(relaxation, sample)]).numpy()
+        excluded = []
+        for polytope, row in zip(prop.unsafe, rows, strict=True):
+            excluded.append(Excluded(polytope, Plain(np.eye(len(polytope))[row], slopes)))
+        return Proof(self._claims(relaxation, sample), excluded)
 
     def _plain(
         self, relaxation: Relaxation, sample: int, rows: RowBatch, polytope: int, ascent: Ascent | None = None
@@ -200,15 +230,29 @@ class Recorder:
         """The slopes of the open neurons of all activations, of those of all neurons."""
         found = [np.zeros(0)]
         for index in relaxation.network.activations:
-            bounds = relaxation.pre[index]
-            low, high = (end[sample].flatten() for end in (bounds.lower, bounds.upper))
-            found.append(parts[index].flatten()[(low < 0) & (high > 0)].numpy())
+            found.append(parts[index].flatten().numpy()[_open(relaxation, index, sample)])
         return np.concatenate(found)
 
 
+def _open(relaxation: Relaxation, index: int, sample: int) -> np.ndarray:
+    """Which of the slopes that ``kinked`` tells are those of open neurons."""
+    node, bounds = relaxation.network.nodes[index], relaxation.pre[index]
+    if node not in SLOPES:
+        return np.arange(2 * node.size)
+    low, high = (end[sample].flatten().numpy() for end in (bounds.lower, bounds.upper))
+    return np.flatnonzero((low < 0) & (high > 0))
+
+
 def kinked(relaxation: Relaxation, index: int, lines: Lines) -> Tensor:
-    """The slope of the line through the kink: the lower one of a convex activation, the upper one of a concave one."""
+    """The slopes that a certificate tells of the lines of an activation, (batch, …).
+
+    Of a neuron with a kink that of the line through the kink: the lower line of a convex activation, the upper one of
+    a concave one. Of curves those of the lower lines and then those of the upper ones, (batch, 2, *shape).
+    """
     node = relaxation.network.nodes[index]
+    if node not in SLOPES:
+        both = torch.stack([lines.lower_slope, lines.upper_slope], 1).double()
+        return (both * _GRID).round() / _GRID
     below = SLOPES[node](node).detach().double().expand(node.shape)
     return torch.where(below > 1, lines.upper_slope, lines.lower_slope).double()
 

@@ -44,6 +44,7 @@ METHODS = {
     "milp": Method("milp", "Milp"),
     "smt": Method("lazy", "LazySmt"),
     "smt-exact": Method("smt", "Smt"),
+    "marabou": Method("adapters.marabou", "Marabou"),
     "auto_lirpa": Method("adapters.auto_lirpa", "AutoLirpa"),
     "auto_lirpa-ibp": Method("adapters.auto_lirpa", "AutoLirpa", {"bound": "ibp"}),
     "auto_lirpa-crown": Method("adapters.auto_lirpa", "AutoLirpa", {"bound": "crown"}),

@@ -9,7 +9,7 @@ from verifiable_relu.bounds.activations import row
 from verifiable_relu.bounds.operators import Operator
 from verifiable_relu.bounds.rounding.model import gamma, inflated, tiny, unit_roundoff, weight_share
 from verifiable_relu.bounds.rounding.rows import backward_affine, lost, value
-from verifiable_relu.bounds.types import Bounds
+from verifiable_relu.bounds.types import Bounds, Lines
 from verifiable_relu.network.nodes import Activation, Affine
 
 
@@ -112,6 +112,16 @@ def interval_sum(largest: Tensor) -> Tensor:
     return 4 * unit_roundoff(largest.dtype) * largest + tiny(largest.dtype)
 
 
+def interval_products(size: Tensor, terms: int) -> Tensor:
+    """How far sums of products of two intervals must be widened.
+
+    Args:
+        size: the sums of the products' largest absolute values, as computed.
+        terms: how many products are summed.
+    """
+    return 2 * gamma(terms + 2, size.dtype) * size + terms * tiny(size.dtype)
+
+
 def widen(bounds: Bounds, ulps: int) -> Bounds:
     """Bounds moved outward by ``ulps`` units in the last place, each 2u of the bound's own magnitude."""
     relative = 2 * ulps * unit_roundoff(bounds.lower.dtype)
@@ -129,3 +139,42 @@ def interval_activation(node: Activation, image: Bounds) -> Bounds:
     outward = widen(image, known.ulps)
     absolute = 2 * unit_roundoff(image.lower.dtype) * known.absolute(node)
     return Bounds(outward.lower - absolute, outward.upper + absolute)
+
+
+def lines_outward(node: Activation, bounds: Bounds, lines: Lines) -> Lines:
+    """Lines of an activation over bounds of its input, moved outward by what their computed offsets may be off by.
+
+    ``bounds.activations`` says how much that is. It is counted twice, to cover the rounding of the sums here.
+    """
+    known, unit = row(node), unit_roundoff(bounds.lower.dtype)
+    reach = torch.maximum(bounds.lower.abs(), bounds.upper.abs())
+    least = 2 * unit * known.absolute(node) + 16 * tiny(bounds.lower.dtype) * (1 + reach)
+
+    def error(slope: Tensor, offset: Tensor) -> Tensor:
+        return 2 * unit * known.ulps * (slope.abs() * reach + offset.abs()) + least
+
+    return Lines(
+        lines.lower_slope,
+        lines.lower_offset - error(lines.lower_slope, lines.lower_offset),
+        lines.upper_slope,
+        lines.upper_offset + error(lines.upper_slope, lines.upper_offset),
+    )
+
+
+def band_outward(node: Activation, bounds: Bounds, lines: Lines, slope: Tensor) -> Bounds:
+    """Bounds of f(x) − slope·x over bounds of x, by a lower and an upper line of f as they were computed."""
+    lines = lines_outward(node, bounds, lines)
+    unit = unit_roundoff(bounds.lower.dtype)
+    reach = torch.maximum(bounds.lower.abs(), bounds.upper.abs())
+
+    def ends(line: Tensor, offset: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        tilt = line - slope
+        error = 4 * unit * ((line.abs() + slope.abs()) * reach + offset.abs()) + tiny(bounds.lower.dtype)
+        # Where both slopes are the same nothing is rounded.
+        error = torch.where(tilt == 0, 0.0, error)
+        return offset + tilt * bounds.lower, offset + tilt * bounds.upper, error
+
+    low, high, error = ends(lines.lower_slope, lines.lower_offset)
+    lower = torch.minimum(low, high) - error
+    low, high, error = ends(lines.upper_slope, lines.upper_offset)
+    return Bounds(lower, torch.maximum(low, high) + error)

@@ -157,6 +157,28 @@ def backward_activation(
     return error
 
 
+def bilinear(reach: Tensor, size: Tensor, terms: int, sums: int) -> Tensor:
+    """The error of one unit of |A| in pulling rows A back through a product y = x₁∘x₂, the nonlinear part included.
+
+    With x₁ = x̂₁ + d₁, x₂ = x̂₂ + d₂ and ŷ = fl(x̂₁∘x̂₂),
+
+        y − ŷ = d₁∘x̂₂ + x̂₁∘d₂ + d₁∘d₂ + (x̂₁∘x̂₂ − ŷ).
+
+    The first two terms become rows of x₁ and of x₂; each coefficient is off by at most γ of the products that it sums,
+    and counts by |d₁| ≤ r₁ or |d₂| ≤ r₂. The third is at most r₁∘r₂: these are the lines halfway between those of
+    McCormick (Computability of Global Solutions to Factorable Nonconvex Programs, Math. Program. 10, 1976).
+
+    Args:
+        reach: r₁∘r₂ as computed.
+        size: (|x̂₁| + r₁)∘(|x̂₂| + r₂) as computed, like ``reach``.
+        terms: how many products an output, or a coefficient, sums.
+        sums: how many additions to a row's value there are at most, those within the sum |A|·reach included.
+    """
+    dtype = reach.dtype
+    error = reach + 4 * gamma(terms + 8, dtype) * size + 8 * terms * tiny(dtype)
+    return error * (1 + 5 * gamma(terms + sums + 8, dtype))
+
+
 def outward(top: Tensor, floor: Tensor, error: Tensor, terms: int) -> tuple[Tensor, Tensor]:
     """Lines of an activation moved outward, so that rows are lower by |A|·error.
 

@@ -17,9 +17,8 @@ from __future__ import annotations
 import inspect
 import math
 import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, NoReturn
 
 import torch
@@ -28,7 +27,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from verifiable_relu.errors import InputError, UnsupportedError
-from verifiable_relu.network.module.program import GATE, Program, Ref, Step, place_of, version
+from verifiable_relu.network.module.nested import exchanged, harmless, of_kind, schema
+from verifiable_relu.network.module.program import GATE, NotFollowed, Program, Ref, Step, place_of, version
 from verifiable_relu.nn.hardness import HardnessGate
 
 _FRESH = frozenset({"zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full"})
@@ -39,11 +39,6 @@ _NUMBERS = frozenset(
     | {"gt", "ge", "lt", "le", "eq", "ne", "argmax", "argmin"}
 )
 """Operators by which a computed number usually comes to decide what is computed."""
-
-_HINTS = {
-    "max_pool2d_with_indices": "use AvgPool2d or a strided convolution",
-    "silu": "use GELU, or nn.substitute_relu",
-}
 
 
 @dataclass
@@ -87,7 +82,7 @@ class Traced(Tensor):
     ) -> Any:
         # Met by ``_Functions`` before it comes here, but for TorchScript.
         kwargs = kwargs or {}
-        return next(_traced((args, kwargs))).recorder.function(func, args, kwargs)
+        return next(of_kind((args, kwargs), Traced)).recorder.function(func, args, kwargs)
 
     @classmethod
     def __torch_dispatch__(cls, *args: Any, **kwargs: Any) -> Any:
@@ -109,7 +104,7 @@ class _Functions(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if next(_traced((args, kwargs)), None) is None:
+        if next(of_kind((args, kwargs), Traced), None) is None:
             return func(*args, **kwargs)
         return self.recorder.function(func, args, kwargs)
 
@@ -119,47 +114,6 @@ _FORBIDDEN = frozenset(
     | {Tensor.data.__set__, Tensor.grad.__set__}  # type: ignore[attr-defined,union-attr]
 )
 """What gives hold of a tensor's memory, or exchanges it, without an operator."""
-
-
-def _harmless(result: Any) -> bool:
-    """Whether what a function of a computed tensor returned is a tensor, or tells no more than shapes and kinds."""
-    if isinstance(result, tuple | list):
-        return all(map(_harmless, result))
-    kinds = (Tensor, int, str, torch.dtype, torch.device, torch.layout, torch.memory_format, type(NotImplemented))
-    return result is None or isinstance(result, kinds)
-
-
-def _traced(arguments: Any) -> Iterator[Traced]:
-    """The computed tensors in nested arguments."""
-    if isinstance(arguments, Traced):
-        yield arguments
-    elif isinstance(arguments, list | tuple):
-        for each in arguments:
-            yield from _traced(each)
-    elif isinstance(arguments, dict):
-        yield from _traced(list(arguments.values()))
-
-
-def _exchanged(arguments: Any, change: Callable[[Tensor], Any]) -> Any:
-    """Nested arguments with each tensor changed."""
-    if isinstance(arguments, Tensor):
-        return change(arguments)
-    if isinstance(arguments, list | tuple):
-        return [_exchanged(each, change) for each in arguments]
-    if isinstance(arguments, dict):
-        return {key: _exchanged(value, change) for key, value in arguments.items()}
-    return arguments
-
-
-@cache
-def _schema(func: Any) -> tuple[tuple[str, ...], dict[str, Any], frozenset[str]]:
-    """The names of an operator's arguments, their defaults, and which it writes to."""
-    arguments = func._schema.arguments
-    return (
-        tuple(a.name for a in arguments),
-        {a.name: a.default_value for a in arguments if a.has_default_value()},
-        frozenset(a.name for a in arguments if a.alias_info is not None and a.alias_info.is_write),
-    )
 
 
 class _Recorder(TorchDispatchMode):
@@ -179,6 +133,7 @@ class _Recorder(TorchDispatchMode):
         self.operators = operators
         self.observe = observe
         self.refusal: UnsupportedError | None = None
+        self.unfollowed: NotFollowed | None = None
         self.memories: dict[int, _Memory] = {}
         self.names = {id(m): name for name, m in module.named_modules()}
 
@@ -218,7 +173,7 @@ class _Recorder(TorchDispatchMode):
             if func is HardnessGate.forward:
                 return self.gate(*args, **kwargs)
             result = func(*args, **kwargs)
-        if not _harmless(result):
+        if not harmless(result):
             self.refuse(func.__name__, f"a {type(result).__name__} made of a computed tensor")
         return result
 
@@ -238,7 +193,7 @@ class _Recorder(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if next(_traced((args, kwargs)), None) is None:
+        if next(of_kind((args, kwargs), Traced), None) is None:
             return func(*args, **kwargs)
         return self.record(func, args, kwargs)
 
@@ -247,23 +202,21 @@ class _Recorder(TorchDispatchMode):
         name = func._schema.name.removeprefix("aten::")
         op = name if name.startswith("_") else name.removesuffix("_")
         if name in _FRESH:
-            return func(*_exchanged(args, _numbers), **_exchanged(kwargs, _numbers))
+            return func(*exchanged(args, _numbers), **exchanged(kwargs, _numbers))
         if op not in self.operators:
             with self:
                 made = func.decompose(*args, **kwargs)
-            if made is NotImplemented:
-                self.unsupported(op)
-            return made
-        names, defaults, written = _schema(func)
+            return self.unknown(op, func, args, kwargs) if made is NotImplemented else made
+        names, defaults, written = schema(func)
         given = defaults | dict(zip(names, args, strict=False)) | kwargs
         target = given[names[0]]
         if written and (written != {names[0]} or not name.endswith("_") or not isinstance(target, Traced)):
             self.refuse(name, "writes to a tensor that is not computed from the input")
-        given = _exchanged(given, self.operand)
+        given = exchanged(given, self.operand)
         before = (target.carried.shape, target.carried.stride()) if written else None
-        real = func(*_exchanged(args, _numbers), **_exchanged(kwargs, _numbers))
+        real = func(*exchanged(args, _numbers), **exchanged(kwargs, _numbers))
         if not isinstance(real, Tensor):
-            self.unsupported(op)
+            self.refuse(op, "makes several tensors")
         made = self.append(op, given, real)
         if not written:
             return made
@@ -290,7 +243,8 @@ class _Recorder(TorchDispatchMode):
         for value in arguments.values():
             for each in value if isinstance(value, list) else (value,):
                 note(each)
-        if real.dtype not in (torch.float32, torch.float64) or real.dtype.itemsize < narrowest:
+        narrowed = real.dtype not in (torch.float32, torch.float64) or real.dtype.itemsize < narrowest
+        if narrowed and self.unfollowed is None:
             self.refuse(op, f"rounds to {real.dtype}: a network is computed in one precision, float32 or float64")
         observed = real.detach().clone() if self.observe else None
         self.program.steps.append(Step(op, arguments, tuple(real.shape), real.dtype, path, observed))
@@ -299,13 +253,20 @@ class _Recorder(TorchDispatchMode):
     def dtype(self, index: int) -> torch.dtype:
         return self.program.steps[index - 1].dtype if index else self.input_dtype
 
-    def unsupported(self, op: str) -> NoReturn:
-        """Refuse an operator that is not known."""
-        _, kind = self.where()
+    def unknown(self, op: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Execute an operator that is not known, and go on: what forbids to read the module at all may yet come."""
+        path, kind = self.where()
         if op in _NUMBERS:
             self.refuse(op, "what is computed depends on computed numbers; a network is a fixed sequence of layers")
-        hint = f": {_HINTS[op]}" if op in _HINTS else ""
-        self.refuse(op, f"{kind or op} is not supported{hint}")
+        if schema(func)[2]:
+            self.refuse(op, f"{kind or op} is not supported")
+        self.unfollowed = self.unfollowed or NotFollowed(f"{kind or op} is not supported", place=place_of(path, op))
+
+        def watched(real: Tensor) -> Traced:
+            self.program.steps.append(Step(op, {}, tuple(real.shape), real.dtype, path, None))
+            return Traced.of(self, real, len(self.program.steps))
+
+        return exchanged(func(*exchanged(args, _numbers), **exchanged(kwargs, _numbers)), watched)
 
     def overwritten(self, target: Traced, index: int) -> Traced:
         """Note that ``target``, in place, is now the value ``index``."""
@@ -391,6 +352,8 @@ def capture(module: nn.Module, x: Tensor, operators: Collection[str], observe: b
     if recorder.refusal is not None:
         raise recorder.refusal
     recorder.program.require_unchanged()
+    if recorder.unfollowed is not None:
+        raise recorder.unfollowed
     return recorder.program
 
 

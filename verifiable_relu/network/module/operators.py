@@ -16,7 +16,7 @@ from torch import Tensor
 from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.network.build import Builder
 from verifiable_relu.network.graph import Network
-from verifiable_relu.network.module.program import GATE, Program, Ref, Step
+from verifiable_relu.network.module.program import GATE, NotFollowed, Program, Ref, Step
 from verifiable_relu.network.nodes import Activation, Gelu, LeakyRelu, Relu, Shape, Sigmoid, Tanh
 from verifiable_relu.network.simplify import needed
 from verifiable_relu.nn import HardnessGate, LambdaGELU
@@ -55,9 +55,9 @@ class Translator:
                 if (self.batch, *self.build.shape(node)) != step.shape:
                     raise UnsupportedError(f"a result of shape {step.shape} for a batch of {self.batch}")
             except InputError as error:
-                raise UnsupportedError(error.message, place=error.place or step.place) from error
+                raise NotFollowed(error.message, place=error.place or step.place) from error
             except (TypeError, ValueError, IndexError, RuntimeError) as error:
-                raise UnsupportedError(f"used in a way that is not supported: {error}", place=step.place) from error
+                raise NotFollowed(f"used in a way that is not supported: {error}", place=step.place) from error
             self.nodes.append(node)
         output = self.nodes[self.program.output]
         observed = {node: s.observed for node, s in zip(self.nodes[1:], self.program.steps, strict=True)}

@@ -14,6 +14,10 @@ GATE = "hardness_gate"
 """The name under which a λ-GELU or λ-Swish is recorded: one operator of the arguments ``gate`` and ``self``."""
 
 
+class NotFollowed(UnsupportedError):
+    """A module does what its own record has no operator for, and nothing that forbids to read it."""
+
+
 @dataclass(frozen=True)
 class Ref:
     """The value with this index, in the arguments of a step."""

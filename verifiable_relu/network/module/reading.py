@@ -15,7 +15,9 @@ from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.network.agreement import parting
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.module.capture import capture
+from verifiable_relu.network.module.exported import exported
 from verifiable_relu.network.module.operators import OPERATORS, Translator
+from verifiable_relu.network.module.program import NotFollowed
 from verifiable_relu.network.nodes import Shape
 
 
@@ -33,6 +35,11 @@ def from_torch(module: nn.Module, input_shape: Shape, name: str = "network", com
     a batch of one (numbers of [0, 1]), which must give the same network. The numbers that each operator computes must
     be the node's to within rounding (``agreement``), and so must what the module returns for both batches without
     being captured. A module that does something else for larger batches is not found out.
+
+    Where the module does what is not recorded here (attention, pooling, normalisation by a computed variance, and other
+    activations, say), torch's exporter writes it as an ONNX file in memory, which ``read_onnx`` reads: the network then
+    holds copies of the parameters, and is compared with the module likewise. What no fixed network does is refused in
+    any case.
 
     Training flags, buffers and the CPU's random numbers are afterwards what they were. What hooks do to other
     objects, stays done.
@@ -53,17 +60,52 @@ def from_torch(module: nn.Module, input_shape: Shape, name: str = "network", com
     batches = [_several(shape, first), _one(shape, first)] if compared else [_one(shape, first)]
     try:
         with _evaluating(module):
-            programs = [capture(module, x, OPERATORS, observe=compared) for x in batches]
-            read = [
-                Translator(program, len(x), shape, first.device).network(name)
-                for program, x in zip(programs, batches, strict=True)
-            ]
-            if compared:
-                _compare(module, batches, read)
-        for program in programs:
-            program.require_unchanged()
+            return _read(module, shape, batches, name, compared)
     except InputError as error:
         raise error if error.place else type(error)(error.message, place=_class(module)) from error
+
+
+def _read(module: nn.Module, shape: Shape, batches: list[Tensor], name: str, compared: bool) -> Network:
+    """The network by the module's own record, or where that does not do, and is to be compared, by the exporter."""
+    try:
+        return _followed(module, shape, batches, name, compared)
+    except NotFollowed as refusal:
+        if not compared:
+            raise
+        try:
+            network = exported(module, batches[-1], name)
+            for x in batches:
+                _require_output(module, network, x)
+        except InputError as error:
+            raise UnsupportedError(
+                f"{refusal.message}; by way of torch's exporter: {error}", place=refusal.place
+            ) from error
+    return network
+
+
+def _require_output(module: nn.Module, network: Network, x: Tensor) -> None:
+    """Make certain that a network's outputs are the module's, in shape and to within rounding.
+
+    Raises:
+        UnsupportedError: if they are not.
+    """
+    with torch.no_grad():
+        output = module(x.clone())
+    if not isinstance(output, Tensor) or output.shape != (len(x), *network.output_shape):
+        raise UnsupportedError("outputs of another shape for several samples")
+    _require_agreement(network, x, {len(network.nodes) - 1: output})
+
+
+def _followed(module: nn.Module, shape: Shape, batches: list[Tensor], name: str, compared: bool) -> Network:
+    """The network of the operators that the module was seen to apply."""
+    programs = [capture(module, x, OPERATORS, observe=compared) for x in batches]
+    read = [
+        Translator(program, len(x), shape, x.device).network(name) for program, x in zip(programs, batches, strict=True)
+    ]
+    if compared:
+        _compare(module, batches, read)
+    for program in programs:
+        program.require_unchanged()
     return read[0][0]
 
 

@@ -1,9 +1,10 @@
-"""The kinds of node of a network: affine maps, activations, and what moves or adds numbers."""
+"""The kinds of node of a network: affine maps, activations, products, and what moves or adds numbers."""
 
 from verifiable_relu.network.nodes.activations import (
     Activation,
     Gelu,
     Hardened,
+    Identity,
     LeakyRelu,
     Relu,
     Sigmoid,
@@ -11,6 +12,7 @@ from verifiable_relu.network.nodes.activations import (
     Tanh,
 )
 from verifiable_relu.network.nodes.affine import Affine, Conv2d, Linear, Scale, Sparse
+from verifiable_relu.network.nodes.bilinear import Bilinear, MatMul, Product
 from verifiable_relu.network.nodes.functions import FUNCTIONS, Function
 from verifiable_relu.network.nodes.node import Add, Input, Node, Permute, Reshape, Shape
 
@@ -19,15 +21,19 @@ __all__ = [
     "Activation",
     "Add",
     "Affine",
+    "Bilinear",
     "Conv2d",
     "Function",
     "Gelu",
     "Hardened",
+    "Identity",
     "Input",
     "LeakyRelu",
     "Linear",
+    "MatMul",
     "Node",
     "Permute",
+    "Product",
     "Relu",
     "Reshape",
     "Scale",

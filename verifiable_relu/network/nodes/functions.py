@@ -146,6 +146,15 @@ FUNCTIONS: dict[str, Function] = {
     "Cube": Function(lambda x, _: x * x * x, lambda x, _: 3 * x * x, (False, True), (0.0,)),
     "Log": Function(lambda x, _: torch.log(x), lambda x, _: 1 / x, (False,)),
     "Sqrt": Function(lambda x, _: torch.sqrt(x), lambda x, _: 0.5 / torch.sqrt(x), (False,)),
+    "Reciprocal": Function(
+        # At 0, nothing is known: an interval about 0 has NaN for an image.
+        lambda x, _: torch.where(x == 0, torch.nan, 1 / x),
+        lambda x, _: -1 / (x * x),
+        (False, True),
+        (0.0,),
+        (0.0,),
+    ),
+    "InverseRoot": Function(lambda x, _: 1 / torch.sqrt(x), lambda x, _: -0.5 / (x * torch.sqrt(x)), (True,)),
     "Sin": Function(
         lambda x, _: torch.sin(x),
         lambda x, _: torch.cos(x),

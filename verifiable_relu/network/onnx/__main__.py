@@ -11,8 +11,13 @@ MAXIMA = {
     "Abs", "Clip", "GlobalMaxPool", "HardSigmoid", "Max", "MaxPool", "Min", "ReduceL1", "ReduceMax", "ReduceMin",
 }  # fmt: skip
 SMOOTH = {
-    "Atan", "Celu", "Cos", "Elu", "Erf", "Exp", "Gelu", "HardSwish", "Log", "Mish", "Pow", "ReduceL2", "ReduceLogSum",
-    "ReduceLogSumExp", "ReduceSumSquare", "Selu", "Sigmoid", "Sin", "Softplus", "Softsign", "Sqrt", "Swish", "Tanh",
+    "Atan", "Celu", "Cos", "Elu", "Erf", "Exp", "Gelu", "HardSwish", "Log", "Mish", "Pow", "Reciprocal", "ReduceL2",
+    "ReduceLogSum", "ReduceLogSumExp", "ReduceSumSquare", "Selu", "Sigmoid", "Sin", "Softplus", "Softsign", "Sqrt",
+    "Swish", "Tanh",
+}  # fmt: skip
+PRODUCTS = {
+    "GroupNormalization", "InstanceNormalization", "LayerNormalization", "LogSoftmax", "RMSNormalization",
+    "ReduceProd", "Softmax",
 }  # fmt: skip
 
 TITLES = {
@@ -20,6 +25,7 @@ TITLES = {
     "pieces": "Piecewise linear",
     "maxima": "Written with ReLUs when they are read",
     "smooth": "Smooth functions of one variable",
+    "products": "Written with products of computed values and functions of one variable",
 }
 
 HEAD = """# Operators that are read from ONNX files
@@ -29,18 +35,19 @@ that is read; a definition that is not listed is refused by name, and so is an o
 of constants alone is computed when the file is read, by the standard's reference evaluator, for any of the operators at
 the end.
 
-| group | bounds (`ibp`, `crown`, `alpha-crown`, `split`) | `bab`, `milp`, `smt` | exact evaluation |
-|---|---|---|---|
-| affine | exact, up to rounding | yes | yes, if weights are stored as they are meant |
-| piecewise linear | best lines for each neuron | yes | yes |
-| written with ReLUs | of two numbers the best lines, of more a tournament; intervals are loose | yes | yes |
-| smooth | Sigmoid, Tanh, Gelu: best lines; others: the best of four slopes | no | enclosed |
+| group | bounds (`ibp`, `crown`, `alpha-crown`, `split`) | `bab` | `milp`, `smt` | exact evaluation |
+|---|---|---|---|---|
+| affine | exact, up to rounding | yes | yes | yes, if weights are stored as they are meant |
+| piecewise linear | best lines for each neuron | yes, by phases | yes | yes |
+| written with ReLUs | of two numbers the best lines, of more a tournament; intervals are loose | yes | yes | yes |
+| smooth | Sigmoid, Tanh, Gelu: best lines; others: the best of four slopes | yes, by segments | no | enclosed |
+| products of computed values | halfway between McCormick's planes; factors by lines, too | no | no | enclosed |
 """
 
 
 def group(operator: str) -> str:
     """The group of an operator, a key of ``TITLES``."""
-    groups = {"pieces": PIECES, "maxima": MAXIMA, "smooth": SMOOTH}
+    groups = {"pieces": PIECES, "maxima": MAXIMA, "smooth": SMOOTH, "products": PRODUCTS}
     return next((name for name, members in groups.items() if operator in members), "affine")
 
 
@@ -55,9 +62,12 @@ def page() -> str:
             rows.append(f"| {operator} | {', '.join(map(str, versions))} |")
         parts.append("\n".join(rows) + "\n")
     rest = (
-        "Mul of two computed values is read where it spells GELU, SiLU, Mish, a square or a cube; Cast and CastLike\n"
+        "Mul, Div, MatMul, Gemm and Einsum take two computed values, too: products as in the last group, but\n"
+        "for what spells GELU, SiLU, Mish, a square or a cube. A quotient is a product with a reciprocal, of which\n"
+        "nothing is known where bounds of the divisor include 0. Cast and CastLike are read where they go to float32\n"
+        "or float64. Constant, Shape and Size are read in every opset. IsNaN of a computed value is false: of what is\n"
+        "no number nothing is ever proved.\n"
     )
-    rest += "where they go to float32 or float64. Constant, Shape and Size are read in every opset.\n"
     folded = ", ".join(sorted(FOLDED))
     return "\n".join([*parts, rest, f"## Of constants alone\n\n{folded}\n"])
 

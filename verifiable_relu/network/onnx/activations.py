@@ -12,7 +12,7 @@ from verifiable_relu.errors import UnsupportedError
 from verifiable_relu.network.build import Builder
 from verifiable_relu.network.nodes import Gelu, LeakyRelu, Relu, Sigmoid, Smooth, Tanh
 from verifiable_relu.network.onnx.call import Call, Converter, Value, converts
-from verifiable_relu.network.onnx.elementwise import divided
+from verifiable_relu.network.onnx.elementwise import UNIT, divided
 from verifiable_relu.network.onnx.reduce import axes_of, summed
 from verifiable_relu.network.transient import Erf
 
@@ -79,7 +79,7 @@ def _smooth(call: Call, function: str, x: Value | None = None, parameter: float 
 
 PLAIN = {
     "Atan": (7, 22), "Cos": (7, 22), "Exp": (6, 13), "HardSwish": (14, 22), "Log": (6, 13), "Mish": (18, 22),
-    "Sin": (7, 22), "Softplus": (1, 22), "Softsign": (1, 22), "Sqrt": (6, 13),
+    "Reciprocal": (6, 13), "Sin": (7, 22), "Softplus": (1, 22), "Softsign": (1, 22), "Sqrt": (6, 13),
 }  # fmt: skip
 """Operators without attributes that are functions of one variable, by the name of both, and their versions."""
 
@@ -139,17 +139,51 @@ def _scaled(call: Call, x: Value, factor: float) -> Value:
 
 @converts("Pow", 7, 12, 13, 15)
 def _pow(call: Call) -> Value:
-    exponents = np.unique(call.constant(1))
-    if exponents.size != 1 or call.constant(1).size > 1 or float(exponents[0]) not in POWERS:
-        raise UnsupportedError(f"powers to other exponents than {', '.join(f'{power:g}' for power in POWERS)}")
-    if call.constant(1).ndim > len(call.shape(call.value())):
-        raise UnsupportedError("an exponent that enlarges its base")
-    name = POWERS[float(exponents[0])]
-    return call.value() if name is None else _smooth(call, name)
+    base = call.inputs[0]
+    if isinstance(base, np.ndarray):
+        return _power_of_constant(call, base)
+    given = call.constant(1)
+    if len(set(given.reshape(-1).tolist())) != 1 or given.ndim > len(call.shape(call.value())):
+        raise UnsupportedError("different exponents, or an exponent that enlarges its base")
+    exponent = float(given.reshape(-1)[0])
+    x = call.value()
+    if exponent in POWERS:
+        return x if POWERS[exponent] is None else _smooth(call, str(POWERS[exponent]))
+    whole = int(abs(exponent)) if exponent == int(exponent) else 0
+    if not 0 < whole <= MAX_POWER:
+        known = ", ".join(f"{power:g}" for power in POWERS)
+        raise UnsupportedError(f"the exponent {exponent:g}; whole numbers up to ±{MAX_POWER} are read, and {known}")
+    power = Value(_power(call, x.index, whole), x.leading)
+    return power if exponent > 0 else _smooth(call, "Reciprocal", power)
 
 
-POWERS: dict[float, str | None] = {0.5: "Sqrt", 1.0: None, 2.0: "Square", 3.0: "Cube"}
+POWERS: dict[float, str | None] = {
+    -1.0: "Reciprocal", -0.5: "InverseRoot", 0.5: "Sqrt", 1.0: None, 2.0: "Square", 3.0: "Cube",
+}  # fmt: skip
 """The functions that are powers, by their exponents."""
+
+MAX_POWER = 64
+"""The largest whole exponent that is read."""
+
+
+def _power(call: Call, x: int, exponent: int) -> int:
+    """x to a positive whole exponent, by squares, cubes and one product for what is left."""
+    for factor, function in ((2, "Square"), (3, "Cube")):
+        if exponent % factor == 0:
+            return smooth(call.build, _power(call, x, exponent // factor), function, call.name)
+    return x if exponent == 1 else call.build.product(x, _power(call, x, exponent - 1), call.name)
+
+
+def _power_of_constant(call: Call, base: np.ndarray) -> Value:
+    """a to computed exponents, for constants a > 0: exp(x·log a)."""
+    x = call.value(1)
+    numbers = call.beside(base, x).double()
+    if not bool((numbers > 0).all()):
+        raise UnsupportedError("powers of a number that is not positive")
+    # A library's logarithm is off by few units in the last place; where it is next to 0, log1p's argument is exact.
+    logarithm = torch.log1p(numbers - 1) if bool(((numbers - 1).abs() < 0.5).all()) else torch.log(numbers)
+    inside = call.build.scale(x.index, call.name, scale=logarithm, error=8 * UNIT)
+    return _smooth(call, "Exp", Value(inside, x.leading))
 
 
 def _reduced(call: Call, before: str | None, after: str | None) -> Value:

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from verifiable_relu.errors import InputError, UnsupportedError
+from verifiable_relu.network.nodes import Smooth
 from verifiable_relu.network.onnx.call import Call, Result, Value, converts, tensor
 from verifiable_relu.network.onnx.moves import expanded
-from verifiable_relu.network.transient import Product
 
 UNIT = 2.0**-53
 """The unit roundoff of float64, in which weights are computed that have no exact counterpart."""
@@ -130,8 +130,7 @@ def _neg(call: Call) -> Value:
 def _mul(call: Call) -> Value:
     x, y = _operands(call)
     if isinstance(x, Value) and isinstance(y, Value):
-        shape = call.build.shape(x.index)
-        return Value(call.build.append(Product(name=call.name, inputs=(x.index, y.index), shape=shape)), x.leading)
+        return Value(call.build.product(x.index, y.index, call.name), x.leading)
     value, constant = (x, y) if isinstance(x, Value) else (y, x)
     assert isinstance(value, Value) and isinstance(constant, Tensor)
     return Value(call.build.scale(value.index, call.name, scale=constant), value.leading)
@@ -141,9 +140,26 @@ def _mul(call: Call) -> Value:
 def _div(call: Call) -> Value:
     x, y = _operands(call)
     if isinstance(y, Value):
-        raise UnsupportedError("divides by a computed value")
+        inverse = reciprocal(call, y)
+        if isinstance(x, Value):
+            return Value(call.build.product(x.index, inverse, call.name), x.leading)
+        return Value(call.build.scale(inverse, call.name, scale=x), y.leading)
     assert isinstance(x, Value)
     return divided(call, x, y)
+
+
+def reciprocal(call: Call, x: Value) -> int:
+    """1/x as a node."""
+    one = torch.ones(())
+    shape = call.build.shape(x.index)
+    node = Smooth(name=call.name, inputs=(x.index,), shape=shape, function="Reciprocal", parameter=one)
+    return call.build.append(node)
+
+
+@converts("IsNaN", 9, 13, 20)
+def _is_nan(call: Call) -> np.ndarray:
+    # Of what is no number nothing is proved, whatever a file does about it.
+    return np.zeros(call.shape(call.value()), np.bool_)
 
 
 def divided(call: Call, x: Value, by: Tensor) -> Value:

@@ -1,4 +1,4 @@
-"""Products with constant matrices."""
+"""Products of matrices, with a constant one and of two computed ones."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.network.onnx.call import Call, Value, converts, tensor
 from verifiable_relu.network.onnx.elementwise import added
-from verifiable_relu.network.onnx.moves import Numbered, ordered
+from verifiable_relu.network.onnx.moves import Numbered, expanded, ordered
 from verifiable_relu.network.onnx.shapes import axis_of
 
 MAX_TERMS = 1 << 24
@@ -35,8 +35,15 @@ def _gemm(call: Call) -> Value:
         x = right if call.get("transB", 0) else ordered(call, right, (1, 0))
         weight = _scaled(left.T if call.get("transA", 0) else left, call.get("alpha", 1.0))
         product = ordered(call, Value(call.build.linear(x.index, weight, None, call.name), x.leading), (1, 0))
+    elif isinstance(left, Value) and isinstance(right, Value):
+        x = ordered(call, left, (1, 0)) if call.get("transA", 0) else left
+        y = ordered(call, right, (1, 0)) if call.get("transB", 0) else right
+        product = multiplied(call, x, y)
+        if (alpha := call.get("alpha", 1.0)) != 1:
+            factor = torch.tensor(alpha, dtype=torch.float32)
+            product = Value(call.build.scale(product.index, call.name, scale=factor), product.leading)
     else:
-        raise UnsupportedError("not the product of one computed value and one constant")
+        raise UnsupportedError("an operand is missing")
     given = call.inputs[2] if len(call.inputs) > 2 else None
     if given is None or (beta := call.get("beta", 1.0)) == 0:
         return product
@@ -76,7 +83,29 @@ def _matmul(call: Call) -> Value:
             product = call.build.linear(columns.index, tensor(weight), None, call.name)
             return ordered(call, Value(product, columns.leading), swap)
         return _contracted(call, right, left, first=True)
-    raise UnsupportedError("the product of two computed values")
+    if not (isinstance(left, Value) and isinstance(right, Value)):
+        raise UnsupportedError("an operand is missing")
+    return multiplied(call, left, right)
+
+
+def multiplied(call: Call, left: Value, right: Value) -> Value:
+    """The matrix product of two computed values, as ``numpy.matmul`` has it.
+
+    Raises:
+        InputError: if the shapes do not fit.
+    """
+    shapes = call.shape(left), call.shape(right)
+    shape = np.matmul(np.empty(shapes[0], np.bool_), np.empty(shapes[1], np.bool_)).shape
+    # A vector is a matrix of one row on the left, of one column on the right.
+    rows, columns = (1, *shapes[0])[-2:], (*shapes[1], 1)[:2] if len(shapes[1]) == 1 else shapes[1][-2:]
+    heads = np.broadcast_shapes(shapes[0][:-2], shapes[1][:-2])
+
+    def operand(x: Value, matrix: Sequence[int]) -> int:
+        whole = expanded(call, call.reshaped(x, (*call.shape(x)[:-2], *matrix)), (*heads, *matrix))
+        return call.build.reshape(whole.index, (*heads, *matrix), call.name)
+
+    product = call.build.matmul(operand(left, rows), operand(right, columns), call.name)
+    return call.reshaped(Value(product, False), shape)
 
 
 def _without_ones(weight: np.ndarray, rank: int) -> np.ndarray:
@@ -121,6 +150,8 @@ def _einsum(call: Call) -> Value:
     if not (equation.replace(",", "").replace("->", "").isalpha() and len(labels) == len(given)):
         raise UnsupportedError(f"its attribute equation = {equation}")
     values = [i for i, one in enumerate(given) if isinstance(one, Value)]
+    if len(values) == 2 == len(given):
+        return _product_of_axes(call, labels, right if arrow else None)
     if len(values) != 1 or len(given) > 2:
         raise UnsupportedError("the product of two computed values, or of several constants")
     everything = "".join(labels)
@@ -145,6 +176,49 @@ def _einsum(call: Call) -> Value:
     outputs = full[: len(result)]
     weight = np.ones(full, np.float32) if len(given) == 1 else spread[1 - values[0]]
     return call.sparse(x.index, spread[values[0]], weight, outputs)
+
+
+def _product_of_axes(call: Call, labels: Sequence[str], result: str | None) -> Value:
+    """A contraction of two computed values as one product of matrices.
+
+    Args:
+        call: the node that is read.
+        labels: of the axes of both.
+        result: labels of the result; by default those that only one of both has, in the order of the alphabet.
+
+    Raises:
+        UnsupportedError: if an operand has a label twice, or a label that is summed over alone.
+    """
+    first, second = labels
+    x, y = call.value(0), call.value(1)
+    if result is None:
+        result = "".join(sorted(set(first) ^ set(second)))
+    both, left, right = (
+        [name for name in result if name in first and name in second],
+        [name for name in result if name in first and name not in second],
+        [name for name in result if name in second and name not in first],
+    )
+    inner = [name for name in first if name in second and name not in result]
+    if len({*both, *left, *right}) < len(result) or sorted(first) != sorted([*both, *left, *inner]):
+        raise UnsupportedError("labels that are no product of matrices")
+    if sorted(second) != sorted([*both, *inner, *right]):
+        raise UnsupportedError("labels that are no product of matrices")
+    sizes = {**dict(zip(second, call.shape(y), strict=True)), **dict(zip(first, call.shape(x), strict=True))}
+    if any(sizes[name] != size for name, size in zip(second, call.shape(y), strict=True)):
+        raise InputError(f"the shapes {call.shape(x)} and {call.shape(y)}")
+
+    def count(names: Sequence[str]) -> int:
+        return math.prod(sizes[name] for name in names)
+
+    def side(value: Value, own: str, *groups: Sequence[str]) -> int:
+        moved = ordered(call, value, [own.index(name) for group in groups for name in group])
+        return call.build.reshape(moved.index, tuple(count(group) for group in groups), call.name)
+
+    product = call.build.matmul(side(x, first, both, left, inner), side(y, second, both, inner, right), call.name)
+    found = [*both, *left, *right]
+    whole = call.reshaped(Value(product, False), [sizes[name] for name in found])
+    order = [found.index(name) for name in result]
+    return ordered(call, whole, order) if order != sorted(order) else whole
 
 
 def _along(array: np.ndarray, labels: str, order: Sequence[str]) -> np.ndarray:

@@ -19,6 +19,7 @@ import onnx
 from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.files import read_bytes
 from verifiable_relu.network.build import Builder, as_network
+from verifiable_relu.network.factors import bounded_factors
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Shape
 from verifiable_relu.network.onnx import (
@@ -27,6 +28,7 @@ from verifiable_relu.network.onnx import (
     elementwise,
     extremes,
     moves,
+    normalisation,
     pooling,
     products,
     reduce,
@@ -39,11 +41,22 @@ from verifiable_relu.network.onnx.constants import folded, written
 from verifiable_relu.network.onnx.model import MAX_BYTES, array, load_model, opset, require_onnx
 from verifiable_relu.network.onnx.spelled import spelled
 from verifiable_relu.network.simplify import simplify
-from verifiable_relu.network.transient import Transient
 
 __all__ = ["read_onnx"]
 
-OPERATORS = (activations, convolution, elementwise, extremes, moves, pooling, products, reduce, resize, shapes)
+OPERATORS = (
+    activations,
+    convolution,
+    elementwise,
+    extremes,
+    moves,
+    normalisation,
+    pooling,
+    products,
+    reduce,
+    resize,
+    shapes,
+)
 """The modules whose converters fill the table."""
 
 MAX_VALUES = 1 << 26
@@ -82,10 +95,7 @@ def read_onnx(source: Path | str | bytes, name: str | None = None) -> Network:
 def _read(data: bytes, name: str, folder: Path | None) -> Network:
     model, data = load_model(data, folder)
     reading = _Reading(model)
-    nodes, output = simplify(*spelled(reading.build.nodes, reading.output.index))
-    for node in nodes:
-        if isinstance(node, Transient):
-            raise UnsupportedError("is read only where it spells GELU, SiLU, Mish or a power", place=node.place)
+    nodes, output = bounded_factors(*simplify(*spelled(reading.build.nodes, reading.output.index)))
     network = as_network(nodes, output, name=name, onnx=data, batched=reading.batched)
     nodes, names = reading.build.nodes, reading.computed()
     # Large files are in memory several times over by now.

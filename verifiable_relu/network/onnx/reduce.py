@@ -85,6 +85,22 @@ def _extreme(call: Call, sign: int) -> Value:
     return call.reshaped(Value(extreme(call, x.index, candidates, sign), False), _shape(call, axes))
 
 
+@converts("ReduceProd", 1, 11, 13, 18)
+def _product(call: Call) -> Value:
+    x, axes = call.value(), axes_of(call)
+    if not axes:
+        return x
+    numbers = np.moveaxis(Numbered().add(call, x) - 1, axes, range(len(axes)))
+    kept = numbers.shape[len(axes) :]
+    rows = numbers.reshape(-1, math.prod(kept))
+    factors = [call.sparse(x.index, row, np.ones(row.shape, np.float32), row.shape).index for row in rows]
+    while len(factors) > 1:
+        pairs = zip(factors[0::2], factors[1::2], strict=False)
+        paired = [call.build.product(first, second, call.name) for first, second in pairs]
+        factors = paired + factors[2 * len(paired) :]
+    return call.reshaped(Value(factors[0], False), _shape(call, axes))
+
+
 @converts("ReduceMax", 1, 11, 12, 13, 18, 20)
 def _max(call: Call) -> Value:
     return _extreme(call, 1)

@@ -5,9 +5,9 @@
     x·tanh(softplus(x))   Mish
     x·x, x·x²             powers
 
-Reading gives erf and the product of two computed values as nodes of their own (``network.transient``), which no
-network may keep: ``spelled`` puts a function in the place of each product that spells one. It looks at nodes, never
-at the file's names, of which one value may have several.
+Reading gives erf as a node of its own (``network.transient``), which no network may keep. ``spelled`` puts a function
+in the place of each product that spells one: bounds of a function of x know that both factors are of the same x. It
+looks at nodes, never at the file's names, of which one value may have several.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
-from verifiable_relu.network.nodes import Gelu, Node, Scale, Sigmoid, Smooth, Tanh
-from verifiable_relu.network.transient import Erf, Product
+from verifiable_relu.network.nodes import Gelu, Node, Product, Scale, Sigmoid, Smooth, Tanh
+from verifiable_relu.network.transient import Erf
 
 
 @dataclass(frozen=True)

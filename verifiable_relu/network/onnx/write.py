@@ -21,10 +21,13 @@ from verifiable_relu.network.nodes import (
     Conv2d,
     Gelu,
     Hardened,
+    Identity,
     LeakyRelu,
     Linear,
+    MatMul,
     Node,
     Permute,
+    Product,
     Relu,
     Reshape,
     Scale,
@@ -225,7 +228,8 @@ def _gelu(writer: _Writer, node: Gelu, inputs: list[str], output: str) -> None:
 
 _SMOOTH = {
     "Atan": "Atan", "Cos": "Cos", "ELU": "Elu", "Erf": "Erf", "Exp": "Exp", "HardSwish": "HardSwish", "Log": "Log",
-    "Mish": "Mish", "Sin": "Sin", "Softplus": "Softplus", "Softsign": "Softsign", "Sqrt": "Sqrt",
+    "Mish": "Mish", "Reciprocal": "Reciprocal", "Sin": "Sin", "Softplus": "Softplus", "Softsign": "Softsign",
+    "Sqrt": "Sqrt",
 }  # fmt: skip
 """The operator of ONNX that computes a smooth function, by the function's name, where there is one."""
 
@@ -236,6 +240,8 @@ def _smooth(writer: _Writer, node: Smooth, inputs: list[str], output: str) -> No
         writer.emit("Gelu", inputs, output, approximate="tanh")
     elif node.function == "SiLU":
         writer.emit("Mul", [*inputs, writer.emit("Sigmoid", inputs, f"{output}.sigmoid")], output)
+    elif node.function == "InverseRoot":
+        writer.emit("Reciprocal", [writer.emit("Sqrt", inputs, f"{output}.root")], output)
     elif node.function in ("Square", "Cube"):
         square = writer.emit("Mul", inputs * 2, output if node.function == "Square" else f"{output}.square")
         if node.function == "Cube":
@@ -267,6 +273,9 @@ WRITERS: Table[Callable[[_Writer, Any, list[str], str], None]] = Table(
         Sparse: _sparse,
         Scale: _scale,
         Add: _plain("Add"),
+        Product: _plain("Mul"),
+        MatMul: _plain("MatMul"),
+        Identity: _plain("Identity"),
         Reshape: _reshape,
         Permute: _permute,
         Gelu: _gelu,

@@ -9,9 +9,16 @@ that coefficient, and going from the last block to the first,
     open, c_j < 0:   w_j = c_j·(chord_j − t_j)/Q_j, the line over the activation,
     open, c_j ≥ 0:   w_j = γ_j between c_j·(slope_j − t_j)/Q_j and c_j·(1 − t_j)/Q_j, a line below it.
 
-An open neuron has such adaptive lines only if it is among a few chosen for the whole tree, so that a node's bound
-does not depend on the batch it is in; for the others w_j = 0. The ascent is by Polyak's steps towards a bound just
-above zero, scaled by the neurons' widths, with momentum (B. T. Polyak, USSR Comput. Math. Math. Phys. 9 (1969), 14-29).
+and of a smooth neuron on its segment (``curves``)
+
+    c_j < 0:         w_j = c_j·rate_above_j + γ_j, the line over the activation,
+    c_j ≥ 0:         w_j = c_j·rate_below_j + γ_j, the line below it,
+
+where any γ_j will do: a positive one is the multiplier of z_j ≤ the segment's upper end, the size of a negative one
+that of z_j ≥ its lower end. An open neuron has such adaptive lines only if it is among a few chosen for the whole tree,
+so that a node's bound does not depend on the batch it is in; for the others w_j = 0. The ascent is by Polyak's steps
+towards a bound just above zero, scaled by the neurons' widths, with momentum (B. T. Polyak, USSR Comput. Math. Math.
+Phys. 9 (1969), 14-29).
 """
 
 from __future__ import annotations
@@ -23,6 +30,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from verifiable_relu.verifiers.bab.curves import Curves, Segments
 from verifiable_relu.verifiers.bab.strip import Forms, Strip
 
 _FACTOR = 2.0
@@ -36,7 +44,7 @@ class Batch:
     """Nodes that are bounded together.
 
     Attributes:
-        split: (nodes, m) int8, +1 active, −1 inactive, 0 open.
+        split: (nodes, m) int8, +1 active, −1 inactive, 0 open; of a smooth neuron, the number of its segment.
         multipliers: (nodes, m) β of split neurons, γ of open ones that have adaptive lines, otherwise zero.
         mu: (nodes, rows behind the objectives) of these rows.
         objective: (nodes,) which of the relaxation's first rows is bounded.
@@ -57,11 +65,18 @@ class Batch:
         """At most ``size`` nodes at a time."""
         return (self[number] for number in torch.arange(len(self)).split(size))
 
-    def split_on(self, neuron: Tensor) -> Batch:
-        """Twice as many nodes: those in which each node's neuron (nodes,) is active, then those in which it is not."""
+    def split_on(self, neuron: Tensor, curves: Curves | None = None) -> Batch:
+        """Twice as many nodes: those in which each node's neuron (nodes,) is active, then those in which it is not.
+
+        A segment of a smooth neuron is cut, and the nodes of the lower halves come first.
+        """
+        smooth = None
+        if curves is not None:
+            curves.cut(neuron, self.split[torch.arange(len(self)), neuron])
+            smooth = curves.holds(neuron)
         multipliers = self.multipliers.scatter(1, neuron[:, None], 0)
         rest = (t.repeat(2, *[1] * (t.dim() - 1)) for t in (multipliers, self.mu, self.objective))
-        return Batch(torch.cat(children(self.split, neuron)), *rest)
+        return Batch(torch.cat(children(self.split, neuron, smooth)), *rest)
 
     @staticmethod
     def roots(neurons: int, behind: int, objectives: int = 1) -> Batch:
@@ -77,15 +92,22 @@ class Batch:
         return Batch(*(torch.cat(field) for field in fields))
 
 
-def children(split: Tensor, neuron: Tensor) -> tuple[Tensor, Tensor]:
+def children(split: Tensor, neuron: Tensor, smooth: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """The two nodes that each node is split into: those in which its neuron is active, and those in which it is not.
+
+    Of a smooth neuron: those in which it is in the lower half of its segment, and in the upper half.
 
     Args:
         split: (nodes, m) int8, as ``Proofs.lower`` takes them.
         neuron: (nodes,) the number of the neuron that each node is split on.
+        smooth: (nodes,) bool, whether that neuron is smooth; None if none is.
     """
     active, inactive, number = split.clone(), split.clone(), torch.arange(len(split))
     active[number, neuron], inactive[number, neuron] = 1, -1
+    if smooth is not None and bool(smooth.any()):
+        number, neuron = number[smooth], neuron[smooth]
+        lower = 2 * split[number, neuron].clamp(min=1)
+        active[number, neuron], inactive[number, neuron] = lower, lower + 1
     return active, inactive
 
 
@@ -98,7 +120,8 @@ class Bounded:
         columns: (k,) the neurons that have multipliers in some node.
         w: (nodes, k) their multipliers, as ``Proofs.lower`` takes them.
         coefficients: (nodes, m) of the remainders q̃.
-        blame: (nodes, m) how much each open neuron's line over the activation costs the bound; −1 if split.
+        blame: (nodes, m) how much each open neuron's line over the activation costs the bound; −1 if split. Of a
+            smooth neuron, how much its line costs at most; −1 if its segment is not cut.
     """
 
     bound: Tensor
@@ -143,6 +166,7 @@ class Ascent:
         self._scale = ((upper - lower).clamp(min=1e-30) ** -2).to(dtype).clamp(max=1e30)
         sizes = strip.rows.matrix.abs().sum(1) + strip.rows.constant.abs()
         self._row_scale = ((sizes[objectives:] + 1e-30) ** -2).to(dtype).clamp(max=1e30)
+        self.curves = strip.curves
         self.objectives = objectives
         self.closed = 1e-6 * sizes[:objectives].to(dtype)
         self.aim = 2 * self.closed
@@ -172,12 +196,12 @@ class Ascent:
             along, along_mu = moved * view.scale, moved_mu * self._row_scale
             length = (along * moved).sum(1) + (along_mu * moved_mu).sum(1)
             size = _FACTOR * (aim - bound).clamp(min=0) / length.clamp(min=1e-30)
-            multipliers = view.clamped(torch.addcmul(multipliers, size[:, None], along), limits)
+            multipliers = view.clamped(multipliers, torch.addcmul(multipliers, size[:, None], along), limits)
             mu = torch.addcmul(mu, size[:, None], along_mu).clamp_(min=0)
         batch.multipliers = torch.zeros_like(batch.multipliers)
         batch.multipliers[:, view.columns] = found.multipliers.to(batch.multipliers.dtype)
         batch.mu = found.mu.to(batch.mu.dtype)
-        return found.result(batch.split == 0)
+        return found.result(batch.split)
 
     def minimisers(self, batch: Batch) -> Tensor:
         """Points of the box, (nodes, n), where the objective as the batch's multipliers relax it is least."""
@@ -222,6 +246,20 @@ class _View:
         self.least = torch.where(self.lines, ascent._inactive[columns], none)
         self.most = torch.where(self.lines, ascent._active[columns], none)
         self.offset = torch.where(self.split, none, torch.where(self.lines, ascent._offset[columns], 1 - none))
+        self.segments = None if ascent.curves is None else ascent.curves.of(columns, split, ascent.dtype)
+        self.smooth: list[bool] = [False] * len(self.blocks)
+        if self.segments is not None:
+            self._take(self.segments)
+
+    def _take(self, segments: Segments) -> None:
+        """The lines of smooth neurons on their segments, in the place of phases."""
+        which = segments.which
+        self.smooth = torch.isin(torch.tensor([start for start, _ in self.blocks]), which).tolist()
+        self.of_negative[:, which], self.offset[:, which] = segments.rate_above, segments.offset_above
+        self.of_positive = self.of_positive.clone()
+        self.of_positive[:, which] = segments.rate_below
+        for table in (self.split, self.lines):
+            table[:, which] = False
 
     def bound(self, multipliers: Tensor, mu: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, tuple[Tensor, Tensor]]:
         """Bounds; the coefficients of e and p; those of the view's q̃; w; the limits of open neurons' multipliers."""
@@ -233,10 +271,12 @@ class _View:
         q = q.expand(len(mu), -1).clone()
         w = torch.empty_like(q)
         least, most = torch.empty_like(q), torch.empty_like(q)
-        for start, end in reversed(self.blocks):
+        for (start, end), smooth in zip(reversed(self.blocks), reversed(self.smooth), strict=True):
             mine = q[:, start:end]
             negative, positive = mine.clamp(max=0), mine.clamp(min=0)
             low, high = positive * self.least[:, start:end], positive * self.most[:, start:end]
+            if smooth:
+                low, high = torch.full_like(low, -torch.inf), torch.full_like(high, torch.inf)
             least[:, start:end], most[:, start:end] = low, high
             given = multipliers[:, start:end]
             free = torch.where(
@@ -253,6 +293,8 @@ class _View:
         # The norm takes the remainders of the view for free ones, whose least value is min(q, 0).
         bound = constant + w @ self.constant - torch.linalg.vector_norm(c, 1, dim=1)
         bound = bound + (q.clamp(max=0) * (self.offset - 1)).sum(1)
+        if self.segments is not None:
+            bound = bound + self.segments.below(q, multipliers)
         return bound, c, q, w, (least, most)
 
     def gradient(
@@ -263,10 +305,14 @@ class _View:
         y.index_fill_(1, self.places, -1)
         z = torch.addmm(self.constant, y, self.matrix.T)
         values = torch.zeros_like(z)
-        for start, end in self.blocks:
+        for (start, end), smooth in zip(self.blocks, self.smooth, strict=True):
             if start:
                 z[:, start:end] += values[:, :start] @ self.between[start:end, :start].T
             part = slice(start, end)
+            if smooth:
+                assert self.segments is not None
+                values[:, part] = self.segments.values(part, q[:, part], z[:, part])
+                continue
             mine, lines = z[:, part], self.lines[:, part]
             negative = q[:, part] < 0
             rate = torch.where(negative, self.of_negative[:, part], self.of_positive[:, part])
@@ -277,6 +323,9 @@ class _View:
             values[:, part] = rate * mine + negative * self.offset[:, part]
         low, high = self._limits(limits)
         found = torch.where(self.split, -self.sign * z, z)
+        if self.segments is not None:
+            which = self.segments.which
+            found[:, which] = z[:, which] - self.segments.ends(z[:, which], multipliers[:, which])
         found *= ((multipliers > low) | (found > 0)) & ((multipliers < high) | (found < 0))
         of_mu = mu
         if mu.shape[1]:
@@ -284,9 +333,14 @@ class _View:
             of_mu *= (mu > 0) | (of_mu > 0)
         return found, of_mu
 
-    def clamped(self, multipliers: Tensor, limits: tuple[Tensor, Tensor]) -> Tensor:
+    def clamped(self, before: Tensor, multipliers: Tensor, limits: tuple[Tensor, Tensor]) -> Tensor:
+        """Multipliers within their limits. One of two half-spaces stops at zero before that of the other begins."""
         low, high = self._limits(limits)
-        return torch.maximum(torch.minimum(multipliers, high), low)
+        found = torch.maximum(torch.minimum(multipliers, high), low)
+        if self.segments is not None:
+            which = self.segments.which
+            found[:, which] = torch.where(before[:, which] * found[:, which] < 0, 0, found[:, which])
+        return found
 
     def _limits(self, limits: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """Of the multipliers: none below zero where a neuron is split, none but zero where it has no lines."""
@@ -322,9 +376,11 @@ class _Best:
     def mu(self) -> Tensor:
         return self._taken[4]
 
-    def result(self, is_open: Tensor) -> Bounded:
+    def result(self, split: Tensor) -> Bounded:
         view, (bound, c, w, _, _) = self._view, self._taken
-        coefficients = 2 * c
+        coefficients, curves = 2 * c, view.ascent.curves
         blame = -coefficients.clamp(max=0) * view.ascent._offset
-        blame.masked_fill_(~is_open, -1)
+        blame.masked_fill_(split != 0, -1)
+        if curves is not None:
+            blame[:, curves.neurons] = curves.blame(split, coefficients)
         return Bounded(bound, view.columns, w, coefficients, blame)

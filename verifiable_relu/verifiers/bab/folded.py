@@ -4,20 +4,25 @@ With e ∈ [−1, 1]ⁿ the scaled inputs, z_j ∈ [l_j, u_j] the pre-activation
 
     z_j = inputs_j·e + neurons_j·r + constant_j,    r_j = z_j where z_j ≥ 0, slope_j·z_j elsewhere,
 
-up to an error that every form comes with. A system whose bounds have been tightened is a smaller one: neurons that
+up to an error that every form comes with; of a smooth activation, r_j is its value at z_j, and all its neurons are
+unstable that are not lines. A system whose bounds have been tightened is a smaller one: neurons that
 have become stable are substituted (``Folded.tightened``). So is one that only a few rows depend on
 (``Folded.restricted``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from verifiable_relu.bounds.rounding import gamma
+from verifiable_relu.bounds.activations import image
+from verifiable_relu.bounds.rounding import gamma, interval_activation
+from verifiable_relu.bounds.types import Bounds
+from verifiable_relu.network.nodes import Activation
 
 TINY = torch.finfo(torch.float64).tiny
 
@@ -74,13 +79,14 @@ class Folded:
     Attributes:
         center, radius: of the box, (inputs of the network,).
         free: (n,) the inputs that e scales.
-        lower: (m,) of the pre-activations, negative.
-        upper: (m,) likewise, positive.
-        slope: (m,) of the activation below zero.
+        lower: (m,) of the pre-activations; negative but for smooth neurons.
+        upper: (m,) likewise; positive but for smooth neurons.
+        slope: (m,) of the activation below zero; without a meaning for smooth neurons.
         places: (m, 2) the activation node of each, and its number there.
         blocks: for each activation with unstable neurons its first one and the end, in the order of evaluation: a
             neuron depends on neurons of earlier blocks alone.
         neurons: the pre-activations, m rows.
+        functions: the smooth activations, by node.
     """
 
     center: Tensor
@@ -92,6 +98,7 @@ class Folded:
     places: Tensor
     blocks: tuple[tuple[int, int], ...]
     neurons: Rows
+    functions: Mapping[int, Activation] = field(default_factory=dict)
 
     @property
     def inputs(self) -> int:
@@ -102,6 +109,11 @@ class Folded:
     def size(self) -> int:
         """m, the number of unstable neurons."""
         return len(self.lower)
+
+    @cached_property
+    def smooth(self) -> Tensor:
+        """(m,) bool, the neurons of smooth activations."""
+        return torch.isin(self.places[:, 0], torch.tensor(sorted(self.functions), dtype=torch.long))
 
     @property
     def curvature(self) -> Tensor:
@@ -116,7 +128,14 @@ class Folded:
     @property
     def reach(self) -> Tensor:
         """(m,) ≥ |value| of each neuron over the box."""
-        return torch.maximum(self.upper, -self.lower * self.slope.abs()) * (1 + 2.0**-50) + TINY
+        found = torch.maximum(self.upper, -self.lower * self.slope.abs()) * (1 + 2.0**-50) + TINY
+        for start, end in self.blocks:
+            node = self.functions.get(int(self.places[start, 0]))
+            if node is not None:
+                bounds = Bounds(self.lower[start:end], self.upper[start:end])
+                values = interval_activation(node, image(node, bounds))
+                found[start:end] = torch.maximum(values.lower.abs(), values.upper.abs())
+        return found
 
     def point(self, e: Tensor) -> Tensor:
         """The input, (points, inputs of the network), at scaled inputs (points, n)."""
@@ -130,7 +149,9 @@ class Folded:
         r = torch.zeros_like(z)
         for start, end in self.blocks:
             z[:, start:end] += r[:, :start] @ self.neurons.neurons[start:end, :start].T
-            r[:, start:end] = torch.where(z[:, start:end] > 0, z[:, start:end], self.slope[start:end] * z[:, start:end])
+            mine, node = z[:, start:end], self.functions.get(int(self.places[start, 0]))
+            phases = torch.where(mine > 0, mine, self.slope[start:end] * mine) if node is None else node.forward(mine)
+            r[:, start:end] = phases
         return z, r
 
     def support(self, rows: Rows) -> Tensor:
@@ -161,12 +182,14 @@ class Folded:
     def tightened(self, lower: Tensor, upper: Tensor, rows: Rows) -> tuple[Folded, Rows]:
         """The system with better bounds, and some rows there; neurons that are stable by these bounds are substituted.
 
+        Smooth neurons stay.
+
         Args:
             lower, upper: (m,) bounds of the pre-activations over the box, rounding accounted for, lower ≤ upper.
             rows: to be expressed by the neurons that are left.
         """
         active = lower >= 0
-        stable = active | (upper <= 0)
+        stable = (active | (upper <= 0)) & ~self.smooth
         gone, kept = stable.nonzero().squeeze(1), (~stable).nonzero().squeeze(1)
         if not len(gone):
             return replace(self, lower=lower, upper=upper), rows
@@ -183,7 +206,8 @@ class Folded:
                 blocks.append((start, end))
             start = end
         places = (self.slope[kept], self.places[kept])
-        return Folded(self.center, self.radius, free, lower[kept], upper[kept], *places, tuple(blocks), neurons)
+        bounds = (lower[kept], upper[kept])
+        return Folded(self.center, self.radius, free, *bounds, *places, tuple(blocks), neurons, self.functions)
 
 
 def slopes_of(active: Tensor, below: Tensor) -> Tensor:

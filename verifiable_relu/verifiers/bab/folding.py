@@ -1,6 +1,7 @@
 """One query as a small dense system: the inputs that vary and the unstable neurons, everything else folded away.
 
-Over the box most neurons of a ReLU network are stable, and the network is affine in what is left: the inputs, scaled
+Over the box most neurons of a ReLU network are stable, and so are smooth neurons that are lines but for a small error.
+The network is affine in what is left: the inputs, scaled
 to e ∈ [−1, 1]ⁿ, and the values r of the m unstable neurons. Rows of coefficients are pulled back from a node towards
 the input, through affine maps and stable neurons, and end at unstable ones. The pull-back is done in float64, and
 every row comes with a bound of what rounding has changed in its value, for any point of the box.
@@ -14,13 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from verifiable_relu.bounds import Relaxation
+from verifiable_relu.bounds import Bounds, Relaxation
 from verifiable_relu.bounds.rounding import gamma, unit_roundoff
 from verifiable_relu.errors import OutOfTime, UnsupportedError
-from verifiable_relu.network.dispatch import Table
-from verifiable_relu.network.nodes import Activation, Add, Affine, Input, Permute, Reshape
+from verifiable_relu.network.dispatch import Refusal, Table
+from verifiable_relu.network.nodes import Activation, Add, Affine, Bilinear, Input, Permute, Reshape
 from verifiable_relu.network.piecewise import SLOPES
 from verifiable_relu.spec.property import Box
+from verifiable_relu.verifiers.bab.curves import IS_SMOOTH, Straight
 from verifiable_relu.verifiers.bab.folded import OWN, TINY, Folded, Rows, slopes_of
 
 _WORKING = 1 << 27
@@ -42,7 +44,7 @@ def fold(
         stop: asked between chunks of rows.
 
     Raises:
-        UnsupportedError: if an activation is not piecewise linear, or a bound is not finite.
+        UnsupportedError: if an activation is of a kind that is not split, or a bound is not finite.
         OutOfTime: once ``stop`` says so.
     """
     return _Folding(relaxation, sample, box, stop).folded(matrix)
@@ -72,19 +74,27 @@ class _Folding:
         self._unstable: dict[int, Tensor] = {}
         self._start: dict[int, int] = {}
         self._passing: dict[int, Tensor] = {}
+        self._straight: dict[int, Straight] = {}
+        self._functions: dict[int, Activation] = {}
         self._blocks: list[tuple[int, int]] = []
         none = torch.zeros(0, dtype=torch.float64)
         lower, upper, slope, places = [none], [none], [none], [torch.zeros(0, 2, dtype=torch.long)]
         self.unstable = 0
         for index in sorted(relaxation.pre):
             node = self.network.nodes[index]
-            below = SLOPES[node](node).detach().double().expand(node.shape).flatten()
             bounds = relaxation.pre[index]
             low, high = bounds.lower[sample].flatten(), bounds.upper[sample].flatten()
-            active = low >= 0
-            inactive = (high <= 0) & ~active
-            chosen = (~(active | inactive)).nonzero().squeeze(1)
-            self._passing[index] = torch.where(active | inactive, slopes_of(active, below), 0.0)
+            assert isinstance(node, Activation)
+            if IS_SMOOTH[node]:
+                self._functions[index] = node
+                straight = self._straight[index] = Straight.of(node, Bounds(low, high))
+                stable, passing, below = straight.chosen, straight.slope, torch.zeros_like(low)
+            else:
+                below = SLOPES[node](node).detach().double().expand(node.shape).flatten()
+                active = low >= 0
+                stable, passing = active | (high <= 0), slopes_of(active, below)
+            chosen = (~stable).nonzero().squeeze(1)
+            self._passing[index] = torch.where(stable, passing, 0.0)
             self._unstable[index], self._start[index] = chosen, self.unstable
             if len(chosen):
                 self._blocks.append((self.unstable, self.unstable + len(chosen)))
@@ -119,6 +129,7 @@ class _Folding:
             self._places,
             tuple(self._blocks),
             Rows.cat(parts),
+            self._functions,
         )
         return folded, Rows.cat([self._empty(), *rows])
 
@@ -131,6 +142,13 @@ class _Folding:
     def phases(self, index: int) -> tuple[Tensor, int, Tensor]:
         """Of an activation: its unstable neurons, the number of the first among all, and the others' slopes (size,)."""
         return self._unstable[index], self._start[index], self._passing[index]
+
+    def straight(self, index: int) -> tuple[Tensor, Tensor] | None:
+        """Of a smooth activation's stable neurons, the offset and the error of their lines, (size,); zero elsewhere."""
+        found = self._straight.get(index)
+        if found is None:
+            return None
+        return torch.where(found.chosen, found.offset, 0.0), torch.where(found.chosen, found.error, 0.0)
 
     def magnitude(self, index: int) -> Tensor:
         """(size,) ≥ |value of node ``index``| over the box."""
@@ -212,6 +230,12 @@ def _activation(walk: _Walk, index: int, node: Activation, a: Tensor) -> None:
     walk.neurons[:, start : start + len(chosen)] = a[:, chosen]
     before = walk.folding.magnitude(node.inputs[0])
     walk.error = walk.error + a.abs() @ (_UNIT * passing.abs() * before) + TINY * before.sum()
+    line = walk.folding.straight(index)
+    if line is not None:
+        offset, error = line
+        walk.constant = walk.constant + a @ offset
+        rounding = gamma(node.size + len(walk.folding.network.nodes) + 8, torch.float64)
+        walk.error = walk.error + a.abs() @ (error + rounding * offset.abs()) + 8 * TINY * node.size
     walk.give(node.inputs[0], a * passing)
 
 
@@ -238,6 +262,7 @@ STEPS: Table[Callable[[_Walk, int, Any, Tensor], None]] = Table(
         Input: _input,
         Activation: _activation,
         Add: _unchanged,
+        Bilinear: Refusal("only piecewise-linear networks can be split into phases"),
         Reshape: _unchanged,
         Permute: _permute,
         Affine: _affine,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -81,6 +81,7 @@ class Forest:
 
     Args:
         system: where they start.
+        polytopes: which of its polytopes get a tree.
         candidates: where points are judged.
         search: how each tree is searched.
         memory: bytes for all trees.
@@ -92,16 +93,22 @@ class Forest:
     """
 
     def __init__(
-        self, system: System, candidates: Candidates, search: Search, memory: int, left: Callable[[], float]
+        self,
+        system: System,
+        polytopes: Sequence[int],
+        candidates: Candidates,
+        search: Search,
+        memory: int,
+        left: Callable[[], float],
     ) -> None:
         self._system, self._candidates, self._search, self._left = system, candidates, search, left
         self.lower: dict[int, float] = {}
         self.recorded: dict[int, Recorded] = {}
-        self._waiting = list(system.parts)
+        self._waiting = list(polytopes)
         self._trees: dict[int, Tree] = {}
         self._ended: set[State] = set()
         self._counted: dict[int, tuple[int, float]] = {}
-        self._most = min(len(system.parts), memory // tree_bytes(system.folded.inputs, system.folded.size))
+        self._most = min(len(polytopes), memory // tree_bytes(system.folded.inputs, system.folded.size))
         self._memory = memory // max(1, self._most)
 
     def order(self, polytope: int) -> list[int]:
@@ -138,7 +145,7 @@ class Forest:
             return Ended(Reason.TIMEOUT, "the budget ran out")
         if State.FULL in self._ended:
             return Ended(Reason.MEMORY, "the open sub-problems took too much memory")
-        return Ended(Reason.INCOMPLETE, "there are sub-problems whose margin is within rounding of zero")
+        return Ended(Reason.INCOMPLETE, "there are sub-problems whose margin is too near to zero for further splits")
 
     @property
     def nodes(self) -> int:
@@ -149,6 +156,11 @@ class Forest:
     def work(self) -> float:
         """How much work the trees have taken."""
         return sum(work for _, work in self._counted.values())
+
+    @property
+    def closed(self) -> float:
+        """The part of a tree that is closed (``Tree``), of that open tree of which it is the least."""
+        return min((tree.closed for tree in self._trees.values()), default=0.0)
 
     def _over(self) -> bool:
         return self._candidates.found is not None or self._left() <= 0

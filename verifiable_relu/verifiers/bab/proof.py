@@ -11,6 +11,9 @@ neuron j an expression of z_j alone is left, since q̃_j is a function of z_j, l
 
     objective ≥ constant − Σ|c_i| + Σ_j min over the ends z of the phases that the node allows of (c_j·q̃_j(z) − w_j·z).
 
+Of a smooth neuron that is c_j·q̃_j(z) − w_j·z on the segment of its pre-activation that the node leaves; a line below
+q̃_j, or above it if c_j is negative, bounds it (``curves``).
+
 Nothing is asked of w: who found it, and how, does not matter. Where the bound is positive, the node holds no point
 of the unsafe set.
 """
@@ -31,11 +34,14 @@ class Proofs:
     Args:
         strip: the relaxation.
         objectives: how many of its first rows are objectives.
+
+    Attributes:
+        objectives: likewise.
     """
 
     def __init__(self, strip: Strip, objectives: int = 1) -> None:
         folded = strip.folded
-        self._strip, self._objectives = strip, objectives
+        self._strip, self.objectives = strip, objectives
         self._lower, self._upper = folded.lower, folded.upper
         # q̃ at the ends of the phases. What rounding makes of them is a few units of their own size, at most 1.
         self._at_upper = (1 - strip.slopes) * folded.upper / strip.width
@@ -50,7 +56,7 @@ class Proofs:
         """Lower bounds of each node's objective where the rows behind the objectives are at most zero.
 
         Args:
-            split: (nodes, m) int8, +1 active, −1 inactive, 0 not split.
+            split: (nodes, m) int8, +1 active, −1 inactive, 0 not split; of a smooth neuron, the number of its segment.
             columns: (k,) the neurons with multipliers; those of the others are zero.
             w: (nodes, k) their multipliers.
             mu: (nodes, rows behind the objectives) their multipliers; negative ones are taken as zero.
@@ -61,7 +67,7 @@ class Proofs:
         """
         strip = self._strip
         n, m = strip.folded.inputs, strip.folded.size
-        w, weight = w.double(), of_rows(mu, objective, self._objectives)
+        w, weight = w.double(), of_rows(mu, objective, self.objectives)
         c = torch.addmm(weight @ strip.rows.matrix, w, strip.neurons.matrix[columns])
         constant = weight @ strip.rows.constant + w @ strip.neurons.constant[columns]
         q, pull = c[:, n:], of_neurons(w, columns, m)
@@ -69,13 +75,22 @@ class Proofs:
         below = least_to(self._lower, q, self._at_lower, pull)
         above.masked_fill_(split < 0, 0)
         below.masked_fill_(split > 0, 0)
-        found = constant - c[:, :n].abs().sum(1) + torch.minimum(above, below).sum(1)
+        least, curved = torch.minimum(above, below), torch.zeros(len(w), dtype=torch.float64)
+        if strip.curves is not None:
+            smooth = strip.curves.neurons
+            least[:, smooth] = q[:, smooth].clamp(max=0)
+            segments = strip.curves.of(columns, split, torch.float64)
+            if segments is not None:
+                which = columns[segments.which]
+                least[:, which], changed = segments.least(q[:, which], pull[:, which])
+                curved = changed.sum(1)
+        found = constant - c[:, :n].abs().sum(1) + least.sum(1)
         # All sums have at most so many terms, and all terms together are at most ``size``, but for rounding.
         terms = n + m + len(columns) + strip.rows.matrix.shape[0] + 16
         size = weight @ self._of_rows + w.abs() @ self._of_neurons[columns]
         error = weight @ strip.rows.error + w.abs() @ strip.neurons.error[columns]
         error = error + 3 * gamma(terms, torch.float64) * size + 16 * terms * (n + m + 1) * TINY
-        return rounded_down(found, error)
+        return rounded_down(found, error + curved)
 
 
 def of_rows(mu: Tensor, objective: Tensor | None, objectives: int) -> Tensor:

@@ -15,10 +15,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from verifiable_relu.verifiers.bab.ascent import Ascent, Batch
+from verifiable_relu.verifiers.bab.ascent import Ascent, Batch, Bounded
 from verifiable_relu.verifiers.bab.folded import Folded, Rows
 from verifiable_relu.verifiers.bab.proof import Proofs
-from verifiable_relu.verifiers.bab.strip import Strip
+from verifiable_relu.verifiers.bab.recorded import Refined
+from verifiable_relu.verifiers.bab.strip import Slopes, Strip
 
 _WORKING = 1 << 27
 """Bytes that the trees searched at once may take."""
@@ -62,10 +63,13 @@ class Refinement:
                     total += (self.steps + 1) * (nodes * each + calls * _CALL)
         return total
 
-    def refine(self, folded: Folded, rows: Rows, stop: Callable[[], bool]) -> tuple[Folded, Rows]:
+    def refine(
+        self, folded: Folded, rows: Rows, stop: Callable[[], bool], record: Refined | None = None
+    ) -> tuple[Folded, Rows]:
         """The system with bounds that are refined, layer after layer, and rows expressed by it.
 
-        Once ``stop`` says so, the rest of the neurons keep their bounds.
+        Once ``stop`` says so, the rest of the neurons keep their bounds. With ``record``, bounds are those that it
+        records.
         """
         for node in folded.places[:, 0].unique().tolist():
             mine = (folded.places[:, 0] == node).nonzero().squeeze(1)
@@ -77,15 +81,22 @@ class Refinement:
             for part in _alike(folded.support(folded.neurons[mine])):
                 chosen = mine[part]
                 forms = folded.neurons[chosen]
-                found = self._least(folded, Rows.cat([forms, -forms]), stop)
+                found = self._least(folded, Rows.cat([forms, -forms]), stop, chosen, record)
                 lower[chosen] = torch.maximum(lower[chosen], found[: len(chosen)])
                 upper[chosen] = torch.minimum(upper[chosen], -found[len(chosen) :])
+            if record is not None:
+                record.close(folded, Slopes.anywhere(folded), node)
             folded, rows = folded.tightened(lower, upper, rows)
         return folded, rows
 
-    def _least(self, folded: Folded, rows: Rows, stop: Callable[[], bool]) -> Tensor:
-        """(2·k,) lower bounds over the box of rows and, in the second half of ``rows``, of their negatives; proven."""
-        folded, rows = folded.restricted(rows)
+    def _least(
+        self, whole: Folded, rows: Rows, stop: Callable[[], bool], neurons: Tensor, record: Refined | None
+    ) -> Tensor:
+        """(2·k,) lower bounds over the box of rows and, in the second half of ``rows``, of their negatives; proven.
+
+        The rows are those of k ``neurons`` of the system.
+        """
+        folded, rows = whole.restricted(rows)
         half = len(rows) // 2
         together = max(1, _WORKING // (2 * self.leaves * 16 * (folded.size + folded.inputs)))
         found = torch.full((2, half), -torch.inf, dtype=torch.float64)
@@ -94,7 +105,10 @@ class Refinement:
                 break
             trees = _Trees(self, folded, Rows.cat([rows[part], rows[part + half]]))
             trees.search(stop)
-            found[:, part] = trees.proven().reshape(2, -1)
+            proven = trees.proven()
+            if record is not None:
+                proven = record.take(whole, neurons[part], trees.strip, trees.leaves(), proven)
+            found[:, part] = proven.reshape(2, -1)
         return found.flatten()
 
 
@@ -111,13 +125,16 @@ class _Trees:
         options: of the search.
         folded: the system.
         rows: (2·k,) the objectives.
+
+    Attributes:
+        strip: the relaxation of all trees.
     """
 
     def __init__(self, options: Refinement, folded: Folded, rows: Rows) -> None:
         self._options, self._folded, self._rows = options, folded, rows
         count = len(rows)
-        slopes = torch.where(folded.upper > -folded.lower, torch.ones_like(folded.upper), folded.slope)
-        strip = Strip(folded, rows, slopes)
+        self.strip = strip = Strip(folded, rows, Slopes.anywhere(folded))
+        self._curves = strip.curves
         self._ascent = Ascent(strip, torch.ones(folded.size, dtype=torch.bool), torch.float32, count)
         self._proofs = Proofs(strip, count)
         # A neuron is stable where one of its objectives is above zero.
@@ -159,7 +176,7 @@ class _Trees:
             chosen = self._worst()
             if not len(chosen):
                 return
-            children = self._leaves[chosen].split_on(self._neuron[chosen])
+            children = self._leaves[chosen].split_on(self._neuron[chosen], self._curves)
             bound, split = self._run(children, self._options.steps)
             # What holds of a node holds of its children.
             bound = torch.maximum(bound, self._bound[chosen].repeat(2))
@@ -195,11 +212,23 @@ class _Trees:
     def proven(self) -> Tensor:
         """(2·k,) proven lower bounds: the least of all leaves of each tree."""
         bounds = []
-        for batch in self._leaves.parts(4 * self._options.batch):
-            found = self._ascent.run(batch, 0)
+        for batch, found in self._runs():
             proven = self._proofs.lower(batch.split, found.columns, found.w, batch.mu, batch.objective)
             bounds.append(torch.where(proven.isfinite(), proven, -torch.inf))
         return least(torch.cat(bounds), self._leaves.objective, len(self._rows))
+
+    def leaves(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Splits (leaves, m) and multipliers (leaves, m) of all leaves, and the row that each belongs to."""
+        w = torch.zeros(self._leaves.split.shape, dtype=torch.float64)
+        start = 0
+        for batch, found in self._runs():
+            w[start : start + len(batch), found.columns] = found.w.double()
+            start += len(batch)
+        return self._leaves.split, w, self._leaves.objective
+
+    def _runs(self) -> Iterator[tuple[Batch, Bounded]]:
+        """The leaves batch by batch, with what their multipliers make of them."""
+        return ((batch, self._ascent.run(batch, 0)) for batch in self._leaves.parts(4 * self._options.batch))
 
 
 def least(bounds: Tensor, objective: Tensor, objectives: int) -> Tensor:

@@ -1,19 +1,20 @@
 """Trees and refinements in turn: what the trees of one system leave open, trees of a tighter system go on with.
 
 Which of the two decides a query is not known beforehand. On shallow networks trees over the first bounds do, on deep
-ones tighter bounds of the neurons do more than millions of sub-problems. So both get about the same work, and more
-of it in every round.
+ones tighter bounds of the neurons do more than millions of sub-problems. So trees begin; those that have closed nothing
+worth mentioning when they pause are given up for a refinement, the others get up to its work. Every round takes more.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from verifiable_relu.errors import OutOfTime
+from verifiable_relu.trust.certificate import Tighter
 from verifiable_relu.verifiers.bab.forest import Candidates, Ended, Forest
-from verifiable_relu.verifiers.bab.recorded import Recorded
+from verifiable_relu.verifiers.bab.recorded import Recorded, Refined
 from verifiable_relu.verifiers.bab.refine import Refinement
 from verifiable_relu.verifiers.bab.system import System
 from verifiable_relu.verifiers.bab.tree import Search
@@ -27,7 +28,11 @@ class Rounds:
     Attributes:
         refinement: the first one; None for trees alone.
         first: work that the trees of a query may take before a refinement is thought of (``Tree.work``).
-        patience: how much work the trees get before a refinement, as a multiple of the refinement's.
+        patience: how much work the trees get before a refinement, as a multiple of the refinement's and of the part of
+            the trees that is closed after ``first``.
+        last: how the trees of a system are searched that are open after ``first`` when no refinement follows, if
+            refinements have left it at most the part ``small`` of its unstable neurons.
+        small: see ``last``. Where refinements do little, as on convolutions, so many steps for every node do harm.
         growth: how many times as many leaves each refinement has as the one before.
         gain: another refinement is made only where the last one made the intervals of all neurons together narrower by
             this part.
@@ -36,6 +41,8 @@ class Rounds:
     refinement: Refinement | None = Refinement()  # noqa: RUF009 -- frozen
     first: float = 2e9
     patience: float = 1.0
+    last: Search = Search(steps=6, adaptive=1 << 20, choices=8)  # noqa: RUF009 -- frozen
+    small: float = 0.5
     growth: int = 4
     gain: float = 0.02
 
@@ -49,26 +56,32 @@ class Searched:
         ended: why there may be something left.
         nodes: how many sub-problems have been bounded.
         rounds: how many refinements were made.
-        recorded: by polytope the order of its rows, and the leaves of its tree, where these are recorded.
+        recorded: by polytope the order of its rows, the leaves of its tree, and how many of ``tighter`` come before it,
+            where these are recorded.
+        tighter: tighter bounds of neurons, where these are recorded.
     """
 
     lower: dict[int, float]
     ended: Ended
     nodes: int
     rounds: int
-    recorded: Mapping[int, tuple[list[int], Recorded]] = field(default_factory=dict)
+    recorded: Mapping[int, tuple[list[int], Recorded, int]] = field(default_factory=dict)
+    tighter: Sequence[Tighter] = ()
+
+    def open(self, system: System) -> list[int]:
+        """The polytopes of a system that are not excluded."""
+        return [polytope for polytope in system.parts if not self.lower.get(polytope, -math.inf) > 0]
 
     def and_trees(self, forest: Forest, ended: Ended) -> Searched:
         """With what the trees of one more forest have found."""
         lower = dict(self.lower)
         for polytope, value in forest.lower.items():
             lower[polytope] = max(value, lower.get(polytope, value))
-        trees = {number: (forest.order(number), recorded) for number, recorded in forest.recorded.items()}
-        return Searched(lower, ended, self.nodes + forest.nodes, self.rounds, {**self.recorded, **trees})
+        count = len(self.tighter)
+        trees = {number: (forest.order(number), recorded, count) for number, recorded in forest.recorded.items()}
+        recorded = {**self.recorded, **trees}
+        return replace(self, lower=lower, ended=ended, nodes=self.nodes + forest.nodes, recorded=recorded)
 
-
-_NEVER = -1.0
-"""No node's lines cost less than this part of its bound: linear programs are for nodes without open neurons alone."""
 
 _IN_TIME = Ended(Reason.TIMEOUT, "the budget ran out")
 
@@ -87,24 +100,33 @@ def search(
         left: tells how many seconds are left.
     """
     found = Searched({}, _IN_TIME, 0, 0)
-    # What proves refined bounds is not recorded.
-    refinement = None if options.record else rounds.refinement
+    # A neuron that no other one feeds has its exact interval.
+    refinement = rounds.refinement if len(system.folded.blocks) > 1 else None
+    record = Refined(candidates.query.network.activations) if options.record else None
+    size = system.folded.size
     while True:
         # A refinement does more than a linear program for each of many nodes.
-        mine = options if refinement is None else replace(options, exact=_NEVER)
-        forest = Forest(system, candidates, mine, memory, left)
-        ended = forest.search(rounds.first if refinement else math.inf)
+        mine = options if refinement is None else replace(options, exact=0.0)
+        forest = Forest(system, found.open(system), candidates, mine, memory, left)
+        ended = forest.search(rounds.first)
         if ended is None and refinement is not None:
-            ended = forest.search(rounds.patience * refinement.work(system.folded))
+            ended = forest.search(forest.closed * rounds.patience * refinement.work(system.folded))
+        elif ended is None and system.folded.size > rounds.small * size:
+            ended = forest.search()
         found = found.and_trees(forest, ended or _IN_TIME)
-        is_open = [polytope for polytope in system.parts if not found.lower.get(polytope, -math.inf) > 0]
+        if ended is None and refinement is None:
+            last = replace(rounds.last, record=options.record)
+            forest = Forest(system, found.open(system), candidates, last, memory, left)
+            found = found.and_trees(forest, forest.search() or _IN_TIME)
+        is_open = found.open(system)
         if refinement is None or candidates.found is not None or not is_open or left() <= 0:
             return found
         try:
-            tighter = system.refined(refinement, is_open, lambda: left() <= 0)
+            tighter = system.refined(refinement, is_open, lambda: left() <= 0, record)
         except OutOfTime:
             return replace(found, ended=_IN_TIME)
-        found = replace(found, rounds=found.rounds + 1)
+        proven = () if record is None else tuple(record.records)
+        found = replace(found, rounds=found.rounds + 1, tighter=proven)
         worth_it = _width(tighter) < (1 - rounds.gain) * _width(system)
         system = tighter
         refinement = replace(refinement, leaves=rounds.growth * refinement.leaves) if worth_it else None

@@ -5,7 +5,8 @@ With a slope t_j between the slopes of the activation, the value of neuron j is
     r_j = t_j·z_j + q_j,   0 ≤ q_j ≤ Q_j = max((1 − t_j)·u_j, (slope_j − t_j)·l_j),
 
 z_j ∈ [l_j, u_j] being its pre-activation. (Where the activation is concave, its slope below zero being above 1, the
-remainder and its bound Q_j are negative.) Put into the folded system block by block, this makes all pre-activations and
+remainder and its bound Q_j are negative. Of a smooth neuron, the line does not go through the origin: ``curves``.)
+Put into the folded system block by block, this makes all pre-activations and
 the objective affine in e ∈ [−1, 1]ⁿ and q̃ = q/Q ∈ [0, 1]ᵐ. The objective's least value over that box is the
 α-CROWN bound with the lower slopes t_j where the objective's coefficient is positive, and with the upper slopes where
 it is negative (Xu et al., arXiv 2011.13824); the slopes are optimised for that bound.
@@ -20,6 +21,8 @@ import torch
 from torch import Tensor
 
 from verifiable_relu.bounds.rounding import gamma
+from verifiable_relu.verifiers.bab.curves import Curves
+from verifiable_relu.verifiers.bab.fan import Fan
 from verifiable_relu.verifiers.bab.folded import OWN, TINY, Folded, Rows
 
 _LEAST = 2.0**-60
@@ -35,7 +38,7 @@ class Slopes:
 
     Attributes:
         steps: at most.
-        rate: of the first step; slopes live between the activation's two slopes.
+        rate: of the first step; slopes live between the activation's two slopes, lines of smooth ones in a fan.
         decay: what the rate is multiplied with after every step.
     """
 
@@ -55,7 +58,11 @@ class Slopes:
         curvature, least, most = folded.curvature.to(single), slope.clamp(max=1), slope.clamp(min=1)
         chord = (upper - slope * lower) / (upper - lower)
         offset = (slope - chord) * lower
-        alpha = torch.where(upper > -lower, torch.ones_like(upper), slope).repeat(len(rows.constant), 1)
+        alpha = torch.where(upper > -lower, torch.ones_like(upper), slope)
+        fan = Fan.of(folded, single) if folded.functions else None
+        if fan is not None:
+            alpha[fan.neurons], least[fan.neurons], most[fan.neurons] = 0.5, 0, 1
+        alpha = alpha.repeat(len(rows.constant), 1)
         first, second = torch.zeros_like(alpha), torch.zeros_like(alpha)
         best = torch.full((len(alpha),), -torch.inf)
         found = alpha.clone()
@@ -64,8 +71,15 @@ class Slopes:
             a, inputs = rows.neurons.to(single), rows.inputs.to(single)
             constant = rows.constant.to(single)
             weight = torch.zeros_like(alpha)
+            curved = None if fan is None else _Curved.none(fan, alpha)
             for start, end in reversed(folded.blocks):
                 mine = a[:, start:end]
+                if curved is not None and bool(folded.smooth[start]):
+                    steep, height = curved.at(slice(start, end), mine, alpha)
+                    constant = constant + (mine * height).sum(1)
+                    weight[:, start:end] = mine * steep
+                    a = torch.addmm(a, weight[:, start:end], wr[start:end])
+                    continue
                 # The chord is above a convex activation, and below a concave one.
                 far = mine * curvature[start:end] < 0
                 constant = constant + (mine * far) @ offset[start:end]
@@ -77,20 +91,37 @@ class Slopes:
             better = bound > best
             best = torch.where(better, bound, best)
             near = a * curvature >= 0
-            chosen = torch.where(near, alpha, chord)
+            chosen, shift = torch.where(near, alpha, chord), ~near * offset
+            if curved is not None:
+                smooth = curved.fan.neurons
+                chosen[:, smooth], shift[:, smooth] = curved.slope, curved.offset
             found = torch.where(better[:, None], chosen, found)
             if step > self.steps or bool((best > 0).all()) or stop():
                 break
-            gradient = a * near * self._forward(folded, (chosen, ~near * offset), -inputs.sign(), (wx, wr, b))
+            z = self._forward(folded, (chosen, shift), -inputs.sign(), (wx, wr, b))
+            gradient = a * near * z
+            if curved is not None:
+                gradient[:, smooth] = a[:, smooth] * (curved.turned * z[:, smooth] + curved.moved)
             first.lerp_(gradient, 0.1)
             second.mul_(0.999).addcmul_(gradient, gradient, value=0.001)
             size = (second / (1 - 0.999**step)).sqrt_().add_(1e-12)
             alpha = alpha + rate / (1 - 0.9**step) * first / size
             alpha = torch.maximum(torch.minimum(alpha, most), least)
             rate *= self.decay
-        found = (found.double() * _SHORT).round() / _SHORT
-        found = torch.maximum(found, folded.slope.clamp(max=1))
-        return torch.minimum(found, folded.slope.clamp(min=1)), best
+        found = found.double()
+        short = (found * _SHORT).round() / _SHORT
+        short = torch.maximum(short, folded.slope.clamp(max=1))
+        short = torch.minimum(short, folded.slope.clamp(min=1))
+        return torch.where(folded.smooth, found, short), best
+
+    @staticmethod
+    def anywhere(folded: Folded) -> Tensor:
+        """(m,) slopes that serve objectives of all kinds."""
+        slopes = torch.where(folded.upper > -folded.lower, torch.ones_like(folded.upper), folded.slope)
+        if folded.functions:
+            fan = Fan.of(folded, torch.float64)
+            slopes[fan.neurons] = fan.slopes[..., fan.slopes.shape[2] // 2].mean(0)
+        return slopes
 
     @staticmethod
     def _forward(
@@ -104,6 +135,37 @@ class Slopes:
             z[:, start:end] += r[:, :start] @ wr[start:end, :start].T
             r[:, start:end] = z[:, start:end] * slope[:, start:end] + offset[:, start:end]
         return z
+
+
+@dataclass(frozen=True, eq=False)
+class _Curved:
+    """The lines of smooth neurons in one step of the search, (rows, s) each.
+
+    Attributes:
+        fan: what lines there are.
+        slope, offset: of the lines.
+        turned, moved: their derivatives by α.
+    """
+
+    fan: Fan
+    slope: Tensor
+    offset: Tensor
+    turned: Tensor
+    moved: Tensor
+
+    @staticmethod
+    def none(fan: Fan, alpha: Tensor) -> _Curved:
+        """Room for the lines of all neurons of a fan, for α of all neurons (rows, m)."""
+        return _Curved(fan, *torch.zeros(4, len(alpha), len(fan.neurons), dtype=alpha.dtype))
+
+    def at(self, block: slice, coefficients: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor]:
+        """Slopes and offsets for the neurons of a block, by their coefficients (rows, neurons of the block)."""
+        first, end = torch.searchsorted(self.fan.neurons, torch.tensor([block.start, block.stop])).tolist()
+        chosen = slice(first, end)
+        parts = self.fan.at(chosen, coefficients < 0, alpha[:, block])
+        for table, part in zip((self.slope, self.offset, self.turned, self.moved), parts, strict=True):
+            table[:, chosen] = part
+        return parts[0], parts[1]
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,11 +189,12 @@ class Strip:
     Args:
         folded: the system.
         rows: the objective, and rows that are to be at most zero where it matters.
-        slopes: (m,) t, each between the two slopes of its activation.
+        slopes: (m,) t, each between the two slopes of its activation; any, of a smooth one.
 
     Attributes:
         slopes: t.
         width: (m,) Q, rounded away from zero.
+        curves: the smooth neurons, if there are any.
         neurons: the pre-activations, m forms.
         rows: forms of ``rows``.
     """
@@ -143,6 +206,12 @@ class Strip:
         magnitude = torch.maximum(-lower, upper)
         width = torch.maximum(((1 - slopes) * upper).abs(), ((slope - slopes) * lower).abs())
         self.width = folded.curvature * torch.maximum(width * (1 + 2.0**-50) + TINY, _LEAST * magnitude)
+        self._offset: Tensor | None = None
+        self.curves = Curves(folded, slopes) if bool(folded.smooth.any()) else None
+        if self.curves is not None:
+            self.width[self.curves.neurons] = self.curves.width
+            self._offset = torch.zeros_like(slopes)
+            self._offset[self.curves.neurons] = self.curves.offset
         n, m = folded.inputs, folded.size
         matrix = torch.zeros(m, n + m, dtype=torch.float64)
         constant, error, size = (torch.zeros(m, dtype=torch.float64) for _ in range(3))
@@ -155,10 +224,26 @@ class Strip:
             size[start:end] = matrix[start:end].abs().sum(1) + constant[start:end].abs()
         self.rows = Forms(*self._substituted(rows, m))
 
+    def prefer(self) -> None:
+        """Take the slopes for those that are best for the first row: neurons use their lines while they are open."""
+        if self.curves is not None:
+            self.curves.prefer(self.rows.matrix[0, self.folded.inputs :])
+
+    def gaps(self, split: Tensor) -> Tensor:
+        """(nodes, m) how far each open neuron's lines are from its activation, at most; −1 if it is not split further.
+
+        ``split``: (nodes, m) int8, as ``Proofs.lower`` takes it.
+        """
+        found = torch.where(split == 0, self.folded.gap, -1.0)
+        if self.curves is not None:
+            found[:, self.curves.neurons] = self.curves.gaps(split)
+        return found
+
     def _substituted(self, rows: Rows, before: int) -> tuple[Tensor, Tensor, Tensor]:
         """Rows of e and r as forms of e and q̃: matrix, constant, error; r of the first ``before`` neurons alone.
 
-        Each coefficient is a sum of at most ``before`` + 2 products, and so is the constant; e and q̃ are at most 1.
+        Each coefficient is a sum of at most ``before`` + 2 products, and the constant of at most twice as many; e and
+        q̃ are at most 1.
         """
         n = self.folded.inputs
         direct = rows.neurons[:, :before]
@@ -169,6 +254,9 @@ class Strip:
         constant = rows.constant + weight @ self.neurons.constant[:before]
         terms = rows.inputs.abs().sum(1) + rows.constant.abs() + direct.abs() @ self.width[:before].abs()
         terms = terms + weight.abs() @ self._size[:before]
-        rounding = gamma(before + 8, torch.float64) * terms + 8 * TINY * (before + 1) * matrix.shape[1]
+        if self._offset is not None:
+            constant = constant + direct @ self._offset[:before]
+            terms = terms + direct.abs() @ self._offset[:before].abs()
+        rounding = gamma(2 * before + 8, torch.float64) * terms + 8 * TINY * (before + 1) * matrix.shape[1]
         error = rows.error + weight.abs() @ self.neurons.error[:before] + rounding
         return matrix, constant, OWN * error

@@ -15,6 +15,7 @@ from verifiable_relu.spec.property import Query
 from verifiable_relu.spec.row_batch import RowBatch
 from verifiable_relu.verifiers.bab.folded import OWN, Folded, Rows
 from verifiable_relu.verifiers.bab.folding import fold
+from verifiable_relu.verifiers.bab.recorded import Refined
 from verifiable_relu.verifiers.bab.refine import Refinement
 from verifiable_relu.verifiers.bab.strip import Slopes, Strip
 from verifiable_relu.verifiers.bab.tree import Search, Tree
@@ -109,14 +110,20 @@ class System:
         forms = Rows(forms.inputs, forms.neurons, forms.constant - bound, forms.error + rounding)
         return System(folded, forms, rows.scale[kept], rows.polytope[kept], slopes, stop)
 
-    def refined(self, refinement: Refinement, polytopes: Collection[int], stop: Callable[[], bool]) -> System:
-        """The system of some of the polytopes, with tighter bounds of the neurons.
+    def refined(
+        self,
+        refinement: Refinement,
+        polytopes: Collection[int],
+        stop: Callable[[], bool],
+        record: Refined | None = None,
+    ) -> System:
+        """The system of some of the polytopes, with tighter bounds of the neurons, which may be recorded.
 
         Raises:
             OutOfTime: once ``stop`` says so.
         """
         kept = torch.isin(self._polytope, torch.tensor(sorted(polytopes))).nonzero().squeeze(1)
-        folded, rows = refinement.refine(self.folded, self._rows[kept], stop)
+        folded, rows = refinement.refine(self.folded, self._rows[kept], stop, record)
         return System(folded, rows, self._scale[kept], self._polytope[kept], self._slopes, stop)
 
     def tree(

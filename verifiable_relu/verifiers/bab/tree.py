@@ -34,6 +34,9 @@ _PATIENCE = 0.05
 _OTHER = 150
 """As much work as so many rows of the system is what else is done for a node."""
 
+_OTHER_CHILD = 0.1
+"""What the gain of the worse child counts where neurons to split on are compared."""
+
 _PROGRAM = 3e9
 """The work of a linear program."""
 
@@ -50,9 +53,12 @@ class Search:
         adaptive: how many neurons have adaptive lines while they are open, those first that matter most at the root.
         batch: most nodes that are split at once.
         stalled: a node is finished where all neurons together are to blame for no more than this part of its bound.
-        exact: its linear program is solved where finishing leaves no more than this part.
+        exact: its linear program is solved where finishing leaves less than this part; with 0, of nodes without open
+            neurons alone.
         finishing: steps of the ascent with adaptive lines for every neuron.
         candidates: how many nodes of a batch are asked for a counterexample.
+        choices: how many neurons a node may be split on; where there are several, the children by each are bounded.
+        look: steps of the ascent for these children.
         record: whether to keep what proves each leaf, for a certificate.
     """
 
@@ -63,6 +69,8 @@ class Search:
     exact: float = 0.05
     finishing: int = 30
     candidates: int = 4
+    choices: int = 1
+    look: int = 4
     record: bool = field(default=False, repr=False)
 
 
@@ -78,32 +86,39 @@ class State(Enum):
 
 @dataclass(eq=False)
 class _Chunk:
-    """Open nodes, each with the neuron to split it on; columns without splits or multipliers are left out."""
+    """Open nodes with their bounds, each with the neurons that it may be split on, the likeliest first.
+
+    Columns without splits or multipliers are left out.
+    """
 
     columns: Tensor
     split: Tensor
     multipliers: Tensor
     mu: Tensor
-    neuron: Tensor
+    bound: Tensor
+    neurons: Tensor
 
     def take(self, count: int) -> tuple[_Chunk, _Chunk]:
         """All but the last ``count`` nodes, and these."""
         return self._part(slice(None, -count)), self._part(slice(-count, None))
 
     def _part(self, chosen: slice) -> _Chunk:
-        rest = (t[chosen] for t in (self.split, self.multipliers, self.mu, self.neuron))
+        rest = (t[chosen] for t in (self.split, self.multipliers, self.mu, self.bound, self.neurons))
         return _Chunk(self.columns, *rest)
 
     def batch(self, size: int) -> Batch:
         """The nodes with all their ``size`` columns."""
-        split = torch.zeros(len(self.neuron), size, dtype=torch.int8)
-        multipliers = torch.zeros(len(self.neuron), size)
+        split = torch.zeros(len(self), size, dtype=torch.int8)
+        multipliers = torch.zeros(len(self), size)
         split[:, self.columns], multipliers[:, self.columns] = self.split, self.multipliers
         return Batch(split, multipliers, self.mu, torch.zeros(len(self.mu), dtype=torch.long))
 
+    def __len__(self) -> int:
+        return len(self.bound)
+
     @property
     def bytes(self) -> int:
-        return len(self.neuron) * (5 * len(self.columns) + 4 * self.mu.shape[1] + 8)
+        return len(self) * (5 * len(self.columns) + 4 * self.mu.shape[1] + 4 + 8 * self.neurons.shape[1])
 
 
 class Tree:
@@ -123,6 +138,7 @@ class Tree:
         nodes: how many nodes have been bounded.
         work: about how many multiplications, or what takes as long, that took.
         lower: a proven lower bound, on the nodes that are closed, of the largest of the property's rows.
+        closed: the part of the tree that is closed, a node with d splits counted as 2⁻ᵈ.
         recorded: the nodes that are closed, if they are to be recorded.
     """
 
@@ -141,22 +157,24 @@ class Tree:
         self._program: Program | None = None
         self._everywhere: Ascent | None = None
         self._proofs = Proofs(strip)
-        self.recorded = Recorded(strip, self._proofs) if search.record else None
         folded = strip.folded
         self._size = folded.size
         self._batch = max(16, min(search.batch, _WORKING // (24 * (folded.inputs + folded.size + 1))))
-        self._gap = folded.gap
         self._stack: list[_Chunk] = []
         self.state = State.OPEN
         self.nodes = 0
         self.work = 0.0
         self.lower = torch.inf
+        self.closed = 0.0
         none = torch.zeros(self._size, dtype=torch.bool)
         root = Batch.roots(self._size, len(scale) - 1)
         # A line below the activation is better for being adaptive where the coefficient is positive.
+        strip.prefer()
         weight = Ascent(strip, none, torch.float64).run(root, 0).coefficients[0]
+        weight = torch.where(folded.smooth, weight.abs(), weight)
         matter = weight.topk(min(self._size, search.adaptive)).indices
         self._ascent = Ascent(strip, none.index_fill(0, matter, True), torch.float32)
+        self.recorded = Recorded(strip, self._proofs, self._ascent.adaptive) if search.record else None
         root = Batch.roots(self._size, len(scale) - 1)
         self._at_root = float(self._margins(root, self._ascent.run(root, search.finishing))[0])
         self._bound(root)
@@ -182,13 +200,31 @@ class Tree:
         count = self._batch
         while self._stack and count:
             chunk = self._stack.pop()
-            if len(chunk.neuron) > count:
+            if len(chunk) > count:
                 rest, chunk = chunk.take(count)
                 self._stack.append(rest)
             chosen.append(chunk)
-            count -= len(chunk.neuron)
+            count -= len(chunk)
         nodes = Batch.cat([chunk.batch(self._size) for chunk in chosen])
-        return nodes.split_on(torch.cat([chunk.neuron for chunk in chosen]))
+        bound, neurons = torch.cat([chunk.bound for chunk in chosen]), torch.cat([chunk.neurons for chunk in chosen])
+        return self._split(nodes, bound, neurons)
+
+    def _split(self, nodes: Batch, bound: Tensor, neurons: Tensor) -> Batch:
+        """The children of nodes with these bounds by the best of some neurons, (nodes, choices), −1 for none."""
+        if neurons.shape[1] == 1:
+            return nodes.split_on(neurons[:, 0], self._strip.curves)
+        best = torch.full((len(nodes),), -torch.inf)
+        split, multipliers, mu = (torch.cat([t, t]) for t in (nodes.split, nodes.multipliers, nodes.mu))
+        for neuron in neurons.T:
+            children = nodes.split_on(neuron.clamp(min=0), self._strip.curves)
+            found = self._ascent.run(children, self._search.look)
+            self._count(len(children), self._search.look, len(found.columns))
+            gain = _gain(found.bound.reshape(2, -1), bound).to(best).masked_fill_(neuron < 0, -torch.inf)
+            better = (gain > best).repeat(2)
+            best = torch.maximum(best, gain)
+            split[better], mu[better] = children.split[better], children.mu[better]
+            multipliers[better] = children.multipliers[better]
+        return Batch(split, multipliers, mu, torch.zeros(len(split), dtype=torch.long))
 
     def _bound(self, batch: Batch) -> None:
         """Bound nodes, close those that are proved, and put the others where they are split later."""
@@ -203,12 +239,12 @@ class Tree:
                 self.state = State.REACHED
                 return
             stalled = _total(blame) <= self._search.stalled * bound.abs()
-            stalled |= (batch.split != 0).all(1)
+            stalled |= (blame < 0).all(1)
             is_open = torch.ones(len(batch), dtype=torch.bool)
             for part in stalled.nonzero().squeeze(1).split(_TOGETHER):
                 if self._left() > 0 and self.state is State.OPEN:
                     is_open[part] = self._finish(batch, blame, part)
-            self.push(batch[is_open], blame[is_open])
+            self.push(batch[is_open], blame[is_open], bound[is_open])
         if self.state is State.OPEN and not self._stack:
             self.state = State.PROVED
 
@@ -220,7 +256,13 @@ class Tree:
         found = self._everywhere.run(mine, self._search.finishing)
         self._count(len(mine), self._search.finishing, self._size)
         is_open = ~self.prove(mine, found)
-        settled = (_total(found.blame) <= self._search.exact * found.bound.abs()) | (mine.split != 0).all(1)
+        last = (found.blame < 0).all(1)
+        settled = (_total(found.blame) < self._search.exact * found.bound.abs()) | last
+        if self._strip.curves is not None:
+            # There are no linear programs of smooth neurons.
+            if bool((is_open & last).any()):
+                self.state = State.STUCK
+            settled = torch.zeros_like(settled)
         for number in (is_open & settled).nonzero().squeeze(1).tolist():
             if self._left() <= 0 or self.state is not State.OPEN:
                 break
@@ -229,8 +271,7 @@ class Tree:
         batch.multipliers[part], batch.mu[part] = mine.multipliers, mine.mu
         # Where no line costs anything, the widest triangle is split.
         none = (_total(found.blame) <= 0)[:, None]
-        widest = torch.where(mine.split == 0, self._gap, -1.0)
-        blame[part] = torch.where(none, widest, found.blame).to(blame)
+        blame[part] = torch.where(none, self._strip.gaps(mine.split), found.blame).to(blame)
         return is_open
 
     def _solved(self, split: Tensor) -> bool:
@@ -248,7 +289,7 @@ class Tree:
         margins = self._proven(split.expand(len(hint.w), -1), torch.arange(self._size), hint.w, hint.mu)
         best = float(margins.amax()) if len(margins) else -torch.inf
         if best > 0:
-            self.lower = min(self.lower, best)
+            self._close(split[None], best)
             if self.recorded is not None:
                 one = margins.argmax()[None]
                 self.recorded.closed(split[None], torch.arange(self._size), hint.w[one], hint.mu[one])
@@ -276,11 +317,16 @@ class Tree:
             closed = margins > 0
             proved[likely] = closed
             if bool(closed.any()):
-                self.lower = min(self.lower, float(margins[closed].min()))
+                self._close(batch.split[likely[closed]], float(margins[closed].min()))
                 if self.recorded is not None:
                     done = likely[closed]
                     self.recorded.closed(batch.split[done], found.columns, found.w[done], batch.mu[done])
         return proved
+
+    def _close(self, split: Tensor, lower: float) -> None:
+        """Take note of nodes (nodes, m) that are closed, with this bound."""
+        self.lower = min(self.lower, lower)
+        self.closed = min(1.0, self.closed + float((-(split != 0).sum(1).double()).exp2().sum()))
 
     def _margins(self, batch: Batch, found: Bounded) -> Tensor:
         """What the multipliers that were found prove."""
@@ -298,16 +344,30 @@ class Tree:
         # Rounded down. Where arithmetic broke down nothing is known, and Python's min would lose a NaN.
         return torch.where(quotient.isfinite(), quotient - 1e-12 * quotient.abs(), -torch.inf)
 
-    def push(self, batch: Batch, blame: Tensor) -> None:
+    def push(self, batch: Batch, blame: Tensor, bound: Tensor) -> None:
         """Keep open nodes."""
         if not len(batch):
             return
         columns = ((batch.split != 0) | (batch.multipliers != 0)).any(0).nonzero().squeeze(1)
         split, multipliers = batch.split[:, columns], batch.multipliers[:, columns]
-        neuron = blame.argmax(1) if self._size else torch.zeros(len(batch), dtype=torch.long)
-        self._stack.append(_Chunk(columns, split, multipliers, batch.mu, neuron))
+        neurons = torch.zeros(len(batch), 1, dtype=torch.long)
+        if self._size:
+            likely, neurons = blame.topk(min(self._search.choices, self._size), 1)
+            # The first is split on though nothing may be to blame.
+            neurons[:, 1:].masked_fill_(likely[:, 1:] <= 0, -1)
+        self._stack.append(_Chunk(columns, split, multipliers, batch.mu, bound.float(), neurons))
         if sum(chunk.bytes for chunk in self._stack) > self._memory and self.state is State.OPEN:
             self.state = State.FULL
+
+
+def _gain(children: Tensor, parent: Tensor) -> Tensor:
+    """How good splits are, (nodes,), by the bounds of both children (2, nodes) and of the parents (nodes,).
+
+    What counts is the part of the way to zero that the better child goes: a tree with one child closed at every node is
+    a path, one whose children all gain a little has exponentially many nodes. The other child decides among equals.
+    """
+    part = ((children - parent) / parent.abs()).clamp(0, 1)
+    return part.amax(0) + _OTHER_CHILD * part.amin(0)
 
 
 def _total(blame: Tensor) -> Tensor:

@@ -1,5 +1,8 @@
 """``bab``: branch and bound over the phases of unstable neurons, complete for piecewise-linear networks.
 
+Smooth neurons are split at points of their pre-activations. No number of splits makes such a neuron linear, so that a
+query whose margin is zero, or nearly so, stays unknown.
+
 Boxes are bounded in batches; what these bounds leave open is folded to its inputs and unstable neurons, one query
 after the other (``system``), and each polytope of the unsafe set that is left becomes a tree (``tree``). An *unsat*
 rests on bounds in float64 with rounding accounted for, and on nothing that a solver or a search in float32 says.
@@ -19,7 +22,8 @@ from verifiable_relu.errors import OutOfTime
 from verifiable_relu.network.graph import Network
 from verifiable_relu.spec.property import Query
 from verifiable_relu.spec.row_batch import RowBatch
-from verifiable_relu.trust.certificate import Proof, Tree
+from verifiable_relu.trust.certificate import Proof, Tighter, Tree
+from verifiable_relu.verifiers.bab.curves import IS_SMOOTH
 from verifiable_relu.verifiers.bab.forest import Candidates
 from verifiable_relu.verifiers.bab.rounds import Rounds, search
 from verifiable_relu.verifiers.bab.strip import Slopes
@@ -68,6 +72,10 @@ class Bab:
     def fits(self, inputs: int, neurons: float) -> bool:
         """Whether there is memory for a query's trees, by how many inputs vary and neurons are unstable."""
         return neurons < self.memory and tree_bytes(inputs, int(neurons)) <= self.memory / 2
+
+    def takes(self, network: Network) -> bool:
+        """Whether neurons of every activation of a network can be split."""
+        return not network.multiplies and all(network.nodes[index] in IS_SMOOTH for index in network.activations)
 
     def verify(
         self, queries: Sequence[Query], budget: Budget, progress: Progress = SILENT, roots: Roots = NONE
@@ -135,7 +143,9 @@ class Bab:
             return candidates.anywhere() or Outcome.unknown(Reason.UNCONFIRMED, self.name, "any point should do")
         with torch.no_grad():
             system = System.of(candidates.query, bounds.relaxation, number, open_, self.slopes, lambda: left() <= 0)
-            found = search(system, candidates, self.search, self.rounds, self.memory // 2, left)
+            # What proves a node of a smooth network is not recorded.
+            options = replace(self.search, record=self.search.record and candidates.query.network.piecewise_linear)
+            found = search(system, candidates, options, self.rounds, self.memory // 2, left)
         bounds.prove(number, found.lower)
         told = f"{found.nodes} sub-problems, {found.rounds} refinements"
         margin = bounds.margin(number)
@@ -144,7 +154,10 @@ class Bab:
         # Nothing but what was proved of every polytope decides.
         if margin > 0:
             activations = candidates.query.network.activations
-            trees = {i: (order, leaves.tree(activations)) for i, (order, leaves) in found.recorded.items()}
+            trees, done = {}, 0
+            for polytope, (order, leaves, count) in found.recorded.items():
+                trees[polytope] = (order, leaves.tree(activations), found.tighter[done:count])
+                done = count
             proof = bounds.recorded(number, trees)
             return Outcome(Verdict.UNSAT, Reason.PROVED, self.name, bounds.trust, margin, detail=told, proof=proof)
         known = margin if margin > -torch.inf else None
@@ -172,7 +185,11 @@ class _Bounds:
     def __init__(
         self, method: Bab, network: Network, queries: Sequence[Query], stop: Callable[[], bool], roots: Roots
     ) -> None:
-        network.require_piecewise_linear()
+        if network.multiplies:
+            network.require_piecewise_linear()
+        for index in network.activations:
+            # Raises an error for a kind that is not split.
+            IS_SMOOTH[network.nodes[index]]
         self.queries, self._roots = queries, roots
         self._recorder: Recorder | None = None
         net, properties = network.to(torch.float64), [query.property for query in queries]
@@ -181,7 +198,7 @@ class _Bounds:
             box = input_box(properties, network)
             known = roots.known(queries, net, box.lower)
             search, coarse = neurons(method.intermediate, memory=memory, stop=stop), None
-            if method.search.record:
+            if method.search.record and network.piecewise_linear:
                 # What others have proven is not recorded.
                 known, recorder = None, Recorder()
                 search, coarse = recorder.search(method.intermediate, memory=memory, stop=stop), recorder.coarse
@@ -210,7 +227,7 @@ class _Bounds:
             self.lower[number][polytope] = max(float(self.lower[number][polytope]), value)
         self._roots.prove(self.queries[number], lower)
 
-    def recorded(self, number: int, trees: Mapping[int, tuple[list[int], Tree]]) -> Proof | None:
+    def recorded(self, number: int, trees: Mapping[int, tuple[list[int], Tree, Sequence[Tighter]]]) -> Proof | None:
         """What proves that one query is unsat, with the trees of some polytopes; None if nothing is recorded."""
         if self._recorder is None:
             return None

@@ -77,6 +77,8 @@ class LazySmt:
         """Go through the open polytopes; sat ends the search, unsat needs all of them excluded."""
         boxes, query = problem.boxes, problem.query
         assert boxes is not None
+        # Branch and bound takes smooth neurons, too, but they have no phases.
+        query.network.require_piecewise_linear()
         candidates = Candidates(query, self.name)
         rows = RowBatch.of([query.property], query.network.output_size)
         numbers = [number for number, lower in enumerate(boxes.lower.tolist()) if not lower > 0]

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
@@ -38,7 +38,7 @@ _TICK = 0.02
 """Seconds between two looks at the memory of a process. Touching memory for the first time, a core gets a few GB/s."""
 
 _KEPT = 1 / 4
-"""A process that still holds more than this part of its memory after a call is ended, and another one started."""
+"""The part of its memory that a process may hold after a call, by default."""
 
 CONTROL_GROUPS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 """Where Linux tells a container how many bytes it may have (versions 2 and 1 of control groups)."""
@@ -47,9 +47,26 @@ _WORKERS: set[Worker] = set()
 """All workers; each is needed until the end, when its process is ended."""
 
 
-@cache
+_granted: int | None = None
+
+
+def limit_memory(size: int) -> None:
+    """Set ``default_memory`` of this process to a number of bytes."""
+    global _granted
+    _granted = size
+
+
 def default_memory() -> int:
-    """Bytes that a process may have resident unless its caller says otherwise: half of the machine's memory."""
+    """Bytes that a worker's process may have resident unless its caller says otherwise.
+
+    These are what ``limit_memory`` was given, or else half of the machine's memory.
+    """
+    return half_of_memory() if _granted is None else _granted
+
+
+@cache
+def half_of_memory() -> int:
+    """Half of the bytes that this machine, or the container that this process runs in, has."""
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")] if hasattr(os, "sysconf") else []
     for path in CONTROL_GROUPS:
         with suppress(OSError, ValueError):
@@ -86,10 +103,15 @@ class Worker:
     Args:
         function: ``module:name``. It is called with one argument, or with two where there is a conversation
             (``call``); arguments and results must be picklable.
+        environment: variables of the process's environment that this process need not have.
+        kept_memory: a process that still holds more than this part of its memory after a call is ended, and the next
+            call starts another one.
     """
 
-    def __init__(self, function: str) -> None:
+    def __init__(self, function: str, environment: Mapping[str, str] | None = None, kept_memory: float = _KEPT) -> None:
         self._function = function
+        self._environment = environment or {}
+        self._kept_memory = kept_memory
         self._process: subprocess.Popen[bytes] | None = None
         self._lifeline = -1
         self._lock = threading.RLock()
@@ -153,13 +175,19 @@ class Worker:
                 while kind == "question" and converse is not None:
                     self._send(converse(value))
                     kind, value = self._receive()
-            if kind == "memory" or _resident(self.pid) > _KEPT * memory:
+            if kind == "memory" or _resident(self.pid) > self._kept_memory * memory:
                 self.stop()
         if kind == "memory":
             raise MemoryError("its process got no more memory")
         if kind == "failed":
             raise CallFailed(value)
         return value
+
+    def kill(self) -> None:
+        """End the process at once, if there is one, from whatever thread: a call that lasts fails (``CallFailed``)."""
+        process = self._process
+        if process is not None:
+            process.kill()
 
     def stop(self) -> int | None:
         """End the process, if there is one; returns its exit status, below zero the signal that ended it."""
@@ -202,6 +230,7 @@ class Worker:
                 [sys.executable, "-c", code],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
+                env={**os.environ, **self._environment},
                 pass_fds=(held,) if sys.platform != "win32" else (),
             )
         except BaseException:

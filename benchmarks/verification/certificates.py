@@ -1,0 +1,216 @@
+"""How many unsats get a certificate that the independent checker accepts, how large is it, and what does it cost?
+
+    python -m benchmarks.verification.certificates
+    python -m benchmarks.verification.certificates acasxu mnist --method auto --limit 20 --count 30
+
+Families are folders of the verification competition, of which the instances are drawn at random, and ``mnist`` and
+``cifar10``: the networks of specs/ over balls around the first exact test images that they classify rightly. An
+instance is answered by a verifier that records what it proves; its certificate is written, and then checked. Each
+instance is a record, and is not asked for again. Needs the benchmarks and the data sets under VERIFIABLE_RELU_DATA.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from benchmarks.common.records import Record, Records, notes, of
+from benchmarks.common.study import ROOT, Study, data_folder
+from benchmarks.report import Cell, Table
+from benchmarks.report.page import Page
+from benchmarks.verification.competition_instances import instances
+from benchmarks.verification.shipped_networks import PLAN
+from verifiable_relu.errors import InputError
+
+FAMILIES = ("test", "rl_benchmarks", "collins_rul_cnn", "acasxu", "mnist_fc", "oval21", "mnist", "cifar10")
+
+_LARGEST = 1 << 28
+"""Bytes of a file."""
+
+
+def measure(asked: argparse.Namespace, records: Records) -> None:
+    """A record per instance: the verdict, and what has become of its certificate.
+
+    Seconds are those of the processor. ``again`` are those of proving once more what was not recorded. Time limits are
+    of wall-clock time.
+
+    Raises:
+        InputError: if data are missing.
+    """
+    import torch
+
+    torch.set_num_threads(asked.threads)
+    with TemporaryDirectory() as folder:
+        for family in asked.families:
+            for onnx, vnnlib in _instances(family, asked.count, Path(folder)):
+                title = {"family": family, "method": asked.method, "limit": asked.limit}
+                title |= {"onnx": onnx.name, "vnnlib": vnnlib.name}
+                if not any(
+                    all(record[name] == value for name, value in title.items()) for record in records.of("case")
+                ):
+                    records.append("case", {**title, **_asked(onnx, vnnlib, asked, Path(folder) / "certificate")})
+
+
+def _instances(family: str, count: int, folder: Path) -> Iterator[tuple[Path, Path]]:
+    """The files of a family's instances; properties that are made here are written into a folder."""
+    from verifiable_relu.files import on_disk
+
+    if family in FAMILIES[-2:]:
+        yield from _balls(family, count, folder)
+        return
+    place = data_folder() / "vnncomp" / family
+    found = instances(place)
+    random.Random(0).shuffle(found)
+    for each in found[:count]:
+        yield on_disk(place / each.onnx), on_disk(place / each.vnnlib)
+
+
+def _balls(data_set: str, count: int, folder: Path) -> Iterator[tuple[Path, Path]]:
+    from benchmarks.common.questions import Balls, first_exact
+    from verifiable_relu.data import load
+    from verifiable_relu.network import read_onnx
+    from verifiable_relu.spec.write import vnnlib_text
+
+    questions = [(name, eps) for name, (data, radii) in PLAN.items() if data == data_set for eps in radii]
+    data = load(data_set, "test")
+    for name, eps in questions:
+        onnx = ROOT / "specs" / f"{name}.onnx"
+        balls = Balls.around(read_onnx(onnx), data, first_exact(data, -(-count // len(questions))), eps)
+        for index, query in zip(balls.indices, balls.queries, strict=True):
+            path = folder / f"{name}-{index}-{eps.replace('/', '_')}.vnnlib"
+            path.write_text(vnnlib_text(query.property), encoding="utf-8")
+            yield onnx, path
+
+
+def _asked(onnx: Path, vnnlib: Path, asked: argparse.Namespace, path: Path) -> dict[str, Any]:
+    """What becomes of one instance."""
+    from verifiable_relu.campaign.certificates import proofs
+    from verifiable_relu.campaign.inputs import Entry, Loader
+    from verifiable_relu.check import BadInput, Refused, check
+    from verifiable_relu.files import read_bytes
+    from verifiable_relu.trust.certificate import write_unsat
+    from verifiable_relu.verifiers.base import Budget, Verdict
+    from verifiable_relu.verifiers.certifying import recording
+    from verifiable_relu.verifiers.registry import make
+    from verifiable_relu.verifiers.solvers.process import processor_seconds
+
+    case = Loader().case(Entry(vnnlib, onnx, asked.limit))
+    clock = [processor_seconds()]
+
+    def lap() -> float:
+        clock.append(processor_seconds())
+        return round(clock[-1] - clock[-2], 4)
+
+    outcomes = recording(make(asked.method)).verify(case.queries, Budget.each(asked.limit, len(case.queries)))
+    verdicts = {outcome.verdict for outcome in outcomes}
+    verdict = "sat" if Verdict.SAT in verdicts else "unknown" if Verdict.UNKNOWN in verdicts else "unsat"
+    found: dict[str, Any] = {"verdict": verdict, "prove": lap(), "methods": sorted({o.method for o in outcomes})}
+    if verdict != "unsat":
+        return found
+    found |= {"recorded": all(outcome.proof is not None for outcome in outcomes), "accepted": False}
+    try:
+        made = list(proofs(case.queries, outcomes, asked.limit))
+        found["again"] = lap()
+        network = case.queries[0].network.onnx
+        if network is None:
+            return {**found, "detail": "the network is not that of its file"}
+        write_unsat(path, network, read_bytes(vnnlib, _LARGEST), made)
+        found |= {"write": lap(), "bytes": path.stat().st_size}
+    except InputError as error:
+        return {**found, "detail": str(error)}
+    try:
+        return {**found, "detail": check(path, onnx, vnnlib), "accepted": True, "check": lap()}
+    except (Refused, BadInput) as error:
+        return {**found, "detail": f"refused: {error}", "check": lap()}
+
+
+def table(cases: Sequence[Record]) -> Table:
+    """A row per family, method and limit."""
+    counts = ("instances", "unsat", "recorded", "written", "accepted", "share")
+    sizes = ("median kB", "largest kB")
+    times = ("prove s", "again s", "write s", "check s", "write/prove", "check/prove")
+    rows: list[tuple[Cell, ...]] = []
+    for key in dict.fromkeys((case["family"], case["method"], case["limit"]) for case in cases):
+        mine = [case for case in cases if (case["family"], case["method"], case["limit"]) == key]
+        unsat = [case for case in mine if case["verdict"] == "unsat"]
+        done = [case for case in unsat if "check" in case]
+        accepted = sum(case["accepted"] for case in unsat)
+        recorded = sum(case["recorded"] for case in unsat)
+        share = accepted / len(unsat) if unsat else None
+        found: list[Cell] = [*key, len(mine), len(unsat), recorded, len(done), accepted, share]
+        if done:
+            size = [case["bytes"] / 1000 for case in done]
+            sums = [sum(case[name] for case in done) for name in ("prove", "again", "write", "check")]
+            extra = [(case["again"] + case["write"]) / max(case["prove"], 1e-3) for case in done]
+            ratio = [case["check"] / max(case["prove"], 1e-3) for case in done]
+            found += [statistics.median(size), max(size), *sums, statistics.median(extra), statistics.median(ratio)]
+        else:
+            found += [None] * (len(sizes) + len(times))
+        rows.append(tuple(found))
+    forms = {"share": ".1%", **dict.fromkeys((*sizes, *times[:4]), ".1f"), **dict.fromkeys(times[4:], ".2f")}
+    return Table(("family", "method", "limit s", *counts, *sizes, *times), rows, forms)
+
+
+def reasons(cases: Sequence[Record]) -> list[str]:
+    """Why unsats have no certificate that is accepted, each reason with the number of instances."""
+    without = [case for case in cases if case["verdict"] == "unsat" and not case["accepted"]]
+    found = Counter((case["family"], case.get("detail", "")[:160]) for case in without)
+    return [f"{family}: {detail} ({count})" for (family, detail), count in found.items()]
+
+
+def page(records: Sequence[Record], folder: Path) -> Page:
+    """The table, the reasons, and the records as CSV."""
+    cases = of(records, "case")
+    made = Page("certificates")
+    made.add("# Certificates of unsat")
+    made.bullets(notes(records))
+    made.add(
+        table(cases),
+        "*recorded*: unsats whose proof was kept as it was found; the others are proven once more (*again*). *share*: "
+        "of the unsats, those whose certificate the checker has accepted. Seconds are the processor's, of all "
+        "certificates together, start-up of programs left out; *write/prove*, in which *again* counts as writing, and "
+        "*check/prove* are medians over instances.",
+    )
+    made.bullets(reasons(cases))
+    names = [
+        "family",
+        "method",
+        "limit",
+        "onnx",
+        "vnnlib",
+        "verdict",
+        "recorded",
+        "accepted",
+        "bytes",
+        "prove",
+        "again",
+        "write",
+        "check",
+        "detail",
+    ]
+    made.save("certificates", Table(names, [[case.get(name) for name in names] for case in cases]))
+    return made
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    """Which families, how many instances, and how they are answered."""
+    parser.add_argument("families", nargs="*", default=list(FAMILIES), help=f"(default {' '.join(FAMILIES)})")
+    parser.add_argument("--method", default="auto", help="of certify (default auto)")
+    parser.add_argument(
+        "--limit", type=float, default=60.0, help="seconds per instance, and per second proof (default 60)"
+    )
+    parser.add_argument("--count", type=int, default=1000, help="instances of each family at most (default 1000)")
+    parser.add_argument("--threads", type=int, default=1, help="of torch (default 1)")
+
+
+STUDY = Study("benchmarks.verification.certificates", __doc__, options, measure, page)
+
+if __name__ == "__main__":
+    sys.exit(STUDY.main())

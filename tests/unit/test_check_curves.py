@@ -1,0 +1,351 @@
+"""Smooth activations in the checker of certificates: enclosures of curves, their ONNX forms, families of networks."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from fractions import Fraction
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import mpmath
+import numpy as np
+import pytest
+import torch
+from onnx import TensorProto, helper, numpy_helper
+
+from tests.soundness.check_agreement import judge
+from tests.soundness.forged import number
+from tests.support.certificates import Case, Records, checked, excluded, one_point, records, written
+from tests.support.solver_cases import ball, chain, row
+from tests.support.vnnlib_cases import cases
+from verifiable_relu.check import BadInput, Refused
+from verifiable_relu.check import curves as checker
+from verifiable_relu.network import hardened, read_onnx, write_onnx
+from verifiable_relu.network.graph import Network
+from verifiable_relu.network.nodes import Gelu, Hardened, Input, Linear, Node, Relu, Sigmoid, Tanh
+from verifiable_relu.spec.property import Query
+from verifiable_relu.spec.write import vnnlib_text
+from verifiable_relu.trust.certificate import write_unsat
+from verifiable_relu.verifiers.certifying import prove
+
+Real = Callable[[Any], Any]
+
+
+def gelu(scale: float) -> Real:
+    return lambda z: z * (1 + mpmath.erf(mpmath.mpf(scale) * z)) / 2
+
+
+CURVES: dict[str, tuple[checker.Curve, Real, Real]] = {
+    "sigmoid": (checker.SIGMOID, *[lambda z: 1 / (1 + mpmath.exp(-z))] * 2),
+    "tanh": (checker.TANH, *[mpmath.tanh] * 2),
+    **{f"gelu {k}": (checker.same(checker.gelu(k)), *[gelu(k)] * 2) for k in (0.70710678, 113.0)},
+    "family 1": (checker.family(1.0), gelu(0.5**0.5), lambda z: max(z, 0)),
+    "family 160": (checker.family(160.0), gelu(160 * 0.5**0.5), lambda z: max(z, 0)),
+}
+"""Curves of the checker, and the functions under and over them."""
+
+
+def points(rng: np.random.Generator, scale: float, count: int) -> np.ndarray:
+    """Numbers of very different sizes, zero and the functions' bends among them."""
+    sizes = rng.choice([1e-300, 1e-9, 0.1, 1, 3, 8, 40, 900], count)
+    bends = rng.choice([0.0, 2**-0.5, 1.0, 6.0, -6.0, -1.0], count) * (1 + rng.choice([0, 1e-15, -1e-12], count))
+    found: np.ndarray = np.where(rng.random(count) < 0.2, bends, rng.normal(size=count) * sizes) / scale
+    return found
+
+
+@pytest.mark.parametrize("name", CURVES)
+def test_values_and_slopes_are_off_by_less_than_a_quarter_of_what_is_said(name: str) -> None:
+    curve, *functions = CURVES[name]
+    scale = float(name.split()[1]) if " " in name else 1.0
+    z = points(np.random.default_rng(0), scale, cases(30))
+    with mpmath.workdps(60):
+        for function, real in zip((curve.lower, curve.upper), functions, strict=True):
+            if function is checker.RELU:
+                continue
+            (values, errors), (slopes, off) = function.values(z)
+            for x, value, error, slope, other in zip(z, values, errors, slopes, off, strict=True):
+                assert abs(real(mpmath.mpf(x)) - mpmath.mpf(value)) <= 0.25 * error, x
+                assert abs(mpmath.diff(real, mpmath.mpf(x)) - mpmath.mpf(slope)) <= 0.25 * other + 1e-30, x
+
+
+@pytest.mark.parametrize("name", CURVES)
+def test_remainders_beside_lines_are_enclosed_and_hardly_wider(name: str) -> None:
+    """For random slopes, those far out of range too: no point of the interval is beyond, and some point is near."""
+    curve, *functions = CURVES[name]
+    scale = float(name.split()[1]) if " " in name else 1.0
+    rng = np.random.default_rng(1)
+    ends = np.sort(np.stack([points(rng, scale, cases(15)), points(rng, scale, cases(15))]), 0)
+    ends[1] = np.where(rng.random(len(ends[1])) < 0.1, ends[0], ends[1])
+    t = rng.choice([0.0, 0.1, 0.25, 0.9, 1.0, 1.1289, -0.1, 5.0, -1e6], (2, ends.shape[1]))
+    t[1] += rng.uniform(-0.01, 0.01, ends.shape[1])
+    bounds = curve.least(*ends, t), curve.most(*ends, t)
+    shares = np.concatenate([np.linspace(0, 1, 25), rng.uniform(size=10), np.geomspace(1e-9, 1, 15)])
+    with mpmath.workdps(40):
+        for j, (low, high) in enumerate(ends.T):
+            where = [*(low + shares * (high - low)), *(high - shares * (high - low)), 0.0, 0.84 / scale, -0.84 / scale]
+            inside = [mpmath.mpf(x) for x in where if low <= x <= high]
+            for found, real, side in zip(bounds, functions, (1, -1), strict=True):
+                for i in range(2):
+                    values = [side * (real(x) - mpmath.mpf(t[i, j]) * x) for x in inside]
+                    assert side * mpmath.mpf(found[i, j]) <= min(values), (low, high, t[i, j])
+                    coarse = (1.2 + abs(t[i, j])) * (high - low) / 24 + 1e-9 * (1 + abs(t[i, j])) * max(
+                        abs(low), abs(high)
+                    )
+                    assert min(values) - side * found[i, j] <= coarse + 1e-12, (low, high, t[i, j])
+
+
+def test_ends_that_overflow_are_not_enclosed() -> None:
+    huge, steep = np.array([1e308]), np.array([1e300])
+    with np.errstate(all="ignore"):
+        for curve, *_ in CURVES.values():
+            for bound in (curve.least(-huge, huge, steep), -curve.most(-huge, huge, steep)):
+                assert not (bound > -1e308).any()
+
+
+def spelled(steps: list[tuple[str, list[str]]], constants: dict[str, float], opset: int = 13) -> bytes:
+    """A file of operators on scalars and on a vector x of three entries; the last one is its output y."""
+    nodes = [
+        helper.make_node(op, given, [f"v{i}" if i < len(steps) - 1 else "y"]) for i, (op, given) in enumerate(steps)
+    ]
+    stored = [numpy_helper.from_array(np.array(value, np.float32), name) for name, value in constants.items()]
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 3]) for name in "xy"]
+    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], stored)
+    data: bytes = helper.make_model(
+        graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=9
+    ).SerializeToString()
+    return data
+
+
+SCALARS = {"root": 1.4142135, "inverse": 0.70710677, "one": 1.0, "half": 0.5, "two": 2.0, "hard": 5.5, "less": -0.3}
+ERF = [("Div", ["x", "root"]), ("Erf", ["v0"]), ("Add", ["v1", "one"])]
+SPELLED = {
+    "x times half": [*ERF, ("Mul", ["x", "v2"]), ("Mul", ["v3", "half"])],
+    "half of x first": [*ERF, ("Mul", ["half", "x"]), ("Mul", ["v3", "v2"])],
+    "half of the gate first": [*ERF, ("Mul", ["v2", "half"]), ("Mul", ["v3", "x"])],
+    "the constant first": [
+        ("Mul", ["inverse", "x"]),
+        ("Erf", ["v0"]),
+        ("Add", ["one", "v1"]),
+        ("Mul", ["v2", "x"]),
+        ("Mul", ["v3", "half"]),
+    ],
+    "hard": [
+        ("Mul", ["x", "hard"]),
+        ("Div", ["v0", "root"]),
+        ("Erf", ["v1"]),
+        ("Add", ["v2", "one"]),
+        ("Mul", ["v0", "v3"]),
+        ("Mul", ["v4", "half"]),
+        ("Div", ["v5", "hard"]),
+    ],
+    "hard without its quotient": [
+        ("Mul", ["x", "hard"]),
+        ("Mul", ["v0", "inverse"]),
+        ("Erf", ["v1"]),
+        ("Mul", ["v2", "two"]),
+        ("Add", ["v3", "two"]),
+        ("Mul", ["v4", "x"]),
+    ],
+}
+NO_GELU = {
+    "another summand": [("Div", ["x", "root"]), ("Erf", ["v0"]), ("Add", ["v1", "two"]), ("Mul", ["x", "v2"])],
+    "no summand": [("Div", ["x", "root"]), ("Erf", ["v0"]), ("Mul", ["x", "v1"])],
+    "a gate by itself": ERF,
+    "a gate of −x": [("Mul", ["x", "less"]), ("Erf", ["v0"]), ("Add", ["v1", "one"]), ("Mul", ["x", "v2"])],
+    "a gate of another value": [
+        ("Add", ["x", "half"]),
+        ("Erf", ["v0"]),
+        ("Add", ["v1", "one"]),
+        ("Mul", ["x", "v2"]),
+    ],
+    "a square": [("Mul", ["x", "x"])],
+    "two gates": [*ERF, ("Mul", ["v2", "v2"])],
+}
+
+
+@pytest.mark.parametrize("name", SPELLED)
+def test_gelu_is_read_however_it_is_spelled(name: str) -> None:
+    found = judge(spelled(SPELLED[name], SCALARS))
+    assert found.refused is None
+    assert not found.disagreements
+    assert found.compared["enclosed"]
+
+
+@pytest.mark.parametrize("hard", [1.0, 5.5])
+def test_the_operator_gelu_is_read(hard: float) -> None:
+    steps = [("Mul", ["x", "hard"]), ("Gelu", ["v0"]), ("Div", ["v1", "hard"])]
+    found = judge(spelled(steps, {"hard": hard}, 20))
+    assert found.refused is None
+    assert not found.disagreements
+
+
+@pytest.mark.parametrize("name", NO_GELU)
+def test_what_is_nearly_gelu_is_refused(name: str) -> None:
+    found = judge(spelled(NO_GELU[name], SCALARS))
+    assert found.refused is not None
+    assert not found.disagreements
+
+
+KINDS: dict[str, tuple[Callable[[], dict[str, Any]], type[Node], float | None]] = {
+    "sigmoid": (dict, Sigmoid, None),
+    "tanh": (dict, Tanh, None),
+    "gelu": (lambda: {"lam": torch.tensor(3.0)}, Gelu, None),
+    "relu, joint": (dict, Relu, 4.0),
+    "gelu, joint": (lambda: {"lam": torch.tensor(9.0)}, Gelu, 6.0),
+}
+HARDER = (1.0, 1.5, 10.0, 1e4)
+"""Members of a family are compared at so many times its λ."""
+
+
+@cache
+def proven(folder: Path, kind: str) -> tuple[Network, np.ndarray, float, Case]:
+    """A network, points of a box, about the least value of y_0 − y_1 there, and a proof of a little less."""
+    options, made, lam = KINDS[kind]
+    rng = np.random.default_rng(2)
+    nodes: list[Node] = [Input(name="x", inputs=(), shape=(2,))]
+    sizes = (2, 4, 3, 2)
+    for layer, (before, after) in enumerate(pairwise(sizes)):
+        if layer:
+            nodes.append(made(name=f"a{layer}", inputs=(len(nodes) - 1,), shape=(before,), **options()))
+        weight, bias = (torch.from_numpy(rng.normal(size=s).astype(np.float32)) for s in ((after, before), after))
+        nodes.append(Linear(name=f"f{layer}", inputs=(len(nodes) - 1,), shape=(after,), weight=weight, bias=bias))
+    data = write_onnx(chain(nodes))
+    network = read_onnx(data)
+    box = ball(np.zeros(2), 0.125)
+    grid = np.stack(np.meshgrid(*[np.linspace(-0.125, 0.125, 41)] * 2), -1).reshape(-1, 2)
+    whole = network if lam is None else hardened(network, lam)
+    value = min(float((y[:, 0] - y[:, 1]).min()) for member in members(whole) for y in [evaluated(member, grid)])
+    prop = excluded(box, (row({0: 1, 1: -1}, Fraction(round(value * 1024) - 60, 1024)),))
+    proof = prove(Query(whole, prop), 5.0)
+    assert proof is not None
+    text = vnnlib_text(prop).encode()
+    joint = [Fraction(float(node.lam)) for node in whole.nodes if isinstance(node, Hardened)]
+    write_unsat(folder / "made", data, text, [(0, proof)], joint)
+    return whole, grid, value, Case(data, text, records(folder / "made"))
+
+
+def members(network: Network) -> list[Network]:
+    """Networks of a family, ReLU's among them; a network that is none by itself."""
+    lam = {i: node.lam for i, node in enumerate(network.nodes) if isinstance(node, Hardened)}
+    if not lam:
+        return [network]
+    found = []
+    for factors in [*((f,) * len(lam) for f in HARDER), (1.0, 1e4), (1e4, 1.0), ()]:
+        nodes = list(network.nodes)
+        for at, i in enumerate(lam):
+            kept = {"name": nodes[i].name, "inputs": nodes[i].inputs, "shape": nodes[i].shape}
+            nodes[i] = Gelu(**kept, lam=lam[i] * factors[at]) if factors else Relu(**kept)
+        found.append(replace(network, nodes=tuple(nodes)))
+    return found
+
+
+def evaluated(network: Network, x: np.ndarray) -> np.ndarray:
+    found: np.ndarray = network.to(torch.float64)(torch.from_numpy(x)).numpy()
+    return found
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("curves")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_bounds_of_networks_with_curves_are_accepted(kind: str, folder: Path) -> None:
+    said = checked(folder, proven(folder, kind)[3], written(proven(folder, kind)[3].records))
+    assert said.startswith("unsat: ")
+    assert ("every network with ReLU or λ-GELU, λ ≥ " in said) == ("joint" in kind)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_accepted_of_changed_certificates_holds_in_all_networks(kind: str, folder: Path) -> None:
+    """Certificates changed at random, some said to prove what is false: no value is beyond what is accepted."""
+    network, grid, value, case = proven(folder, kind)
+    rng = random.Random(kind)
+    accepted = 0
+    for attempt in range(cases(30)):
+        found = copy.deepcopy(case.records)
+        prop, family = case.prop, network
+        if attempt % 3 == 1:
+            most = Fraction(value) + Fraction(1, 1 << rng.randint(6, 20))
+            (polytope,) = next(record["part"] for record in found if "part" in record)["polytopes"]
+            before, polytope[0]["most"] = polytope[0]["most"], str(most)
+            prop = vnnlib_text(excluded(ball(np.zeros(2), 0.125), (row({0: 1, 1: -1}, most),))).encode()
+            assert before != str(most)
+            found[0]["property"] = one_point(case.network, prop, [])[0]["property"]
+        if attempt % 3 == 2 and "joint" in kind:
+            lam = [rng.choice([1, 2, 3, 20]) for _ in found[0]["joint"]]
+            found[0]["joint"], family = list(map(str, lam)), hardened(read_onnx(case.network), lam)
+        for _ in range(rng.randint(1, 3)):
+            lists = [v for r in found for k, v in r.items() if k in ("lower", "upper", "slopes", "plain") and v]
+            number(rng, rng.choice(lists))
+        try:
+            checked(folder, replace(case, prop=prop), written(found))
+        except Refused:
+            continue
+        accepted += 1
+        assert prop == case.prop, attempt
+        claims = [record for record in found if "activation" in record]
+        for member in members(family):
+            assert (evaluated(member, grid) @ [1, -1]).min() > value - 60 / 1024 - 1e-3, attempt
+            for claim, index in zip(claims, member.activations, strict=True):
+                z = evaluated(chain(member.nodes[: member.nodes[index].inputs[0] + 1]), grid)
+                lower, upper = (np.ldexp(np.array(claim[s][1:], float), claim[s][0]) for s in ("lower", "upper"))
+                assert (lower <= z.min(0) + 1e-9).all(), attempt
+                assert (upper >= z.max(0) - 1e-9).all(), attempt
+    assert accepted
+
+
+def change(records: Records, key: str, value: Any, of: str | None = None) -> Records:
+    found = copy.deepcopy(records)
+    next(record for record in found if (of or key) in record)[key] = value
+    return found
+
+
+def test_faults_of_families_and_curves_are_refused(folder: Path) -> None:
+    case = proven(folder, "relu, joint")[3]
+    for joint in (["4"], [], ["4", "4", "4"], ["4", "1/2"], [4, 4], ["4", "nan"], "44", {}, ["4", "0"]):
+        with pytest.raises(Refused):
+            checked(folder, case, written(change(case.records, "joint", joint, of="claim")))
+    case = proven(folder, "sigmoid")[3]
+    with pytest.raises(Refused, match="ReLU or GELU alone"):
+        checked(folder, case, written(change(case.records, "joint", ["4", "4"], of="claim")))
+    case = proven(folder, "gelu, joint")[3]
+    with pytest.raises(Refused, match="neither sat nor unsat"):
+        checked(folder, case, written(change(case.records, "claim", "sat")))
+    case = proven(folder, "gelu")[3]
+    slopes = next(record for record in case.records if "activation" in record)["slopes"]
+    for bad in (slopes[:-1], [*slopes, 0], slopes[: 1 + len(slopes) // 2], [0, *[1 << 53] * (len(slopes) - 1)]):
+        with pytest.raises(Refused):
+            checked(folder, case, written(change(case.records, "slopes", bad, of="activation")))
+    plain = next(i for i, record in enumerate(case.records) if "plain" in record)
+    for other in (
+        [{"tree": case.records[plain]["slopes"], "neurons": [[0, [0]]], "chords": []}, {"leaf": [0]}],
+        [{"tighter": 0, "rows": [0, 1], "least": [0, 0], "tree": [0], "neurons": [], "chords": []}, {"leaf": [0]}],
+    ):
+        with pytest.raises(Refused):
+            checked(folder, case, written([*case.records[:plain], *other, *case.records[plain:]]))
+    whole = [case.records[0], next(r for r in case.records if "part" in r), {"zonotope": [0]}, {"end": 3}]
+    with pytest.raises(Refused, match="piecewise-linear"):
+        checked(folder, case, written(whole))
+
+
+def test_points_of_networks_with_curves_are_enclosed(folder: Path) -> None:
+    _, grid, _, case = proven(folder, "tanh")
+    network = read_onnx(case.network)
+    y = evaluated(network, grid)
+    least = float((y[:, 0] - y[:, 1]).min())
+    point = [Fraction(float(v)) for v in grid[(y[:, 0] - y[:, 1]).argmin()]]
+    for beside, reached in ((1e-9, True), (-1e-9, False)):
+        rows = (row({0: 1, 1: -1}, Fraction(least) + Fraction(beside)),)
+        prop = vnnlib_text(excluded(ball(np.zeros(2), 0.125), rows)).encode()
+        certificate = written(one_point(case.network, prop, point))
+        if reached:
+            assert checked(folder, replace(case, prop=prop), certificate).startswith("sat: ")
+        else:
+            with pytest.raises((Refused, BadInput), match="in no disjunct"):
+                checked(folder, replace(case, prop=prop), certificate)

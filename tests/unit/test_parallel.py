@@ -1,0 +1,293 @@
+"""Campaigns on several workers: every instance is answered once, whatever becomes of the workers."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.hostile_verifier import FILL, KILL, WAIT, Hostile
+from verifiable_relu.campaign import Result, Store
+from verifiable_relu.campaign.inputs import Entry, Loader
+from verifiable_relu.campaign.parallel import Local, run_parallel
+from verifiable_relu.campaign.worker import Answered, Job, Numbered, answer
+from verifiable_relu.errors import CallFailed, InputError
+from verifiable_relu.network import write_onnx
+from verifiable_relu.network.graph import Network
+from verifiable_relu.network.nodes import Input, Linear, Relu
+from verifiable_relu.verifiers.base import Reason, Verdict
+
+ROOT = Path(__file__).parents[2]
+SPEC = """(declare-const X_0 Real)
+(declare-const Y_0 Real)
+(assert (>= X_0 0.0))
+(assert (<= X_0 1.0))
+(assert (>= Y_0 {bound}))
+"""
+
+
+def network(slope: float) -> Network:
+    """The network y = slope·relu(x)."""
+    return Network(
+        (
+            Input(name="x", inputs=(), shape=(1,)),
+            Linear(name="l", inputs=(0,), shape=(1,), weight=torch.tensor([[1.0]]), bias=torch.zeros(1)),
+            Relu(name="r", inputs=(1,), shape=(1,)),
+            Linear(name="m", inputs=(2,), shape=(1,), weight=torch.tensor([[slope]]), bias=torch.zeros(1)),
+        )
+    )
+
+
+def entries(folder: Path, bounds: Sequence[float], networks: int = 1) -> list[Entry]:
+    """Instances that ask whether an output reaches a bound: none above 4 is reached; the networks take turns."""
+    for number in range(networks):
+        write_onnx(network(1.0 + number), folder / f"net{number}.onnx")
+    listed = []
+    for number, bound in enumerate(bounds):
+        path = folder / f"{number}.vnnlib"
+        path.write_text(SPEC.format(bound=bound))
+        listed.append(Entry(path, folder / f"net{number % networks}.onnx", 30.0))
+    return listed
+
+
+class Here:
+    """A worker that is this process. It fails as it is told to, after the given number of messages of a part."""
+
+    def __init__(self, fault: Callable[[Sequence[Numbered]], int | None] = lambda part: None) -> None:
+        self.fault = fault
+        self.parts: list[list[int]] = []
+
+    def answer(self, job: bytes, part: Sequence[Numbered], tell: Callable[[Any], Any]) -> None:
+        self.parts.append([number for number, _ in part])
+        after, answered = self.fault(part), 0
+
+        def ask(message: object) -> Any:
+            nonlocal answered
+            if isinstance(message, Answered):
+                if answered == after:
+                    raise CallFailed("its process was ended by the signal SIGBOOM")
+                answered += 1
+            return tell(message)
+
+        try:
+            answer((job, part), ask)  # type: ignore[arg-type]
+        except CallFailed:
+            raise
+        if after is not None:
+            raise CallFailed("its process was ended by the signal SIGBOOM")
+
+    def stop(self) -> None:
+        pass
+
+
+def answers(results: Sequence[Result]) -> list[tuple[str, Verdict, Reason]]:
+    return [(Path(r.vnnlib).stem, r.verdict, r.reason) for r in results]
+
+
+def all_proved(count: int) -> list[tuple[str, Verdict, Reason]]:
+    return [(str(number), Verdict.UNSAT, Reason.PROVED) for number in range(count)]
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_parts_get_smaller_and_have_one_network_together(workers: int, tmp_path: Path) -> None:
+    listed = entries(tmp_path, [5 + i for i in range(24)], networks=4)
+    slots: list[Any] = [Here() for _ in range(workers)]
+    results = run_parallel(listed, Job(Hostile(), Loader()), slots)
+    assert answers(results) == all_proved(24)
+    parts = [part for slot in slots for part in slot.parts]
+    assert sorted(number for part in parts for number in part) == list(range(24))
+    sizes = [len(part) for part in slots[0].parts]
+    assert sizes == sorted(sizes, reverse=True) and sizes[-1] == 1
+    if workers == 1:
+        assert [number % 4 for part in parts for number in part] == sorted(list(range(4)) * 6)
+
+
+@pytest.mark.parametrize("after", [0, 1, 2])
+def test_a_worker_that_ends_costs_the_instance_at_fault_alone(after: int, tmp_path: Path) -> None:
+    listed = entries(tmp_path, [5 + i for i in range(30)])
+    guilty = 4
+
+    def fault(part: Sequence[Numbered]) -> int | None:
+        numbers = [number for number, _ in part]
+        return min(after, numbers.index(guilty)) if guilty in numbers else None
+
+    with Store(tmp_path / "out") as store:
+        results = run_parallel(listed, Job(Hostile(), Loader()), [Here(fault), Here(fault)], store)
+    expected = all_proved(30)
+    expected[guilty] = (str(guilty), Verdict.UNKNOWN, Reason.ERROR)
+    assert answers(results) == expected and "SIGBOOM" in results[guilty].detail
+    with Store(tmp_path / "out") as store:
+        # The instance at fault is asked again, and it alone.
+        slot = Here()
+        again = run_parallel(listed, Job(Hostile(), Loader()), [slot], store)
+    assert answers(again) == all_proved(30)
+    lines = (tmp_path / "out" / "records.jsonl").read_text().splitlines()
+    assert len(lines) == 31
+
+
+def test_an_answer_that_comes_twice_is_kept_once(tmp_path: Path) -> None:
+    class Twice(Here):
+        def answer(self, job: bytes, part: Sequence[Numbered], tell: Callable[[Any], Any]) -> None:
+            super().answer(job, part, lambda message: (tell(message), tell(message))[1])
+
+    with Store(tmp_path / "out") as store:
+        results = run_parallel(entries(tmp_path, [5, 6, 7]), Job(Hostile(), Loader()), [Twice()], store)
+    assert answers(results) == all_proved(3)
+    assert len((tmp_path / "out" / "records.jsonl").read_text().splitlines()) == 3
+
+
+def test_a_full_disk_ends_the_campaign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(result: Result, counterexample: str | None) -> None:
+        raise InputError("cannot keep results here: No space left on device", path=tmp_path)
+
+    with Store(tmp_path / "out") as store:
+        monkeypatch.setattr(store, "append", full)
+        with pytest.raises(InputError, match="No space"):
+            run_parallel(entries(tmp_path, [5, 6, 7]), Job(Hostile(), Loader()), [Here(), Here()], store)
+
+
+def test_processes_that_are_killed_or_take_too_much_memory_cost_their_instances_alone(tmp_path: Path) -> None:
+    # One worker with four instances or fewer gets them one by one.
+    made, log = entries(tmp_path, [5, KILL, 6, FILL]), tmp_path / "log"
+    results = run_parallel(made, Job(Hostile(log), Loader(), memory=600 << 20), [Local(600 << 20)])
+    assert answers(results) == [
+        ("0", Verdict.UNSAT, Reason.PROVED),
+        ("1", Verdict.UNKNOWN, Reason.ERROR),
+        ("2", Verdict.UNSAT, Reason.PROVED),
+        ("3", Verdict.UNKNOWN, Reason.MEMORY),
+    ]
+    assert "SIGKILL" in results[1].detail and "600 MiB" in results[3].detail
+    processes = [line.split()[0] for line in log.read_text().splitlines()]
+    # A process is kept from one part to the next, as long as it lives.
+    assert processes[0] == processes[1] != processes[2] == processes[3] and str(os.getpid()) not in processes
+
+
+COMMAND = """
+import sys
+from pathlib import Path
+from tests.support.hostile_verifier import Hostile
+from verifiable_relu.campaign import inputs
+from verifiable_relu.certify import main
+
+inputs.make = lambda *_: Hostile(Path("log"))
+sys.exit(main(["--spec", "instances.csv", "--out", "out", "--jobs", "2"]))
+"""
+
+
+def test_a_campaign_that_is_killed_keeps_every_answer_and_leaves_no_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = entries(tmp_path, [5, 6, 7, WAIT, 9, WAIT])
+    (tmp_path / "instances.csv").write_text("".join(f"{e.onnx},{e.vnnlib},30\n" for e in made))
+    variables = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    records = tmp_path / "out" / "records.jsonl"
+    started = [sys.executable, "-c", COMMAND]
+    with subprocess.Popen(started, cwd=tmp_path, env=variables, stdout=subprocess.PIPE, text=True) as process:
+        end = time.monotonic() + 200
+        while not (records.exists() and records.read_bytes().count(b"\n") == 4) and time.monotonic() < end:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGKILL)
+        assert process.stdout is not None
+        # The rows came as the answers did.
+        rows = [line.split(",") for line in process.stdout.read().splitlines()]
+    assert {(Path(row[1]).stem, row[2]) for row in rows} == {(number, "unsat") for number in "0124"}
+    workers = {int(line.split()[0]) for line in (tmp_path / "log").read_text().splitlines()}
+    end = time.monotonic() + 60
+    while any(Path(f"/proc/{worker}").exists() for worker in workers) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert len(workers) == 2 and not any(Path(f"/proc/{worker}").exists() for worker in workers)
+    for number in (3, 5):
+        made[number].vnnlib.write_text(SPEC.format(bound=20 + number))
+    taken: list[int] = []
+
+    class Seen:
+        def stage(self, *_: object) -> None:
+            pass
+
+        def result(self, number: int, result: Result, recorded: bool) -> None:
+            if recorded:
+                taken.append(number)
+
+    monkeypatch.chdir(tmp_path)
+    with Store("out") as store:
+        results = run_parallel(made, Job(Hostile(Path("log")), Loader()), [Here()], store, Seen())
+    assert answers(results) == all_proved(6) and sorted(taken) == [0, 1, 2, 4]
+
+
+def test_an_interrupt_ends_all_workers_and_keeps_what_was_answered(tmp_path: Path) -> None:
+    started = threading.Event()
+
+    class Waiting(Here):
+        """A worker that answers nothing until it is stopped."""
+
+        def answer(self, job: bytes, part: Sequence[Numbered], tell: Callable[[Any], Any]) -> None:
+            self.stopped = threading.Event()
+            started.set()
+            assert self.stopped.wait(60)
+            raise CallFailed("it was stopped")
+
+        def stop(self) -> None:
+            self.stopped.set()
+
+    def interrupt() -> None:
+        assert started.wait(60)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with Store(tmp_path / "out") as store, pytest.raises(KeyboardInterrupt):
+            threading.Thread(target=interrupt).start()
+            run_parallel(entries(tmp_path, range(5, 14)), Job(Hostile(), Loader()), [Here(), Waiting()], store)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    rows = (tmp_path / "out" / "results.csv").read_text().splitlines()
+    assert len(rows) - 1 == len((tmp_path / "out" / "records.jsonl").read_text().splitlines()) < 9
+
+
+@pytest.mark.skipif(find_spec("distributed") is None, reason="needs Dask (distributed)")
+def test_a_dask_cluster_gives_the_same_answers_and_asks_nothing_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from distributed import LocalCluster
+
+    from verifiable_relu.campaign.cluster import Cluster
+
+    monkeypatch.chdir(tmp_path)
+    made = [Entry(Path(e.vnnlib.name), Path("net0.onnx"), 30.0) for e in entries(tmp_path, [0.5, 5, 6, 7, 8, 9])]
+    job = Job(Hostile(), Loader())
+    with LocalCluster(  # type: ignore[no-untyped-call]
+        n_workers=2, threads_per_worker=1, processes=False, dashboard_address=None, protocol="tcp"
+    ) as dask:
+        address = dask.scheduler_address.replace("tcp://", "dask://")
+        for answered in (6, 0):
+            with Store(tmp_path / "out") as store, Cluster(address, store) as cluster:
+                results = run_parallel(made, job, cluster.slots, store)
+            assert len(results) == 6 and answers(results)[1:] == all_proved(6)[1:]
+            assert [(r.onnx, r.vnnlib) for r in results] == [("net0.onnx", f"{i}.vnnlib") for i in range(6)]
+            with (tmp_path / "out" / "records.jsonl").open() as file:
+                assert len(file.readlines()) == 6, answered
+
+
+def test_a_dask_scheduler_that_is_not_there_is_named() -> None:
+    pytest.importorskip("distributed")
+    from verifiable_relu.campaign import cluster
+
+    with pytest.raises(InputError, match="no Dask scheduler answers"):
+        cluster.Cluster("dask://127.0.0.1:9")
+
+
+def test_a_job_travels() -> None:
+    job = Job(Hostile(), Loader({"N": Path("n.onnx")}), Path("c"), 5)
+    again = pickle.loads(pickle.dumps(job))
+    assert again.verifier == job.verifier and again.loader.networks == job.loader.networks

@@ -1,0 +1,227 @@
+"""Products of computed values, and what is written with them: bounds, evaluation, reading, refusals."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import TensorProto, helper, numpy_helper
+from torch import Tensor
+
+from verifiable_relu.bounds import interval_bounds, linear_lower_bounds, preactivation_bounds
+from verifiable_relu.bounds.types import Bounds
+from verifiable_relu.errors import UnsupportedError
+from verifiable_relu.network import Network, read_onnx, write_onnx
+from verifiable_relu.network.build import Builder
+from verifiable_relu.network.nodes import Smooth
+from verifiable_relu.network.onnx import normalisation
+from verifiable_relu.spec.property import Box, Property, Query, Row
+from verifiable_relu.trust.enclose import enclose
+from verifiable_relu.verifiers.base import Budget, Reason, Verdict
+from verifiable_relu.verifiers.registry import make
+
+
+def single(op: str, shape: tuple[int, ...], opset: int = 18, **attributes: object) -> bytes:
+    """A file of one operator of one input."""
+    inputs = ["x"]
+    made = helper.make_node(op, inputs, ["y"], name="node", **attributes)
+    graph = helper.make_graph(
+        [made],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, (1, *shape))],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, (1, *shape))],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10).SerializeToString()
+
+
+def with_constant(op: str, shape: tuple[int, ...], constant: np.ndarray, **attributes: object) -> bytes:
+    model = onnx.load_model_from_string(single(op, shape, **attributes))
+    model.graph.initializer.append(numpy_helper.from_array(constant.astype(np.float32), "c"))
+    model.graph.node[0].input.append("c")
+    return model.SerializeToString()
+
+
+def product() -> Network:
+    """x₀·x₁."""
+    build = Builder((2,))
+    parts = [build.sparse(0, torch.tensor([[i]]), torch.ones(1, 1), None, (1,), f"x{i}") for i in range(2)]
+    return build.network(build.product(*parts, "product"), name="product")
+
+
+def boxes(count: int = 200) -> Bounds:
+    """Boxes of two numbers at all signs and widths, some of them points."""
+    generator = torch.Generator().manual_seed(0)
+    center = torch.randn(count, 2, generator=generator, dtype=torch.float64) * 3
+    radius = torch.rand(count, 2, generator=generator, dtype=torch.float64) * 4
+    radius[::7, 0] = 0
+    return Bounds(center - radius, center + radius)
+
+
+def test_the_interval_of_a_product_is_that_of_its_corners() -> None:
+    box = boxes()
+    found = interval_bounds(product().to(torch.float64), box)[-1]
+    corners = torch.stack(
+        [x * y for x in (box.lower[:, 0], box.upper[:, 0]) for y in (box.lower[:, 1], box.upper[:, 1])]
+    )
+    torch.testing.assert_close(found.lower[:, 0], corners.amin(0), rtol=1e-12, atol=1e-300)
+    torch.testing.assert_close(found.upper[:, 0], corners.amax(0), rtol=1e-12, atol=1e-300)
+    assert bool((found.lower[:, 0] <= corners.amin(0)).all() and (found.upper[:, 0] >= corners.amax(0)).all())
+
+
+def test_linear_bounds_of_a_product_are_halfway_between_mccormicks() -> None:
+    box, network = boxes(), product().to(torch.float64)
+    (x, y), (r, s) = ((box.lower + box.upper) / 2).unbind(1), ((box.upper - box.lower) / 2).unbind(1)
+    for sign in (1.0, -1.0):
+        matrix = torch.full((len(x), 1), sign, dtype=torch.float64)
+        found = linear_lower_bounds(network, box, {}, matrix)
+        # The mean of both planes over the box: x̂·ŷ + ŷ·(x − x̂) + x̂·(y − ŷ) − r·s.
+        expected = sign * x * y - y.abs() * r - x.abs() * s - r * s
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+        assert bool((found <= expected).all())
+
+
+def quotient(numerator: float = 1.0) -> Network:
+    build = Builder((1,))
+    node = Smooth(name="q", inputs=(0,), shape=(1,), function="Reciprocal", parameter=torch.ones(()))
+    return build.network(build.scale(build.append(node), "n", scale=torch.tensor(numerator)), name="quotient")
+
+
+@pytest.mark.parametrize(("low", "high"), [(-1.0, 1.0), (0.0, 1.0), (-1.0, 0.0), (0.0, 0.0), (-1e-300, 1e300)])
+def test_of_a_quotient_nothing_is_known_where_the_divisor_may_be_zero(low: float, high: float) -> None:
+    network = quotient().to(torch.float64)
+    box = Bounds(*(torch.tensor([[end]], dtype=torch.float64) for end in (low, high)))
+    interval = interval_bounds(network, box)[-1]
+    assert not bool((interval.lower > -1e6).any() | (interval.upper < 1e6).any())
+    pre = preactivation_bounds(network, box)
+    bound = linear_lower_bounds(network, box, pre, torch.tensor([[1.0], [-1.0]], dtype=torch.float64))
+    assert not bool((bound > -1e6).any())
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_reciprocals_are_bounded_on_either_side_of_zero(sign: float) -> None:
+    network = quotient(3.0).to(torch.float64)
+    ends = sorted((sign * 0.25, sign * 4.0))
+    box = Bounds(*(torch.tensor([[end]], dtype=torch.float64) for end in ends))
+    interval = interval_bounds(network, box)[-1]
+    assert float(interval.lower) == pytest.approx(3 / ends[1]) and float(interval.upper) == pytest.approx(3 / ends[0])
+    eye = torch.tensor([[1.0], [-1.0]], dtype=torch.float64)
+    low, high = (linear_lower_bounds(network, box, preactivation_bounds(network, box), eye) * eye[:, 0]).tolist()
+    assert low <= 3 / ends[1] and high >= 3 / ends[0]
+
+
+def attention(tokens: int) -> bytes:
+    """softmax(x·xᵀ)·x."""
+    nodes = [
+        helper.make_node("Transpose", ["x"], ["t"], perm=[0, 2, 1]),
+        helper.make_node("MatMul", ["x", "t"], ["s"]),
+        helper.make_node("Softmax", ["s"], ["p"], axis=-1),
+        helper.make_node("MatMul", ["p", "x"], ["y"]),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, (1, tokens, 2))],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, (1, tokens, 2))],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10).SerializeToString()
+
+
+@pytest.mark.parametrize("tokens", [2, 3, 5])
+def test_attention_is_evaluated_bounded_and_enclosed(tokens: int) -> None:
+    network = read_onnx(attention(tokens))
+    x = torch.randn(20, tokens, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    expected = torch.softmax(x @ x.transpose(1, 2), -1) @ x
+    torch.testing.assert_close(network(x), expected)
+    point = [Fraction(float(v)) for v in x[0].flatten()]
+    found = enclose(network, point)
+    assert bool((np.abs(found.value - expected[0].flatten().numpy()) <= found.error + 1e-12).all())
+    assert float(found.error.max()) < 1e-9
+    wide = network.to(torch.float64)
+    box = Bounds(x[:1] - 0.1, x[:1] + 0.1)
+    pre = preactivation_bounds(wide, box)
+    eye = torch.eye(2 * tokens, dtype=torch.float64)
+    low = linear_lower_bounds(wide, box, pre, eye)
+    samples = x[:1] + 0.2 * torch.rand(2000, tokens, 2, dtype=torch.float64) - 0.1
+    values = (torch.softmax(samples @ samples.transpose(1, 2), -1) @ samples).flatten(1)
+    assert bool((values >= low).all())
+    assert bool((low > values.amin(0) - 0.5).all())
+
+
+def test_a_file_that_is_written_for_products_is_read_as_the_same_function() -> None:
+    network = read_onnx(attention(3))
+    again = read_onnx(write_onnx(network))
+    x = torch.randn(5, 3, 2)
+    torch.testing.assert_close(again(x), network(x))
+
+
+@pytest.mark.parametrize("operator", ["Softmax", "LogSoftmax"])
+def test_softmax_in_few_terms_is_the_same(operator: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = single(operator, (2, 4), axis=-1)
+    whole = read_onnx(data)
+    monkeypatch.setattr(normalisation, "MAX_DIFFERENCES", 0)
+    few = read_onnx(data)
+    assert [node.op for node in few.nodes] != [node.op for node in whole.nodes]
+    x = torch.randn(9, 2, 4, dtype=torch.float64)
+    torch.testing.assert_close(few(x), whole(x))
+
+
+def test_a_normalised_value_is_never_larger_than_it_can_be() -> None:
+    network = read_onnx(with_constant("LayerNormalization", (5,), np.ones(5))).to(torch.float64)
+    box = Bounds(torch.full((1, 5), -1.0, dtype=torch.float64), torch.full((1, 5), 1.0, dtype=torch.float64))
+    found = interval_bounds(network, box)[-1]
+    assert float(found.upper.max()) < 2.001 and float(found.lower.min()) > -2.001
+    x = torch.zeros(1, 5, dtype=torch.float64)
+    x[0, 0] = 1
+    assert float(network(x)[0, 0]) == pytest.approx(2, abs=1e-3)
+
+
+@pytest.mark.parametrize("method", ["bab", "milp", "smt", "smt-exact"])
+def test_methods_of_phases_refuse_products_by_name(method: str) -> None:
+    query = Query(product(), Property(Box(np.zeros(2), np.ones(2)), ((Row(((0, Fraction(1)),), Fraction(-1)),),)))
+    (outcome,) = make(method).verify([query], Budget([10.0]))
+    assert outcome.verdict is Verdict.UNKNOWN and outcome.reason is Reason.UNSUPPORTED
+    assert "'product' (Product)" in outcome.detail and "piecewise-linear" in outcome.detail
+
+
+@pytest.mark.parametrize("method", ["auto", "crown", "split"])
+def test_methods_of_bounds_decide_products(method: str) -> None:
+    def asked(bound: Fraction) -> Query:
+        box = Box(np.array([1.0, 2.0]), np.array([1.5, 3.0]))
+        return Query(product(), Property(box, ((Row(((0, Fraction(1)),), bound),),)))
+
+    high, low = make(method).verify([asked(Fraction(5, 2)), asked(Fraction(3, 2))], Budget([10.0, 10.0]))
+    assert low.verdict is Verdict.UNSAT
+    assert high.verdict is (Verdict.UNKNOWN if method == "crown" else Verdict.SAT)
+
+
+def test_powers_that_are_read_are_powers() -> None:
+    x = torch.rand(6, 3, dtype=torch.float64) + 0.5
+    for exponent in (-3.0, -1.0, -0.5, 4.0, 5.0, 7.0):
+        network = read_onnx(with_constant("Pow", (3,), np.array(exponent)))
+        torch.testing.assert_close(network(x), x**exponent)
+    with pytest.raises(UnsupportedError, match=r"the exponent 0\.3"):
+        read_onnx(with_constant("Pow", (3,), np.array(0.3)))
+
+
+def masked(x: Tensor) -> bytes:
+    nodes = [helper.make_node("Add", ["x", "c"], ["s"]), helper.make_node("Softmax", ["s"], ["y"], axis=-1)]
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, (1, *x.shape))],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, (1, *x.shape))],
+        [numpy_helper.from_array(x.numpy(), "c")],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10).SerializeToString()
+
+
+def test_what_a_mask_of_infinities_leaves_is_a_softmax() -> None:
+    mask = torch.full((4, 4), -torch.inf).triu(1)
+    network = read_onnx(masked(mask))
+    x = torch.randn(7, 4, 4, dtype=torch.float64)
+    torch.testing.assert_close(network(x), torch.softmax(x + mask, -1))
+    with pytest.raises(UnsupportedError, match="nothing but −inf"):
+        read_onnx(masked(torch.full((2, 3), -torch.inf)))

@@ -1,0 +1,299 @@
+"""The HTML page of a folder of results: it is whole, safe, readable for everybody, and right."""
+
+from __future__ import annotations
+
+import base64
+import io
+import re
+import shutil
+import subprocess
+from dataclasses import replace
+from fractions import Fraction
+from html.parser import HTMLParser
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tests.support.scripted import Scripted
+from verifiable_relu.campaign import Store, run
+from verifiable_relu.campaign.inputs import Entry, Loader
+from verifiable_relu.network import write_onnx
+from verifiable_relu.network.graph import Network
+from verifiable_relu.network.nodes import Input, Linear, Relu, Reshape
+from verifiable_relu.report.__main__ import main
+from verifiable_relu.report.picture import as_image, png, shades
+from verifiable_relu.report.radius import radius
+from verifiable_relu.report.svg import Axis
+from verifiable_relu.spec import Box, Property, Query, Row, write_vnnlib
+from verifiable_relu.verifiers.base import Outcome, Reason, Trust, Verdict
+
+SIDE = 8
+EMPTY = {"meta", "link", "br", "img", "input", "hr"}
+SVG_EMPTY = {"path", "line", "polyline"}
+
+
+def classifier() -> Network:
+    """A network of 8 × 8 pixels whose outputs are the sum of the pixels in the left and in the right half."""
+    weight = torch.zeros(2, SIDE * SIDE)
+    left = torch.arange(SIDE * SIDE) % SIDE < SIDE // 2
+    weight[0, left], weight[1, ~left] = 1.0, 1.0
+    return Network(
+        (
+            Input(name="x", inputs=(), shape=(1, SIDE, SIDE)),
+            Relu(name="r", inputs=(0,), shape=(1, SIDE, SIDE)),
+            Reshape(name="f", inputs=(1,), shape=(SIDE * SIDE,)),
+            Linear(name="l", inputs=(2,), shape=(2,), weight=weight, bias=torch.zeros(2)),
+        )
+    )
+
+
+def answer(query: Query) -> Outcome:
+    """The corner of the box with a dark left and a bright right half, or *unsat* where that is no counterexample."""
+    box = query.property.box
+    bright = np.arange(SIDE * SIDE) % SIDE >= SIDE // 2
+    witness = tuple(box.bounds(i)[int(bright[i])] for i in range(box.size))
+    outputs = query.network(torch.tensor([[float(v) for v in witness]]).float().reshape(1, 1, SIDE, SIDE))[0]
+    if outputs[1] >= outputs[0]:
+        return Outcome(Verdict.SAT, Reason.REFUTED, "look", Trust.FLOAT, -1.0, witness, seconds={"look": 0.5})
+    return Outcome(Verdict.UNSAT, Reason.PROVED, "look", Trust.ROUNDED, 0.5, seconds={"look": 0.25})
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A campaign over three radii, with a hostile name and an instance out of time."""
+    where = tmp_path_factory.mktemp("campaign")
+    write_onnx(classifier(), where / "left_right.onnx")
+    loader, cases = Loader(), []
+    image = np.linspace(0.2, 0.8, SIDE * SIDE).reshape(SIDE, SIDE)
+    image[:, : SIDE // 2] += 0.1
+    for number, eps in enumerate(("1/100", "1/50", "1/5")):
+        low, high = (image.ravel() - float(Fraction(eps))), (image.ravel() + float(Fraction(eps)))
+        unsafe = ((Row(((0, Fraction(1)), (1, Fraction(-1))), Fraction(0)),),)
+        path = where / f"p{number}.vnnlib"
+        write_vnnlib(Property(Box(low, high), unsafe), path, comments=(f"image 0, eps {eps}",))
+        cases.append(loader.case(Entry(path, where / "left_right.onnx", 9.0)))
+    with Store(where / "out") as store:
+        results = run(cases, Scripted(answer), store)
+        late = replace(results[0], vnnlib='<script src="x">&.vnnlib', verdict=Verdict.UNKNOWN,
+                       reason=Reason.TIMEOUT, trust=None, margin=-0.25, detail="a & b < c", query="late")  # fmt: skip
+        store.append(late)
+    assert [r.answer for r in results] == ["unsat", "unsat", "sat"]
+    return where / "out"
+
+
+@pytest.fixture(scope="module")
+def page(folder: Path) -> str:
+    assert main([str(folder)]) == 0
+    return (folder / "report.html").read_text(encoding="utf-8")
+
+
+class Reader(HTMLParser):
+    """Reads a page, and keeps its elements; every element must be closed in its turn."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.elements: list[tuple[str, dict[str, str | None], list[str]]] = []
+        self.texts: list[tuple[str, str]] = []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        assert len({name for name, _ in attrs}) == len(attrs)
+        self.elements.append((tag, dict(attrs), list(self.open)))
+        if tag not in EMPTY:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs), list(self.open)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append((self.open[-1] if self.open else "", data))
+
+    def all(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes, _ in self.elements if name == tag]
+
+
+def test_the_page_needs_no_other_file_and_runs_no_foreign_text(page: str) -> None:
+    reader = Reader(page)
+    links = [a.get(name) for _, a, _ in reader.elements for name in ("src", "href", "data", "action") if name in a]
+    assert links and all(link and link.startswith(("data:image/png;base64,", "#")) for link in links)
+    assert len(reader.all("script")) == 1 and not reader.all("link") and "@import" not in page
+    assert "url(" not in page and any("default-src 'none'" in (a.get("content") or "") for a in reader.all("meta"))
+    assert ("td", '<script src="x">&.vnnlib') in reader.texts
+
+
+def test_the_page_has_landmarks_captions_and_texts_for_pictures(page: str) -> None:
+    reader = Reader(page)
+    for landmark in ("header", "nav", "main", "footer", "h1"):
+        assert len(reader.all(landmark)) == 1
+    assert reader.all("html") == [{"lang": "en"}]
+    ids = [a["id"] for _, a, _ in reader.elements if "id" in a]
+    assert len(set(ids)) == len(ids)
+    targets = [a["href"] for a in reader.all("a")]
+    assert {str(target)[1:] for target in targets} <= set(map(str, ids))
+    assert len(reader.all("caption")) == len(reader.all("table")) > 4
+    assert all(a.get("scope") in ("col", "row") for a in reader.all("th"))
+    assert reader.all("img") and all(a.get("alt") for a in reader.all("img"))
+    charts = [a for a in reader.all("svg") if a.get("role") == "img"]
+    assert len(charts) == 3 and len(reader.all("desc")) == 3
+    levels = [int(tag[1]) for tag, _, _ in reader.elements if re.fullmatch("h[1-6]", tag)]
+    assert all(after <= before + 1 for before, after in pairwise(levels))
+
+
+def test_the_page_says_what_was_answered(page: str) -> None:
+    reader = Reader(page)
+    text = " ".join(data for _, data in reader.texts)
+    assert "4 instances: 2 verified, 1 violated, 1 out of time" in text
+    assert "largest output: Y0 at the middle, Y1 at the counterexample" in text
+    for eps in ("0.01", "0.02", "0.2"):
+        assert ("td", eps) in reader.texts
+
+
+def test_a_counterexample_is_shown_pixel_by_pixel(page: str, folder: Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    addresses = [str(a["src"]).partition(",")[2] for a in Reader(page).all("img")]
+    before, after, change = (np.array(image.open(io.BytesIO(base64.b64decode(one)))) for one in addresses)
+    assert before.shape == (SIDE, SIDE)
+    bright = np.arange(SIDE * SIDE).reshape(SIDE, SIDE) % SIDE >= SIDE // 2
+    assert (after[bright] >= before[bright]).all() and (after[~bright] < before[~bright]).all()
+    assert (change[bright] > 250).all() and (change[~bright] < 5).all()
+
+
+def test_files_that_are_gone_cost_the_originals_alone(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "out")
+    lines = (tmp_path / "out" / "records.jsonl").read_text().replace("left_right.onnx", "gone.onnx")
+    (tmp_path / "out" / "records.jsonl").write_text(lines)
+    assert main([str(tmp_path / "out"), "--out", str(tmp_path / "p.html"), "--title", "A <title>"]) == 0
+    reader = Reader((tmp_path / "p.html").read_text())
+    assert len(reader.all("img")) == 1 and ("title", "A <title>") in reader.texts
+    assert any("The middle of the box is not shown" in data for _, data in reader.texts)
+    assert main([str(tmp_path / "out"), "--out", str(tmp_path / "p.html"), "--pictures", "0"]) == 0
+    assert not Reader((tmp_path / "p.html").read_text()).all("img")
+
+
+CLICKS = """<script>
+const table = [...document.querySelectorAll("table[id]")].at(-1);
+const button = table.tHead.rows[0].cells[7].querySelector("button");
+const seconds = () => [...table.tBodies[0].rows].map(row => Number(row.cells[7].dataset.v));
+button.click(); const up = seconds(); button.click(); const down = seconds();
+const search = document.querySelector("input[type=search]");
+search.value = "p2 sat"; search.dispatchEvent(new Event("input"));
+const left = [...table.tBodies[0].rows].filter(row => !row.hidden).map(row => row.cells[0].textContent);
+const narrow = document.documentElement.scrollWidth <= document.documentElement.clientWidth;
+document.title = JSON.stringify({ up, down, left, narrow });
+</script></body>"""
+
+
+@pytest.mark.skipif(
+    not (shutil.which("chromium") or shutil.which("google-chrome")), reason="needs the browser chromium or chrome"
+)
+def test_a_browser_sorts_and_filters_and_a_phone_need_not_scroll_sideways(page: str, tmp_path: Path) -> None:
+    (tmp_path / "page.html").write_text(page.replace("</body>", CLICKS))
+    browser = shutil.which("chromium") or shutil.which("google-chrome") or ""
+    done = subprocess.run(
+        [browser, "--headless", "--no-sandbox", "--disable-gpu", "--window-size=390,800", "--dump-dom",
+         f"--user-data-dir={tmp_path / 'profile'}", (tmp_path / "page.html").as_uri()],
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    found = re.search("<title>(.*?)</title>", done.stdout)
+    assert found is not None
+    import html
+    import json
+
+    said = json.loads(html.unescape(found[1]))
+    assert said["up"] == sorted(said["up"]) and said["down"] == said["up"][::-1] and len(said["up"]) == 4
+    assert said["left"] == ["p2.vnnlib"] and said["narrow"]
+
+
+def test_a_study_is_shown_by_its_tables_and_figures(tmp_path: Path) -> None:
+    (tmp_path / "records.jsonl").write_text('{"kind": "note", "text": "two cores"}\n{"kind": "run", "x": 1}\n')
+    (tmp_path / "speed.csv").write_text('name,seconds\n"a <b>",1.5\nc,\n')
+    (tmp_path / "curve.png").write_bytes(png(np.zeros((4, 4), np.uint8)))
+    assert main([str(tmp_path)]) == 0
+    reader = Reader((tmp_path / "report.html").read_text())
+    assert ("td", "a <b>") in reader.texts and ("td", "1.5") in reader.texts and ("p", "two cores") in reader.texts
+    assert [a["alt"] for a in reader.all("img")] == ["curve"]
+
+
+def test_figures_for_papers_are_pdf_and_png(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    assert main([str(folder), "--figures", str(tmp_path / "f"), "--out", str(tmp_path / "p.html")]) == 0
+    made = {path.name: path.read_bytes() for path in (tmp_path / "f").iterdir()}
+    assert set(made) == {f"{name}.{kind}" for name in ("cactus", "answers", "certified") for kind in ("pdf", "png")}
+    assert all(data.startswith(b"%PDF" if name.endswith("pdf") else b"\x89PNG") for name, data in made.items())
+    assert capsys.readouterr().out.count("wrote ") == 7
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [(None, "no results here"), ("", "no results here"), ("so what\n", "line 1: not a record")],
+)
+def test_a_folder_without_results_is_one_line(
+    content: str | None, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if content is not None:
+        (tmp_path / "records.jsonl").write_text(content)
+    assert main([str(tmp_path)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("report: ") and said in error and error.count("\n") == 1
+    assert not (tmp_path / "report.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("shape", "shown"),
+    [
+        ((1, 4, 6), (4, 6)),
+        ((3, 4, 6), (4, 6, 3)),
+        ((4, 6, 3), (4, 6, 3)),
+        ((4, 6), (4, 6)),
+        ((784,), (28, 28)),
+        ((3072,), (32, 32, 3)),
+        ((5,), None),
+        ((1, 1, 1, 5), None),
+        ((2, 4, 6), None),
+    ],
+)
+def test_inputs_are_pictures_where_their_shape_says_so(shape: tuple[int, ...], shown: tuple[int, ...] | None) -> None:
+    found = as_image(np.arange(np.prod(shape), dtype=float), shape)
+    assert (None if found is None else found.shape) == shown
+    if found is not None and shape[0] == 3:
+        assert found[0, 1, 0] == 1 and found[0, 0, 1] == shape[1] * shape[2]
+
+
+def test_shades_are_cut_off_at_both_ends() -> None:
+    assert shades(np.array([-1.0, 0.0, 0.5, 1.0, 2.0]), 0, 1).tolist() == [0, 0, 128, 255, 255]
+    with pytest.raises(ValueError, match="no picture"):
+        png(np.zeros((2, 2, 4), np.uint8))
+
+
+@pytest.mark.parametrize(
+    ("name", "eps"),
+    [
+        ("net_mnist_3_eps1_255.vnnlib", Fraction(1, 255)),
+        ("prop_7_0.05.vnnlib.gz", Fraction(1, 20)),
+        ("a_eps0.03.vnnlib", Fraction(3, 100)),
+        ("prop_1.vnnlib", None),
+        ("eps1_0.vnnlib", None),
+    ],
+)
+def test_the_radius_is_that_of_the_name_where_there_is_no_file(name: str, eps: Fraction | None) -> None:
+    assert radius(name) == eps
+
+
+@pytest.mark.parametrize(
+    "values", [[0.0, 1.0], [5.0], [-3.0, 1e-9, 7e5], [1e-4, 1e3], [0.0], [1e100], [-1e-100, 1e-100]]
+)
+@pytest.mark.parametrize("log", [False, True])
+def test_an_axis_has_room_for_all_values_and_a_few_ticks(values: list[float], log: bool) -> None:
+    axis = Axis.over("x", values, log)
+    assert all(-1e-9 <= axis.place(v) <= 1 + 1e-9 for v in values)
+    ticks = axis.ticks()
+    assert 1 <= len(ticks) <= 8 and all(-1e-9 <= axis.place(tick) <= 1 + 1e-9 for tick in ticks)

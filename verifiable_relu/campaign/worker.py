@@ -1,0 +1,151 @@
+"""A part of a campaign in a process of its own: instances are read, answered and certified there.
+
+The process that runs the campaign keeps the records. It is told of every answer as soon as there is one (``Answered``),
+and is asked what earlier runs have recorded (``Wanted``).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from verifiable_relu.campaign.inputs import Entry, Loader
+from verifiable_relu.campaign.result import Key, Result
+from verifiable_relu.campaign.runner import run
+from verifiable_relu.verifiers.base import Verifier
+from verifiable_relu.verifiers.solvers.process import limit_memory
+
+STAGE_EVERY = 0.2
+"""The least seconds between two messages about stages."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """The part of a campaign's task that is the same for all instances.
+
+    Attributes:
+        verifier: the verifier, which records proofs if certificates are wanted.
+        loader: the reader of the instances, which has read none.
+        certificates: the folder of certificates; None where none are wanted.
+        memory: the bytes that a worker's process, and each process that it starts, may have resident; None for half of
+            the machine's memory.
+    """
+
+    verifier: Verifier
+    loader: Loader
+    certificates: Path | None = None
+    memory: int | None = None
+
+
+Numbered = tuple[int, Entry]
+"""An instance with its number in the campaign."""
+
+
+@dataclass(frozen=True)
+class Answered:
+    """The message that an instance is answered.
+
+    Attributes:
+        number: the instance's number.
+        result: the answer.
+        recorded: whether the answer is of an earlier run.
+        counterexample: the text of the counterexample of a new answer that has one.
+    """
+
+    number: int
+    result: Result
+    recorded: bool
+    counterexample: str | None = None
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The question for an earlier answer; the arguments are those of ``Store.find``."""
+
+    key: Key
+    timeout: float
+    checked: bool
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The message that ``done`` of ``total`` queries of a worker's present part have been through a stage."""
+
+    name: str
+    done: int
+    total: int
+
+
+Ask = Callable[[Answered | Wanted | Stage], Any]
+"""A function that sends a message, and returns the answer: a ``Result`` or None for ``Wanted``, else nothing."""
+
+
+def answer(task: tuple[bytes, Sequence[Numbered]], ask: Ask) -> None:
+    """Answer instances as one batch.
+
+    Args:
+        task: the job, pickled, and the instances. The job's networks stay prepared from one task to the next.
+        ask: sends messages to the process that runs the campaign.
+    """
+    pickled, entries = task
+    job = _job(pickled)
+    job.loader.forget([entry.onnx for _, entry in entries if entry.onnx is not None])
+    certificates = None
+    if job.certificates is not None:
+        from verifiable_relu.campaign.certificates import Certificates
+
+        certificates = Certificates(job.certificates)
+    messages = _Messages(ask, [number for number, _ in entries])
+    run([job.loader.read(entry) for _, entry in entries], job.verifier, messages, messages, certificates)
+
+
+@lru_cache(maxsize=1)
+def _job(pickled: bytes) -> Job:
+    import pickle
+
+    job: Job = pickle.loads(pickled)
+    torch.set_num_threads(1)
+    if job.memory is not None:
+        limit_memory(job.memory)
+    return job
+
+
+class _Messages:
+    """The records and the observer of a worker's run: what it is told becomes messages.
+
+    Args:
+        ask: sends a message.
+        numbers: the instances' numbers in the campaign.
+    """
+
+    def __init__(self, ask: Ask, numbers: Sequence[int]) -> None:
+        self._ask = ask
+        self._numbers = numbers
+        self._counterexample: str | None = None
+        self._told = 0.0
+
+    def find(self, key: Key, timeout: float, checked: bool) -> Result | None:
+        found: Result | None = self._ask(Wanted(key, timeout, checked))
+        return found
+
+    def append(self, result: Result, counterexample: str | None) -> None:
+        # It goes with the message about the result, which comes next.
+        self._counterexample = counterexample
+
+    def result(self, number: int, result: Result, recorded: bool) -> None:
+        text, self._counterexample = self._counterexample, None
+        self._ask(Answered(self._numbers[number], result, recorded, text))
+
+    def tabulate(self, results: Iterable[Result]) -> None:
+        pass
+
+    def stage(self, name: str, done: int, total: int) -> None:
+        if time.monotonic() - self._told > STAGE_EVERY:
+            self._told = time.monotonic()
+            self._ask(Stage(name, done, total))

@@ -1,0 +1,218 @@
+"""The options of the command ``certify``, and what they mean to a campaign."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from verifiable_relu.arguments import Parser, seconds
+from verifiable_relu.verifiers.registry import methods
+
+if TYPE_CHECKING:
+    from verifiable_relu.campaign.inputs import Entry, Loader
+
+ABOUT = "Answer properties of neural networks: does some input of the box reach the unsafe set?"
+
+MORE = """
+    verifiable-relu certify --spec specs/cifar_eps.vnnlib
+    verifiable-relu certify --spec specs/instances.csv --out results
+
+For a property file, the first line of stdout is sat (there is a counterexample, which follows), unsat (there is none:
+verified), unknown or timed-out. For a folder or an instances.csv, stdout has a line onnx,vnnlib,answer,seconds for
+each instance as soon as it is answered. Exit status: 0 for every verdict, 2 for bad input, 1 for a fault of the
+program, 130 if interrupted.
+"""
+
+TIMEOUT = 60.0
+"""The time limit of an instance in seconds, where nothing else says one."""
+
+_UNITS = {"": 0, "K": 10, "M": 20, "G": 30}
+"""The binary logarithm of each unit of memory, in bytes."""
+
+
+def parser() -> Parser:
+    """The parser of the command line."""
+    made = Parser(
+        label="certify",
+        prog="verifiable-relu certify",
+        description=ABOUT,
+        epilog=MORE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    asked = made.add_argument_group("what is asked")
+    asked.add_argument("--spec", type=Path, metavar="FILE|DIR|CSV", help="the property file, folder or list")
+    asked.add_argument("--net", type=Path, metavar="FILE", help="the network, where the property file names none")
+    asked.add_argument(
+        "--network",
+        type=_named_file,
+        action="append",
+        default=[],
+        metavar="NAME=FILE",
+        help="the file of a network that a VNN-LIB 2.0 property declares; may be repeated",
+    )
+    asked.add_argument(
+        "--joint",
+        nargs="?",
+        type=_hardness,
+        const=(),
+        metavar="LAMBDA[,LAMBDA…]",
+        help="answer at once for the ReLU network and every network with λ-GELU of λ at least LAMBDA (one number, or "
+        "one per layer) in its place; without a number, LAMBDA is the λ of the network's own λ-GELUs",
+    )
+    how = made.add_argument_group("how it is answered")
+    how.add_argument("--method", default="auto", help=f"{', '.join(methods())} (default: auto)")
+    how.add_argument(
+        "--timeout",
+        type=seconds,
+        metavar="SECONDS",
+        help=f"the time limit for each instance (default: that of instances.csv, else {TIMEOUT:g})",
+    )
+    how.add_argument("--device", default="cpu", help="a torch device (default: cpu)")
+    how.add_argument(
+        "--memory",
+        type=_bytes,
+        metavar="BYTES",
+        help="the bytes that bounds may hold at once, approximately, such as 500000000, 512M or 2G; the program itself "
+        "takes more on top (default: 1G)",
+    )
+    many = made.add_argument_group("many instances")
+    many.add_argument(
+        "--jobs",
+        type=_count,
+        metavar="N",
+        help="the processes that answer instances of a folder or list, each with one thread (default: one for each "
+        "core; 1: this process, with all threads)",
+    )
+    many.add_argument(
+        "--worker-memory",
+        type=_bytes,
+        metavar="BYTES",
+        help="the most memory of each of these processes; an instance that needs more is unknown (default: half of "
+        "the machine's)",
+    )
+    many.add_argument(
+        "--executor",
+        type=_address,
+        metavar="dask://HOST:PORT",
+        help="a running Dask scheduler, whose workers answer the instances; they need the same files under the same "
+        "paths (pip install 'verifiable-relu[dask]')",
+    )
+    kept = made.add_argument_group("what is kept")
+    kept.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="the folder for results.csv (this run), counterexamples, and records.jsonl (all runs, whose answers are "
+        "not computed again, unless a longer time limit may decide more)",
+    )
+    kept.add_argument(
+        "--repair",
+        action="store_true",
+        help="move lines of DIR/records.jsonl that are no records to a file DIR/records.jsonl.bad-N, and go on",
+    )
+    kept.add_argument(
+        "--certificates",
+        type=Path,
+        metavar="DIR",
+        help="write a certificate of every sat and unsat there, and have it checked by the independent checker "
+        "(python -m verifiable_relu.check); a verdict whose certificate is accepted is 'checked'",
+    )
+    kept.add_argument(
+        "--check", type=Path, metavar="DIR", help="check the certificates of a folder again, and do nothing else"
+    )
+    shown = made.add_argument_group("what is shown")
+    shown.add_argument("--quiet", action="store_true", help="print nothing but errors to stderr")
+    shown.add_argument("--debug", action="store_true", help="show the traceback of a fault of the program")
+    return made
+
+
+def parse(made: Parser, arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The options of a command line; ends the process with status 2 where they do not go together."""
+    options = made.parse_args(arguments)
+    if (options.spec is None) == (options.check is None):
+        made.error("one of --spec and --check is needed")
+    if options.method not in methods():
+        made.error(f"--method: unknown method '{options.method}'; there are {', '.join(methods())}")
+    if options.repair and not options.out:
+        made.error("--repair needs --out")
+    if options.executor and (options.jobs is not None or options.worker_memory is not None):
+        made.error("--executor: Dask's own workers decide about --jobs and --worker-memory")
+    return options
+
+
+def loader(options: argparse.Namespace) -> Loader:
+    """The reader of instances that the options describe: ``--joint`` replaces the networks' activations."""
+    from verifiable_relu.campaign.inputs import Loader
+
+    lam = options.joint
+    if lam is None:
+        return Loader(dict(options.network))
+    from functools import partial
+
+    from verifiable_relu.network import hardened
+
+    return Loader(dict(options.network), partial(hardened, lam=lam[0] if len(lam) == 1 else lam or None))
+
+
+def entries(options: argparse.Namespace) -> list[Entry]:
+    """The instances of the folder or list that ``--spec`` names.
+
+    Raises:
+        InputError: if there are none, or if the list is bad.
+    """
+    from verifiable_relu.campaign.inputs import Entry, instances
+
+    return [
+        Entry(vnnlib, options.net or onnx, options.timeout or limit or TIMEOUT)
+        for vnnlib, onnx, limit in instances(options.spec)
+    ]
+
+
+def workers(options: argparse.Namespace, instances: int) -> int:
+    """The processes that answer so many instances; 0 where this process does."""
+    # Processes would share one accelerator.
+    wanted = min(options.jobs or (cores() if options.device == "cpu" else 1), instances)
+    return 0 if wanted == 1 and options.worker_memory is None else wanted
+
+
+def cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _count(text: str) -> int:
+    if not re.fullmatch(r"0*[1-9][0-9]{0,3}", text):
+        raise argparse.ArgumentTypeError(f"'{text}' is no number from 1 to 9999")
+    return int(text)
+
+
+def _address(text: str) -> str:
+    if not re.fullmatch(r"dask://[^\s/:]+:[0-9]{1,5}", text):
+        raise argparse.ArgumentTypeError(f"'{text}' is not of the form dask://HOST:PORT")
+    return text
+
+
+def _bytes(text: str) -> int:
+    found = re.fullmatch(r"([0-9]+)([KMG]?)", text, re.IGNORECASE)
+    size = int(found[1]) << _UNITS[found[2].upper()] if found else 0
+    if not size:
+        raise argparse.ArgumentTypeError(f"'{text}' is no number of bytes, such as 500000000, 512M or 2G")
+    return size
+
+
+def _hardness(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"'{text}' is no number, nor a list of them") from None
+
+
+def _named_file(text: str) -> tuple[str, Path]:
+    name, separator, file = text.partition("=")
+    if not (name and separator and file):
+        raise argparse.ArgumentTypeError(f"'{text}' is not of the form NAME=FILE")
+    return name, Path(file)

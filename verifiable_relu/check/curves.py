@@ -1,0 +1,206 @@
+"""Smooth activations between bounds: how far they are from lines, in float64 with bounds of all rounding.
+
+A curve lies between two functions, which are the same but for a family of networks. Of each it is known where it is
+convex and where it is concave, and at any point its value and its slope are known up to an error. On a part [a, b] of
+an interval where g(z) = f(z) − t·z is convex, g is at most the larger of g(a) and g(b), and at every z at least
+g(m) + g′(m)·(z − m), for any m of the part; where g is concave, it is the other way round. How well m is chosen
+changes how tight a bound is, and not whether it is right, so that m alone is found by functions that nobody has checked
+(scipy's). Exponentials and error functions are this module's own: sums, products and quotients of float64 numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from scipy import special
+
+from verifiable_relu.check.arithmetic import OWN, TINY, UNIT, Number
+
+_LN2_HIGH, _LN2_LOW = 0.693147180601954460144043, -4.2009150964757e-11
+"""ln 2 = high + low; high has 32 bits, so that its products with integers of 11 bits are exact."""
+
+_TERMS, _FAR = 150, 6.0
+"""Terms of the series of erf, and the |h| from which on erf h is ±1 up to 2.2e-17."""
+
+Valued = tuple[Number, Number]
+"""Numbers, and how far they are off, at most."""
+
+
+def exponential(x: Number) -> Valued:
+    """e^x for x ≤ 0, off by 16 units of its own size at most.
+
+    x = k·ln 2 + r with |r| < 0.35, off by less than one unit u = 2⁻⁵³; Taylor's series of e^r up to r¹⁴ leaves less
+    than 2⁻⁶² of it, and its sum, in which every term is below 0.42 of the one before it, rounds by less than 4·u.
+    """
+    x = np.maximum(x, -800.0)
+    k = np.rint(x * 1.4426950408889634)
+    r = (x - k * _LN2_HIGH) - k * _LN2_LOW
+    total = np.ones_like(r)
+    for n in range(14, 0, -1):
+        total = 1 + total * r / n
+    value = np.ldexp(total, k.astype(np.int64))
+    return value, 16 * UNIT * value + TINY
+
+
+def error_function(h: Number) -> tuple[Number, Number, Number]:
+    """erf h, e^(−h²), and how far each of them is off, at most.
+
+    erf h = 2/√π·e^(−h²)·Σ 2ⁿ·h^(2n+1)/(1·3·…·(2n+1)) (NIST Handbook, 7.6.2), whose terms have one sign. The relative
+    error of the n-th term is below (4n + 4)·u; terms beyond n = 4·h² are nothing beside the others, and the rounding of
+    h² changes e^(−h²) by less than 2·h²·u of it. That of the sum is below 4·u beside the terms' own, as they decrease
+    on either side of the largest.
+    """
+    near = np.clip(h, -_FAR, _FAR)
+    square = near * near
+    bell, _ = exponential(-square)
+    term = near.copy()
+    total = term.copy()
+    for n in range(1, _TERMS):
+        term = term * (2 * square) / (2 * n + 1)
+        total = total + term
+    value = np.where(np.abs(h) >= _FAR, np.sign(h), 1.1283791670955126 * bell * total)
+    return value, np.where(np.abs(h) >= _FAR, 0.0, bell), 32 * (1 + square) * UNIT
+
+
+@dataclass(frozen=True)
+class Function:
+    """A function of one variable.
+
+    Attributes:
+        values: its values, and its slopes, at points.
+        guess: its slopes, roughly.
+        knots: where its second derivative changes its sign, each as an interval that holds the place.
+        convex: of the parts between the knots, whether they are convex.
+        steepest: its slope is at most so large.
+    """
+
+    values: Callable[[Number], tuple[Valued, Valued]]
+    guess: Callable[[Number], Number]
+    knots: tuple[tuple[float, float], ...]
+    convex: tuple[bool, ...]
+    steepest: float
+
+    def least(self, low: Number, high: Number, t: Number) -> Number:
+        """A lower bound of f(z) − t·z over low ≤ z ≤ high; t is shaped (…, neurons), the result like it."""
+        found = np.full(np.broadcast_shapes(low.shape, t.shape), np.inf)
+        ends = [-np.inf, *(end for knot in self.knots for end in knot), np.inf]
+        for number, (left, right) in enumerate(pairwise(ends)):
+            a, b = np.maximum(low, left), np.minimum(high, right)
+            there = a <= b
+            a, b = np.where(there, a, low), np.where(there, b, low)
+            if number % 2:
+                # Between the ends of a knot nothing is known but how steep the function is.
+                (value, error), _ = self.values(a)
+                bound = value - t * a - error - (b - a) * (self.steepest + np.abs(t)) * OWN
+                size = np.abs(value) + np.abs(t * a)
+            elif self.convex[number // 2]:
+                bound, size = self._tangent(a, b, t)
+            else:
+                bound, size = np.full_like(found, np.inf), np.zeros_like(found)
+                for end in (a, b):
+                    (value, error), _ = self.values(end)
+                    bound = np.minimum(bound, value - t * end - error)
+                    size = np.maximum(size, np.abs(value) + np.abs(t * end))
+            found = np.where(there, np.minimum(found, bound - 16 * UNIT * size - TINY), found)
+        return found
+
+    def _tangent(self, a: Number, b: Number, t: Number) -> tuple[Number, Number]:
+        """A lower bound of f(z) − t·z over a ≤ z ≤ b, where f is convex; and the size of the numbers it is made of."""
+        low, high = np.broadcast_arrays(a + 0 * t, b + 0 * t)
+        for _ in range(52):
+            middle = 0.5 * low + 0.5 * high
+            falling = self.guess(middle) < t
+            low, high = np.where(falling, middle, low), np.where(falling, high, middle)
+        m = np.clip(0.5 * low + 0.5 * high, a, b)
+        (value, error), (slope, off) = self.values(m)
+        rise, spread = slope - t, off + 2 * UNIT * (np.abs(slope) + np.abs(t))
+        # Where the tangent rises, it is least at a, and where it falls, at b.
+        lost = np.maximum(np.maximum(rise + spread, 0) * (m - a), np.maximum(spread - rise, 0) * (b - m))
+        return value - t * m - error - OWN * lost, np.abs(value) + np.abs(t * m)
+
+    def mirrored(self) -> Function:
+        """−f."""
+
+        def values(z: Number) -> tuple[Valued, Valued]:
+            (value, error), (slope, off) = self.values(z)
+            return (-value, error), (-slope, off)
+
+        convex = tuple(not part for part in self.convex)
+        return Function(values, lambda z: -self.guess(z), self.knots, convex, self.steepest)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """What an activation may be: any function that is nowhere below ``lower`` and nowhere above ``upper``."""
+
+    lower: Function
+    upper: Function
+
+    def least(self, low: Number, high: Number, t: Number) -> Number:
+        """A lower bound of r − t·z."""
+        return self.lower.least(low, high, t)
+
+    def most(self, low: Number, high: Number, t: Number) -> Number:
+        """An upper bound of r − t·z."""
+        return -self.upper.mirrored().least(low, high, -t)
+
+
+def _sigmoid(z: Number) -> tuple[Valued, Valued]:
+    e, _ = exponential(-np.abs(z))
+    small = e / (1 + e)
+    value = np.where(z >= 0, 1 / (1 + e), small)
+    error = np.full_like(value, 16 * UNIT)
+    return (value, error), (small / (1 + e), error)
+
+
+def _tanh(z: Number) -> tuple[Valued, Valued]:
+    e, _ = exponential(-2 * np.abs(z))
+    value = np.sign(z) * (1 - e) / (1 + e)
+    error = np.full_like(value, 64 * UNIT)
+    return (value, error), (4 * e / ((1 + e) * (1 + e)), error)
+
+
+def _relu(z: Number) -> tuple[Valued, Valued]:
+    zero = np.zeros_like(z)
+    return (np.maximum(z, 0), zero), (np.where(z > 0, 1.0, 0.0), zero)
+
+
+def gelu(scale: float) -> Function:
+    """z·(1 + erf(k·z))/2 with any k that differs from ``scale`` > 0 by 4 units of its size at most.
+
+    Its slope is (1 + erf h)/2 + h·e^(−h²)/√π, h = k·z, and its second derivative is that of a positive number times
+    1 − h². What rounding makes of h changes the value by less than |z|·0.25 of it, and the slope by less than 0.6.
+    """
+
+    def values(z: Number) -> tuple[Valued, Valued]:
+        h = scale * z
+        whole, bell, error = error_function(h)
+        half = 0.5 + 0.5 * whole
+        slope = half + h * bell * 0.5641895835477563
+        # Where the bell is taken as zero, |h| times it is at most 1.4e-15.
+        return (z * half, (error + 8 * UNIT) * np.abs(z) + TINY), (slope, error + 32 * UNIT)
+
+    def guess(z: Number) -> Number:
+        h = scale * z
+        return np.asarray(special.ndtr(np.sqrt(2) * h) + h * np.exp(-np.minimum(h * h, 700.0)) / np.sqrt(np.pi))
+
+    near, far = (1 - 2.0**-40) / scale, (1 + 2.0**-40) / scale
+    return Function(values, guess, ((-far, -near), (near, far)), (False, True, False), 1.13)
+
+
+def same(function: Function) -> Curve:
+    """A function by itself."""
+    return Curve(function, function)
+
+
+SIGMOID = same(Function(_sigmoid, lambda z: special.expit(z) * special.expit(-z), ((0.0, 0.0),), (True, False), 0.25))
+TANH = same(Function(_tanh, lambda z: 1 - np.tanh(z) ** 2, ((0.0, 0.0),), (True, False), 1.0))
+RELU = Function(_relu, lambda z: np.where(z > 0, 1.0, 0.0), (), (True,), 1.0)
+
+
+def family(hardness: float) -> Curve:
+    """ReLU and all λ-GELUs with λ ≥ ``hardness``: x·Φ(λx) grows with λ at every x, and towards ReLU."""
+    return Curve(gelu(hardness * 0.7071067811865476), RELU)

@@ -1,0 +1,48 @@
+"""The command ``completion``: a script that completes the commands' names, options and files in a shell."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from verifiable_relu.arguments import Parser
+from verifiable_relu.commands import COMMANDS, NAME
+from verifiable_relu.streams import guarded
+
+SHELLS = ("bash", "zsh", "tcsh")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the script for a shell; returns the exit status."""
+    shell = parser().parse_args(arguments).shell
+    return guarded("completion", lambda: _print(shell))
+
+
+def parser() -> Parser:
+    """The parser of the command line."""
+    made = Parser(
+        label="completion",
+        prog=f"{NAME} completion",
+        description="Print a script that completes the commands in a shell.",
+        epilog=f'bash: put  eval "$({NAME} completion bash)"  into ~/.bashrc; '
+        f"zsh: {NAME} completion zsh > a file _{NAME} in a folder of $fpath.",
+    )
+    made.add_argument("shell", choices=SHELLS)
+    return made
+
+
+def _print(shell: str) -> int:
+    import shtab
+
+    whole = argparse.ArgumentParser(NAME)
+    commands = whole.add_subparsers()
+    for command in COMMANDS:
+        one = command.make_parser()
+        for action in one._actions:
+            if action.type is Path:
+                action.complete = shtab.DIRECTORY if action.metavar == "DIR" else shtab.FILE  # type: ignore[attr-defined]
+        # The help of each command is in its own parser already.
+        commands.add_parser(command.name, help=command.about, parents=[one], add_help=False)
+    print(shtab.complete(whole, shell))
+    return 0

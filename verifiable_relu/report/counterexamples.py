@@ -1,0 +1,131 @@
+"""Counterexamples for readers: beside the middle of the box that they are from, with what the network says of both."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from verifiable_relu.campaign.inputs import Entry, Loader
+from verifiable_relu.campaign.result import Result
+from verifiable_relu.errors import InputError
+from verifiable_relu.report.picture import as_image, data_uri, png, shades
+
+_SHOWN_INPUTS = 20
+_SHOWN_OUTPUTS = 12
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A counterexample as a page shows it.
+
+    Attributes:
+        title: the property.
+        network: its file.
+        said: what changes, in a sentence.
+        pictures: for inputs that are a picture, pairs of a caption and the address of a picture.
+        inputs: for few inputs that are no picture, rows: name, lower and upper bound, middle, counterexample.
+        outputs: rows: name, output at the middle of the box (empty if it is not known), output at the counterexample.
+        note: why something is missing; empty if nothing is.
+    """
+
+    title: str
+    network: str
+    said: str
+    pictures: Sequence[tuple[str, str]] = ()
+    inputs: Sequence[Sequence[str]] = ()
+    outputs: Sequence[Sequence[str]] = ()
+    note: str = ""
+
+
+@dataclass
+class Gallery:
+    """The maker of what is shown; networks and properties that are there still are read again, each network once.
+
+    Attributes:
+        loader: the reader.
+    """
+
+    loader: Loader = field(default_factory=Loader)
+
+    def show(self, results: Sequence[Result]) -> Iterator[Shown]:
+        """The counterexamples of results that are *sat*, in their order."""
+        for result in results:
+            if result.counterexample is not None:
+                yield self._shown(result, result.counterexample)
+
+    def _shown(self, result: Result, point: np.ndarray) -> Shown:
+        title, network = Path(result.vnnlib).name, Path(result.onnx).name
+        outputs = np.array(result.outputs or ())
+        try:
+            lower, upper, before = self._original(result, point)
+        except InputError as error:
+            # Whoever keeps records need not keep the files that they are of.
+            rows = [(f"Y{i}", "", f"{v:.5g}") for i, v in enumerate(outputs[:_SHOWN_OUTPUTS])]
+            note = f"The middle of the box is not shown: {error}"
+            return Shown(title, network, "", _pictures(None, point), (), rows, note)
+        middle = (lower + upper) / 2
+        said = ""
+        if len(outputs) > 1:
+            said = f"largest output: Y{before.argmax()} at the middle, Y{outputs.argmax()} at the counterexample"
+        rows = [
+            (f"Y{i}", f"{a:.5g}", f"{b:.5g}")
+            for i, (a, b) in enumerate(zip(before, outputs, strict=True))
+            if i < _SHOWN_OUTPUTS
+        ]
+        pictures = _pictures(middle, point)
+        inputs: list[tuple[str, ...]] = []
+        if not pictures and point.size <= _SHOWN_INPUTS:
+            flat = zip(lower, upper, middle, point.ravel(), strict=True)
+            inputs = [(f"X{i}", *(f"{v:.6g}" for v in values)) for i, values in enumerate(flat)]
+        return Shown(title, network, said, pictures, inputs, rows)
+
+    def _original(self, result: Result, point: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The box that the counterexample is from, flat, and the outputs at its middle.
+
+        Raises:
+            InputError: if the files are not there any more, or have changed.
+        """
+        import torch
+
+        case = self.loader.case(Entry(Path(result.vnnlib), Path(result.onnx), result.timeout))
+        assert result.witness is not None
+        box = next((q.property.box for q in case.queries if q.property.box.contains(result.witness)), None)
+        network = case.queries[0].network
+        if box is None or network.output_size != len(result.outputs or ()):
+            raise InputError("the file has changed", path=result.vnnlib)
+        middle = torch.as_tensor((box.lower + box.upper) / 2, dtype=torch.float32)
+        with torch.inference_mode():
+            said = network(middle.reshape(1, *network.input_shape)).flatten().double().numpy()
+        return box.lower, box.upper, said
+
+
+def _pictures(middle: np.ndarray | None, point: np.ndarray) -> list[tuple[str, str]]:
+    """The middle of the box, the counterexample and their difference, where inputs are a picture."""
+    after = as_image(point.ravel().astype(np.float64), point.shape)
+    if after is None:
+        return []
+    if middle is None:
+        return [("counterexample", _address(after, *_range(after)))]
+    before = as_image(middle, point.shape)
+    assert before is not None
+    low, high = _range(before)
+    change = after - before
+    most = float(np.abs(change).max()) or 1.0
+    return [
+        ("middle of the box", _address(before, low, high)),
+        ("counterexample", _address(after, low, high)),
+        (f"change, from −{most:.3g} (black) to {most:.3g} (white)", _address(change, -most, most)),
+    ]
+
+
+def _range(image: np.ndarray) -> tuple[float, float]:
+    """The values that are shown as black and white: 0 and 1, or for other inputs the least and the greatest."""
+    low, high = float(image.min()), float(image.max())
+    return (0.0, 1.0) if low >= 0 and high <= 1 else (low, high)
+
+
+def _address(image: np.ndarray, low: float, high: float) -> str:
+    return data_uri(png(shades(image, low, high)))

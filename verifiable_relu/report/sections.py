@@ -1,0 +1,140 @@
+"""The sections of a page: what a folder of results has to say."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from verifiable_relu.campaign.result import Result
+from verifiable_relu.campaign.store import RESULTS, read_results
+from verifiable_relu.errors import InputError, printable
+from verifiable_relu.files import read_bytes, read_text
+from verifiable_relu.journal import Kind, read_journal
+from verifiable_relu.report import campaign
+from verifiable_relu.report.counterexamples import Gallery
+from verifiable_relu.report.page import Section
+from verifiable_relu.report.picture import data_uri
+from verifiable_relu.report.table import Cell, Table
+
+_LARGEST = 1 << 26
+"""The most bytes of a table or a figure of a study."""
+
+STUDIES: Kind[dict[str, Any]] = Kind(b'{"kind": ', dict, dict)
+"""The kind of the records of a study."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a page shows.
+
+    Attributes:
+        subtitle: a line below the title.
+        sections: the sections.
+        results: the results of a campaign; none for a study.
+    """
+
+    subtitle: str
+    sections: Sequence[Section]
+    results: Sequence[Result] = ()
+
+
+def of_folder(folder: Path, pictures: int) -> Found:
+    """The page of a campaign's folder or a study's.
+
+    Args:
+        folder: the folder, with a file ``records.jsonl``.
+        pictures: the most counterexamples to show.
+
+    Raises:
+        InputError: if the folder has no results, or if its records are damaged.
+    """
+    try:
+        with (folder / "records.jsonl").open("rb") as file:
+            start = file.read(len(RESULTS.start))
+    except OSError as error:
+        raise InputError(f"no results here: {error.strerror}", path=folder / "records.jsonl") from None
+    found = of_study(folder) if start.startswith(STUDIES.start) else of_results(read_results(folder), pictures)
+    if not found.sections:
+        raise InputError("no results here", path=folder)
+    return found
+
+
+def of_results(results: Sequence[Result], pictures: int) -> Found:
+    """The page of a campaign's results."""
+    if not results:
+        return Found("", ())
+    answers = campaign.shares(results)
+    counts = ", ".join(f"{share.count} {share.name}" for share in answers)
+    sections = [
+        Section("answers", "Answers", shares=answers, tables=[campaign.by_network(results)]),
+    ]
+    at_radii = campaign.at_radii(results)
+    charts = [
+        ("Instances decided within so many seconds each; further right and lower is better.", campaign.cactus(results)),
+        (
+            "Margins: proven lower bounds, and the margin at counterexamples, which is at most 0.",
+            campaign.margins(results),
+        ),
+        (
+            "Certified accuracy: the share of the instances that is verified, and the share that is not violated. "
+            "Instances are those that were asked, which may be images that the network classifies correctly alone.",
+            campaign.certified(at_radii),
+        ),
+    ]
+    drawn = [(caption, chart) for caption, chart in charts if chart is not None]
+    tables = [campaign.stages(results), *([campaign.radii_table(at_radii)] if at_radii else [])]
+    sections.append(Section("measures", "Time, margins and radii", charts=drawn, tables=tables))
+    violated = [result for result in results if result.counterexample is not None]
+    if violated and pictures:
+        shown = list(Gallery().show(violated[:pictures]))
+        more = f"The first {len(shown)} of {len(violated)}." if len(shown) < len(violated) else ""
+        texts = ["Each has been checked by exact or verified arithmetic and by a run in onnxruntime.", more]
+        sections.append(Section("counterexamples", "Counterexamples", [text for text in texts if text], gallery=shown))
+    sections.append(Section("instances", "Instances", tables=[campaign.instances(results)], filter=True))
+    sections.append(Section("made-with", "Made with", facts=campaign.facts(results)))
+    return Found(f"{len(results)} instances: {counts}", sections, results)
+
+
+def of_study(folder: Path) -> Found:
+    """The page of a study of ``benchmarks/``: its notes, figures and tables as they lie in the folder."""
+    records = read_journal(folder, STUDIES)
+    notes = list(dict.fromkeys(str(r["text"]) for r in records if r.get("kind") == "note" and "text" in r))
+    figures = [
+        (path.stem.replace("_", " "), data_uri(read_bytes(path, _LARGEST))) for path in sorted(folder.glob("*.png"))
+    ]
+    tables = [_table(path) for path in sorted(folder.glob("*.csv"))]
+    sections = [
+        Section("figures", "Figures", figures=figures) if figures else None,
+        Section("tables", "Tables", tables=tables, filter=True) if tables else None,
+        Section("conditions", "Measured under", texts=notes) if notes else None,
+    ]
+    return Found(f"{len(records)} records", [section for section in sections if section is not None])
+
+
+def _table(path: Path) -> Table:
+    """A CSV file as a table; columns whose cells are all numbers or empty have numbers."""
+    try:
+        rows = [row for row in csv.reader(io.StringIO(read_text(path, _LARGEST), newline="")) if row]
+    except csv.Error as error:
+        raise InputError(f"no table: {error}", path=path) from None
+    head = rows[0] if rows else []
+    body = [[*row, *[""] * len(head)][: len(head)] for row in rows[1:]]
+    columns = [[_number(row[i]) for row in body] for i in range(len(head))]
+    numeric = [all(v is not None for v, row in zip(column, body, strict=True) if row[i]) for i, column in
+               enumerate(columns)]  # fmt: skip
+    cells: list[list[Cell]] = [
+        [columns[i][number] if numeric[i] else row[i] for i in range(len(head))] for number, row in enumerate(body)
+    ]
+    return Table([printable(name.replace("_", " ")) for name in head], cells, path.stem.replace("_", " "))
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text) if json.dumps(float(text)) else None
+    except ValueError:
+        return None
