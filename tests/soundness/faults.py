@@ -9,7 +9,7 @@ from verifiable_relu.bounds import Tuning
 from .fault import Fault
 from .faults_in_bounds import IN_BOUNDS
 from .faults_in_verifiers import IN_VERIFIERS
-from .judge import Caught, Report
+from .judge import Caught, HandedOn, Report
 from .kinds import agreement, boundary, corners, planted, points
 from .segments import segments
 from .trees import trees
@@ -37,7 +37,7 @@ def _smooth_corners(report: Report) -> None:
 
 def _points(report: Report) -> None:
     # The default method first: it is asked soonest where nobody else would notice.
-    points({"auto": 1.0, **QUICK}, report=report)
+    points({"auto": 1.0, HandedOn.name: 1.0, **QUICK}, report=report)
     points(QUICK, decimal=True, report=report)
 
 
