@@ -19,6 +19,7 @@ import sys
 import time
 import venv
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
@@ -73,21 +74,35 @@ def environment(**extra: str) -> Mapping[str, str]:
 
 
 def check(pytest_arguments: Sequence[str]) -> int:
-    """Run every check, whatever the others say, and sum up on stderr; 0 if all passed. pytest comes last."""
+    """Run every check, whatever the others say, and sum up on stderr; 0 if all passed.
+
+    The others run beside pytest, and their output comes behind its own.
+    """
     # Two test processes with several threads each would only fight for the cores.
     variables = environment(OMP_NUM_THREADS="1")
-    summary, failures = [], 0
     # Each process takes half of the tests in turn, and what the other has left when it is done with them.
     tests = ("pytest", "-n", "2", "--dist", "worksteal", *pytest_arguments)
-    for command in (*CHECKS, tests):
-        line = " ".join(command)
-        print(f"dev.py: {line}", flush=True)
+
+    def result(command: Sequence[str], shown: bool) -> tuple[str, bool, float, str]:
         start = time.monotonic()
-        failed = subprocess.run([BIN / command[0], *command[1:]], cwd=ROOT, env=variables).returncode != 0
-        failures += failed
-        summary.append(f"dev.py: {'FAILED' if failed else 'passed'} {time.monotonic() - start:6.1f} s  {line}")
-    print("\n".join(summary), file=sys.stderr)
-    return 1 if failures else 0
+        to = None if shown else subprocess.PIPE
+        done = subprocess.run(
+            [BIN / command[0], *command[1:]],
+            cwd=ROOT,
+            env=variables,
+            stdout=to,
+            stderr=subprocess.STDOUT if to else None,
+        )
+        return " ".join(command), done.returncode != 0, time.monotonic() - start, (done.stdout or b"").decode()
+
+    with ThreadPoolExecutor(len(CHECKS)) as pool:
+        beside = [pool.submit(result, command, False) for command in CHECKS]
+        results = [result(tests, True), *(one.result() for one in beside)]
+    for line, _, _, output in results[1:]:
+        print(f"dev.py: {line}\n{output}", end="", flush=True)
+    for line, failed, seconds, _ in results:
+        print(f"dev.py: {'FAILED' if failed else 'passed'} {seconds:6.1f} s  {line}", file=sys.stderr)
+    return int(any(failed for _, failed, _, _ in results))
 
 
 def run(command: Sequence[str]) -> int:

@@ -28,7 +28,7 @@ WAYS = {
     "torchscript": {"dynamo": False},
     "opset 11": {"dynamo": False, "opset_version": 11},
 }
-BY_DEFAULT = ("basic block", "max pool, padded", "softplus", "attention, two heads")
+BY_DEFAULT = ("basic block", "max pool, padded")
 """The default exporter takes a second for each module: it is asked of these alone unless more cases are wanted."""
 VERDICTS = (
     "relu6", "maxout", "absolute value", "concatenation", "max pool, padded", "average pool, padding left out",
