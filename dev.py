@@ -61,7 +61,8 @@ def set_up() -> None:
         return
     print("dev.py: setting up .venv (about a minute)", file=sys.stderr, flush=True)
     venv.create(VENV, clear=True, with_pip=True)
-    pip = [str(PYTHON), "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
+    # Modules are compiled when they are imported: most of what is installed never is.
+    pip = [str(PYTHON), "-m", "pip", "install", "-qq", "--no-compile", "--disable-pip-version-check"]
     for arguments in (["-c", "constraints.txt", "-e", ".[dev]"], ["--no-deps", AUTO_LIRPA]):
         subprocess.run([*pip, *arguments], cwd=ROOT, check=True, stdout=sys.stderr)
     STAMP.write_text(wanted)
