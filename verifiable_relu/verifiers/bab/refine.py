@@ -87,11 +87,11 @@ class Refinement:
             mine = mine[(folded.neurons.neurons[mine] != 0).any(1)]
             if stop() or not len(mine):
                 continue
+            options = replace(self, leaves=self._leaves(folded, node))
             lower, upper = folded.lower.clone(), folded.upper.clone()
             for part in _alike(folded.support(folded.neurons[mine])):
                 chosen = mine[part]
                 forms = folded.neurons[chosen]
-                options = replace(self, leaves=self._leaves(folded, node))
                 found = options._least(folded, Rows.cat([forms, -forms]), stop, chosen, record)
                 lower[chosen] = torch.maximum(lower[chosen], found[: len(chosen)])
                 upper[chosen] = torch.minimum(upper[chosen], -found[len(chosen) :])

@@ -366,7 +366,8 @@ def _gain(children: Tensor, parent: Tensor) -> Tensor:
     What counts is the part of the way to zero that the better child goes: a tree with one child closed at every node is
     a path, one whose children all gain a little has exponentially many nodes. The other child decides among equals.
     """
-    part = ((children - parent) / parent.abs()).clamp(0, 1)
+    # Of a parent at zero, or without a bound, no part is known: every split of it is as good as another.
+    part = ((children - parent) / parent.abs()).nan_to_num(0.0).clamp(0, 1)
     return part.amax(0) + _OTHER_CHILD * part.amin(0)
 
 
