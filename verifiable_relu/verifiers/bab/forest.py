@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -146,6 +146,17 @@ class Forest:
         if State.FULL in self._ended:
             return Ended(Reason.MEMORY, "the open sub-problems took too much memory")
         return Ended(Reason.INCOMPLETE, "there are sub-problems whose margin is too near to zero for further splits")
+
+    @property
+    def open(self) -> list[int]:
+        """The polytopes whose trees are not decided."""
+        return [*self._waiting, *self._trees]
+
+    def drop(self, polytopes: Collection[int]) -> None:
+        """Leave the trees of some polytopes, which are decided otherwise."""
+        self._waiting = [polytope for polytope in self._waiting if polytope not in polytopes]
+        for polytope in polytopes:
+            self._trees.pop(polytope, None)
 
     @property
     def nodes(self) -> int:

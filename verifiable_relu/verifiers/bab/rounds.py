@@ -3,6 +3,9 @@
 Which of the two decides a query is not known beforehand. On shallow networks trees over the first bounds do, on deep
 ones tighter bounds of the neurons do more than millions of sub-problems. So trees begin; those that have closed nothing
 worth mentioning when they pause are given up for a refinement, the others get up to its work. Every round takes more.
+
+Before that, trees are begun a second time with planes over their neurons (``above``). These bound the root much
+better, but not always what it is split into; the trees that have closed more after the same work go on.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from dataclasses import dataclass, field, replace
 
 from verifiable_relu.errors import OutOfTime
 from verifiable_relu.trust.certificate import Tighter
+from verifiable_relu.verifiers.bab.above import Above
 from verifiable_relu.verifiers.bab.forest import Candidates, Ended, Forest
 from verifiable_relu.verifiers.bab.recorded import Recorded, Refined
 from verifiable_relu.verifiers.bab.refine import Refinement
@@ -27,7 +31,8 @@ class Rounds:
 
     Attributes:
         refinement: the first one; None for trees alone.
-        first: work that the trees of a query may take before a refinement is thought of (``Tree.work``).
+        above: the search for planes over neurons, for trees that are still open after ``first``; None for none.
+        first: work that the trees of a query may take before planes, and a refinement, are thought of (``Tree.work``).
         patience: how much work the trees get before a refinement, as a multiple of the refinement's and of the part of
             the trees that is closed after ``first``.
         last: how the trees of a system are searched that are open after ``first`` when no refinement follows, if
@@ -39,6 +44,7 @@ class Rounds:
     """
 
     refinement: Refinement | None = Refinement()  # noqa: RUF009 -- frozen
+    above: Above | None = Above()  # noqa: RUF009 -- frozen
     first: float = 2e9
     patience: float = 1.0
     last: Search = Search(steps=6, adaptive=1 << 20, choices=8)  # noqa: RUF009 -- frozen
@@ -109,6 +115,14 @@ def search(
         mine = options if refinement is None else replace(options, exact=0.0)
         forest = Forest(system, found.open(system), candidates, mine, memory, left)
         ended = forest.search(rounds.first)
+        if ended is None and rounds.above is not None and not options.record and not system.folded.functions:
+            planes = system.with_planes(rounds.above, forest.open, lambda: left() <= 0)
+            other = Forest(planes, forest.open, candidates, mine, memory, left)
+            ended = other.search(rounds.first)
+            if ended is not None or other.closed > forest.closed:
+                forest, other = other, forest
+            found = found.and_trees(other, _IN_TIME)
+            forest.drop(other.lower)
         if ended is None and refinement is not None:
             ended = forest.search(forest.closed * rounds.patience * refinement.work(system.folded))
         elif ended is None and system.folded.size > rounds.small * size:

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from verifiable_relu.bounds.rounding import gamma
+from verifiable_relu.verifiers.bab.above import Planes
 from verifiable_relu.verifiers.bab.curves import Curves
 from verifiable_relu.verifiers.bab.fan import Fan
 from verifiable_relu.verifiers.bab.folded import OWN, TINY, Folded, Rows
@@ -182,6 +183,16 @@ class Forms:
     constant: Tensor
     error: Tensor
 
+    @staticmethod
+    def none(rows: int, columns: int) -> Forms:
+        """Forms that are zero, to be filled."""
+        return Forms(*(torch.zeros(*shape, dtype=torch.float64) for shape in ((rows, columns), (rows,), (rows,))))
+
+    def put(self, rows: slice | Tensor, forms: tuple[Tensor, Tensor, Tensor]) -> None:
+        """Fill some rows with matrix, constant and error."""
+        for mine, given in zip((self.matrix, self.constant, self.error), forms, strict=True):
+            mine[rows] = given
+
 
 class Strip:
     """The folded system of one query with slopes for one objective.
@@ -190,22 +201,33 @@ class Strip:
         folded: the system.
         rows: the objective, and rows that are to be at most zero where it matters.
         slopes: (m,) t, each between the two slopes of its activation; any, of a smooth one.
+        planes: over some neurons, whose values are a plane and a remainder then; None for none.
 
     Attributes:
-        slopes: t.
+        slopes: t, zero of a neuron with a plane.
+        planes: likewise.
+        over: (m,) bool, the neurons with planes.
         width: (m,) Q, rounded away from zero.
         curves: the smooth neurons, if there are any.
         neurons: the pre-activations, m forms.
+        base: the values without their remainders Q·q̃, m forms.
         rows: forms of ``rows``.
     """
 
-    def __init__(self, folded: Folded, rows: Rows, slopes: Tensor) -> None:
+    def __init__(self, folded: Folded, rows: Rows, slopes: Tensor, planes: Planes | None = None) -> None:
         self.folded = folded
-        self.slopes = slopes
+        self.planes = planes
+        self.over = torch.zeros(folded.size, dtype=torch.bool)
+        if planes is not None:
+            self.over[planes.neurons] = True
+        self.slopes = slopes = torch.where(self.over, 0.0, slopes)
         lower, upper, slope = folded.lower, folded.upper, folded.slope
         magnitude = torch.maximum(-lower, upper)
         width = torch.maximum(((1 - slopes) * upper).abs(), ((slope - slopes) * lower).abs())
         self.width = folded.curvature * torch.maximum(width * (1 + 2.0**-50) + TINY, _LEAST * magnitude)
+        if planes is not None:
+            most = torch.maximum(planes.width * (1 + 2.0**-50) + TINY, _LEAST * magnitude[planes.neurons])
+            self.width[planes.neurons] = most
         self._offset: Tensor | None = None
         self.curves = Curves(folded, slopes) if bool(folded.smooth.any()) else None
         if self.curves is not None:
@@ -213,21 +235,41 @@ class Strip:
             self._offset = torch.zeros_like(slopes)
             self._offset[self.curves.neurons] = self.curves.offset
         n, m = folded.inputs, folded.size
-        matrix = torch.zeros(m, n + m, dtype=torch.float64)
-        constant, error, size = (torch.zeros(m, dtype=torch.float64) for _ in range(3))
-        self.neurons = Forms(matrix, constant, error)
-        self._size = size
+        self.neurons, self.base = Forms.none(m, n + m), Forms.none(m, n + m)
+        self._size = torch.zeros(m, dtype=torch.float64)
         for start, end in folded.blocks:
-            matrix[start:end], constant[start:end], error[start:end] = self._substituted(
-                folded.neurons[start:end], start
-            )
-            size[start:end] = matrix[start:end].abs().sum(1) + constant[start:end].abs()
+            self._take(start, end)
         self.rows = Forms(*self._substituted(rows, m))
+
+    def _take(self, start: int, end: int) -> None:
+        """The forms of a block of neurons."""
+        mine, base = slice(start, end), self.base
+        found = self._substituted(self.folded.neurons[mine], start)
+        self.neurons.put(mine, found)
+        base.put(
+            mine, (self.slopes[mine, None] * found[0], self.slopes[mine] * found[1], self.slopes[mine].abs() * found[2])
+        )
+        if self._offset is not None:
+            base.constant[mine] += self._offset[mine]
+        if self.planes is not None:
+            which = ((self.planes.neurons >= start) & (self.planes.neurons < end)).nonzero().squeeze(1)
+            neurons = self.planes.neurons[which]
+            matrix, constant, error = self._substituted(self.planes.rows[which], start)
+            width = self.width[neurons]
+            error = OWN * (error + 2.0**-51 * (constant.abs() + width))
+            base.put(neurons, (matrix, constant - width, error))
+        self._size[mine] = base.matrix[mine].abs().sum(1) + base.constant[mine].abs()
 
     def prefer(self) -> None:
         """Take the slopes for those that are best for the first row: neurons use their lines while they are open."""
         if self.curves is not None:
             self.curves.prefer(self.rows.matrix[0, self.folded.inputs :])
+
+    def without_planes(self, rows: Rows) -> Strip:
+        """The relaxation, of the same rows, with lines in place of planes; this one if it has no planes."""
+        if self.planes is None:
+            return self
+        return Strip(self.folded, rows, torch.where(self.over, self.folded.slope.clamp(max=1), self.slopes))
 
     def gaps(self, split: Tensor) -> Tensor:
         """(nodes, m) how far each open neuron's lines are from its activation, at most; −1 if it is not split further.
@@ -247,16 +289,12 @@ class Strip:
         """
         n = self.folded.inputs
         direct = rows.neurons[:, :before]
-        weight = direct * self.slopes[:before]
-        matrix = weight @ self.neurons.matrix[:before]
+        matrix = direct @ self.base.matrix[:before]
         matrix[:, :n] += rows.inputs
         matrix[:, n : n + before] += direct * self.width[:before]
-        constant = rows.constant + weight @ self.neurons.constant[:before]
+        constant = rows.constant + direct @ self.base.constant[:before]
         terms = rows.inputs.abs().sum(1) + rows.constant.abs() + direct.abs() @ self.width[:before].abs()
-        terms = terms + weight.abs() @ self._size[:before]
-        if self._offset is not None:
-            constant = constant + direct @ self._offset[:before]
-            terms = terms + direct.abs() @ self._offset[:before].abs()
+        terms = terms + direct.abs() @ self._size[:before]
         rounding = gamma(2 * before + 8, torch.float64) * terms + 8 * TINY * (before + 1) * matrix.shape[1]
-        error = rows.error + weight.abs() @ self.neurons.error[:before] + rounding
+        error = rows.error + direct.abs() @ self.base.error[:before] + rounding
         return matrix, constant, OWN * error

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from verifiable_relu.bounds.rounding import unit_roundoff
 from verifiable_relu.errors import OutOfTime
 from verifiable_relu.spec.property import Query
 from verifiable_relu.spec.row_batch import RowBatch
+from verifiable_relu.verifiers.bab.above import Above, Planes
 from verifiable_relu.verifiers.bab.folded import OWN, Folded, Rows
 from verifiable_relu.verifiers.bab.folding import fold
 from verifiable_relu.verifiers.bab.recorded import Refined
@@ -36,6 +38,7 @@ class Part:
         slopes: (m,) of the relaxation that is best for the first row.
         lower: its lower bound by this relaxation, not proven.
         order: (rows,) which row of the polytope each is.
+        planes: over neurons, the best ones known for the first row together with ``slopes``; None for chords alone.
     """
 
     rows: Rows
@@ -43,6 +46,7 @@ class Part:
     slopes: Tensor
     lower: float
     order: Tensor
+    planes: Planes | None = None
 
 
 class System:
@@ -126,10 +130,20 @@ class System:
         folded, rows = refinement.refine(self.folded, self._rows[kept], stop, record)
         return System(folded, rows, self._scale[kept], self._polytope[kept], self._slopes, stop)
 
+    def with_planes(self, above: Above, polytopes: Collection[int], stop: Callable[[], bool]) -> System:
+        """The system with planes for some of the polytopes."""
+        found = copy(self)
+        found.parts = dict(self.parts)
+        for polytope in polytopes:
+            part = self.parts[polytope]
+            planes, slopes, lower = above.search(self.folded, part.rows, part.slopes, stop)
+            found.parts[polytope] = replace(part, planes=planes, slopes=slopes, lower=lower)
+        return found
+
     def tree(
         self, polytope: int, reached: Callable[[Tensor], bool], left: Callable[[], float], search: Search, memory: int
     ) -> Tree:
         """The tree for one polytope; the arguments are those of ``Tree``."""
         part = self.parts[polytope]
-        strip = Strip(self.folded, part.rows, part.slopes)
+        strip = Strip(self.folded, part.rows, part.slopes, part.planes)
         return Tree(strip, part.rows, part.scale, reached, left, search, memory)
