@@ -125,7 +125,7 @@ class Bounded:
         bound: (nodes,) of each node's objective; not a proof.
         columns: (k,) the neurons that have multipliers in some node.
         w: (nodes, k) their multipliers, as ``Proofs.lower`` takes them.
-        v: (nodes, k) the multipliers of the values of neurons with planes, likewise; None without planes.
+        v: (nodes, h) the multipliers of the values of those among the k that have planes; None without planes.
         coefficients: (nodes, m) of the remainders q̃.
         blame: (nodes, m) how much each open neuron's line over the activation costs the bound; −1 if split. Of a
             smooth neuron, how much its line costs at most; −1 if its segment is not cut.
@@ -172,7 +172,7 @@ class Ascent:
         self._inactive = ((slope - slopes) / width).to(dtype)
         self._chord = ((chord - slopes) / width).to(dtype)
         self._offset = ((slope - chord) * lower / width).to(dtype)
-        self._over = strip.over
+        self._strip = strip
         self._base, self._base_constant = self._centred(strip.base)
         self._share = (1 / width).to(dtype)
         self._scale = ((upper - lower).clamp(min=1e-30) ** -2).to(dtype).clamp(max=1e30)
@@ -185,9 +185,11 @@ class Ascent:
 
     def _centred(self, forms: Forms) -> tuple[Tensor, Tensor]:
         """Matrix and constant of forms of e and p ∈ [−1, 1]ᵐ, where q̃ = (1 + p)/2: the least value is one norm."""
-        n, (matrix, constant) = self.inputs, (forms.matrix.clone(), forms.constant)
+        n = self.inputs
+        constant = (forms.constant + forms.matrix[:, n:].sum(1) / 2).to(self.dtype)
+        matrix = forms.matrix.to(self.dtype, copy=True)
         matrix[:, n:] /= 2
-        return matrix.to(self.dtype), (constant + matrix[:, n:].sum(1)).to(self.dtype)
+        return matrix, constant
 
     def run(self, batch: Batch, steps: int) -> Bounded:
         """So many steps from the batch's multipliers, which become the best ones found."""
@@ -258,7 +260,7 @@ class _View:
         self.least = torch.where(self.lines, ascent._inactive[columns], none)
         self.most = torch.where(self.lines, ascent._active[columns], none)
         self.offset = torch.where(self.split, none, torch.where(self.lines, ascent._offset[columns], 1 - none))
-        self.over = _Over(self, ascent, columns) if bool(ascent._over[columns].any()) else None
+        self.over = _Over(self, ascent, columns) if bool(ascent._strip.over[columns].any()) else None
         self.segments = None if ascent.curves is None else ascent.curves.of(columns, split, ascent.dtype)
         self.smooth: list[bool] = [False] * len(self.blocks)
         if self.segments is not None:
@@ -396,10 +398,10 @@ class _Over:
     """
 
     def __init__(self, view: _View, ascent: Ascent, columns: Tensor) -> None:
-        self.which = ascent._over[columns].nonzero().squeeze(1)
+        self.which, place = ascent._strip.over_of(columns)
         self.count = len(self.which)
         mine = columns[self.which]
-        self.matrix, self.constant = ascent._base[mine], ascent._base_constant[mine]
+        self.matrix, self.constant = ascent._base[place], ascent._base_constant[place]
         self._between = 2 * self.matrix.index_select(1, view.places)
         none = torch.zeros((), dtype=ascent.dtype)
         share = -ascent._share[mine]
@@ -489,10 +491,7 @@ class _Best:
 
     def result(self, split: Tensor) -> Bounded:
         view, (bound, c, both, _, _) = self._view, self._taken
-        w, v = both[:, : len(view.columns)], None
-        if view.over is not None:
-            v = torch.zeros_like(w)
-            v[:, view.over.which] = both[:, len(view.columns) :]
+        w, v = both[:, : len(view.columns)], both[:, len(view.columns) :] if view.over is not None else None
         coefficients, curves = 2 * c, view.ascent.curves
         blame = -coefficients.clamp(max=0) * view.ascent._offset
         blame.masked_fill_(split != 0, -1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -152,11 +152,10 @@ class Forest:
         """The polytopes whose trees are not decided."""
         return [*self._waiting, *self._trees]
 
-    def drop(self, polytopes: Collection[int]) -> None:
-        """Leave the trees of some polytopes, which are decided otherwise."""
-        self._waiting = [polytope for polytope in self._waiting if polytope not in polytopes]
-        for polytope in polytopes:
-            self._trees.pop(polytope, None)
+    def closed_of(self, polytope: int) -> float:
+        """The part of the tree of an open polytope that is closed."""
+        tree = self._trees.get(polytope)
+        return 0.0 if tree is None else tree.closed
 
     @property
     def nodes(self) -> int:

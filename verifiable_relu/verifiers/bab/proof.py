@@ -18,8 +18,8 @@ The value r_j of a neuron with a plane (``above``) is a form r_j(e, q̃) = base_
 between 0 and 1, but no function of z_j. It has a multiplier of its own, v_j: then Σ v_j·(r_j(e, q̃) − r_j) is added as
 well, q̃_j takes the better end of [0, 1], and of neuron j itself −w_j·z_j − v_j·r_j is left, linear on either side of 0.
 
-Nothing is asked of w and v: who found them, and how, does not matter. Where the bound is positive, the node holds no point
-of the unsafe set.
+Nothing is asked of w and v: who found them, and how, does not matter. Where the bound is positive, the
+node holds no point of the unsafe set.
 """
 
 from __future__ import annotations
@@ -57,8 +57,10 @@ class Proofs:
         self._at_lower = torch.where(strip.over, folded.slope * folded.lower, self._at_lower)
         # By how much one unit of a multiplier makes all numbers together larger.
         self._of_neurons = neurons.matrix.abs().sum(1) + neurons.constant.abs() + 2 * reach
-        self._of_base = strip.base.matrix.abs().sum(1) + strip.base.constant.abs() + strip.width.abs()
-        self._of_base = self._of_base + 2 * (1 + folded.slope.abs()) * reach
+        if strip.planes is not None:
+            over = strip.planes.neurons
+            self._of_base = strip.base.matrix.abs().sum(1) + strip.base.constant.abs() + strip.width[over]
+            self._of_base = self._of_base + 2 * (1 + folded.slope[over].abs()) * reach[over]
         self._of_rows = rows.matrix.abs().sum(1) + rows.constant.abs()
 
     def lower(
@@ -78,7 +80,7 @@ class Proofs:
             w: (nodes, k) their multipliers.
             mu: (nodes, rows behind the objectives) their multipliers; negative ones are taken as zero.
             objective: (nodes,) which row is the objective of each node; by default the first.
-            v: (nodes, k) the multipliers of the neurons' values, zero where a neuron has no plane; None for zeros.
+            v: (nodes, h) the multipliers of the values of those neurons in ``columns`` that have planes; None for zeros.
 
         Returns:
             (nodes,) in float64, rounding accounted for; NaN or −inf where arithmetic broke down.
@@ -91,12 +93,14 @@ class Proofs:
         q, pull = c[:, n:], of_neurons(w, columns, m)
         free = torch.zeros(len(w), dtype=torch.float64)
         if strip.planes is not None:
-            v = torch.zeros_like(w) if v is None else v.double()
-            c += v @ strip.base.matrix[columns]
-            constant = constant + v @ strip.base.constant[columns]
-            q[:, columns] += v * strip.width[columns]
+            which, place = strip.over_of(columns)
+            over = columns[which]
+            v = w.new_zeros(len(w), len(which)) if v is None else v.double()
+            c += v @ strip.base.matrix[place]
+            constant = constant + v @ strip.base.constant[place]
+            q[:, over] += v * strip.width[over]
             free = q[:, strip.over].clamp(max=0).sum(1)
-            q = torch.where(strip.over, of_neurons(v, columns, m), q)
+            q = torch.where(strip.over, of_neurons(v, over, m), q)
         above = least_to(self._upper, q, self._at_upper, pull)
         below = least_to(self._lower, q, self._at_lower, pull)
         above.masked_fill_(split < 0, 0)
@@ -116,8 +120,8 @@ class Proofs:
         size = weight @ self._of_rows + w.abs() @ self._of_neurons[columns]
         error = weight @ strip.rows.error + w.abs() @ strip.neurons.error[columns]
         if strip.planes is not None and v is not None:
-            size = size + v.abs() @ self._of_base[columns]
-            error = error + v.abs() @ strip.base.error[columns]
+            size = size + v.abs() @ self._of_base[place]
+            error = error + v.abs() @ strip.base.error[place]
         error = error + 3 * gamma(terms, torch.float64) * size + 16 * terms * (n + m + 1) * TINY
         return rounded_down(found, error + curved)
 

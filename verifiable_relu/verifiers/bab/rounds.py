@@ -4,8 +4,8 @@ Which of the two decides a query is not known beforehand. On shallow networks tr
 ones tighter bounds of the neurons do more than millions of sub-problems. So trees begin; those that have closed nothing
 worth mentioning when they pause are given up for a refinement, the others get up to its work. Every round takes more.
 
-Before that, trees are begun a second time with planes over their neurons (``above``). These bound the root much
-better, but not always what it is split into; the trees that have closed more after the same work go on.
+Before that, one tree is begun a second time with planes over its neurons (``above``). These bound the root much better,
+but not always what it is split into: all trees get planes where this one has closed more after the same work.
 """
 
 from __future__ import annotations
@@ -115,16 +115,17 @@ def search(
         mine = options if refinement is None else replace(options, exact=0.0)
         forest = Forest(system, found.open(system), candidates, mine, memory, left)
         ended = forest.search(rounds.first)
+        part = forest.closed
         if ended is None and rounds.above is not None and not options.record and not system.folded.functions:
-            planes = system.with_planes(rounds.above, forest.open, lambda: left() <= 0)
-            other = Forest(planes, forest.open, candidates, mine, memory, left)
-            ended = other.search(rounds.first)
-            if ended is not None or other.closed > forest.closed:
-                forest, other = other, forest
-            found = found.and_trees(other, _IN_TIME)
-            forest.drop(other.lower)
+            trial = _Trial(system, rounds.above, candidates, mine, memory, left)
+            if trial.succeeds(forest, rounds.first):
+                # Planes have closed more; how much more is seen in what they are given.
+                part = 1.0
+                found = found.and_trees(forest, _IN_TIME)
+                forest = trial.all(found.open(system))
+                ended = forest.search(rounds.first)
         if ended is None and refinement is not None:
-            ended = forest.search(forest.closed * rounds.patience * refinement.work(system.folded))
+            ended = forest.search(part * rounds.patience * refinement.work(system.folded))
         elif ended is None and system.folded.size > rounds.small * size:
             ended = forest.search()
         found = found.and_trees(forest, ended or _IN_TIME)
@@ -144,6 +145,49 @@ def search(
         worth_it = _width(tighter) < (1 - rounds.gain) * _width(system)
         system = tighter
         refinement = replace(refinement, leaves=rounds.growth * refinement.leaves) if worth_it else None
+
+
+class _Trial:
+    """Trees with planes over their neurons, tried on one polytope before all get them.
+
+    Args:
+        system: where the trees start.
+        above: the search for planes.
+        candidates, search, memory, left: as ``Forest`` takes them.
+    """
+
+    def __init__(
+        self,
+        system: System,
+        above: Above,
+        candidates: Candidates,
+        search: Search,
+        memory: int,
+        left: Callable[[], float],
+    ) -> None:
+        self._system, self._above, self._left = system, above, left
+        self._forest = lambda polytopes: Forest(self._system, polytopes, candidates, search, memory, left)
+
+    def _plan(self, polytopes: Sequence[int]) -> None:
+        self._system = self._system.with_planes(self._above, polytopes, lambda: self._left() <= 0)
+
+    def succeeds(self, forest: Forest, work: float) -> bool:
+        """Whether a tree with planes closes more of a polytope, with its share of the work, than that of a forest has.
+
+        Args:
+            forest: trees without planes, after so much work.
+            work: likewise.
+        """
+        first, *rest = forest.open
+        self._plan([first])
+        tried = self._forest([first])
+        ended = tried.search(work / (1 + len(rest)))
+        return ended is not None or tried.closed > forest.closed_of(first)
+
+    def all(self, polytopes: Sequence[int]) -> Forest:
+        """Trees with planes for some polytopes."""
+        self._plan([p for p in polytopes if self._system.parts[p].planes is None])
+        return self._forest(polytopes)
 
 
 def _width(system: System) -> float:

@@ -210,7 +210,7 @@ class Strip:
         width: (m,) Q, rounded away from zero.
         curves: the smooth neurons, if there are any.
         neurons: the pre-activations, m forms.
-        base: the values without their remainders Q·q̃, m forms.
+        base: the values without their remainders Q·q̃ of the neurons with planes, a form for each plane.
         rows: forms of ``rows``.
     """
 
@@ -235,30 +235,31 @@ class Strip:
             self._offset = torch.zeros_like(slopes)
             self._offset[self.curves.neurons] = self.curves.offset
         n, m = folded.inputs, folded.size
-        self.neurons, self.base = Forms.none(m, n + m), Forms.none(m, n + m)
+        self.neurons = Forms.none(m, n + m)
+        self.base = Forms.none(0 if planes is None else len(planes.neurons), n + m)
         self._size = torch.zeros(m, dtype=torch.float64)
         for start, end in folded.blocks:
-            self._take(start, end)
+            mine = slice(start, end)
+            self.neurons.put(mine, self._substituted(folded.neurons[mine], start))
+            self._size[mine] = self.neurons.matrix[mine].abs().sum(1) + self.neurons.constant[mine].abs()
+            if planes is not None:
+                self._take(planes, start, end)
         self.rows = Forms(*self._substituted(rows, m))
 
-    def _take(self, start: int, end: int) -> None:
-        """The forms of a block of neurons."""
-        mine, base = slice(start, end), self.base
-        found = self._substituted(self.folded.neurons[mine], start)
-        self.neurons.put(mine, found)
-        base.put(
-            mine, (self.slopes[mine, None] * found[0], self.slopes[mine] * found[1], self.slopes[mine].abs() * found[2])
-        )
-        if self._offset is not None:
-            base.constant[mine] += self._offset[mine]
-        if self.planes is not None:
-            which = ((self.planes.neurons >= start) & (self.planes.neurons < end)).nonzero().squeeze(1)
-            neurons = self.planes.neurons[which]
-            matrix, constant, error = self._substituted(self.planes.rows[which], start)
-            width = self.width[neurons]
-            error = OWN * (error + 2.0**-51 * (constant.abs() + width))
-            base.put(neurons, (matrix, constant - width, error))
-        self._size[mine] = base.matrix[mine].abs().sum(1) + base.constant[mine].abs()
+    def _take(self, planes: Planes, start: int, end: int) -> None:
+        """The planes over neurons of a block."""
+        part = slice(*torch.searchsorted(planes.neurons, torch.tensor([start, end])).tolist())
+        matrix, constant, error = self._substituted(planes.rows[part], start)
+        width = self.width[planes.neurons[part]]
+        error = OWN * (error + 2.0**-51 * (constant.abs() + width))
+        self.base.put(part, (matrix, constant - width, error))
+
+    def over_of(self, columns: Tensor) -> tuple[Tensor, Tensor]:
+        """Which of some neurons have planes, by their places among these, and the rows of these in ``base``."""
+        which = self.over[columns].nonzero().squeeze(1)
+        if self.planes is None:
+            return which, which
+        return which, torch.searchsorted(self.planes.neurons, columns[which])
 
     def prefer(self) -> None:
         """Take the slopes for those that are best for the first row: neurons use their lines while they are open."""
@@ -289,12 +290,23 @@ class Strip:
         """
         n = self.folded.inputs
         direct = rows.neurons[:, :before]
-        matrix = direct @ self.base.matrix[:before]
+        weight = direct * self.slopes[:before]
+        matrix = weight @ self.neurons.matrix[:before]
         matrix[:, :n] += rows.inputs
         matrix[:, n : n + before] += direct * self.width[:before]
-        constant = rows.constant + direct @ self.base.constant[:before]
+        constant = rows.constant + weight @ self.neurons.constant[:before]
         terms = rows.inputs.abs().sum(1) + rows.constant.abs() + direct.abs() @ self.width[:before].abs()
-        terms = terms + direct.abs() @ self._size[:before]
-        rounding = gamma(2 * before + 8, torch.float64) * terms + 8 * TINY * (before + 1) * matrix.shape[1]
-        error = rows.error + direct.abs() @ self.base.error[:before] + rounding
-        return matrix, constant, OWN * error
+        terms = terms + weight.abs() @ self._size[:before]
+        error = rows.error + weight.abs() @ self.neurons.error[:before]
+        if self._offset is not None:
+            constant = constant + direct @ self._offset[:before]
+            terms = terms + direct.abs() @ self._offset[:before].abs()
+        if self.planes is not None:
+            count = int(torch.searchsorted(self.planes.neurons, before))
+            over, base = direct[:, self.planes.neurons[:count]], self.base
+            matrix += over @ base.matrix[:count]
+            constant = constant + over @ base.constant[:count]
+            terms = terms + over.abs() @ (base.matrix[:count].abs().sum(1) + base.constant[:count].abs())
+            error = error + over.abs() @ base.error[:count]
+        rounding = gamma(3 * before + 8, torch.float64) * terms + 8 * TINY * (before + 1) * matrix.shape[1]
+        return matrix, constant, OWN * (error + rounding)

@@ -170,7 +170,7 @@ class Tree:
         root = Batch.roots(self._size, len(scale) - 1)
         # A line below the activation is better for being adaptive where the coefficient is positive.
         strip.prefer()
-        weight = Ascent(strip, none, torch.float64).run(root, 0).coefficients[0]
+        weight = Ascent(strip, none, torch.float32).run(root, 0).coefficients[0].double()
         weight = torch.where(folded.smooth | strip.over, weight.abs(), weight)
         matter = weight.topk(min(self._size, search.adaptive)).indices
         self._ascent = Ascent(strip, none.index_fill(0, matter, True), torch.float32)
