@@ -187,7 +187,7 @@ class _Block:
         scaled = terms.size
         over = ((theta - active[:, None]).abs() * scaled).sum(1) + active * terms.constant + mu * upper
         under = ((theta - inactive[:, None]).abs() * scaled).sum(1) + inactive * terms.constant - nu * lower
-        top = torch.maximum(over, under)
+        top = higher(over, under)
         width = ((theta - chord[:, None]).abs() * scaled).sum(1) + top - chord * terms.constant
         moved = (coefficients * terms.center[terms.places]).sum(1)
         # Sums of at most so many terms, all of which together are at most ``size``; a slope may exceed 1 in magnitude.
@@ -200,6 +200,11 @@ class _Block:
         # Places without a term come after the others, and add nothing.
         rows = Rows(whole[:, :n], whole[:, n:], top - moved + error, torch.zeros_like(top))
         return Planes(self.neurons, rows, width + 2 * error)
+
+
+def higher(active: Tensor, inactive: Tensor) -> Tensor:
+    """The constants that bound a neuron on both sides of zero, by those that bound it on either side."""
+    return torch.maximum(active, inactive)
 
 
 class _Ascent:

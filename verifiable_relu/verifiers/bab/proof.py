@@ -80,7 +80,7 @@ class Proofs:
             w: (nodes, k) their multipliers.
             mu: (nodes, rows behind the objectives) their multipliers; negative ones are taken as zero.
             objective: (nodes,) which row is the objective of each node; by default the first.
-            v: (nodes, h) the multipliers of the values of those neurons in ``columns`` that have planes; None for zeros.
+            v: (nodes, h) those of the values of the neurons in ``columns`` that have planes; None for zeros.
 
         Returns:
             (nodes,) in float64, rounding accounted for; NaN or −inf where arithmetic broke down.

@@ -166,10 +166,13 @@ class _Trial:
         left: Callable[[], float],
     ) -> None:
         self._system, self._above, self._left = system, above, left
-        self._forest = lambda polytopes: Forest(self._system, polytopes, candidates, search, memory, left)
+        self._rest = candidates, search, memory, left
 
-    def _plan(self, polytopes: Sequence[int]) -> None:
-        self._system = self._system.with_planes(self._above, polytopes, lambda: self._left() <= 0)
+    def _forest(self, polytopes: Sequence[int]) -> Forest:
+        """Trees for some polytopes, all of which have planes then."""
+        bare = [polytope for polytope in polytopes if self._system.parts[polytope].planes is None]
+        self._system = self._system.with_planes(self._above, bare, lambda: self._left() <= 0)
+        return Forest(self._system, polytopes, *self._rest)
 
     def succeeds(self, forest: Forest, work: float) -> bool:
         """Whether a tree with planes closes more of a polytope, with its share of the work, than that of a forest has.
@@ -179,14 +182,12 @@ class _Trial:
             work: likewise.
         """
         first, *rest = forest.open
-        self._plan([first])
         tried = self._forest([first])
         ended = tried.search(work / (1 + len(rest)))
         return ended is not None or tried.closed > forest.closed_of(first)
 
     def all(self, polytopes: Sequence[int]) -> Forest:
         """Trees with planes for some polytopes."""
-        self._plan([p for p in polytopes if self._system.parts[p].planes is None])
         return self._forest(polytopes)
 
 
