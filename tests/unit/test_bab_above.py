@@ -31,7 +31,8 @@ def system(network: Network, box: Box, matrix: torch.Tensor) -> tuple[Folded, Ro
 
 def planes_of(folded: Folded, rows: Rows, above: Above) -> tuple[Planes, torch.Tensor, float]:
     slopes, _ = Slopes().search(folded, rows, NEVER)
-    return above.search(folded, rows, slopes[0], NEVER)
+    (found,) = above.search(folded, rows, slopes, NEVER)
+    return found
 
 
 @pytest.mark.parametrize("above", [Above(), Above(rate=5.0, decay=1.0, steps=7), Above(steps=0)], ids=str)

@@ -43,30 +43,52 @@ class Planes:
     width: Tensor
 
 
+@dataclass(frozen=True, eq=False)
 class _Terms:
     """The terms of some neurons' pre-activations, scaled to y ∈ [−1, 1], a neuron a row, padded with zeros.
 
-    Args:
-        folded: the system.
-        neurons: (h,).
-        dtype: of the search.
+    Attributes:
+        neurons: (h,) their numbers.
+        places: (h, k) of each term's variable, among e and the neurons' values; different in a row but for padding.
+        weight: (h, k) its coefficient.
+        size: (h, k) ≥ 0, likewise, of the scaled variable.
+        middle: (h, k) the centre of its variable.
+        constant: (h,) the pre-activations where y is zero.
     """
 
-    def __init__(self, folded: Folded, neurons: Tensor, dtype: torch.dtype) -> None:
-        n = folded.inputs
+    neurons: Tensor
+    places: Tensor
+    weight: Tensor
+    size: Tensor
+    middle: Tensor
+    constant: Tensor
+
+    @staticmethod
+    def of(folded: Folded, neurons: Tensor) -> _Terms:
+        """The terms in float64."""
         whole = torch.cat([folded.neurons.inputs[neurons], folded.neurons.neurons[neurons]], 1)
-        count = (whole != 0).sum(1)
+        row, column = whole.nonzero(as_tuple=True)
+        count = torch.bincount(row, minlength=len(neurons))
         most = int(count.max()) if len(count) else 0
-        # The terms of each row, before the places where it has none.
-        self.places = (whole != 0).int().argsort(dim=1, descending=True, stable=True)[:, :most]
+        place = torch.arange(len(row)) - (count.cumsum(0) - count)[row]
+        # A row with fewer terms than others is filled with a variable that it has no term of.
+        places = (whole == 0).byte().argmax(1)[:, None].repeat(1, most)
+        places[row, place] = column
+        weight = torch.zeros(places.shape, dtype=torch.float64)
+        weight[row, place] = whole[row, column]
         center, radius = variables(folded)
-        self.center, self.radius = center, radius
-        weight = whole.gather(1, self.places)
-        self.constant = (folded.neurons.constant[neurons] + (weight * center[self.places]).sum(1)).to(dtype)
-        self.weight = weight.to(dtype)
-        self.scaled = (weight * radius[self.places]).to(dtype)
-        self.size = self.scaled.abs()
-        self.inputs = n
+        middle = center[places]
+        constant = folded.neurons.constant[neurons] + (weight * middle).sum(1)
+        return _Terms(neurons, places, weight, weight.abs() * radius[places], middle, constant)
+
+    def single(self) -> _Terms:
+        """The terms in float32."""
+        parts = (t.to(torch.float32) for t in (self.weight, self.size, self.middle, self.constant))
+        return _Terms(self.neurons, self.places, *parts)
+
+    def __getitem__(self, chosen: Tensor) -> _Terms:
+        parts = (self.neurons, self.places, self.weight, self.size, self.middle, self.constant)
+        return _Terms(*(t[chosen] for t in parts))
 
 
 def variables(folded: Folded) -> tuple[Tensor, Tensor]:
@@ -95,19 +117,26 @@ class Above:
     decay: float = 0.95
 
     def search(
-        self, folded: Folded, rows: Rows, slopes: Tensor, stop: Callable[[], bool]
-    ) -> tuple[Planes, Tensor, float]:
-        """The best planes found for the lower bound of the first row, with slopes, and that bound, not proven.
+        self, folded: Folded, objectives: Rows, slopes: Tensor, stop: Callable[[], bool]
+    ) -> list[tuple[Planes, Tensor, float]]:
+        """For each objective, the best planes found for its lower bound, with slopes, and that bound, not proven.
 
-        The search runs in float32, until the bound is positive.
+        The searches run in float32, one after the other, until the bound is positive.
 
         Args:
-            folded: the system.
-            rows: the objective, and others that do not matter.
-            slopes: (m,) of the lines below the activations, and above those that are smooth, to begin with.
+            folded: the system, without smooth neurons.
+            objectives: one a row.
+            slopes: (objectives, m) of the lines below the activations to begin with.
             stop: asked after every step.
         """
-        ascent = _Ascent(folded, rows[:1], slopes)
+        system = _System(folded)
+        found = zip(range(len(objectives)), slopes, strict=True)
+        return [self._one(system, objectives[number : number + 1], mine, stop) for number, mine in found]
+
+    def _one(
+        self, system: _System, objective: Rows, slopes: Tensor, stop: Callable[[], bool]
+    ) -> tuple[Planes, Tensor, float]:
+        ascent = _Ascent(system, objective, slopes)
         rate = self.rate
         for step in range(1, self.steps + 2):
             ascent.evaluate()
@@ -123,14 +152,15 @@ class _Block:
 
     Attributes:
         neurons: (h,) their numbers.
-        terms: of their pre-activations.
+        terms: of their pre-activations, in float32.
         parameters: θ (h, k), μ and ν (h,): the plane's coefficients are θ times those of the pre-activation.
         best: the parameters of the best bound.
     """
 
-    def __init__(self, folded: Folded, neurons: Tensor, chord: Tensor) -> None:
-        self.neurons = neurons
-        self.terms = _Terms(folded, neurons, torch.float32)
+    def __init__(self, folded: Folded, terms: _Terms, chosen: Tensor, chord: Tensor) -> None:
+        self._exact = terms[chosen]
+        self.terms = self._exact.single()
+        self.neurons = neurons = self.terms.neurons
         self._below = folded.slope[neurons].float()
         self._lower, self._upper = folded.lower[neurons].float(), folded.upper[neurons].float()
         chord = chord[neurons]
@@ -138,7 +168,7 @@ class _Block:
         self.parameters = [theta, 1 - chord, chord - self._below]
         self._moments = [(torch.zeros_like(p), torch.zeros_like(p)) for p in self.parameters]
         self.best = self.parameters
-        self._center = self.terms.center.float()[self.terms.places]
+        self._scaled = self.terms.size.copysign(self.terms.weight)
 
     def evaluate(self) -> tuple[Tensor, Tensor]:
         """The planes' coefficients of e and r, (h, k), and their constants (h,)."""
@@ -151,7 +181,7 @@ class _Block:
         self._sign = torch.where(self._is_above[:, None], active, inactive).sign_()
         self._top = torch.maximum(above, below)
         self.coefficients = theta * terms.weight
-        self.offset = self._top - (self.coefficients * self._center).sum(1)
+        self.offset = self._top - (self.coefficients * terms.middle).sum(1)
         return self.coefficients, self.offset
 
     def values(self, v: Tensor) -> Tensor:
@@ -165,7 +195,7 @@ class _Block:
         total = signed.sum(1)
         none = torch.zeros_like(total)
         gradients = (
-            weight[:, None] * torch.addcmul(signed, terms.scaled, y[terms.places]),
+            weight[:, None] * torch.addcmul(signed, self._scaled, y[terms.places]),
             weight * torch.where(self._is_above, total - terms.constant + self._upper, none),
             weight * torch.where(self._is_above, none, terms.constant - total - self._lower),
         )
@@ -177,7 +207,7 @@ class _Block:
     def rounded(self, folded: Folded) -> Planes:
         """The best planes in float64, with constants that make them bounds whatever rounding does."""
         n, m = folded.inputs, folded.size
-        terms = _Terms(folded, self.neurons, torch.float64)
+        terms = self._exact
         theta, mu, nu = ((p.double() * _SHORT).round() / _SHORT for p in self.best)
         below, lower, upper = folded.slope[self.neurons], folded.lower[self.neurons], folded.upper[self.neurons]
         chord = (upper - below * lower) / (upper - lower)
@@ -189,15 +219,15 @@ class _Block:
         under = ((theta - inactive[:, None]).abs() * scaled).sum(1) + inactive * terms.constant - nu * lower
         top = higher(over, under)
         width = ((theta - chord[:, None]).abs() * scaled).sum(1) + top - chord * terms.constant
-        moved = (coefficients * terms.center[terms.places]).sum(1)
+        moved = (coefficients * terms.middle).sum(1)
         # Sums of at most so many terms, all of which together are at most ``size``; a slope may exceed 1 in magnitude.
-        reach = (terms.weight.abs() * (terms.center.abs() + terms.radius)[terms.places]).sum(1)
+        reach = (terms.weight.abs() * terms.middle.abs() + terms.size).sum(1)
         own = folded.neurons.constant[self.neurons].abs()
         size = (4 + 2 * below.abs()) * (reach + own + upper.abs() + lower.abs())
         error = gamma(2 * terms.places.shape[1] + 32, torch.float64) * size + 64 * TINY * (1 + terms.places.shape[1])
         error = OWN * (error + (1 + below.abs()) * folded.neurons.error[self.neurons])
         whole = torch.zeros(len(top), n + m, dtype=torch.float64).scatter_(1, terms.places, coefficients)
-        # Places without a term come after the others, and add nothing.
+        # A variable that fills a row has the coefficient zero.
         rows = Rows(whole[:, :n], whole[:, n:], top - moved + error, torch.zeros_like(top))
         return Planes(self.neurons, rows, width + 2 * error)
 
@@ -207,6 +237,26 @@ def higher(active: Tensor, inactive: Tensor) -> Tensor:
     return torch.maximum(active, inactive)
 
 
+class _System:
+    """What the searches for all objectives share.
+
+    Attributes:
+        folded: the system.
+        terms: of each block's neurons.
+        matrix, constant: the pre-activations as forms of e and r, in float32.
+        center, radius: of e and r, likewise.
+    """
+
+    def __init__(self, folded: Folded) -> None:
+        self.folded = folded
+        neurons = folded.neurons
+        self.terms = [_Terms.of(folded, torch.arange(start, end)) for start, end in folded.blocks]
+        self.matrix = torch.cat([neurons.inputs.float(), neurons.neurons.float()], 1)
+        self.constant = neurons.constant.float()
+        center, radius = variables(folded)
+        self.center, self.radius = center.float(), radius.float().clamp(min=1e-30)
+
+
 class _Ascent:
     """The search for planes and slopes for one objective.
 
@@ -214,12 +264,11 @@ class _Ascent:
         best: the best bound so far.
     """
 
-    def __init__(self, folded: Folded, objective: Rows, slopes: Tensor) -> None:
+    def __init__(self, system: _System, objective: Rows, slopes: Tensor) -> None:
         single = torch.float32
-        self._folded = folded
-        neurons = folded.neurons
-        self._matrix = torch.cat([neurons.inputs, neurons.neurons], 1).to(single)
-        self._constant = neurons.constant.to(single)
+        self._folded = folded = system.folded
+        self._system = system
+        self._matrix, self._constant = system.matrix, system.constant
         self._first = torch.cat([objective.inputs[0], objective.neurons[0]]).to(single)
         self._first_constant = objective.constant[0].to(single)
         lower, upper, slope = folded.lower.to(single), folded.upper.to(single), folded.slope.to(single)
@@ -229,14 +278,12 @@ class _Ascent:
         self._least, self._most = slope.clamp(max=1), slope.clamp(min=1)
         self._alpha = slopes.to(single).clone()
         self._moments = (torch.zeros_like(self._alpha), torch.zeros_like(self._alpha))
-        center, radius = variables(folded)
-        self._center, self._radius = center.to(single), radius.to(single).clamp(min=1e-30)
         self._blocks: list[_Block | None] = [None] * len(folded.blocks)
         self._backward()
         for number, (start, end) in enumerate(folded.blocks):
-            mine = (self._far & (slope < 1))[start:end].nonzero().squeeze(1) + start
-            if len(mine):
-                self._blocks[number] = _Block(folded, mine, self._chord)
+            chosen = (self._far & (slope < 1))[start:end].nonzero().squeeze(1)
+            if len(chosen):
+                self._blocks[number] = _Block(folded, system.terms[number], chosen, self._chord)
         self.best = -torch.inf
         self._kept = self._alpha
 
@@ -289,7 +336,7 @@ class _Ascent:
                 at = block.neurons - start
                 values[at] = torch.where(self._far[block.neurons], block.values(v), values[at])
             v[n + start : n + end] = values
-        y = (v - self._center) / self._radius
+        y = (v - self._system.center) / self._system.radius
         for block in self._blocks:
             if block is not None:
                 weight = torch.where(self._far[block.neurons], self._weight[block.neurons], 0)

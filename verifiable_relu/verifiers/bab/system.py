@@ -134,10 +134,12 @@ class System:
         """The system with planes for some of the polytopes."""
         found = copy(self)
         found.parts = dict(self.parts)
-        for polytope in polytopes:
-            part = self.parts[polytope]
-            planes, slopes, lower = above.search(self.folded, part.rows, part.slopes, stop)
-            found.parts[polytope] = replace(part, planes=planes, slopes=slopes, lower=lower)
+        if polytopes:
+            parts = [self.parts[polytope] for polytope in polytopes]
+            objectives, slopes = Rows.cat([part.rows[:1] for part in parts]), torch.stack([p.slopes for p in parts])
+            searched = above.search(self.folded, objectives, slopes, stop)
+            for polytope, (planes, mine, lower) in zip(polytopes, searched, strict=True):
+                found.parts[polytope] = replace(self.parts[polytope], planes=planes, slopes=mine, lower=lower)
         return found
 
     def tree(
