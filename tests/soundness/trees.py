@@ -24,7 +24,8 @@ from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Activation, Input, LeakyRelu
 from verifiable_relu.spec.property import Box, Polytope, Property, Query, Row
 from verifiable_relu.verifiers.bab import Bab
-from verifiable_relu.verifiers.bab.folded import Folded, Rows
+from verifiable_relu.verifiers.bab.above import Planes
+from verifiable_relu.verifiers.bab.folded import Folded
 from verifiable_relu.verifiers.bab.proof import Proofs
 from verifiable_relu.verifiers.bab.refine import Refinement
 from verifiable_relu.verifiers.bab.rounds import Rounds
@@ -177,14 +178,15 @@ class System:
             found.append(form * scale(row))
         return found
 
-    def plane(self, rows: Rows, number: int) -> np.ndarray:
-        """The form of one of the rows of e and r."""
+    def plane(self, planes: Planes, number: int) -> np.ndarray:
+        """The form of one of the planes, whose variables are scaled inputs and values of neurons."""
+        rows = planes.rows(slice(number, number + 1), len(self.folded.free), self.folded.size)
         form = np.full(1 + self.inputs + self.folded.size, ZERO, dtype=object)
-        form[0] = Fraction(float(rows.constant[number]))
-        for e, i in zip(rows.inputs[number].tolist(), self.folded.free.tolist(), strict=True):
+        form[0] = Fraction(float(rows.constant[0]))
+        for e, i in zip(rows.inputs[0].tolist(), self.folded.free.tolist(), strict=True):
             form[1 + i] = Fraction(e) / self.radius[i]
             form[0] -= Fraction(e) * self.center[i] / self.radius[i]
-        form[1 + self.inputs :] = [Fraction(v) for v in rows.neurons[number].tolist()]
+        form[1 + self.inputs :] = [Fraction(v) for v in rows.neurons[0].tolist()]
         return form
 
     def exceeds(self, form: np.ndarray, j: int) -> tuple[Fraction, Fraction]:
@@ -235,7 +237,7 @@ class System:
                 v = Fraction(leaf.v[j]) if leaf.v else ZERO
                 width = Fraction(float(strip.width[j]))
                 rest, a, y = a + v, -v, Fraction(leaf.w[j])
-                form = form + rest * self.plane(strip.planes.rows, numbers[j])
+                form = form + rest * self.plane(strip.planes, numbers[j])
                 total -= max(rest, ZERO) * width
             form = form + y * self.neurons[j]
             low, high, slope = (
@@ -290,7 +292,7 @@ def examine(
         system.folded = tree.strip.folded
         for number, j in enumerate([] if tree.strip.planes is None else tree.strip.planes.neurons.tolist()):
             assert tree.strip.planes is not None
-            least, most = system.exceeds(system.plane(tree.strip.planes.rows, number), j)
+            least, most = system.exceeds(system.plane(tree.strip.planes, number), j)
             if not 0 <= least <= most <= Fraction(float(tree.strip.width[j])):
                 report.note(case.name, f"a plane is above its neuron by {float(least)!r} to {float(most)!r}")
         refined = tree.objectives > 1
@@ -382,7 +384,8 @@ def _values(strip: Strip, system: System, point: np.ndarray) -> list[float]:
     x = torch.tensor([float(v) for v in point[: system.inputs]], dtype=torch.float64)
     e = ((x - folded.center) / folded.radius)[folded.free]
     if strip.planes is not None:
-        rows, over = strip.planes.rows, strip.planes.neurons
+        over = strip.planes.neurons
+        rows = strip.planes.rows(slice(0, len(over)), len(e), len(r))
         base[over] = rows.inputs @ e + rows.neurons @ r + rows.constant - strip.width[over]
     q = (r - base) / strip.width
     return (strip.rows.matrix @ torch.cat([e, q]) + strip.rows.constant).tolist()

@@ -47,7 +47,7 @@ def test_planes_are_above_their_neurons_by_at_most_their_width(kind: str, above:
     exact = System(network, folded)
     assert len(planes.neurons) > 2
     for number, j in enumerate(planes.neurons.tolist()):
-        least, most = exact.exceeds(exact.plane(planes.rows, number), j)
+        least, most = exact.exceeds(exact.plane(planes, number), j)
         assert 0 <= least <= most <= Fraction(float(planes.width[number]))
 
 

@@ -15,7 +15,8 @@ chord is g = chord_j·w, μ = 1 − chord_j and ν = chord_j − slope_j.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -30,17 +31,42 @@ _SHORT = 2.0**20
 
 @dataclass(frozen=True, eq=False)
 class Planes:
-    """Upper bounds of some neurons' values, affine in e and in the values of earlier neurons.
+    """Upper bounds of some neurons' values, affine in e and in the values r of earlier neurons.
 
     Attributes:
         neurons: (h,) which, in ascending order.
-        rows: (h,) the bounds; rounding is accounted for in their constants, so that their errors are zero.
+        entries: (2, count) the plane and the variable, among e and r, of every coefficient; planes in ascending order.
+        coefficients: (count,).
+        constant: (h,) of the bounds; it covers all rounding.
         width: (h,) by how much the bounds exceed the values at most.
     """
 
     neurons: Tensor
-    rows: Rows
+    entries: Tensor
+    coefficients: Tensor
+    constant: Tensor
     width: Tensor
+
+    @staticmethod
+    def cat(parts: Sequence[Planes]) -> Planes:
+        """All planes of several, whose neurons ascend from one to the next."""
+        if not parts:
+            none = torch.zeros(0, dtype=torch.float64)
+            return Planes(none.long(), torch.zeros(2, 0, dtype=torch.long), none, none, none)
+        starts = itertools.accumulate((len(part.neurons) for part in parts[:-1]), initial=0)
+        moved = [part.entries + torch.tensor([[s], [0]]) for part, s in zip(parts, starts, strict=True)]
+        fields = zip(*((p.neurons, p.coefficients, p.constant, p.width) for p in parts), strict=True)
+        neurons, coefficients, constant, width = (torch.cat(field) for field in fields)
+        return Planes(neurons, torch.cat(moved, 1), coefficients, constant, width)
+
+    def rows(self, part: slice, inputs: int, neurons: int) -> Rows:
+        """Some of the bounds as rows of e and r, by how many of either there are."""
+        first, end = torch.searchsorted(self.entries[0], torch.tensor([part.start, part.stop])).tolist()
+        row, column = self.entries[:, first:end]
+        dense = torch.zeros(part.stop - part.start, inputs + neurons, dtype=torch.float64)
+        dense[row - part.start, column] = self.coefficients[first:end]
+        constant = self.constant[part]
+        return Rows(dense[:, :inputs], dense[:, inputs:], constant, torch.zeros_like(constant))
 
 
 @dataclass(frozen=True, eq=False)
@@ -206,7 +232,6 @@ class _Block:
 
     def rounded(self, folded: Folded) -> Planes:
         """The best planes in float64, with constants that make them bounds whatever rounding does."""
-        n, m = folded.inputs, folded.size
         terms = self._exact
         theta, mu, nu = ((p.double() * _SHORT).round() / _SHORT for p in self.best)
         below, lower, upper = folded.slope[self.neurons], folded.lower[self.neurons], folded.upper[self.neurons]
@@ -226,10 +251,9 @@ class _Block:
         size = (4 + 2 * below.abs()) * (reach + own + upper.abs() + lower.abs())
         error = gamma(2 * terms.places.shape[1] + 32, torch.float64) * size + 64 * TINY * (1 + terms.places.shape[1])
         error = OWN * (error + (1 + below.abs()) * folded.neurons.error[self.neurons])
-        whole = torch.zeros(len(top), n + m, dtype=torch.float64).scatter_(1, terms.places, coefficients)
-        # A variable that fills a row has the coefficient zero.
-        rows = Rows(whole[:, :n], whole[:, n:], top - moved + error, torch.zeros_like(top))
-        return Planes(self.neurons, rows, width + 2 * error)
+        row, term = (terms.weight != 0).nonzero(as_tuple=True)
+        entries = torch.stack([row, terms.places[row, term]])
+        return Planes(self.neurons, entries, coefficients[row, term], top - moved + error, width + 2 * error)
 
 
 def higher(active: Tensor, inactive: Tensor) -> Tensor:
@@ -351,14 +375,7 @@ class _Ascent:
 
     def planes(self) -> Planes:
         """The planes of the best bound, rounding accounted for."""
-        found = [block.rounded(self._folded) for block in self._blocks if block is not None]
-        n, m = self._folded.inputs, self._folded.size
-        none = torch.zeros(0, dtype=torch.float64)
-        return Planes(
-            torch.cat([none.long(), *(planes.neurons for planes in found)]),
-            Rows.cat([Rows.none(n, m), *(planes.rows for planes in found)]),
-            torch.cat([none, *(planes.width for planes in found)]),
-        )
+        return Planes.cat([block.rounded(self._folded) for block in self._blocks if block is not None])
 
 
 def _adam(first: Tensor, second: Tensor, gradient: Tensor, step: int) -> Tensor:

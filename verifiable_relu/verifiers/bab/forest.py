@@ -108,7 +108,9 @@ class Forest:
         self._trees: dict[int, Tree] = {}
         self._ended: set[State] = set()
         self._counted: dict[int, tuple[int, float]] = {}
-        self._most = min(len(polytopes), memory // tree_bytes(system.folded.inputs, system.folded.size))
+        planes = any(system.parts[polytope].planes is not None for polytope in polytopes)
+        self._bytes = tree_bytes(system.folded.inputs, system.folded.size, planes)
+        self._most = min(len(polytopes), memory // self._bytes)
         self._memory = memory // max(1, self._most)
 
     def order(self, polytope: int) -> list[int]:

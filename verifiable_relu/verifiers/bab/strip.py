@@ -249,7 +249,7 @@ class Strip:
     def _take(self, planes: Planes, start: int, end: int) -> None:
         """The planes over neurons of a block."""
         part = slice(*torch.searchsorted(planes.neurons, torch.tensor([start, end])).tolist())
-        matrix, constant, error = self._substituted(planes.rows[part], start)
+        matrix, constant, error = self._substituted(planes.rows(part, self.folded.inputs, self.folded.size), start)
         width = self.width[planes.neurons[part]]
         error = OWN * (error + 2.0**-51 * (constant.abs() + width))
         self.base.put(part, (matrix, constant - width, error))

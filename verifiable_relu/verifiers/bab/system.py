@@ -23,9 +23,15 @@ from verifiable_relu.verifiers.bab.strip import Slopes, Strip
 from verifiable_relu.verifiers.bab.tree import Search, Tree
 
 
-def tree_bytes(inputs: int, neurons: int) -> int:
-    """About the memory that a tree takes before it has open nodes, by how many inputs vary and neurons are unstable."""
-    return 16 * (neurons + 1) * (inputs + neurons + 1)
+def tree_bytes(inputs: int, neurons: int, planes: bool = False) -> int:
+    """About the memory that a tree takes before it has open nodes.
+
+    Args:
+        inputs: how many inputs vary.
+        neurons: how many neurons are unstable.
+        planes: whether there may be planes over all of them.
+    """
+    return (28 if planes else 16) * (neurons + 1) * (inputs + neurons + 1)
 
 
 @dataclass(frozen=True, eq=False)
