@@ -40,8 +40,11 @@ _OTHER_CHILD = 0.1
 _PROGRAM = 3e9
 """The work of a linear program."""
 
-_TOGETHER = 32
-"""Nodes that are finished at once, so that the clock is looked at often enough."""
+_MOST = 32
+"""Nodes that are finished at once, at most."""
+
+_TOGETHER = 1e10
+"""The work of finishing several nodes at once, at most, so that the clock is looked at often enough."""
 
 
 @dataclass(frozen=True)
@@ -241,7 +244,8 @@ class Tree:
             stalled = _total(blame) <= self._search.stalled * bound.abs()
             stalled |= (blame < 0).all(1)
             is_open = torch.ones(len(batch), dtype=torch.bool)
-            for part in stalled.nonzero().squeeze(1).split(_TOGETHER):
+            one = self._work(1, self._search.finishing, self._size)
+            for part in stalled.nonzero().squeeze(1).split(max(1, min(_MOST, int(_TOGETHER / one)))):
                 if self._left() > 0 and self.state is State.OPEN:
                     is_open[part] = self._finish(batch, blame, part)
             self.push(batch[is_open], blame[is_open], bound[is_open])
@@ -308,7 +312,11 @@ class Tree:
 
     def _count(self, nodes: int, steps: int, rows: int) -> None:
         """Take note of the work of so many steps with so many rows of the system."""
-        self.work += 2.0 * nodes * (steps + 1) * (rows + _OTHER) * (self._strip.folded.inputs + self._size)
+        self.work += self._work(nodes, steps, rows)
+
+    def _work(self, nodes: int, steps: int, rows: int) -> float:
+        """The work of so many steps with so many rows of the system, for so many nodes."""
+        return 2.0 * nodes * (steps + 1) * (rows + _OTHER) * (self._strip.folded.inputs + self._size)
 
     def prove(self, batch: Batch, found: Bounded) -> Tensor:
         """Which nodes the multipliers that were found prove."""
