@@ -25,6 +25,7 @@ from verifiable_relu.verifiers.bab.curves import LAST, SEGMENTS, Curves
 from verifiable_relu.verifiers.bab.folding import fold
 from verifiable_relu.verifiers.bab.refine import Refinement
 from verifiable_relu.verifiers.bab.strip import Slopes
+from verifiable_relu.verifiers.bab.tree import depth
 from verifiable_relu.verifiers.base import Budget, Outcome, Reason, Trust, Verdict
 from verifiable_relu.verifiers.lazy import LazySmt
 from verifiable_relu.verifiers.portfolio import Auto
@@ -130,6 +131,21 @@ def test_a_segment_that_is_not_cut_stays_whole_in_both_children() -> None:
     lower, upper = children(split, torch.zeros(4, dtype=torch.long), torch.ones(4, dtype=torch.bool))
     assert lower.flatten().tolist() == [SEGMENTS - 2, LAST, SEGMENTS - 1, 2]
     assert upper.flatten().tolist() == [SEGMENTS - 1, LAST, SEGMENTS - 1, 3]
+
+
+def test_the_leaves_of_a_tree_add_up_to_the_whole() -> None:
+    rng = np.random.default_rng(0)
+    smooth = torch.tensor([True, False, True])
+    nodes = torch.zeros(1, 3, dtype=torch.int8)
+    for _ in range(40):
+        leaf, neuron = int(rng.integers(len(nodes))), int(rng.integers(3))
+        known = int(nodes[leaf, neuron])
+        if known >= LAST or (known and not smooth[neuron]):
+            continue
+        halves = children(nodes[leaf : leaf + 1], torch.tensor([neuron]), smooth[neuron : neuron + 1])
+        nodes = torch.cat([nodes[:leaf], nodes[leaf + 1 :], *halves])
+    assert len(nodes) > 20
+    assert float((-depth(nodes, smooth)).exp2().sum()) == 1
 
 
 def test_lines_of_a_fan_are_beside_the_curve() -> None:
