@@ -148,6 +148,25 @@ def test_the_leaves_of_a_tree_add_up_to_the_whole() -> None:
     assert float((-depth(nodes, smooth)).exp2().sum()) == 1
 
 
+@pytest.mark.parametrize("scale", [1.0, 1e30])
+def test_slopes_are_found_beside_neurons_of_which_float32_knows_no_bounds(scale: float) -> None:
+    """The tangent of zero has bounds of 1e-308, which float32 takes for zero; of large weights it knows no squares."""
+    chain = nets.Chain((3,))
+    for kind in (Relu, Tanh, Relu):
+        chain.add(kind, (3,))
+    chain.linear(torch.tensor([[1.0, 1.0, -1.0], [2.0, -1.0, 1.0]]) * scale, torch.zeros(2))
+    chain.add(Tanh, (2,))
+    chain.linear(torch.tensor([[1.0, -1.0]]), torch.zeros(1))
+    network = chain.network("zero").to(torch.float64)
+    box = Box(np.array([-1.0, -1.0, -1.0]), np.array([-0.5, 1.0, 1.0]))
+    relaxation = crown_relaxation(network, input_box([Property(box, ())], network))
+    folded, rows = fold(relaxation, 0, box, torch.tensor([[1.0], [-1.0]]).double())
+    assert float(folded.upper.min()) < 1e-300
+    slopes, bounds = Slopes().search(folded, rows, lambda: False)
+    assert bool(slopes.isfinite().all())
+    assert bool(bounds.isfinite().all())
+
+
 def test_lines_of_a_fan_are_beside_the_curve() -> None:
     """The search starts from CROWN's lines, so that its bound is no worse than CROWN's."""
     rng = np.random.default_rng(8)
