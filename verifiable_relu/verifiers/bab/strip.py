@@ -57,7 +57,8 @@ class Slopes:
         wx, wr, b = neurons.inputs.to(single), neurons.neurons.to(single), neurons.constant.to(single)
         lower, upper, slope = folded.lower.to(single), folded.upper.to(single), folded.slope.to(single)
         curvature, least, most = folded.curvature.to(single), slope.clamp(max=1), slope.clamp(min=1)
-        chord = (upper - slope * lower) / (upper - lower)
+        # In float32 both bounds of a neuron may be zero.
+        chord = (upper - slope * lower) / (upper - lower).clamp(min=torch.finfo(single).tiny)
         offset = (slope - chord) * lower
         alpha = torch.where(upper > -lower, torch.ones_like(upper), slope)
         fan = Fan.of(folded, single) if folded.functions else None
@@ -103,6 +104,8 @@ class Slopes:
             gradient = a * near * z
             if curved is not None:
                 gradient[:, smooth] = a[:, smooth] * (curved.turned * z[:, smooth] + curved.moved)
+            # Where float32 overflows, nothing is known of where to go.
+            gradient = torch.where(gradient.isfinite(), gradient, 0.0)
             first.lerp_(gradient, 0.1)
             second.mul_(0.999).addcmul_(gradient, gradient, value=0.001)
             size = (second / (1 - 0.999**step)).sqrt_().add_(1e-12)
