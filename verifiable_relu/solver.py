@@ -67,14 +67,7 @@ _OPERATORS = ("--onnx-opset-versions", "--onnx-operators", "--onnx-operators-uns
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    about, _, more = (__doc__ or "").partition("\n")
-    made = Parser(
-        label="solver",
-        prog="python -m verifiable_relu.solver",
-        description=about,
-        epilog=more,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    made = Parser(label="solver", prog="python -m verifiable_relu.solver", text=__doc__)
     made.add_argument("--name", action="store_true", help="print the solver's name")
     made.add_argument("--version", action="store_true", help="print the solver's version")
     commands = made.add_subparsers(dest="command", metavar="COMMAND")
@@ -133,10 +126,8 @@ def _supported(capability: str) -> str:
         return THEORIES[capability]
     if capability == "--onnx-operators-unsat-proofs":
         return ""
-    from verifiable_relu.network.onnx.call import CONVERTERS
-    from verifiable_relu.network.onnx.read import OPERATORS
+    from verifiable_relu.network.onnx.read import CONVERTERS
 
-    assert OPERATORS  # Their modules fill the table.
     if capability == "--onnx-opset-versions":
         versions = [version for _, version in CONVERTERS]
         return f"{min(versions)}\n{max(versions)}"

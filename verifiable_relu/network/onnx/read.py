@@ -23,7 +23,7 @@ from verifiable_relu.network.build import Builder, as_network
 from verifiable_relu.network.factors import bounded_factors
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Shape, Smooth
-from verifiable_relu.network.onnx import (
+from verifiable_relu.network.onnx import (  # noqa: F401 -- importing these modules fills the table of converters
     activations,
     convolution,
     elementwise,
@@ -43,22 +43,7 @@ from verifiable_relu.network.onnx.model import MAX_BYTES, array, load_model, ops
 from verifiable_relu.network.onnx.spelled import spelled
 from verifiable_relu.network.simplify import simplify
 
-__all__ = ["read_onnx"]
-
-OPERATORS = (
-    activations,
-    convolution,
-    elementwise,
-    extremes,
-    moves,
-    normalisation,
-    pooling,
-    products,
-    reduce,
-    resize,
-    shapes,
-)
-"""The modules whose converters fill the table."""
+__all__ = ["CONVERTERS", "read_onnx"]
 
 MAX_VALUES = 1 << 26
 """Most values of all nodes of a network together, for one sample."""
