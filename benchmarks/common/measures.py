@@ -11,8 +11,9 @@ from itertools import combinations
 from typing import Any
 
 from benchmarks.common.records import Record, of
-from benchmarks.report import Cell, Estimate, Table, estimate
 from verifiable_relu.errors import InputError
+from verifiable_relu.report.estimate import Estimate, estimate
+from verifiable_relu.report.table import Cell, Table
 from verifiable_relu.train.options import Options
 
 Column = Callable[[Sequence[Record]], Cell]

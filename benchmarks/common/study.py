@@ -11,9 +11,9 @@ from pathlib import Path
 
 from benchmarks.common.machine import command, conditions
 from benchmarks.common.records import Record, Records, read_records
-from benchmarks.report.page import Page
 from verifiable_relu.arguments import Parser
 from verifiable_relu.errors import InputError
+from verifiable_relu.report.markdown import Page
 
 ROOT = Path(__file__).resolve().parents[2]
 """The root of the clone."""

@@ -19,8 +19,8 @@ from pathlib import Path
 
 from benchmarks.common.records import Record, Records, notes, of
 from benchmarks.common.study import Study
-from benchmarks.report import Table
-from benchmarks.report.page import Page
+from verifiable_relu.report.markdown import Page
+from verifiable_relu.report.table import Table
 
 _COLUMNS = {
     "network": "network",

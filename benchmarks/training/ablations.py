@@ -23,9 +23,9 @@ from benchmarks.common.measures import Column, difference, drift, early_oui, pro
 from benchmarks.common.records import Record, Records, notes
 from benchmarks.common.runs import network_path, run_name, train_all
 from benchmarks.common.study import NETWORKS, Study
-from benchmarks.report import Table
-from benchmarks.report.page import Page
 from benchmarks.training.ablation_settings import BASE, EPS, STUDIES, Changes, trained
+from verifiable_relu.report.markdown import Page
+from verifiable_relu.report.table import Table
 from verifiable_relu.train.options import Options
 
 IMAGES = 1000

@@ -22,8 +22,8 @@ from pathlib import Path
 from benchmarks.common.records import Record, Records, of, read_records
 from benchmarks.common.runs import VARIANTS, add_grid
 from benchmarks.common.study import NETWORKS, Study
-from benchmarks.report.page import Page
 from verifiable_relu.errors import InputError
+from verifiable_relu.report.markdown import Page
 
 IMAGES, SOLVER_IMAGES = 1000, 50
 """The numbers of images in a full run: for bounds and the attack, and for the solvers."""

@@ -18,8 +18,9 @@ from pathlib import Path
 
 from benchmarks.common.records import Record, Records, notes, of
 from benchmarks.common.study import Study
-from benchmarks.report import Cell, Table, estimate
-from benchmarks.report.page import Page
+from verifiable_relu.report.estimate import estimate
+from verifiable_relu.report.markdown import Page
+from verifiable_relu.report.table import Cell, Table
 
 EPS = {"mlp": "0.02", "cnn": "0.05"}
 """The radius of the balls, by network."""

@@ -19,8 +19,8 @@ from typing import Any
 
 from benchmarks.common.records import Record, Records, notes, of
 from benchmarks.common.study import ROOT, Study
-from benchmarks.report import Cell, Table
-from benchmarks.report.page import Page
+from verifiable_relu.report.markdown import Page
+from verifiable_relu.report.table import Cell, Table
 
 PLAN = {
     "mnist_mlp": ("mnist", ("0.01", "0.02", "0.03")),
