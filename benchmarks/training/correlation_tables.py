@@ -10,11 +10,12 @@ from typing import Any
 
 from benchmarks.common.measures import by_setting, early, learned, run_drift, stored_options
 from benchmarks.common.ranks import RESAMPLES, agreement, rank
-from benchmarks.common.records import Record
-from benchmarks.common.runs import VARIANTS, setting
+from benchmarks.common.runs import setting
 from benchmarks.report import Table, estimate
 from benchmarks.report.page import Page
 from benchmarks.training.ablation_settings import BASE, EPS, STUDIES
+from verifiable_relu.study.records import Record
+from verifiable_relu.study.variants import VARIANTS
 from verifiable_relu.train.arms import ARMS
 
 Row = list[Any]

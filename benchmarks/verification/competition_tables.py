@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common.records import Record, notes, of
 from benchmarks.report import Cell, Table
 from benchmarks.report.page import Page
 from benchmarks.verification.competition_instances import COMPETITORS
+from verifiable_relu.study.records import Record, notes, of
 
 SOLVED = ("sat", "unsat")
 PROOFS = ("rounded", "exact")

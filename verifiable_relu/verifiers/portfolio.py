@@ -24,6 +24,11 @@ _HANDED_ON = 1 / 4
 """The part of the limit of memory that is for what stages hand on."""
 
 
+def _as_it_is(verifier: Verifier) -> Verifier:
+    # A function with a name, because campaigns on several workers pickle the verifier.
+    return verifier
+
+
 @dataclass(frozen=True)
 class Auto:
     """A portfolio: the verifiers of ``rules.STAGES``, one after the other, each for the queries that are left by then.
@@ -39,7 +44,7 @@ class Auto:
 
     device: str = "cpu"
     memory: int = MEMORY
-    prepare: Callable[[Verifier], Verifier] = field(default=lambda verifier: verifier, repr=False)
+    prepare: Callable[[Verifier], Verifier] = field(default=_as_it_is, repr=False)
 
     name: ClassVar[str] = "auto"
 
