@@ -10,8 +10,9 @@ from dataclasses import asdict
 from itertools import combinations
 from typing import Any
 
-from benchmarks.report import Cell, Estimate, Table, estimate
 from verifiable_relu.errors import InputError
+from verifiable_relu.report.estimate import Estimate, estimate
+from verifiable_relu.report.table import Cell, Table
 from verifiable_relu.study.records import Record, of
 from verifiable_relu.train.options import Options
 

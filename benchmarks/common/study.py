@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.report.page import Page
 from verifiable_relu.arguments import Parser
 from verifiable_relu.errors import InputError
+from verifiable_relu.report.markdown import Page
 from verifiable_relu.study.machine import command, conditions
 from verifiable_relu.study.records import Record, Records, read_records
 

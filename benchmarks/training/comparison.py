@@ -21,8 +21,8 @@ from pathlib import Path
 
 from benchmarks.common.runs import add_grid
 from benchmarks.common.study import NETWORKS, Study
-from benchmarks.report.page import Page
 from verifiable_relu.errors import InputError
+from verifiable_relu.report.markdown import Page
 from verifiable_relu.study.records import Record, Records, of, read_records
 from verifiable_relu.study.variants import VARIANTS
 

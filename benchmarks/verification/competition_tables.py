@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.report import Cell, Table
-from benchmarks.report.page import Page
 from benchmarks.verification.competition_instances import COMPETITORS
+from verifiable_relu.report.markdown import Page
+from verifiable_relu.report.table import Cell, Table
 from verifiable_relu.study.records import Record, notes, of
 
 SOLVED = ("sat", "unsat")
@@ -224,7 +224,7 @@ def figure(records: Sequence[Record], path: Path) -> bool:
                 panels[title], limits[title] = lines, limit
     if panels:
         # Imported here, since --help need not wait for the import.
-        from benchmarks.report.figures import cactus
+        from verifiable_relu.report.panels import cactus
 
         cactus(path, panels, limits)
     return bool(panels)

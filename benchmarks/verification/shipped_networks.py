@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common.study import ROOT, Study
-from benchmarks.report import Cell, Table
-from benchmarks.report.page import Page
+from verifiable_relu.report.markdown import Page
+from verifiable_relu.report.table import Cell, Table
 from verifiable_relu.study.records import Record, Records, notes, of
 
 PLAN = {

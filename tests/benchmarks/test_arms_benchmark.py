@@ -15,11 +15,11 @@ from scipy import stats
 
 from benchmarks.common import runs
 from benchmarks.common.measures import by_setting, correlation, drift, early_oui, profile, stored_options
-from benchmarks.report import estimate
 from benchmarks.training import arms
 from tests.support.processes import Process
 from verifiable_relu.data import Dataset
 from verifiable_relu.errors import InputError
+from verifiable_relu.report.estimate import estimate
 from verifiable_relu.study import variants
 from verifiable_relu.study.records import Records, of, read_records
 from verifiable_relu.train import loop

@@ -10,12 +10,12 @@ from torch import nn
 
 from benchmarks.common.measures import reading
 from benchmarks.common.runs import grid_of, network_path
-from benchmarks.report import Estimate
 from benchmarks.training import comparison
 from benchmarks.training import comparison_tables as tables
 from verifiable_relu.data import load
 from verifiable_relu.network import from_torch, write_onnx
 from verifiable_relu.nn import mlp
+from verifiable_relu.report.estimate import Estimate
 from verifiable_relu.study.records import Records, of, read_records
 
 

@@ -11,9 +11,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.report.estimate import Estimate
-from benchmarks.report.names import spoken
+from verifiable_relu.report.estimate import Estimate
 from verifiable_relu.report.figures import COLUMN, save, style
+from verifiable_relu.report.names import spoken
 from verifiable_relu.report.palette import COLOURS, HATCHES, LINES, MARKERS
 
 if TYPE_CHECKING:
