@@ -23,6 +23,7 @@ from verifiable_relu.study.training import Training, data_of, test_of, untrained
 from verifiable_relu.train.checkpoint import write_whole
 from verifiable_relu.train.loop import build
 from verifiable_relu.verifiers.registry import make
+from verifiable_relu.verifiers.solvers.process import processor_seconds
 
 FAILED = "failed"
 """The name of the measure that is recorded where measuring failed, which the next run tries again."""
@@ -164,7 +165,9 @@ class Study:
                 about[str(onnx), str(path)] = {"cell": cell.name, "eps": eps, "method": method.name, "image": image}
         if not entries:
             return
-        answers = run_parallel(entries, Job(make(method.name), Balls()), pool.slots, Answers(self.records, about))
+        answers = run_parallel(
+            entries, Job(make(method.name), Balls(), clock=processor_seconds), pool.slots, Answers(self.records, about)
+        )
         counted = Counter(result.answer for result in answers)
         told = ", ".join(f"{count} {answer}" for answer, count in sorted(counted.items()))
         spent = sum(result.seconds for result in answers)

@@ -78,7 +78,7 @@ class Method:
 
     Attributes:
         name: its name (``verifiers.registry``).
-        limit: the seconds for each image.
+        limit: the seconds of processor time for each image.
     """
 
     name: str

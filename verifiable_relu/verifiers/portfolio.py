@@ -7,7 +7,6 @@ takes over, and only if none decides is the query unknown (unconfirmed).
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
@@ -113,9 +112,9 @@ class _Run:
             outcome = replace(outcome, seconds=seconds, unstable=unstable)
         if outcome.verdict is Verdict.SAT:
             assert outcome.witness is not None
-            start = time.perf_counter()
+            start = self.budget.clock()
             checked = confirm(self.queries[index], outcome.witness)
-            outcome = replace(outcome, seconds=_sum(outcome.seconds, {"confirm": time.perf_counter() - start}))
+            outcome = replace(outcome, seconds=_sum(outcome.seconds, {"confirm": self.budget.clock() - start}))
             if not checked.confirmed:
                 known = {"seconds": outcome.seconds, "unstable": outcome.unstable, "witness": outcome.witness}
                 outcome = Outcome.unknown(Reason.UNCONFIRMED, outcome.method, checked.detail, **known)
