@@ -10,10 +10,10 @@ from dataclasses import asdict
 from itertools import combinations
 from typing import Any
 
-from benchmarks.common.records import Record, of
 from verifiable_relu.errors import InputError
 from verifiable_relu.report.estimate import Estimate, estimate
 from verifiable_relu.report.table import Cell, Table
+from verifiable_relu.study.records import Record, of
 from verifiable_relu.train.options import Options
 
 Column = Callable[[Sequence[Record]], Cell]

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common.records import Record, notes, of
 from benchmarks.verification.competition_instances import COMPETITORS
 from verifiable_relu.report.markdown import Page
 from verifiable_relu.report.table import Cell, Table
+from verifiable_relu.study.records import Record, notes, of
 
 SOLVED = ("sat", "unsat")
 PROOFS = ("rounded", "exact")
