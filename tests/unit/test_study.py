@@ -21,7 +21,7 @@ from verifiable_relu.study.__main__ import main
 from verifiable_relu.study.cells import Places
 from verifiable_relu.study.state import State
 from verifiable_relu.study.suite import SHIPPED, find, read
-from verifiable_relu.study.training import Training, test_of
+from verifiable_relu.study.training import Training, images_of
 from verifiable_relu.verifiers.registry import make, methods
 
 SUITE = """\
@@ -121,7 +121,7 @@ WRONG = (
     ('"1/50"]', '"0"]', 15, "radii between 0 and 1"),
     ('data = "digits"', 'data = "numbers"', 22, "'numbers' is no .npz file"),
     ('methods = ["crown"]', 'methods = ["milp"]', 26, "'milp' is none of crown, auto"),
-    ('name = "two"', 'name = "one"', 13, "two [[network]] of the name 'one'"),
+    ('name = "two"', 'name = "one"', 21, "there is another 'one' before"),
     ('option = "stability"', 'option = "rate"', 33, "'rate' is none of certified"),
     ("weights = [0.1, 0.2]\n", "", 31, "'weights' is missing"),
     ("weights = [0.1, 0.2]", "weights = [0.1, 0.1]", 34, "different numbers"),
@@ -182,7 +182,7 @@ def test_a_training_that_diverges_is_recorded_as_such(tmp_path: Path) -> None:
 
 def test_the_file_of_a_ball_asks_the_same_as_the_study(tmp_path: Path) -> None:
     pytest.importorskip("sklearn", reason="needs scikit-learn for the data set")
-    test = test_of("digits")
+    test = images_of("digits")
     path = tmp_path / "0.vnnlib.gz"
     asking.property_file(path, test, 3, "1/255", 10)
     (read_back,) = read_vnnlib(path).properties
@@ -222,7 +222,7 @@ def test_a_study_that_is_killed_goes_on_without_losing_or_repeating_anything(
     for cell in suite.cells():
         right = state.right(cell, 10)
         assert right and places.network(cell).is_file() and not places.checkpoint(cell).exists()
-        network, test = read_onnx(places.network(cell)), test_of("digits")
+        network, test = read_onnx(places.network(cell)), images_of("digits")
         assert right == asking.right(network, test, np.arange(10)).tolist()
         wanted = {(cell.name, eps, by, i) for eps in ("0.05", "0.2") for by in ("crown", "auto") for i in right}
         assert wanted == {question for question in state.answers if question[0] == cell.name}
