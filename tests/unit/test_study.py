@@ -207,7 +207,7 @@ def test_a_study_that_is_killed_goes_on_without_losing_or_repeating_anything(
         # The first network cannot be trained, which does not stop the others.
         while not any(record["kind"] == "answer" for record in lines(places.folder)):
             assert process.poll() is None
-            time.sleep(0.02)
+            time.sleep(0.1)
         process.kill()
         process.wait()
     before = [record for record in lines(places.folder) if record["kind"] != "note"]
