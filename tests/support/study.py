@@ -32,6 +32,7 @@ def claim(name: str, **fields: Any) -> Record:
 def suite(seeds: int, claims: Sequence[Record] = (), weights: Sequence[float] = (0.0,)) -> Record:
     """The record of a suite of one network."""
     network = {"name": "net", "data": "digits", "eps": list(EPS), "images": 20, "seeds": seeds, "arms": list(ARMS)}
+    network["methods"] = list(METHODS)
     described = {
         "about": "Is it so?", "tuning": "None.", "cut": "Much.", "networks": [{**network, "training": {}}],
         "arms": list(ARMS), "objectives": [{"name": "plain", "option": "l1", "weights": list(weights), "training": {}}],

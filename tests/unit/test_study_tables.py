@@ -160,6 +160,15 @@ def test_a_wrongly_classified_image_is_neither_attacked_nor_certified() -> None:
     assert shares == [15 / 20, 10 / 20] and cell.share("certified", EPS[0], "auto") == 5 / 20
 
 
+def test_without_a_method_that_attacks_the_attacked_accuracy_is_unknown() -> None:
+    described = suite(1)
+    described["suite"]["networks"][0]["methods"] = ["crown"]
+    made = [r for r in network("relu", 0, ALL, certified(planted)) if r.get("method") != "auto"]
+    (cell,) = joined([described, *made]).cells
+    assert cell.share("attacked", EPS[0]) is None and cell.share("certified", EPS[0]) == 9 / 20
+    assert cell.share("certified", EPS[0], "auto") is None
+
+
 def test_the_last_record_of_a_thing_counts() -> None:
     first = network("relu", 0, ALL, certified(lambda arm, seed: 3))
     second = network("relu", 0, ALL, certified(lambda arm, seed: 7))

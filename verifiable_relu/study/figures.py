@@ -68,7 +68,7 @@ def cactus(study: Study, network: str, path: Path) -> bool:
     The panels are of the first objective and weight. Every arm is asked about the images that all arms classify
     rightly.
     """
-    method = study.methods[-1] if study.methods else ""
+    method = next(reversed(study.asked_with(network)), "")
     found: Panels = defaultdict(dict)
     limits: dict[str, float] = {}
     for setting, cells in study.settings.items():

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from verifiable_relu.study.statistics import par2
 from verifiable_relu.train.arms import ARMS
+from verifiable_relu.verifiers.registry import METHODS
 
 Record = Mapping[str, Any]
 
@@ -23,6 +24,11 @@ class Setting(NamedTuple):
     arm: str
 
 
+def attacks(method: str) -> bool:
+    """Whether a method looks for counterexamples: bounds by themselves only prove."""
+    return METHODS[method].module not in ("incomplete", "adapters.auto_lirpa")
+
+
 @dataclass(frozen=True)
 class Cell:
     """A network of a study; what has no record yet is empty.
@@ -33,7 +39,7 @@ class Cell:
         right: those that it classifies rightly; only of these the answers are recorded.
         answers: the record of each image's answer, by radius and method.
         measures: the values that were measured, by name.
-        methods: the methods of the study.
+        methods: the methods that it is asked with, the strongest one last.
     """
 
     training: Record
@@ -55,7 +61,7 @@ class Cell:
 
     def complete(self, eps: str, method: str = "") -> bool:
         """Whether a method, or without a name every method, has answered for all images."""
-        names = (method,) if method else self.methods
+        names = (method,) if method in self.methods else () if method else self.methods
         return bool(self.images and names) and all(
             self.right <= self.answers.get((eps, name), {}).keys() for name in names
         )
@@ -70,14 +76,18 @@ class Cell:
             return None
         names = (method,) if method else self.methods
         return frozenset(
-            image for name in names for image, a in self.answers[eps, name].items() if a["verdict"] == verdict
+            image
+            for name in names
+            for image, answer in self.answers.get((eps, name), {}).items()
+            if answer["verdict"] == verdict
         )
 
     def holds(self, measure: str, eps: str = "", method: str = "") -> Mapping[int, bool] | None:
         """For each image whether it is classified rightly and, beyond ``clean``, withstands; None if it is unknown.
 
         Args:
-            measure: ``clean``; ``attacked``: no method refutes it; ``certified``: the method proves it.
+            measure: ``clean``; ``attacked``: no method refutes it, which is unknown if none looks for counterexamples;
+                ``certified``: the method proves it.
             eps: the radius.
             method: the method; without a name, any.
         """
@@ -87,7 +97,7 @@ class Cell:
         if measure == "clean":
             found = self.right
         elif measure == "attacked":
-            refuted = self.said("sat", eps)
+            refuted = self.said("sat", eps) if any(map(attacks, self.methods)) else None
             found = None if refuted is None else self.right - refuted
         else:
             found = self.said("unsat", eps, method)
@@ -109,7 +119,8 @@ class Cell:
         """
         if not self.complete(eps, method):
             return None
-        asked = {image: answer for image, answer in self.answers[eps, method].items() if image in self.right}
+        answers = self.answers.get((eps, method), {})
+        asked = {image: answer for image, answer in answers.items() if image in self.right}
         decided = {image: answer["verdict"] != "unknown" for image, answer in asked.items()}
         if name == "seconds":
             return {image: par2(a["seconds"], decided[image], a["limit"]) for image, a in asked.items()}
@@ -194,10 +205,13 @@ class Study:
 
     @property
     def methods(self) -> tuple[str, ...]:
-        """The methods that are asked, in the suite's order; the last one is the strongest."""
-        if self.suite:
-            return tuple(each["name"] for each in self.suite["methods"])
-        return tuple(dict.fromkeys(method for cell in self.cells for _, method in cell.answers))
+        """All methods, in the suite's order."""
+        named = [each["name"] for each in self.suite.get("methods", ())]
+        return tuple(dict.fromkeys([*named, *(method for cell in self.cells for method in cell.methods)]))
+
+    def asked_with(self, network: str) -> tuple[str, ...]:
+        """The methods with which a network is asked, the strongest one last."""
+        return next((cell.methods for cell in self.cells if cell.setting.network == network), ())
 
 
 def joined(records: Sequence[Record]) -> Study:
@@ -223,7 +237,7 @@ def joined(records: Sequence[Record]) -> Study:
             case "note":
                 notes[record["text"]] = None
     described = suite.get("suite", {})
-    methods = tuple(each["name"] for each in described.get("methods", ()))
+    methods = {each["name"]: tuple(each["methods"]) for each in described.get("networks", ())}
     cells = [
         Cell(
             training,
@@ -231,7 +245,7 @@ def joined(records: Sequence[Record]) -> Study:
             frozenset(images.get(name, {}).get("right", ())),
             answers[name],
             measures[name],
-            methods or tuple(dict.fromkeys(method for _, method in answers[name])),
+            methods.get(training["network"]) or tuple(dict.fromkeys(method for _, method in answers[name])),
         )
         for name, training in trainings.items()
     ]

@@ -20,7 +20,7 @@ def time_table(study: Study) -> Table:
     rows: list[Sequence[Value]] = []
     for setting, cells in study.settings.items():
         for eps in study.radii(setting.network):
-            for method in study.methods:
+            for method in study.asked_with(setting.network):
                 asked = {cell.seed: common(study, cell, eps, method) for cell in cells}
                 answers = [cell.answers[eps, method][image] for cell in cells for image in sorted(asked[cell.seed])]
                 if not answers:
