@@ -243,3 +243,33 @@ def test_a_study_that_is_killed_goes_on_without_losing_or_repeating_anything(
     assert main(["smoke", "--out", str(places.folder), "--plan"]) == 0
     shown = capsys.readouterr().out
     assert f"2 of 2 are trained, {len(state.answers)} of at most {len(state.answers)} questions answered" in shown
+
+
+def test_answers_are_asked_again_only_where_another_run_could_say_more() -> None:
+    def answered(limit: float, **fields: object) -> bool:
+        known = {"cell": "c", "eps": "0.1", "method": "auto", "image": 3, "limit": 5.0, **fields}
+        return State.of([{"kind": "answer", **known}]).answered(("c", "0.1", "auto", 3), limit)
+
+    assert answered(50.0, verdict="unsat", reason="proved") and answered(50.0, verdict="sat", reason="refuted")
+    assert answered(5.0, verdict="unknown", reason="timeout") and answered(1.0, verdict="unknown", reason="incomplete")
+    assert not answered(6.0, verdict="unknown", reason="timeout")
+    assert not answered(1.0, verdict="unknown", reason="error") and not answered(
+        1.0, verdict="unknown", reason="memory"
+    )
+    assert not State().answered(("c", "0.1", "auto", 3), 1.0)
+
+
+def test_records_are_the_latest_of_the_cells_that_the_suite_has(tmp_path: Path) -> None:
+    first, second, *_ = read(written(tmp_path)).cells()
+    known = [
+        {"kind": "note", "text": "n"},
+        {"kind": "suite", "name": "old"},
+        {"kind": "training", "cell": first.name, "status": "failed"},
+        {"kind": "training", "cell": "of another suite", "status": "trained"},
+        {"kind": "suite", "name": "new"},
+        {"kind": "training", "cell": first.name, "status": "trained"},
+        {"kind": "measure", "cell": second.name, "name": "norm", "value": 1},
+    ]
+    state = State.of(known)
+    assert state.records([first, second]) == [known[0], known[4], known[5], known[6]]
+    assert state.trained(first) and state.settled(first) and not state.trained(second) and not state.settled(second)
