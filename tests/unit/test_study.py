@@ -21,7 +21,7 @@ from verifiable_relu.study.__main__ import main
 from verifiable_relu.study.cells import Places
 from verifiable_relu.study.state import State
 from verifiable_relu.study.suite import SHIPPED, find, read
-from verifiable_relu.study.training import Training, test_of
+from verifiable_relu.study.training import Training, images_of
 from verifiable_relu.verifiers.registry import make, methods
 
 SUITE = """\
@@ -121,7 +121,7 @@ WRONG = (
     ('"1/50"]', '"0"]', 15, "radii between 0 and 1"),
     ('data = "digits"', 'data = "numbers"', 22, "'numbers' is no .npz file"),
     ('methods = ["crown"]', 'methods = ["milp"]', 26, "'milp' is none of crown, auto"),
-    ('name = "two"', 'name = "one"', 13, "two [[network]] of the name 'one'"),
+    ('name = "two"', 'name = "one"', 21, "there is another 'one' before"),
     ('option = "stability"', 'option = "rate"', 33, "'rate' is none of certified"),
     ("weights = [0.1, 0.2]\n", "", 31, "'weights' is missing"),
     ("weights = [0.1, 0.2]", "weights = [0.1, 0.1]", 34, "different numbers"),
@@ -182,7 +182,7 @@ def test_a_training_that_diverges_is_recorded_as_such(tmp_path: Path) -> None:
 
 def test_the_file_of_a_ball_asks_the_same_as_the_study(tmp_path: Path) -> None:
     pytest.importorskip("sklearn", reason="needs scikit-learn for the data set")
-    test = test_of("digits")
+    test = images_of("digits")
     path = tmp_path / "0.vnnlib.gz"
     asking.property_file(path, test, 3, "1/255", 10)
     (read_back,) = read_vnnlib(path).properties
@@ -207,7 +207,7 @@ def test_a_study_that_is_killed_goes_on_without_losing_or_repeating_anything(
         # The first network cannot be trained, which does not stop the others.
         while not any(record["kind"] == "answer" for record in lines(places.folder)):
             assert process.poll() is None
-            time.sleep(0.02)
+            time.sleep(0.1)
         process.kill()
         process.wait()
     before = [record for record in lines(places.folder) if record["kind"] != "note"]
@@ -222,7 +222,7 @@ def test_a_study_that_is_killed_goes_on_without_losing_or_repeating_anything(
     for cell in suite.cells():
         right = state.right(cell, 10)
         assert right and places.network(cell).is_file() and not places.checkpoint(cell).exists()
-        network, test = read_onnx(places.network(cell)), test_of("digits")
+        network, test = read_onnx(places.network(cell)), images_of("digits")
         assert right == asking.right(network, test, np.arange(10)).tolist()
         wanted = {(cell.name, eps, by, i) for eps in ("0.05", "0.2") for by in ("crown", "auto") for i in right}
         assert wanted == {question for question in state.answers if question[0] == cell.name}
@@ -243,3 +243,33 @@ def test_a_study_that_is_killed_goes_on_without_losing_or_repeating_anything(
     assert main(["smoke", "--out", str(places.folder), "--plan"]) == 0
     shown = capsys.readouterr().out
     assert f"2 of 2 are trained, {len(state.answers)} of at most {len(state.answers)} questions answered" in shown
+
+
+def test_answers_are_asked_again_only_where_another_run_could_say_more() -> None:
+    def answered(limit: float, **fields: object) -> bool:
+        known = {"cell": "c", "eps": "0.1", "method": "auto", "image": 3, "limit": 5.0, **fields}
+        return State.of([{"kind": "answer", **known}]).answered(("c", "0.1", "auto", 3), limit)
+
+    assert answered(50.0, verdict="unsat", reason="proved") and answered(50.0, verdict="sat", reason="refuted")
+    assert answered(5.0, verdict="unknown", reason="timeout") and answered(1.0, verdict="unknown", reason="incomplete")
+    assert not answered(6.0, verdict="unknown", reason="timeout")
+    assert not answered(1.0, verdict="unknown", reason="error") and not answered(
+        1.0, verdict="unknown", reason="memory"
+    )
+    assert not State().answered(("c", "0.1", "auto", 3), 1.0)
+
+
+def test_records_are_the_latest_of_the_cells_that_the_suite_has(tmp_path: Path) -> None:
+    first, second, *_ = read(written(tmp_path)).cells()
+    known = [
+        {"kind": "note", "text": "n"},
+        {"kind": "suite", "name": "old"},
+        {"kind": "training", "cell": first.name, "status": "failed"},
+        {"kind": "training", "cell": "of another suite", "status": "trained"},
+        {"kind": "suite", "name": "new"},
+        {"kind": "training", "cell": first.name, "status": "trained"},
+        {"kind": "measure", "cell": second.name, "name": "norm", "value": 1},
+    ]
+    state = State.of(known)
+    assert state.records([first, second]) == [known[0], known[4], known[5], known[6]]
+    assert state.trained(first) and state.settled(first) and not state.trained(second) and not state.settled(second)

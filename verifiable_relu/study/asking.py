@@ -20,7 +20,7 @@ from verifiable_relu.network import Network
 from verifiable_relu.spec.balls import linf_property
 from verifiable_relu.spec.property import Property, Query
 from verifiable_relu.study.records import Records
-from verifiable_relu.study.training import test_of
+from verifiable_relu.study.training import images_of
 from verifiable_relu.verifiers.base import Reason
 
 DECIMALS = 9
@@ -60,7 +60,7 @@ class Balls(Loader):
         assert isinstance(entry, Ball) and entry.onnx is not None
         new = entry.onnx.resolve() not in self._read
         network = self.network(entry.onnx)
-        asked = ball(test_of(entry.source), entry.image, entry.eps, entry.outputs)
+        asked = ball(images_of(entry.source), entry.image, entry.eps, entry.outputs)
         if new:
             believe(network, (asked,), entry.onnx)
         return Case(str(entry.onnx), str(entry.vnnlib), (Query(network, asked),), entry.timeout)

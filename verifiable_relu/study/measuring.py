@@ -9,7 +9,7 @@ import numpy as np
 
 from verifiable_relu.network import read_onnx
 from verifiable_relu.study.cells import Cell, Places
-from verifiable_relu.study.training import test_of
+from verifiable_relu.study.training import images_of
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Measuring:
             read_onnx(self.places.network(self.cell)),
             read_onnx(smooth) if smooth.is_file() else None,
             self.cell.options,
-            test_of(self.cell.source),
+            images_of(self.cell.source),
             np.array(self.images, dtype=int),
             self.radii,
         )

@@ -19,7 +19,7 @@ from verifiable_relu.study.pool import Pool
 from verifiable_relu.study.records import Records
 from verifiable_relu.study.state import State, of_seed
 from verifiable_relu.study.suite import Method, Suite
-from verifiable_relu.study.training import Training, data_of, test_of, untrained
+from verifiable_relu.study.training import Training, data_of, images_of, untrained
 from verifiable_relu.train.checkpoint import write_whole
 from verifiable_relu.train.loop import build
 from verifiable_relu.verifiers.registry import make
@@ -120,7 +120,7 @@ class Study:
         for cell in cells:
             asked = self.suite.setting(cell.network).images
             if state.trained(cell) and state.right(cell, asked) is None:
-                test = test_of(cell.source)
+                test = images_of(cell.source)
                 images = asking.exact_images(test, asked)
                 network = read_onnx(self.places.network(cell))
                 numbers = {"images": images.tolist(), "right": asking.right(network, test, images).tolist()}
@@ -160,7 +160,7 @@ class Study:
             onnx, outputs = self.places.network(cell), state.images[cell.name]["outputs"]
             for eps, image in state.open(self.suite, cell, method):
                 path = self.places.property(cell, eps, image)
-                asking.property_file(path, test_of(cell.source), image, eps, outputs)
+                asking.property_file(path, images_of(cell.source), image, eps, outputs)
                 entries.append(Ball(path, onnx, method.limit, cell.source, eps, image, outputs))
                 about[str(onnx), str(path)] = {"cell": cell.name, "eps": eps, "method": method.name, "image": image}
         if not entries:

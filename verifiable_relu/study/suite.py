@@ -204,7 +204,8 @@ def read(path: Path) -> Suite:
     common = _training(shared)
     settings, objectives = [], []
     asked = []
-    for each in table.tables("method"):
+    ways = table.tables("method")
+    for each in ways:
         asked.append(Method(each.take("name", one_of(methods())), each.take("limit", positive)))
         each.done()
     every = tuple(method.name for method in asked)
@@ -229,16 +230,15 @@ def read(path: Path) -> Suite:
         weights = each.take("weights", _numbers) if option else (0.0,)
         objectives.append(Objective(name, option, weights, _training(options)))
         each.done()
-    for key, names in (
-        ("network", [each.name for each in settings]),
-        ("objective", [each.name for each in objectives]),
-        ("method", list(every)),
-    ):
-        if not names:
+    announced = table.tables("claim")
+    for key, listed in (("network", trained), ("objective", aimed), ("method", ways)):
+        if not listed:
             raise table.error(f"there is no [[{key}]]")
-        _different(table, key, names)
-    claims = [_claim(each, settings, objectives) for each in table.tables("claim")]
-    _different(table, "claim", [claim.name for claim in claims])
+    claims = [_claim(each, settings, objectives) for each in announced]
+    _different(trained, [each.name for each in settings])
+    _different(aimed, [each.name for each in objectives])
+    _different(ways, every)
+    _different(announced, [claim.name for claim in claims])
     table.done()
     for (setting, own), (objective, aim) in product(
         zip(settings, networks, strict=True), zip(objectives, aims, strict=True)
@@ -376,6 +376,12 @@ def _numbers(value: object) -> tuple[float, ...]:
     return tuple(number(each) for each in value)
 
 
-def _different(table: Table, key: str, names: list[str]) -> None:
-    if doubled := [name for i, name in enumerate(names) if name in names[:i]]:
-        raise table.error(f"there are two [[{key}]] of the name '{doubled[0]}'", key)
+def _different(tables: Sequence[Table], names: Sequence[str]) -> None:
+    """Check that the tables of an array have different names.
+
+    Raises:
+        InputError: for a name that an earlier table has.
+    """
+    for i, name in enumerate(names):
+        if name in names[:i]:
+            raise tables[i].error(f"there is another '{name}' before", "name")

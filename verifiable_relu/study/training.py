@@ -34,7 +34,7 @@ def data_of(source: str) -> tuple[Dataset, Dataset]:
 
 
 @lru_cache(maxsize=8)
-def test_of(source: str) -> Dataset:
+def images_of(source: str) -> Dataset:
     """The test images of a data set, which are kept.
 
     Raises:
