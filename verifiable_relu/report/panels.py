@@ -132,7 +132,10 @@ def stacks(path: Path, panels: Mapping[str, Mapping[str, Sequence[float]]], xlab
                         place, length, 0.7, sum(parts[:number]), color=COLOURS[number % len(COLOURS)],
                         hatch=HATCHES[number % len(HATCHES)], edgecolor="white", label=f"layer {number + 1}",
                     )  # fmt: skip
-            ax.set_yticks(range(len(entries)), [spoken(name) for name in entries])
+            names = [spoken(name) for name in entries]
+            # Panels side by side mostly have the same bars, which are then named once.
+            named = ax.get_subplotspec().is_first_col() or list(entries) != list(next(iter(panels.values())))  # type: ignore[union-attr]
+            ax.set_yticks(range(len(names)), names if named else [""] * len(names))
             ax.invert_yaxis()
             ax.grid(False, axis="y")
             ax.set(title=spoken(title), xlabel=xlabel)
@@ -214,7 +217,9 @@ def _panels(count: int, height: float = 2.5) -> tuple[Figure, list[Axes]]:
 def _legend(figure: Figure, axes: Sequence[Axes]) -> None:
     """One legend below all panels, with each name once."""
     entries = {label: handle for ax in axes for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)}
-    columns = max(1, min(len(entries), round(figure.get_figwidth() / 1.7)))
+    # A character of the legend is about 0.055 inches wide; its marker and the gaps, 0.55 inches.
+    widest = 0.55 + 0.055 * max(map(len, entries), default=0)
+    columns = max(1, min(len(entries), int(figure.get_figwidth() / widest)))
     figure.legend(list(entries.values()), list(entries), loc="outside lower center", ncols=columns)
 
 

@@ -96,4 +96,4 @@ def difference_table(study: Study) -> Table:
     shares = ("Δ clean", "Δ attacked", "Δ certified")
     columns = (*Setting._fields, "minus", "ε", "seeds", *shares, "Δ unstable")
     caption = "Differences between arms, paired by seed; certified by any method. Not declared beforehand."
-    return Table(columns, rows, {**dict.fromkeys(shares, "+.2%"), "Δ unstable": "+.1f"}, caption)
+    return Table(columns, rows, {**dict.fromkeys(shares, "+z.2%"), "Δ unstable": "+z.1f"}, caption)

@@ -150,7 +150,7 @@ def _sentence(found: Outcome) -> str:
     form = _form(claim["measure"])
     return (
         f"{said}; {claim['arm']} {found.first:{form}} against {claim['against']} {found.second:{form}}, "
-        f"difference {found.difference:+{form}}, {tests} (row `{claim['name']}`)."
+        f"difference {found.difference:+z{form}}, {tests} (row `{claim['name']}`)."
     )
 
 

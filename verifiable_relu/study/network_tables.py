@@ -61,7 +61,7 @@ def matched_table(study: Study) -> Table:
         f"Unstable neurons at clean accuracies within {CLOSE['clean']:.0%} of each other, and at norms of the weights "
         f"within {CLOSE['norm']:.0%}: the mean difference of each seed's pairs, over the seeds."
     )
-    return Table(columns, rows, {"Δ unstable": "+.1f"}, caption)
+    return Table(columns, rows, {"Δ unstable": "+z.1f"}, caption)
 
 
 def matches(
