@@ -99,7 +99,7 @@ class _Estimate:
         key = (cell.network, cell.objective)
         if key not in self._tried:
             known = [
-                record["wall_seconds"]
+                max(record["wall_seconds"], record["seconds"])  # The former leaves out what came before a resumption.
                 for record in self._state.trainings.values()
                 if record["status"] == "trained" and (record["network"], record["objective"]) == key
             ]
