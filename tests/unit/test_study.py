@@ -157,10 +157,17 @@ def test_suites_of_the_package_are_read_and_announce_claims() -> None:
     assert find("smoke.toml") == Path("smoke.toml")
 
 
-def test_a_suite_that_is_not_there_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([str(tmp_path / "none.toml")]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("study: ") and error.endswith("none.toml: no such file\n") and error.count("\n") == 1
+def test_bad_arguments_are_one_line_and_make_no_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = ["--out", str(tmp_path / "out")]
+    for given, said in (
+        ([str(tmp_path / "none.toml")], "none.toml: no such file"),
+        (["smoke", "--only", "mnist"], "--only: 'mnist' is none of digits-mlp"),
+        (["smoke", "--jobs", "0"], "--jobs: must be from 1 to 1,000, not 0"),
+    ):
+        assert main([*given, *out]) == 2
+        error = capsys.readouterr().err
+        assert error.startswith("study: ") and error.endswith(f"{said}\n") and error.count("\n") == 1
+    assert not (tmp_path / "out").exists()
 
 
 def test_verifiers_of_all_methods_can_be_sent_to_workers() -> None:

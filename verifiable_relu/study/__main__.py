@@ -30,6 +30,9 @@ def parser() -> Parser:
         "--out", type=Path, metavar="DIR", help="folder of networks, records, tables and figures (study-NAME)"
     )
     made.add_argument("--jobs", type=int, default=1, help="processes that train and answer, of one thread each (1)")
+    made.add_argument(
+        "--only", metavar="NETWORK", action="append", default=[], help="work on this network alone (repeatable)"
+    )
     chosen = made.add_mutually_exclusive_group()
     chosen.add_argument("--plan", action="store_true", help="print the cells, what they have and the time; do nothing")
     chosen.add_argument("--table", action="store_true", help="make tables and figures of the records, and nothing else")
@@ -55,6 +58,9 @@ def run(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     from verifiable_relu.study.suite import find, read
 
     suite = read(find(options.suite))
+    names = [setting.name for setting in suite.settings]
+    if unknown := [name for name in options.only if name not in names]:
+        raise InputError(f"'{unknown[0]}' is none of {', '.join(names)}", place="--only")
     from verifiable_relu.study.cells import Places
     from verifiable_relu.study.records import Records, read_records
 
@@ -75,7 +81,7 @@ def run(options: argparse.Namespace, arguments: Sequence[str]) -> int:
 
         try:
             with Records(places.folder, lambda: conditions("verifiable_relu.study", list(arguments))) as records:
-                Study(suite, places, records, options.jobs, say).run()
+                Study(suite, places, records, options.jobs, say, options.only).run()
         except KeyboardInterrupt:
             complain("study", "interrupted; the same command goes on from here")
             return 130

@@ -88,7 +88,7 @@ class _Estimate:
     def __init__(self, suite: Suite, state: State) -> None:
         self.bound = False
         self._state = state
-        self._tried: dict[tuple[str, str, float, str], float] = {}
+        self._tried: dict[tuple[str, str], float] = {}
         network = {cell.name: cell.network for cell in suite.cells()}
         self._known: dict[tuple[str | None, str, str], list[float]] = defaultdict(list)
         for (name, eps, method, _), record in state.answers.items():
@@ -96,13 +96,12 @@ class _Estimate:
 
     def training(self, cell: Cell) -> float:
         """The seconds of a training."""
-        key = (cell.network, cell.objective, cell.weight, cell.arm)
+        key = (cell.network, cell.objective)
         if key not in self._tried:
             known = [
-                record["wall_seconds"]
+                max(record["wall_seconds"], record["seconds"])  # The former leaves out what came before a resumption.
                 for record in self._state.trainings.values()
-                if record["status"] == "trained"
-                and (record["network"], record["objective"], record["weight"]) == key[:3]
+                if record["status"] == "trained" and (record["network"], record["objective"]) == key
             ]
             self._tried[key] = statistics.fmean(known) if known else _try(cell)
         return self._tried[key]

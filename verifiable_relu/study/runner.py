@@ -41,19 +41,22 @@ class Study:
         records: its records, open for this run.
         jobs: the number of processes that train and answer, with one thread each.
         say: tells the user what is done.
+        only: the names of the settings that this run works on; all of the suite's where there are none.
 
     Attributes:
-        cells: all trainings.
+        cells: the trainings of these settings.
         state: what is done.
     """
 
-    def __init__(self, suite: Suite, places: Places, records: Records, jobs: int, say: Say) -> None:
+    def __init__(
+        self, suite: Suite, places: Places, records: Records, jobs: int, say: Say, only: Sequence[str] = ()
+    ) -> None:
         self.suite = suite
         self.places = places
         self.records = records
         self.jobs = jobs
         self.say = say
-        self.cells = suite.cells()
+        self.cells = [cell for cell in suite.cells() if not only or cell.network in only]
 
     @property
     def state(self) -> State:
@@ -179,7 +182,7 @@ class Study:
         limit = max(method.limit for method in self.suite.methods)
         text = io.StringIO()
         rows = csv.writer(text, lineterminator="\n")
-        for cell in self.cells:
+        for cell in self.suite.cells():
             setting = self.suite.setting(cell.network)
             for eps in setting.eps:
                 for image in state.right(cell, setting.images) or ():
