@@ -21,12 +21,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from benchmarks.common.records import Record, Records, notes, of
 from benchmarks.common.study import ROOT, Study, data_folder
-from benchmarks.report import Cell, Table
-from benchmarks.report.page import Page
 from benchmarks.verification.competition_instances import instances
 from verifiable_relu.errors import InputError
+from verifiable_relu.report.markdown import Page
+from verifiable_relu.report.table import Cell, Table
+from verifiable_relu.study.records import Record, Records, notes, of
 
 FAMILIES = ("test", "rl_benchmarks", "collins_rul_cnn", "acasxu", "mnist_fc", "oval21", "mnist", "cifar10")
 
