@@ -56,13 +56,17 @@ class Outcome:
 
     @property
     def direction(self) -> str:
-        """``more`` or ``fewer`` if a difference is shown, else ``not shown``; ``not measured`` without two seeds.
+        """``more`` or ``fewer`` if a difference is shown, else ``not shown``.
+
+        Without a seed of both arms it is ``not measured``, and with one ``not tested``.
 
         A difference is shown if the corrected p-value is below ``LEVEL``, if seeds and images agree in its sign, and if
         the interval over the seeds lies on the same side of zero.
         """
-        if math.isnan(self.corrected) or self.difference is None:
+        if self.difference is None:
             return "not measured"
+        if math.isnan(self.corrected):
+            return "not tested"
         sign = math.copysign(1, self.difference.mean)
         agree = self.images is None or self.images.effect * sign > 0
         clear = min(self.difference.low * sign, self.difference.high * sign) > 0
@@ -76,7 +80,7 @@ class Outcome:
         expected, found = self.claim["expected"], self.direction
         if found == "not shown" and expected == "no difference":
             return "no difference shown"
-        if found in ("not measured", "not shown"):
+        if found.startswith("not "):
             return found
         return "shown" if found == expected else f"refuted: {found}"
 
@@ -116,9 +120,9 @@ def outcome(study: Study, claim: Record) -> Outcome:
     # An image that is asked of several seeds is one pair: seeds share it, and are not independent in it.
     over = [math.fsum(each) for each in images.values()]
     test = None
-    if measure in SHARES:
+    if images and measure in SHARES:
         test = mcnemar(sum(d > 0 for d in over), sum(d < 0 for d in over))
-    elif measure in COSTS:
+    elif images:
         test = wilcoxon([statistics.fmean(each) for each in images.values()])
     mean = interval(differences) if differences else None
     return Outcome(claim, means[0], means[1], mean, by_seed(differences), test)

@@ -97,8 +97,8 @@ def write(records: Sequence[Record], folder: Path) -> list[Path]:
     page = Page("report")
     page.add(f"# The study “{study.name}”", study.suite.get("about", ""))
     page.bullets(study.notes)
-    page.bullets(f"{title}: {study.suite[key]}" for key, title in (("tuning", "Tuning"), ("cut", "What was cut"))
-                 if study.suite.get(key))  # fmt: skip
+    described = {"Tuning": study.suite.get("tuning"), "What was cut": study.suite.get("cut")}
+    page.bullets(f"{title}: {' '.join(text.split())}" for title, text in described.items() if text)
     claims = accuracy_tables.claim_table(claimed)
     page.add("## Findings")
     page.bullets(findings(claimed))
