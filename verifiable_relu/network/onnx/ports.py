@@ -30,7 +30,8 @@ class Chosen:
     Attributes:
         inputs: all inputs of the file, in the order in which the network takes them; empty: in the file's order.
         outputs: some of the file's outputs, in the order in which the network gives them; empty: all that have elements
-            of floating-point numbers, in the file's order.
+            of floating-point numbers, in the file's order. In the place of a map from classes to numbers (ZipMap) there
+            are the numbers.
         hidden: computed tensors of the file that are outputs of the network after the others.
     """
 
@@ -90,7 +91,7 @@ def single(model: onnx.ModelProto, chosen: Chosen = EVERYTHING) -> tuple[str, ..
     graph = model.graph
     inputs = _inputs(model, chosen)
     outputs = _outputs(graph, chosen)
-    if len(inputs) == len(outputs) == len(graph.output) == 1 and not chosen.hidden:
+    if len(inputs) == 1 and outputs == [declared.name for declared in graph.output]:
         return ()
     names = (*(declared.name for declared in inputs), *outputs)
     _keep_needed(graph, outputs)
@@ -98,12 +99,8 @@ def single(model: onnx.ModelProto, chosen: Chosen = EVERYTHING) -> tuple[str, ..
     taken |= {initializer.name for initializer in graph.initializer}
     if len(inputs) > 1:
         _take_from_one(graph, inputs, taken)
-    if len(outputs) > 1:
+    if outputs != [declared.name for declared in graph.output]:
         _give_as_one(graph, outputs, taken)
-    elif outputs != [declared.name for declared in graph.output]:
-        kept = [declared for declared in graph.output if declared.name == outputs[0]]
-        del graph.output[:]
-        graph.output.extend(kept)
     return names
 
 
@@ -125,7 +122,13 @@ def _inputs(model: onnx.ModelProto, chosen: Chosen) -> list[onnx.ValueInfoProto]
 def _outputs(graph: onnx.GraphProto, chosen: Chosen) -> list[str]:
     """The names of the tensors that the network gives, in order."""
     computed = {name for node in graph.node for name in node.output if name}
-    floats = [declared.name for declared in graph.output if declared.type.tensor_type.elem_type in FLOATS]
+    # What a map's numbers are is not declared; what is read of them shows whether they are floating-point numbers.
+    maps = {name: node.input[0] for node in graph.node if node.op_type == "ZipMap" for name in node.output}
+    floats = [
+        maps.get(declared.name, declared.name)
+        for declared in graph.output
+        if declared.name in maps or declared.type.tensor_type.elem_type in FLOATS
+    ]
     if not graph.output or not (floats or chosen.outputs):
         raise UnsupportedError("no output is a tensor of floating-point numbers")
     for name in chosen.outputs:

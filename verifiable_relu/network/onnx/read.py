@@ -29,6 +29,7 @@ from verifiable_relu.network.onnx import (
     convolution,
     elementwise,
     extremes,
+    learned,
     moves,
     normalisation,
     pooling,
@@ -40,7 +41,7 @@ from verifiable_relu.network.onnx import (
 from verifiable_relu.network.onnx.call import CONVERTERS, Call, Result, Value
 from verifiable_relu.network.onnx.compare import compare
 from verifiable_relu.network.onnx.constants import folded, written
-from verifiable_relu.network.onnx.model import MAX_BYTES, array, load_model, opset, require_onnx
+from verifiable_relu.network.onnx.model import MAX_BYTES, array, load_model, opset_of, require_onnx
 from verifiable_relu.network.onnx.ports import EVERYTHING, Chosen, declared_inputs, input_shape, single
 from verifiable_relu.network.onnx.spelled import spelled
 from verifiable_relu.network.simplify import simplify
@@ -52,6 +53,7 @@ OPERATORS = (
     convolution,
     elementwise,
     extremes,
+    learned,
     moves,
     normalisation,
     pooling,
@@ -133,7 +135,7 @@ class _Reading:
         shape, self.batched = input_shape(declared)
         self.build = Builder(shape, declared.name)
         self.tensors[declared.name] = Value(0, self.batched)
-        self.opset = opset(self.model)
+        self.opset = opset_of(self.model)
         self.thresholds: dict[str, tuple[int, float]] = {}
         self._size = self.build.nodes[0].size
         for position, node in enumerate(graph.node):
@@ -180,14 +182,16 @@ class _Reading:
         self._size += sum(made.size for made in self.build.nodes[known:])
         if self._size > MAX_VALUES:
             raise UnsupportedError(f"more than {MAX_VALUES} values in all nodes together", place=place)
-        for name, result in zip(node.output, found if isinstance(found, list) else [found], strict=False):
+        results = [found] if isinstance(found, Value | np.ndarray) else found
+        for name, result in zip(node.output, results, strict=False):
             if name in self.tensors:
                 raise InputError(f"its output '{name}' is the name of another tensor", place=place)
-            if name:
+            if name and result is not None:
                 self.tensors[name] = result
 
-    def _converted(self, node: onnx.NodeProto, label: str) -> Result | list[Result]:
-        if node.domain not in ("", "ai.onnx"):
+    def _converted(self, node: onnx.NodeProto, label: str) -> Result | Sequence[Result | None]:
+        domain = "" if node.domain == "ai.onnx" else node.domain
+        if domain not in ("", learned.DOMAIN):
             raise UnsupportedError(f"operators of the domain '{node.domain}' are not supported")
         if not node.output:
             raise InputError("it has no output")
@@ -208,9 +212,10 @@ class _Reading:
         if inputs and len(constants) == len(inputs):
             return list(folded(node, constants, self.opset))
         try:
-            version = onnx.defs.get_schema(node.op_type, self.opset, "").since_version
+            opset = opset_of(self.model, domain)
+            version = onnx.defs.get_schema(node.op_type, opset, domain).since_version
         except onnx.defs.SchemaError:
-            raise UnsupportedError(f"no operator of opset {self.opset}") from None
+            raise UnsupportedError(f"no operator of opset {opset}") from None
         converter = CONVERTERS.get((node.op_type, version))
         if converter is None:
             others = sorted(v for op, v in CONVERTERS if op == node.op_type)
@@ -284,7 +289,7 @@ class _Reading:
         try:
             return self.tensors[name]
         except KeyError:
-            raise InputError(f"its input '{name}' is not computed before it") from None
+            raise InputError(f"its input '{name}' is not computed before it, or not read") from None
 
     def _shape(self, of: Result | None, attributes: dict[str, int]) -> np.ndarray:
         """The ONNX shape of a tensor, with a batch of 1."""
