@@ -67,8 +67,7 @@ def page() -> str:
         "nothing is known where bounds of the divisor include 0. Cast and CastLike are read where they go to float32\n"
         "or float64. Constant, Shape and Size are read in every opset. IsNaN of a computed value is false: of what is\n"
         "no number nothing is ever proved. LinearClassifier, LinearRegressor, Normalizer and Scaler are those of\n"
-        "ai.onnx.ml, as skl2onnx writes them: a classifier's scores, which may pass a sigmoid or a softmax, without its\n"
-        "label.\n"
+        "ai.onnx.ml, as skl2onnx writes them; of a classifier there are the scores, not the label.\n"
     )
     folded = ", ".join(sorted(FOLDED))
     return "\n".join([*parts, rest, f"## Of constants alone\n\n{folded}\n"])

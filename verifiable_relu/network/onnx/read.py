@@ -39,7 +39,7 @@ from verifiable_relu.network.onnx import (
     shapes,
 )
 from verifiable_relu.network.onnx.call import CONVERTERS, Call, Result, Value
-from verifiable_relu.network.onnx.compare import compare
+from verifiable_relu.network.onnx.compare import compare, require_runs
 from verifiable_relu.network.onnx.constants import folded, written
 from verifiable_relu.network.onnx.model import MAX_BYTES, array, load_model, opset_of, require_onnx
 from verifiable_relu.network.onnx.ports import EVERYTHING, Chosen, declared_inputs, input_shape, single
@@ -101,6 +101,8 @@ def read_onnx(source: Path | str | bytes, name: str | None = None, chosen: Chose
 def _read(data: bytes, name: str, folder: Path | None, chosen: Chosen) -> Network:
     model, data = load_model(data, folder)
     if ports := single(model, chosen):
+        # The user's file must be one that runs, too, with what is left out of it.
+        require_runs(data)
         data = model.SerializeToString()
     reading = _Reading(model)
     nodes, output = bounded_factors(*simplify(*spelled(reading.build.nodes, reading.output.index)))
