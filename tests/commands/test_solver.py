@@ -175,7 +175,7 @@ def test_bad_requests_are_one_line_and_status_2(folder: Path, capsys: pytest.Cap
         (own, [f], "no file for the network 'g'"),
         (own, [f, g, other], "no network 'h'"),
         (own, [f, f], "named twice"),
-        (good.replace("[2]", "[3]").replace("(== U", f"{third} (== U"), [f], "3 elements"),
+        (good.replace("[2]", "[3]").replace("(== U", f"{third} (== U"), [f], "shape [3]"),
         (good.replace("float32", "float64"), [f], "declared as float64"),
         (good.replace("(<= X[0] 1.0)", ""), [f], "X[0]"),
         (good.replace(">= V[0] Y[0]", ">= (* V[0] Y[0]) 1.0"), [f], "linear"),

@@ -83,6 +83,9 @@ class Certificates:
         claim = "sat" if sat else "unsat"
         try:
             network, prop = queries[0].network.onnx, read_bytes(vnnlib, _LARGEST)
+            if queries[0].network.ports:
+                said = "the checker reads networks with one input and one output only"
+                return self._kept(path, onnx, vnnlib, claim, Kept(False, said))
             joint = [Fraction(lam) for lam in least_hardness(queries[0].network)]
             if joint:
                 network = read_bytes(onnx, _LARGEST)
