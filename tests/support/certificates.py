@@ -72,7 +72,7 @@ def proven(folder: Path, network: bytes, prop: Property, verifier: Verifier | No
     """The case of a property that branch and bound, or the verifier given, proves."""
     text = vnnlib_text(prop).encode()
     method = verifier or Bab(search=Search(record=True, **search))
-    (outcome,) = method.verify([Query(read_onnx(network), prop)], Budget.each(60.0, 1))
+    (outcome,) = method.verify([Query(read_onnx(network), prop)], Budget.each(600.0, 1))
     assert outcome.verdict is Verdict.UNSAT, outcome
     assert outcome.proof is not None
     write_unsat(folder / "made", network, text, [(0, outcome.proof)])
