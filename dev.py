@@ -71,7 +71,10 @@ def set_up() -> None:
 def environment(**extra: str) -> Mapping[str, str]:
     """The variables of this process with ``.venv`` active."""
     path = os.pathsep.join([str(BIN), os.environ.get("PATH", "")])
-    return {**os.environ, "VIRTUAL_ENV": str(VENV), "PATH": path, **extra}
+    variables = {**os.environ, "VIRTUAL_ENV": str(VENV), "PATH": path, **extra}
+    # Byte code that is not kept would be compiled anew by every process, that of torch in several seconds.
+    variables.pop("PYTHONDONTWRITEBYTECODE", None)
+    return variables
 
 
 def check(pytest_arguments: Sequence[str]) -> int:

@@ -95,6 +95,8 @@ def certify(patience: float, *arguments: str) -> Ran:
     """
     line = [sys.executable, "-m", "verifiable_relu.certify", *arguments]
     environment = {"OMP_NUM_THREADS": "1", **os.environ}
+    # Byte code is kept, as it is where people install the package.
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     start = time.perf_counter()
     try:
