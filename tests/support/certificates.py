@@ -87,7 +87,7 @@ def excluded(box: Box, rows: Polytope) -> Property:
 def one_point(network: bytes, digest_of: bytes, point: list[Fraction]) -> Records:
     """A certificate of sat."""
     digests = {"network": hashlib.sha256(network).hexdigest(), "property": hashlib.sha256(digest_of).hexdigest()}
-    return [{"certificate": 2, "claim": "sat", **digests, "says": ""}, {"point": [str(x) for x in point]}, {"end": 2}]
+    return [{"certificate": 3, "claim": "sat", **digests, "says": ""}, {"point": [str(x) for x in point]}, {"end": 2}]
 
 
 def near(value: float) -> Fraction:

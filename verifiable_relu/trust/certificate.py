@@ -21,7 +21,7 @@ import onnx
 from verifiable_relu.errors import UnsupportedError
 from verifiable_relu.spec.property import Polytope
 
-VERSION = 2
+VERSION = 3
 
 _ACTIVATIONS = ("Erf", "Gelu", "LeakyRelu", "PRelu", "Relu", "Sigmoid", "Tanh")
 """The operators whose outputs name activations: that of GELU in operators is its Erf."""
