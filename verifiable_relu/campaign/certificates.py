@@ -21,6 +21,7 @@ from verifiable_relu.check import BadInput, Refused, check
 from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.files import on_disk, read_bytes
 from verifiable_relu.network.family import least_hardness
+from verifiable_relu.spec.comparisons import without_head
 from verifiable_relu.spec.property import Query
 from verifiable_relu.trust.certificate import Cover, Proof, write_sat, write_unsat
 from verifiable_relu.verifiers.base import Outcome, Verdict
@@ -126,7 +127,7 @@ def proofs(queries: Sequence[Query], outcomes: Sequence[Outcome], limit: float) 
         box = tuple(query.property.box.bounds(i) for i in range(query.property.box.size))
         if box not in boxes:
             boxes.append(box)
-        proof = outcome.proof or prove(query, limit)
+        proof = outcome.proof or prove(without_head(query), limit)
         if proof is None:
             raise UnsupportedError(f"no proof that can be written was found in {limit:g} s")
         yield boxes.index(box), proof

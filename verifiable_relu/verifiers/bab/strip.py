@@ -29,8 +29,11 @@ from verifiable_relu.verifiers.bab.folded import OWN, TINY, Folded, Rows
 _LEAST = 2.0**-60
 """A remainder's bound is at least this part of the pre-activation's magnitude, so that dividing by it is harmless."""
 
-_SHORT = 2.0**16
-"""Slopes are multiples of one part of so many, so that certificates need not write many digits."""
+_SHORT, _SHORT_SMOOTH = 2.0**16, 2.0**24
+"""Slopes are multiples of one part of so many, so that certificates need not write many digits.
+
+The second is for smooth neurons, whose lines touch their curves at points of their own.
+"""
 
 
 @dataclass(frozen=True)
@@ -116,7 +119,7 @@ class Slopes:
         short = (found * _SHORT).round() / _SHORT
         short = torch.maximum(short, folded.slope.clamp(max=1))
         short = torch.minimum(short, folded.slope.clamp(min=1))
-        return torch.where(folded.smooth, found, short), best
+        return torch.where(folded.smooth, _smooth_short(found), short), best
 
     @staticmethod
     def anywhere(folded: Folded) -> Tensor:
@@ -124,7 +127,7 @@ class Slopes:
         slopes = torch.where(folded.upper > -folded.lower, torch.ones_like(folded.upper), folded.slope)
         if folded.functions:
             fan = Fan.of(folded, torch.float64)
-            slopes[fan.neurons] = fan.slopes[..., fan.slopes.shape[2] // 2].mean(0)
+            slopes[fan.neurons] = _smooth_short(fan.slopes[..., fan.slopes.shape[2] // 2].mean(0))
         return slopes
 
     @staticmethod
@@ -139,6 +142,11 @@ class Slopes:
             z[:, start:end] += r[:, :start] @ wr[start:end, :start].T
             r[:, start:end] = z[:, start:end] * slope[:, start:end] + offset[:, start:end]
         return z
+
+
+def _smooth_short(slopes: Tensor) -> Tensor:
+    """Slopes of lines beside curves, with few digits."""
+    return (slopes * _SHORT_SMOOTH).round() / _SHORT_SMOOTH
 
 
 @dataclass(frozen=True, eq=False)
