@@ -108,7 +108,9 @@ class Forest:
         self._trees: dict[int, Tree] = {}
         self._ended: set[State] = set()
         self._counted: dict[int, tuple[int, float]] = {}
-        self._most = min(len(polytopes), memory // tree_bytes(system.folded.inputs, system.folded.size))
+        planes = any(system.parts[polytope].planes is not None for polytope in polytopes)
+        self._bytes = tree_bytes(system.folded.inputs, system.folded.size, planes)
+        self._most = min(len(polytopes), memory // self._bytes)
         self._memory = memory // max(1, self._most)
 
     def order(self, polytope: int) -> list[int]:
@@ -146,6 +148,16 @@ class Forest:
         if State.FULL in self._ended:
             return Ended(Reason.MEMORY, "the open sub-problems took too much memory")
         return Ended(Reason.INCOMPLETE, "there are sub-problems whose margin is too near to zero for further splits")
+
+    @property
+    def open(self) -> list[int]:
+        """The polytopes whose trees are not decided."""
+        return [*self._waiting, *self._trees]
+
+    def closed_of(self, polytope: int) -> float:
+        """The part of the tree of an open polytope that is closed."""
+        tree = self._trees.get(polytope)
+        return 0.0 if tree is None else tree.closed
 
     @property
     def nodes(self) -> int:

@@ -3,6 +3,9 @@
 Which of the two decides a query is not known beforehand. On shallow networks trees over the first bounds do, on deep
 ones tighter bounds of the neurons do more than millions of sub-problems. So trees begin; those that have closed nothing
 worth mentioning when they pause are given up for a refinement, the others get up to its work. Every round takes more.
+
+Before that, one tree is begun a second time with planes over its neurons (``above``). These bound the root much better,
+but not always what it is split into: all trees get planes where this one has closed more after the same work.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from dataclasses import dataclass, field, replace
 
 from verifiable_relu.errors import OutOfTime
 from verifiable_relu.trust.certificate import Tighter
+from verifiable_relu.verifiers.bab.above import Above
 from verifiable_relu.verifiers.bab.forest import Candidates, Ended, Forest
 from verifiable_relu.verifiers.bab.recorded import Recorded, Refined
 from verifiable_relu.verifiers.bab.refine import Refinement
@@ -27,7 +31,8 @@ class Rounds:
 
     Attributes:
         refinement: the first one; None for trees alone.
-        first: work that the trees of a query may take before a refinement is thought of (``Tree.work``).
+        above: the search for planes over neurons, for trees that are still open after ``first``; None for none.
+        first: work that the trees of a query may take before planes, and a refinement, are thought of (``Tree.work``).
         patience: how much work the trees get before a refinement, as a multiple of the refinement's and of the part of
             the trees that is closed after ``first``.
         last: how the trees of a system are searched that are open after ``first`` when no refinement follows, if
@@ -39,6 +44,7 @@ class Rounds:
     """
 
     refinement: Refinement | None = Refinement()  # noqa: RUF009 -- frozen
+    above: Above | None = Above()  # noqa: RUF009 -- frozen
     first: float = 2e9
     patience: float = 1.0
     last: Search = Search(steps=6, adaptive=1 << 20, choices=8)  # noqa: RUF009 -- frozen
@@ -109,8 +115,17 @@ def search(
         mine = options if refinement is None else replace(options, exact=0.0)
         forest = Forest(system, found.open(system), candidates, mine, memory, left)
         ended = forest.search(rounds.first)
+        part = forest.closed
+        if ended is None and rounds.above is not None and not options.record and not system.folded.functions:
+            trial = _Trial(system, rounds.above, candidates, mine, memory, left)
+            if trial.succeeds(forest, rounds.first):
+                # Planes have closed more; how much more is seen in what they are given.
+                part = 1.0
+                found = found.and_trees(forest, _IN_TIME)
+                forest = trial.all(found.open(system))
+                ended = forest.search(rounds.first)
         if ended is None and refinement is not None:
-            ended = forest.search(forest.closed * rounds.patience * refinement.work(system.folded))
+            ended = forest.search(part * rounds.patience * refinement.work(system.folded))
         elif ended is None and system.folded.size > rounds.small * size:
             ended = forest.search()
         found = found.and_trees(forest, ended or _IN_TIME)
@@ -130,6 +145,50 @@ def search(
         worth_it = _width(tighter) < (1 - rounds.gain) * _width(system)
         system = tighter
         refinement = replace(refinement, leaves=rounds.growth * refinement.leaves) if worth_it else None
+
+
+class _Trial:
+    """Trees with planes over their neurons, tried on one polytope before all get them.
+
+    Args:
+        system: where the trees start.
+        above: the search for planes.
+        candidates, search, memory, left: as ``Forest`` takes them.
+    """
+
+    def __init__(
+        self,
+        system: System,
+        above: Above,
+        candidates: Candidates,
+        search: Search,
+        memory: int,
+        left: Callable[[], float],
+    ) -> None:
+        self._system, self._above, self._left = system, above, left
+        self._rest = candidates, search, memory, left
+
+    def _forest(self, polytopes: Sequence[int]) -> Forest:
+        """Trees for some polytopes, all of which have planes then."""
+        bare = [polytope for polytope in polytopes if self._system.parts[polytope].planes is None]
+        self._system = self._system.with_planes(self._above, bare, lambda: self._left() <= 0)
+        return Forest(self._system, polytopes, *self._rest)
+
+    def succeeds(self, forest: Forest, work: float) -> bool:
+        """Whether a tree with planes closes more of a polytope, with its share of the work, than that of a forest has.
+
+        Args:
+            forest: trees without planes, after so much work.
+            work: likewise.
+        """
+        first, *rest = forest.open
+        tried = self._forest([first])
+        ended = tried.search(work / (1 + len(rest)))
+        return ended is not None or tried.closed > forest.closed_of(first)
+
+    def all(self, polytopes: Sequence[int]) -> Forest:
+        """Trees with planes for some polytopes."""
+        return self._forest(polytopes)
 
 
 def _width(system: System) -> float:
