@@ -424,7 +424,8 @@ def trees(*, seed: int = 0, offsets: Sequence[float] = OFFSETS, report: Report |
     cases = boundary_cases(rng, networks, offsets, boxes=1)
     cases = [*cases, *(case for network in networks for case in conjunctions(rng, network))]
     for number, case in enumerate(cases):
-        outcome, found = examine(case, report, method=(None, REFINING, LOOKING, OVER)[number % 4])
+        method = (None, REFINING, OVER, LOOKING, REFINING, OVER)[number % 6]
+        outcome, found = examine(case, report, method=method)
         judge(case, "bab", outcome, report)
         leaves, planes = leaves + found[0], planes + found[1]
     report.decided["leaves", Verdict.UNSAT] += leaves
