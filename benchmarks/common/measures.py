@@ -10,16 +10,15 @@ from dataclasses import asdict
 from itertools import combinations
 from typing import Any
 
-from benchmarks.common.records import Record, of
-from benchmarks.report import Cell, Estimate, Table, estimate
 from verifiable_relu.errors import InputError
+from verifiable_relu.report.estimate import Estimate, estimate
+from verifiable_relu.report.table import Cell, Table
+from verifiable_relu.study.outcomes import early, run_drift
+from verifiable_relu.study.records import Record, of
 from verifiable_relu.train.options import Options
 
 Column = Callable[[Sequence[Record]], Cell]
 """A function from the records of one setting, in the order of their seeds, to a cell of a table."""
-
-EARLY = 0.1
-"""The fraction of the training after which the OUI is compared with the training's outcome."""
 
 
 def stored_options(record: Record) -> Options:
@@ -113,14 +112,6 @@ def reading(difference: Estimate, better: str, worse: str) -> str:
     return better if difference.mean > 0 else worse
 
 
-def early(record: Record) -> float:
-    """The OUI after the fraction ``EARLY`` of the training; NaN for a record without measurements in between."""
-    for point in record["results"].get("monitor", ()):
-        if point["part"] >= EARLY:
-            return float(point["oui"])
-    return math.nan
-
-
 def early_oui(group: Sequence[Record]) -> Estimate | None:
     """The mean of ``early`` over the seeds; None if a seed has none."""
     values = [early(record) for record in group]
@@ -136,14 +127,6 @@ def profile(group: Sequence[Record]) -> str | None:
     """The mean over the seeds of each layer's λ at the beginning of the annealing, as text; None without λ."""
     means = [statistics.fmean(layer) for layer in zip(*learned(group), strict=True)]
     return " ".join(f"{lam:.2f}" for lam in means) or None
-
-
-def run_drift(record: Record) -> float:
-    """The mean over layers of |λ at the beginning of the annealing − λ at the start|; NaN without λ."""
-    profile = record["results"]["lam_learned"]
-    start = record["options"]["lam_init"]
-    # λ is a float32 number: a difference below its resolution is no drift.
-    return round(statistics.fmean(abs(lam - start) for lam in profile), 6) if profile else math.nan
 
 
 def drift(group: Sequence[Record]) -> Estimate | None:

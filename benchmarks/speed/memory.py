@@ -24,10 +24,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.common.networks import network_file
-from benchmarks.common.records import Record, Records, notes, of
 from benchmarks.common.study import ROOT, Study
-from benchmarks.report import Table
-from benchmarks.report.page import Page
+from verifiable_relu.report.markdown import Page
+from verifiable_relu.report.table import Table
+from verifiable_relu.study.records import Record, Records, notes, of
 
 METHODS = ("crown", "alpha-crown", "split")
 LIMITS = {"64M": 64 << 20, "256M": 256 << 20, "1G": 1 << 30}

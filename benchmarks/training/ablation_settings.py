@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.common.measures import runs
-from benchmarks.common.records import Record, of
+from verifiable_relu.study.records import Record, of
 from verifiable_relu.train.options import Options
 
 BASE = Options("fashion_mnist", hidden=(128, 128), epochs=6, eps=0.01)

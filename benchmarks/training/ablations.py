@@ -20,12 +20,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.common.measures import Column, difference, drift, early_oui, profile, result, stored_options, table
-from benchmarks.common.records import Record, Records, notes
 from benchmarks.common.runs import network_path, run_name, train_all
 from benchmarks.common.study import NETWORKS, Study
-from benchmarks.report import Table
-from benchmarks.report.page import Page
 from benchmarks.training.ablation_settings import BASE, EPS, STUDIES, Changes, trained
+from verifiable_relu.report.markdown import Page
+from verifiable_relu.report.table import Table
+from verifiable_relu.study.records import Record, Records, notes
 from verifiable_relu.train.options import Options
 
 IMAGES = 1000

@@ -36,11 +36,13 @@ from benchmarks.common.measures import (
     runs,
     table,
 )
-from benchmarks.common.records import Record, Records, notes
-from benchmarks.common.runs import VARIANTS, add_grid, grid_of, setting, train_all
+from benchmarks.common.runs import add_grid, grid_of, setting, train_all
 from benchmarks.common.study import NETWORKS, Study
-from benchmarks.report import Estimate, Table
-from benchmarks.report.page import Page
+from verifiable_relu.report.estimate import Estimate
+from verifiable_relu.report.markdown import Page
+from verifiable_relu.report.table import Table
+from verifiable_relu.study.records import Record, Records, notes
+from verifiable_relu.study.variants import VARIANTS
 
 SWAP: dict[str, Column] = {
     "clean": result("clean"),

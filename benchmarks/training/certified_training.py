@@ -20,12 +20,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.common.records import Record, Records, notes, of
-from benchmarks.common.runs import architecture, network_path, run_name, train_all
+from benchmarks.common.runs import network_path, run_name, train_all
 from benchmarks.common.study import NETWORKS, Study
-from benchmarks.report import Estimate, Table, estimate
-from benchmarks.report.page import Page
 from verifiable_relu.errors import InputError
+from verifiable_relu.report.estimate import Estimate, estimate
+from verifiable_relu.report.markdown import Page
+from verifiable_relu.report.table import Table
+from verifiable_relu.study.records import Record, Records, notes, of
+from verifiable_relu.study.variants import architecture
 from verifiable_relu.train.options import Options
 
 if TYPE_CHECKING:

@@ -19,11 +19,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.common.records import Record, Records, of, read_records
-from benchmarks.common.runs import VARIANTS, add_grid
+from benchmarks.common.runs import add_grid
 from benchmarks.common.study import NETWORKS, Study
-from benchmarks.report.page import Page
 from verifiable_relu.errors import InputError
+from verifiable_relu.report.markdown import Page
+from verifiable_relu.study.records import Record, Records, of, read_records
+from verifiable_relu.study.variants import VARIANTS
 
 IMAGES, SOLVER_IMAGES = 1000, 50
 """The numbers of images in a full run: for bounds and the attack, and for the solvers."""

@@ -11,13 +11,14 @@ from rich.progress import Progress
 
 from benchmarks.common.progress import Bar, bars
 from benchmarks.common.questions import Balls, checked, clean, climb, first_exact, timed
-from benchmarks.common.records import Record, Records
-from benchmarks.common.runs import architecture, grid_of, network_path, run_name, variant_name
+from benchmarks.common.runs import grid_of, network_path, run_name
 from benchmarks.training.comparison_tables import SOLVERS
 from verifiable_relu.data import Dataset, load
 from verifiable_relu.data.registry import DATASETS
 from verifiable_relu.network import Network, read_onnx
 from verifiable_relu.spec import Query
+from verifiable_relu.study.records import Record, Records
+from verifiable_relu.study.variants import architecture, variant_name
 from verifiable_relu.train.options import Options
 from verifiable_relu.verifiers.base import Verdict
 from verifiable_relu.verifiers.registry import make

@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 
 from benchmarks.common.measures import reading
-from benchmarks.common.records import Record, notes, of
-from benchmarks.common.runs import VARIANTS, architecture, place, variant_name
-from benchmarks.report import Estimate, Table, estimate
-from benchmarks.report.figures import cactus, levels, pairs, profiles
-from benchmarks.report.page import Page
+from verifiable_relu.report.estimate import Estimate, estimate
+from verifiable_relu.report.markdown import Page
+from verifiable_relu.report.panels import cactus, levels, pairs, profiles
+from verifiable_relu.report.table import Table
+from verifiable_relu.study.records import Record, notes, of
+from verifiable_relu.study.variants import VARIANTS, architecture, place, variant_name
 from verifiable_relu.train.arms import ARMS
 
 BOUNDS = ("ibp", "crown", "alpha-crown")

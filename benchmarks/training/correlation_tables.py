@@ -8,13 +8,16 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from benchmarks.common.measures import by_setting, early, learned, run_drift, stored_options
-from benchmarks.common.ranks import RESAMPLES, agreement, rank
-from benchmarks.common.records import Record
-from benchmarks.common.runs import VARIANTS, setting
-from benchmarks.report import Table, estimate
-from benchmarks.report.page import Page
+from benchmarks.common.measures import by_setting, learned, stored_options
+from benchmarks.common.runs import setting
 from benchmarks.training.ablation_settings import BASE, EPS, STUDIES
+from verifiable_relu.report.estimate import estimate
+from verifiable_relu.report.markdown import Page
+from verifiable_relu.report.table import Table
+from verifiable_relu.study.outcomes import early, run_drift
+from verifiable_relu.study.ranks import RESAMPLES, agreement, rank
+from verifiable_relu.study.records import Record
+from verifiable_relu.study.variants import VARIANTS
 from verifiable_relu.train.arms import ARMS
 
 Row = list[Any]

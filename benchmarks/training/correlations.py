@@ -15,10 +15,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.common.machine import command
-from benchmarks.common.records import of, read_records
 from benchmarks.common.study import RESULTS, add_results, guarded
 from verifiable_relu.arguments import Parser
+from verifiable_relu.study.machine import command
+from verifiable_relu.study.records import of, read_records
 
 _MODULE = "benchmarks.training.correlations"
 

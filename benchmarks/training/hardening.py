@@ -16,10 +16,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.common.records import Record, Records, notes, of
 from benchmarks.common.study import Study
-from benchmarks.report import Cell, Table, estimate
-from benchmarks.report.page import Page
+from verifiable_relu.report.estimate import estimate
+from verifiable_relu.report.markdown import Page
+from verifiable_relu.report.table import Cell, Table
+from verifiable_relu.study.records import Record, Records, notes, of
 
 EPS = {"mlp": "0.02", "cnn": "0.05"}
 """The radius of the balls, by network."""

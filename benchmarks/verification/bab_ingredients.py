@@ -5,7 +5,7 @@
 
 With ``--vary``, the named options alone take the values that are named. Each answer is a record, and is not asked for
 again. Instances that ``bab`` as it is decides by bounds, before anything is split, are not put to the others. At the
-most that takes families × COUNT × 9 variants × LIMIT seconds, which is 24 minutes for the defaults. Needs the
+most that takes families × COUNT × 10 variants × LIMIT seconds, which is 27 minutes for the defaults. Needs the
 benchmarks under VERIFIABLE_RELU_DATA/vnncomp.
 """
 
@@ -20,13 +20,13 @@ from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from benchmarks.common.records import Record, Records, notes, of
 from benchmarks.common.searched import sub_problems
 from benchmarks.common.study import Study, data_folder
-from benchmarks.report import Cell, Table
-from benchmarks.report.page import Page
 from benchmarks.verification.competition_instances import instances
 from verifiable_relu.errors import InputError
+from verifiable_relu.report.markdown import Page
+from verifiable_relu.report.table import Cell, Table
+from verifiable_relu.study.records import Record, Records, notes, of
 
 if TYPE_CHECKING:
     from verifiable_relu.spec import Query
@@ -44,10 +44,12 @@ WITHOUT: tuple[tuple[str, Any], ...] = (
     ("search.stalled", 0.0),
     ("search.exact", 0.0),
     ("rounds.refinement", None),
+    ("rounds.above", None),
     ("search.batch", 16),
 )
 """What is switched off: the search for bounds of neurons and for slopes, the ascent in each node, lines that adapt,
-more steps where nothing is left to split, linear programs before the last leaf, tighter intervals, large batches."""
+more steps where nothing is left to split, linear programs before the last leaf, tighter intervals, planes over neurons,
+large batches."""
 
 BATCH = "search.batch"
 """The option by whose values the sub-problems per second are tabulated."""

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common.records import Record, notes, of
-from benchmarks.report import Cell, Table
-from benchmarks.report.page import Page
 from benchmarks.verification.competition_instances import COMPETITORS
+from verifiable_relu.report.markdown import Page
+from verifiable_relu.report.table import Cell, Table
+from verifiable_relu.study.records import Record, notes, of
 
 SOLVED = ("sat", "unsat")
 PROOFS = ("rounded", "exact")
@@ -224,7 +224,7 @@ def figure(records: Sequence[Record], path: Path) -> bool:
                 panels[title], limits[title] = lines, limit
     if panels:
         # Imported here, since --help need not wait for the import.
-        from benchmarks.report.figures import cactus
+        from verifiable_relu.report.panels import cactus
 
         cactus(path, panels, limits)
     return bool(panels)

@@ -20,11 +20,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.common.records import Record, Records, notes, of
 from benchmarks.common.searched import sub_problems
 from benchmarks.common.study import Study
-from benchmarks.report import Cell, Table
-from benchmarks.report.page import Page
+from verifiable_relu.report.markdown import Page
+from verifiable_relu.report.table import Cell, Table
+from verifiable_relu.study.records import Record, Records, notes, of
 
 if TYPE_CHECKING:
     from verifiable_relu.data import Dataset

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks.common.records import Records, of
 from benchmarks.common.runs import network_path, run_name
 from benchmarks.training import ablations
 from benchmarks.training.ablation_settings import BASE, STUDIES, trained
 from verifiable_relu import data
 from verifiable_relu.data import Dataset
 from verifiable_relu.network import from_torch, write_onnx
+from verifiable_relu.study.records import Records, of
 from verifiable_relu.train.options import Options
 
 

@@ -15,12 +15,13 @@ from scipy import stats
 
 from benchmarks.common import runs
 from benchmarks.common.measures import by_setting, correlation, drift, early_oui, profile, stored_options
-from benchmarks.common.records import Records, of, read_records
-from benchmarks.report import estimate
 from benchmarks.training import arms
 from tests.support.processes import Process
 from verifiable_relu.data import Dataset
 from verifiable_relu.errors import InputError
+from verifiable_relu.report.estimate import estimate
+from verifiable_relu.study import variants
+from verifiable_relu.study.records import Records, of, read_records
 from verifiable_relu.train import loop
 from verifiable_relu.train.options import Options
 
@@ -57,13 +58,15 @@ def test_the_name_of_a_run_is_that_of_its_options() -> None:
 
 def test_the_grid() -> None:
     grid = runs.grid_of(arms.STUDY.parser().parse_args(["--data", "mnist,adult", "--seeds", "2", "--epochs", "8"]))
-    assert len(grid) == 2 * 2 * len(runs.VARIANTS) and [options.seed for options in grid] == sorted(
+    assert len(grid) == 2 * 2 * len(variants.VARIANTS) and [options.seed for options in grid] == sorted(
         o.seed for o in grid
     )
     extra = [options for options in grid if options.finetune_extra]
     assert len(extra) == 4 and all(o.finetune_extra == 6 and o.total_epochs == 14 for o in extra)
     assert {(o.data, o.eps) for o in grid} == {("mnist", 0.02), ("adult", 0.01)}
-    assert [runs.variant_name(vars(options)) for options in grid[: len(runs.VARIANTS)]] == list(runs.VARIANTS)
+    assert [variants.variant_name(vars(options)) for options in grid[: len(variants.VARIANTS)]] == list(
+        variants.VARIANTS
+    )
     chosen = {"model": "cnn", "hidden": (7,), "channels": (3,), "epochs": 2, "rate": 0.1, "crop": 1, "flip": True,
               "switch": 0.5, "schedule": "linear", "ramp": "learning", "lam_rate": "raw", "fall": "none",
               "inputs": "raw"}  # fmt: skip
@@ -81,7 +84,7 @@ def test_networks_in_words() -> None:
         "CNN3": {"model": "cnn3"},
         "ResNet, width 0.5": {"model": "resnet", "width": 0.5},
     }
-    found = [runs.architecture(vars(Options("mnist", **options))) for options in named.values()]
+    found = [variants.architecture(vars(Options("mnist", **options))) for options in named.values()]
     assert found == list(named)
 
 

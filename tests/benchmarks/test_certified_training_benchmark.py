@@ -6,12 +6,12 @@ import pytest
 from torch import nn
 
 from benchmarks.common.questions import clean
-from benchmarks.common.records import Records, of, read_records
 from benchmarks.common.runs import network_path, run_name
 from benchmarks.training import certified_training as benchmark
 from verifiable_relu.data import load
 from verifiable_relu.network import from_torch, write_onnx
 from verifiable_relu.nn import mlp
+from verifiable_relu.study.records import Records, of, read_records
 from verifiable_relu.train.options import Options
 
 RESULTS = {"seconds_per_step": 0.002}

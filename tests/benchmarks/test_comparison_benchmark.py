@@ -9,14 +9,14 @@ import torch
 from torch import nn
 
 from benchmarks.common.measures import reading
-from benchmarks.common.records import Records, of, read_records
 from benchmarks.common.runs import grid_of, network_path
-from benchmarks.report import Estimate
 from benchmarks.training import comparison
 from benchmarks.training import comparison_tables as tables
 from verifiable_relu.data import load
 from verifiable_relu.network import from_torch, write_onnx
 from verifiable_relu.nn import mlp
+from verifiable_relu.report.estimate import Estimate
+from verifiable_relu.study.records import Records, of, read_records
 
 
 def test_networks_are_asked_once(tmp_path: Path) -> None:

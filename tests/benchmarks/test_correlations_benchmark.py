@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from benchmarks.common.ranks import agreement, rank, spearman
 from benchmarks.common.study import RESULTS
 from benchmarks.training import correlation_tables as tables
 from benchmarks.training import correlations
 from benchmarks.training.ablation_settings import BASE, STUDIES
+from verifiable_relu.study.ranks import agreement, rank, spearman
 from verifiable_relu.train.options import Options
 
 

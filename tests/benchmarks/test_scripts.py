@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.common.records import read_records
 from benchmarks.common.study import RESULTS, Study
+from verifiable_relu.study.records import read_records
 
 ROOT = Path(__file__).resolve().parents[2]
 BENCHMARKS = ROOT / "benchmarks"

@@ -11,6 +11,7 @@ from .faults_in_bounds import IN_BOUNDS
 from .faults_in_verifiers import IN_VERIFIERS
 from .judge import Caught, HandedOn, Report
 from .kinds import agreement, boundary, corners, planted, points
+from .repeats import repeats
 from .segments import segments
 from .trees import trees
 
@@ -64,6 +65,10 @@ def _segments(report: Report) -> None:
     segments(report=report)
 
 
+def _repeats(report: Report) -> None:
+    repeats(report=report)
+
+
 KINDS: dict[str, Callable[[Report], None]] = {
     "corners": _corners,
     "smooth corners": _smooth_corners,
@@ -73,6 +78,7 @@ KINDS: dict[str, Callable[[Report], None]] = {
     "boundary": _boundary,
     "trees": _trees,
     "segments": _segments,
+    "repeats": _repeats,
 }
 """The kinds as they are held against a fault: the tests' own cases, fewer methods and less time."""
 

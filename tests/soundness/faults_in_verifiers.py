@@ -248,7 +248,7 @@ IN_VERIFIERS: tuple[Fault, ...] = (
         "trees",
         instead(
             "verifiers.bab.proof:Proofs.lower",
-            lambda right, proofs, split, *args: right(proofs, -split, *args),
+            lambda right, proofs, split, *args, **named: right(proofs, -split, *args, **named),
         ),
     ),
     Fault(
@@ -275,6 +275,11 @@ IN_VERIFIERS: tuple[Fault, ...] = (
         "rows behind the objective that are taken for at least zero",
         "trees",
         instead("verifiers.bab.proof:of_rows", _at_least_zero),
+    ),
+    Fault(
+        "planes that are above their neurons on the active side alone",
+        "trees",
+        instead("verifiers.bab.above:higher", lambda right, active, inactive: active),
     ),
     Fault(
         "a bias dropped where rows are folded",

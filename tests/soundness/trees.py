@@ -24,11 +24,13 @@ from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Activation, Input, LeakyRelu
 from verifiable_relu.spec.property import Box, Polytope, Property, Query, Row
 from verifiable_relu.verifiers.bab import Bab
+from verifiable_relu.verifiers.bab.above import Planes
 from verifiable_relu.verifiers.bab.folded import Folded
 from verifiable_relu.verifiers.bab.proof import Proofs
 from verifiable_relu.verifiers.bab.refine import Refinement
 from verifiable_relu.verifiers.bab.rounds import Rounds
 from verifiable_relu.verifiers.bab.strip import Strip
+from verifiable_relu.verifiers.bab.tree import Search
 from verifiable_relu.verifiers.base import Budget, Outcome, Verdict
 
 from .judge import Case, Report, judge
@@ -38,19 +40,29 @@ TIGHT = 1e-6
 """How far below the exact bound a leaf's may be, relative to the sizes of what is summed."""
 
 
+OVER = Bab(intermediate=Ascent(steps=0), rounds=Rounds(refinement=None, first=1e4))
+"""Branch and bound that tries planes over neurons early, over loose bounds."""
+
 REFINING = Bab(intermediate=Ascent(steps=0), rounds=Rounds(Refinement(leaves=4), first=0, patience=0, gain=1.0))
 """Branch and bound that refines the bounds of neurons, and loose ones, before it searches for long."""
+
+LOOKING = Bab(search=Search(steps=1, choices=3), rounds=Rounds(None))
+"""Branch and bound that bounds the children of a node by each of several neurons before it splits the node."""
 
 
 @dataclass(frozen=True)
 class Leaf:
-    """What the library took for a proof: the side of each neuron, multipliers, and the lower bound of an objective."""
+    """What the library took for a proof: the side of each neuron, multipliers, and the lower bound of an objective.
+
+    ``v`` is empty, or zero for neurons without planes.
+    """
 
     split: tuple[int, ...]
     w: tuple[float, ...]
     mu: tuple[float, ...]
     lower: float
     objective: int = 0
+    v: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -76,17 +88,28 @@ def recorded() -> Iterator[list[Recorded]]:
         init(self, strip, objectives)
         trees.append(Recorded(self, strip, objectives))
 
+    def tree_of(proofs: Proofs) -> Recorded:
+        return next(tree for tree in trees if tree.proofs is proofs)
+
     def watched(
-        self: Proofs, split: Tensor, columns: Tensor, w: Tensor, mu: Tensor, objective: Tensor | None = None
+        self: Proofs,
+        split: Tensor,
+        columns: Tensor,
+        w: Tensor,
+        mu: Tensor,
+        objective: Tensor | None = None,
+        v: Tensor | None = None,
     ) -> Tensor:
-        found = lower(self, split, columns, w, mu, objective)
-        every = torch.zeros(split.shape, dtype=torch.float64)
+        found = lower(self, split, columns, w, mu, objective, v)
+        every, values = torch.zeros(2, *split.shape, dtype=torch.float64)
         every[:, columns] = w.double()
-        tree = next(tree for tree in trees if tree.proofs is self)
+        if v is not None:
+            values[:, columns[tree_of(self).strip.over[columns]]] = v.double()
+        tree = tree_of(self)
         which = torch.zeros(len(found), dtype=torch.long) if objective is None else objective
         for i in (found > (0 if tree.objectives == 1 else -torch.inf)).nonzero().flatten().tolist():
             parts = (tuple(t[i].tolist()) for t in (split, every, mu.double()))
-            tree.leaves.append(Leaf(*parts, float(found[i]), int(which[i])))
+            tree.leaves.append(Leaf(*parts, float(found[i]), int(which[i]), tuple(values[i].tolist())))
         return found
 
     with patch.object(Proofs, "__init__", watched_init), patch.object(Proofs, "lower", watched):
@@ -159,16 +182,67 @@ class System:
             found.append(form * scale(row))
         return found
 
-    def least(self, objective: np.ndarray, slopes: Sequence[float], leaf: Leaf) -> Fraction:
+    def plane(self, planes: Planes, number: int) -> np.ndarray:
+        """The form of one of the planes, whose variables are scaled inputs and values of neurons."""
+        rows = planes.rows(slice(number, number + 1), len(self.folded.free), self.folded.size)
+        form = np.full(1 + self.inputs + self.folded.size, ZERO, dtype=object)
+        form[0] = Fraction(float(rows.constant[0]))
+        for e, i in zip(rows.inputs[0].tolist(), self.folded.free.tolist(), strict=True):
+            form[1 + i] = Fraction(e) / self.radius[i]
+            form[0] -= Fraction(e) * self.center[i] / self.radius[i]
+        form[1 + self.inputs :] = [Fraction(v) for v in rows.neurons[0].tolist()]
+        return form
+
+    def exceeds(self, form: np.ndarray, j: int) -> tuple[Fraction, Fraction]:
+        """By how much a form is above the value of neuron j, at least and at most; the other neurons' are in a box.
+
+        The least value of form − z_j where 0 ≤ z_j ≤ u_j is the greatest, over all y ≥ 0, of that of
+        form − z_j − y·(u_j − z_j) over the box; likewise below 0. The greatest value is bounded on the chord's side.
+        """
+        low, high, slope = (Fraction(float(v[j])) for v in (self.folded.lower, self.folded.upper, self.folded.slope))
+        z, constant = self.neurons[j], np.zeros_like(form)
+        constant[0] = Fraction(1)
+        least = []
+        for rate, end, sign in ((Fraction(1), high, 1), (slope, low, -1)):
+            over = form - rate * z
+            room = sign * (end * constant - z)
+            kinks = [c / d for c, d in zip(over[1:], room[1:], strict=True) if d != 0 and c / d > 0]
+            least.append(max(self._least(over - y * room) for y in (ZERO, *kinks)))
+        chord = (high - slope * low) / (high - low)
+        most = min(-self._least(rate * z - form) for rate in (Fraction(1), slope, chord))
+        return min(least), most
+
+    def _least(self, form: np.ndarray) -> Fraction:
+        """The least value of a form over the box of the inputs and of the neurons' values."""
+        total = form[0]
+        for c, m, r in zip(form[1 : 1 + self.inputs], self.center, self.radius, strict=True):
+            total += c * m - abs(c) * r
+        ends = zip(self.folded.lower.tolist(), self.folded.upper.tolist(), self.folded.slope.tolist(), strict=True)
+        for c, (low, high, slope) in zip(form[1 + self.inputs :], ends, strict=True):
+            below = Fraction(slope) * Fraction(low)
+            total += min(c * v for v in (ZERO, below, Fraction(high)))
+        return total
+
+    def least(self, objective: np.ndarray, strip: Strip, leaf: Leaf) -> Fraction:
         """The least value over the box that weak duality leaves to an objective.
 
         From the last neuron to the first, a_j·r_j is taken for y_j·z_j plus the least value of a_j·r_j − y_j·z_j over
-        the ends of the phases that the leaf leaves, with y_j = w_j + t_j·a_j.
+        the ends of the phases that the leaf leaves, with y_j = w_j + t_j·a_j. Of a neuron with a plane, (a_j + v_j)·r_j
+        is at least its value on the plane or, if that is less, as far below it as neuron j can be; and w_j·z_j plus the
+        least value of −v_j·r_j − w_j·z_j is left.
         """
         form, total = objective.copy(), ZERO
+        numbers = {} if strip.planes is None else {j: k for k, j in enumerate(strip.planes.neurons.tolist())}
         for j in reversed(range(self.folded.size)):
             a, form[1 + self.inputs + j] = form[1 + self.inputs + j], ZERO
-            y = Fraction(leaf.w[j]) + Fraction(slopes[j]) * a
+            y = Fraction(leaf.w[j]) + Fraction(float(strip.slopes[j])) * a
+            if j in numbers:
+                assert strip.planes is not None
+                v = Fraction(leaf.v[j]) if leaf.v else ZERO
+                width = Fraction(float(strip.width[j]))
+                rest, a, y = a + v, -v, Fraction(leaf.w[j])
+                form = form + rest * self.plane(strip.planes, numbers[j])
+                total -= max(rest, ZERO) * width
             form = form + y * self.neurons[j]
             low, high, slope = (
                 Fraction(float(v[j])) for v in (self.folded.lower, self.folded.upper, self.folded.slope)
@@ -199,12 +273,20 @@ def covers(splits: Sequence[tuple[int, ...]]) -> bool:
     return True
 
 
-def examine(case: Case, report: Report, *, seconds: float = 10.0, method: Bab | None = None) -> tuple[Outcome, int]:
-    """Run branch and bound on a case, and prove its leaves again; returns its outcome and how many leaves there are."""
+def examine(
+    case: Case, report: Report, *, seconds: float = 10.0, method: Bab | None = None
+) -> tuple[Outcome, tuple[int, int]]:
+    """Run branch and bound on a case, and prove its leaves again.
+
+    Returns:
+        Its outcome; how many leaves there are, and how many of these are of trees with planes.
+    """
     with recorded() as trees:
         (outcome,) = (method or Bab()).verify([case.query], Budget.each(seconds, 1))
     polytopes = {polytope for polytope in case.query.property.unsafe if polytope}
     systems: dict[tuple[int, ...], System] = {}
+    closed: dict[tuple[int, str], list[tuple[int, ...]]] = {}
+    last: list[tuple[int, ...]] | None = None
     for tree in trees:
         places = tuple(tree.strip.folded.places.flatten().tolist())
         if places not in systems:
@@ -212,6 +294,11 @@ def examine(case: Case, report: Report, *, seconds: float = 10.0, method: Bab | 
         # The bounds of the same neurons may have been refined meanwhile.
         system = systems[places]
         system.folded = tree.strip.folded
+        for number, j in enumerate([] if tree.strip.planes is None else tree.strip.planes.neurons.tolist()):
+            assert tree.strip.planes is not None
+            least, most = system.exceeds(system.plane(tree.strip.planes, number), j)
+            if not 0 <= least <= most <= Fraction(float(tree.strip.width[j])):
+                report.note(case.name, f"a plane is above its neuron by {float(least)!r} to {float(most)!r}")
         refined = tree.objectives > 1
         rows = _same(system, system.sides, tree.strip) if refined else _rows(system, polytopes, tree.strip)
         if rows is None:
@@ -220,19 +307,23 @@ def examine(case: Case, report: Report, *, seconds: float = 10.0, method: Bab | 
         for leaf in (*tree.leaves, *([] if refined else _probes(tree))):
             behind = (Fraction(max(m, 0.0)) * row for m, row in zip(leaf.mu, rows[tree.objectives :], strict=True))
             objective = sum(behind, start=rows[leaf.objective])
-            least = system.least(objective, tree.strip.slopes.tolist(), leaf)
+            least = system.least(objective, tree.strip, leaf)
             if not leaf.lower <= least:
                 report.note(case.name, f"a leaf is said to be above {leaf.lower!r}, and is above {float(least)!r}")
             size = 1 + sum(abs(float(v)) for v in objective) + sum(abs(v) for v in leaf.w)
             if float(least) - leaf.lower > TIGHT * size:
                 report.note(case.name, f"a leaf's bound {leaf.lower!r} is far below {float(least)!r}")
-        whole = range(tree.objectives) if refined else range(1) if outcome.verdict is Verdict.UNSAT else ()
-        for number in whole:
-            mine = [leaf.split for leaf in tree.leaves if leaf.objective == number]
-            # A tree that was given up for another has proved nothing, and is asked for nothing.
-            if not covers(mine) and (refined or tree is trees[-1]):
-                report.note(case.name, "the leaves of a proof leave out some phases")
-    return outcome, sum(len(tree.leaves) for tree in trees)
+        for number in range(tree.objectives) if refined else ():
+            if not covers([leaf.split for leaf in tree.leaves if leaf.objective == number]):
+                report.note(case.name, "the leaves of an interval's proof leave out some phases")
+        if not refined:
+            # Trees of the same rows may have given way to one another: what each of them has closed is closed.
+            closed.setdefault((id(tree.strip.folded), str(rows)), []).extend(leaf.split for leaf in tree.leaves)
+            last = closed[id(tree.strip.folded), str(rows)]
+    if last is not None and outcome.verdict is Verdict.UNSAT and not covers(last):
+        report.note(case.name, "the leaves of a proof leave out some phases")
+    over = [len(tree.leaves) for tree in trees if tree.strip.planes is not None and len(tree.strip.planes.neurons)]
+    return outcome, (sum(len(tree.leaves) for tree in trees), sum(over))
 
 
 def _probes(tree: Recorded, count: int = 4) -> list[Leaf]:
@@ -248,9 +339,10 @@ def _probes(tree: Recorded, count: int = 4) -> list[Leaf]:
     w = torch.randn(count, size, generator=generator, dtype=torch.float64) * scale
     # Some are negative and count as zero.
     mu = torch.rand(count, others, generator=generator, dtype=torch.float64) * 4 - 1
-    lower = tree.proofs.lower(split, torch.arange(size), w, mu)
-    columns = (value.tolist() for value in (split, w, mu, lower))
-    return [Leaf(tuple(s), tuple(a), tuple(m), low) for s, a, m, low in zip(*columns, strict=True)]
+    v = torch.randn(count, size, generator=generator, dtype=torch.float64) * scale * tree.strip.over
+    lower = tree.proofs.lower(split, torch.arange(size), w, mu, v=v[:, tree.strip.over])
+    columns = (value.tolist() for value in (split, w, mu, lower, v))
+    return [Leaf(tuple(s), tuple(a), tuple(m), low, v=tuple(b)) for s, a, m, low, b in zip(*columns, strict=True)]
 
 
 def _rows(system: System, polytopes: set[Polytope], strip: Strip) -> list[np.ndarray] | None:
@@ -288,13 +380,18 @@ def _same(system: System, forms: list[np.ndarray], strip: Strip) -> list[np.ndar
 
 
 def _values(strip: Strip, system: System, point: np.ndarray) -> list[float]:
-    """A relaxation's rows at inputs x and values r of the neurons, whatever they are, by q = r − t·z."""
+    """A relaxation's rows at inputs x and values r of the neurons, whatever they are, by their remainders."""
     folded = strip.folded
     z = [float(form[0] + form[1:] @ point) for form in system.neurons]
     r = torch.tensor([float(v) for v in point[system.inputs :]], dtype=torch.float64)
-    q = (r - strip.slopes * torch.tensor(z, dtype=torch.float64)) / strip.width
+    base = strip.slopes * torch.tensor(z, dtype=torch.float64)
     x = torch.tensor([float(v) for v in point[: system.inputs]], dtype=torch.float64)
     e = ((x - folded.center) / folded.radius)[folded.free]
+    if strip.planes is not None:
+        over = strip.planes.neurons
+        rows = strip.planes.rows(slice(0, len(over)), len(e), len(r))
+        base[over] = rows.inputs @ e + rows.neurons @ r + rows.constant - strip.width[over]
+    q = (r - base) / strip.width
     return (strip.rows.matrix @ torch.cat([e, q]) + strip.rows.constant).tolist()
 
 
@@ -322,13 +419,14 @@ OFFSETS = (1e-9, -1e-9, -1e-3, -1e-2, -0.1, -0.4)
 def trees(*, seed: int = 0, offsets: Sequence[float] = OFFSETS, report: Report | None = None) -> Report:
     """Branch and bound on random networks near the decision boundary, each leaf proved again."""
     rng, report = np.random.default_rng(seed), report or Report()
-    leaves = 0
+    leaves = planes = 0
     networks = [*nets.pieces(rng, nets.gaussian(rng)), *nets.pieces(rng, nets.uneven(rng, 2))]
     cases = boundary_cases(rng, networks, offsets, boxes=1)
     cases = [*cases, *(case for network in networks for case in conjunctions(rng, network))]
     for number, case in enumerate(cases):
-        outcome, found = examine(case, report, method=REFINING if number % 2 else None)
+        outcome, found = examine(case, report, method=(None, REFINING, LOOKING, OVER)[number % 4])
         judge(case, "bab", outcome, report)
-        leaves += found
+        leaves, planes = leaves + found[0], planes + found[1]
     report.decided["leaves", Verdict.UNSAT] += leaves
+    report.decided["leaves over planes", Verdict.UNSAT] += planes
     return report

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
 from fractions import Fraction
 from itertools import count
@@ -64,8 +63,8 @@ def test_a_share_of_unlimited_time_is_unlimited() -> None:
     assert part.remaining(0) == math.inf
 
 
-def slow_clock(monkeypatch: pytest.MonkeyPatch, step: float) -> Callable[[], int]:
-    """Make every reading of the clock take ``step`` seconds; returns a function that counts the readings."""
+def slow_clock(step: float) -> tuple[Callable[[], float], Callable[[], int]]:
+    """A clock of which every reading takes ``step`` seconds, and a function that counts the readings."""
     looks = count()
     latest = [0]
 
@@ -73,8 +72,7 @@ def slow_clock(monkeypatch: pytest.MonkeyPatch, step: float) -> Callable[[], int
         latest[0] = next(looks)
         return latest[0] * step
 
-    monkeypatch.setattr(time, "perf_counter", look)
-    return lambda: latest[0]
+    return look, lambda: latest[0]
 
 
 def deep(layers: int = 40) -> Network:
@@ -109,11 +107,11 @@ def test_work_is_told_to_stop_and_ended_if_it_goes_on(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("method", ["ibp", "crown-ibp", "crown", "alpha-crown", "split", "attack"])
-def test_no_method_goes_on_long_after_its_budget(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_method_goes_on_long_after_its_budget(method: str) -> None:
     query = asked(deep(), -1.0)
     verifier = make(method)
-    looks = slow_clock(monkeypatch, 0.125)
-    (outcome,) = verifier.verify([query], Budget([1.0]))
+    clock, looks = slow_clock(0.125)
+    (outcome,) = verifier.verify([query], Budget([1.0], clock=clock))
     assert (outcome.verdict, outcome.reason) == (Verdict.UNKNOWN, Reason.TIMEOUT)
     # Eight looks are the budget, four the time to stop in; others are for the accounts.
     assert looks() < 25
@@ -171,3 +169,16 @@ def test_an_attack_on_a_wide_network_takes_fewer_properties_at_once() -> None:
     assert sizes[0] == sizes[1] == 128 and 1 < sizes[2] < 128 and sizes[3] == 1
     # Values, gradients and what is kept for these, of all starts.
     assert sizes[2] * 200_000 * Pgd().starts * 4 * 3 <= 1 << 30
+
+
+def test_a_budget_charges_by_its_clock_and_so_do_its_parts() -> None:
+    now = [100.0]
+    budget = Budget([10.0, 5.0], clock=lambda: now[0])
+    part = budget.subset([1], 0.5)
+    with part.charging([0]) as elapsed:
+        now[0] += 2.0
+        assert elapsed() == 2.0
+    assert part.remaining(0) == 0.5 and budget.remaining(1) == 3.0 and budget.remaining(0) == 10.0
+    with budget.charging([0, 1]):
+        now[0] += 4.0
+    assert budget.remaining(0) == 8.0 and budget.remaining(1) == 1.0

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
@@ -152,6 +152,7 @@ def run(
     store: Records | None = None,
     observer: Observer = QUIET,
     certificates: Certificates | None = None,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> list[Result]:
     """Answer all instances in one batch, and record each result as soon as it is known.
 
@@ -162,6 +163,7 @@ def run(
         observer: the object that is told of stages and results.
         certificates: the folder for a certificate of every sat and unsat, each checked at once, or None. The time that
             this takes is not charged to the instances.
+        clock: returns the present time in seconds, by which instances are charged and their time limits count.
 
     Returns:
         One result per instance, in their order.
@@ -170,7 +172,7 @@ def run(
         KeyboardInterrupt: if the user interrupts, after all results known so far are recorded.
         InputError: if the store cannot be written.
     """
-    campaign = _Campaign(cases, verifier, store, observer, certificates)
+    campaign = _Campaign(cases, verifier, store, observer, certificates, clock)
     try:
         campaign.settle()
         campaign.attempt(range(len(campaign.queries)))
@@ -179,7 +181,7 @@ def run(
     return campaign.ledger.results()
 
 
-def _checked(query: Query, outcome: Outcome) -> tuple[Outcome, Confirmation | None]:
+def _checked(query: Query, outcome: Outcome, clock: Callable[[], float]) -> tuple[Outcome, Confirmation | None]:
     """A claimed outcome as it may be recorded, and the check of its counterexample if it has one."""
     if outcome.margin is not None and math.isnan(outcome.margin) and outcome.verdict is Verdict.UNKNOWN:
         outcome = replace(outcome, margin=None)
@@ -190,9 +192,9 @@ def _checked(query: Query, outcome: Outcome) -> tuple[Outcome, Confirmation | No
         ), None
     if outcome.verdict is not Verdict.SAT:
         return outcome, None
-    start = time.perf_counter()
+    start = clock()
     judged = confirm(query, outcome.witness or ())
-    seconds = {**outcome.seconds, "confirm": outcome.seconds.get("confirm", 0.0) + time.perf_counter() - start}
+    seconds = {**outcome.seconds, "confirm": outcome.seconds.get("confirm", 0.0) + clock() - start}
     outcome = replace(outcome, seconds=seconds, margin=judged.margin)
     if not judged.confirmed:
         return replace(
@@ -227,7 +229,9 @@ class _Campaign:
         store: Records | None,
         observer: Observer,
         certificates: Certificates | None,
+        clock: Callable[[], float],
     ) -> None:
+        self.clock = clock
         self.cases = cases
         self.verifier = verifier
         self.method = repr(verifier)
@@ -259,7 +263,7 @@ class _Campaign:
             self.owner.extend([index] * len(case.queries))
             purses.append(case.timeout)
         purse = {case: number for number, case in enumerate(self.outcomes)}
-        self.budget = Budget(purses, [purse[case] for case in self.owner])
+        self.budget = Budget(purses, [purse[case] for case in self.owner], self.clock)
 
     def open(self, members: Sequence[int]) -> list[int]:
         """The queries among ``members`` that have no outcome, and whose instance has no result."""
@@ -295,7 +299,7 @@ class _Campaign:
         index = self.owner[query]
         if index in self.ledger.known or query in self.outcomes[index]:
             return
-        outcome, judged = _checked(self.queries[query], claim)
+        outcome, judged = _checked(self.queries[query], claim, self.clock)
         case = self.cases[index]
         assert isinstance(case, Case)
         if self.queries[query].network is not case.queries[0].network:

@@ -35,12 +35,14 @@ class Job:
         certificates: the folder of certificates; None where none are wanted.
         memory: the bytes that a worker's process, and each process that it starts, may have resident; None for half of
             the machine's memory.
+        clock: returns the present time in seconds, by which instances are charged and their time limits count.
     """
 
     verifier: Verifier
     loader: Loader
     certificates: Path | None = None
     memory: int | None = None
+    clock: Callable[[], float] = time.perf_counter
 
 
 Numbered = tuple[int, Entry]
@@ -102,7 +104,7 @@ def answer(task: tuple[bytes, Sequence[Numbered]], ask: Ask) -> None:
 
         certificates = Certificates(job.certificates)
     messages = _Messages(ask, [number for number, _ in entries])
-    run([job.loader.read(entry) for _, entry in entries], job.verifier, messages, messages, certificates)
+    run([job.loader.read(entry) for _, entry in entries], job.verifier, messages, messages, certificates, job.clock)
 
 
 @lru_cache(maxsize=1)

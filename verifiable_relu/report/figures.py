@@ -165,7 +165,8 @@ def _answers(results: Sequence[Result]) -> Figure:
     labels = [f"{row[0]}, {row[1]}" if several else str(row[0]) for row in table.rows]
     left = [0.0] * len(labels)
     for number, (answer, (colour, name)) in enumerate(ANSWERS.items()):
-        counts = [float(row[3 + list(ANSWERS).index(answer)] or 0) for row in table.rows]
+        cells = [row[3 + list(ANSWERS).index(answer)] for row in table.rows]
+        counts = [float(cell) if isinstance(cell, int) else 0.0 for cell in cells]
         if any(counts):
             axes.barh(
                 range(len(labels)), counts, left=left, color=colour, hatch=HATCHES[number], edgecolor="white",

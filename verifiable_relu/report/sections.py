@@ -148,7 +148,7 @@ def _table(path: Path) -> Table:
     cells: list[list[Cell]] = [
         [columns[i][number] if numeric[i] else row[i] for i in range(len(head))] for number, row in enumerate(body)
     ]
-    return Table([printable(name.replace("_", " ")) for name in head], cells, path.stem.replace("_", " "))
+    return Table([printable(name.replace("_", " ")) for name in head], cells, caption=path.stem.replace("_", " "))
 
 
 def _number(text: str) -> float | None:

@@ -40,6 +40,10 @@ Progress = Callable[[int, str], None]
 """A function that is called after every step, with the number of steps taken so far and a line of figures."""
 
 
+class Diverged(InputError):
+    """The loss of a training became infinite or NaN."""
+
+
 @dataclass(frozen=True)
 class Trained:
     """A trained model and the history of its training.
@@ -134,8 +138,9 @@ def train(
         The trained model, on the CPU, and the history of its training.
 
     Raises:
-        InputError: if the network does not fit the images, if the checkpoint is damaged or belongs to another training,
-            or if the loss becomes infinite or NaN.
+        InputError: if the network does not fit the images, or if the checkpoint is damaged or belongs to another
+            training.
+        Diverged: if the loss becomes infinite or NaN.
     """
     images, labels = (torch.from_numpy(array).to(device) for array in (data.images, data.labels))
     model = build(options, data).to(device)
@@ -191,7 +196,7 @@ def train(
                 of_terms = schedule.hardening(step, per_epoch, options.first_annealed, options.epochs)
             loss, logits = objective(model, x, y, options, of_eps, of_terms, generator)
             if not torch.isfinite(loss):
-                raise InputError("the loss is infinite or NaN; a lower --rate may help", place=f"epoch {epoch}")
+                raise Diverged("the loss is infinite or NaN; a lower --rate may help", place=f"epoch {epoch}")
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

@@ -114,9 +114,19 @@ class Budget:
     Args:
         purses: the seconds in each purse; ``math.inf`` means no limit.
         owner: for each query the index of its purse; by default, each query has a purse of its own.
+        clock: returns the present time in seconds, by which work is charged: wall-clock time by default.
+
+    Attributes:
+        clock: the argument.
     """
 
-    def __init__(self, purses: Sequence[float], owner: Sequence[int] | None = None) -> None:
+    def __init__(
+        self,
+        purses: Sequence[float],
+        owner: Sequence[int] | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.clock = clock
         self._purses = list(purses)
         self._owner = list(range(len(purses))) if owner is None else list(owner)
         self._whole: tuple[Budget, list[int]] | None = None
@@ -152,17 +162,17 @@ class Budget:
 
     @contextmanager
     def charging(self, queries: Sequence[int]) -> Iterator[Callable[[], float]]:
-        """Charge the wall-clock time of a ``with`` block to ``queries``, in equal shares.
+        """Charge the time of a ``with`` block to ``queries``, in equal shares.
 
         Yields:
             A function that returns the seconds since the start of the block.
         """
-        start = time.perf_counter()
+        start = self.clock()
         try:
-            yield lambda: time.perf_counter() - start
+            yield lambda: self.clock() - start
         finally:
             if queries:
-                self.charge(queries, time.perf_counter() - start)
+                self.charge(queries, self.clock() - start)
 
     def subset(self, queries: Sequence[int], share: float = 1.0) -> Budget:
         """A budget for some of the queries, which draws on the same purses.
@@ -171,7 +181,8 @@ class Budget:
             queries: the numbers of the queries.
             share: the part, in [0, 1], of what each purse still has that the new budget may spend.
         """
-        part = Budget([max(0.0, purse) * share for purse in self._purses], [self._owner[i] for i in queries])
+        purses = [max(0.0, purse) * share for purse in self._purses]
+        part = Budget(purses, [self._owner[i] for i in queries], self.clock)
         part._whole = (self, list(queries))
         return part
 

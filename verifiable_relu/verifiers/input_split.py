@@ -26,7 +26,6 @@ the bounds of the whole box are hardly ever the tighter ones.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -144,7 +143,7 @@ class Frontier:
 
     def __init__(self, options: InputSplit, network: Network, queries: Sequence[Query], budget: Budget) -> None:
         self.options = options
-        self._charged = time.perf_counter()
+        self._charged = budget.clock()
         self.network = self.simplified(network).to(torch.float64, options.device)
         self.queries = queries
         self.budget = budget
@@ -226,8 +225,8 @@ class Frontier:
         rows = self.rows.take(owner)
         shape = (len(owner), *self.network.input_shape)
         box = Bounds(lower.reshape(shape), upper.reshape(shape))
-        start, allowance = time.perf_counter(), self.budget.subset(owner.unique().tolist()).total()
-        stop = deadline(lambda: time.perf_counter() - start, allowance)
+        start, allowance = self.budget.clock(), self.budget.subset(owner.unique().tolist()).total()
+        stop = deadline(lambda: self.budget.clock() - start, allowance)
         lines = self.lines(box, rows, owner, thorough, stop)
         margins = rows.margins(lines.values)
 
@@ -317,8 +316,8 @@ class Frontier:
     def _search(self, members: Sequence[int]) -> None:
         """Look for a counterexample in the whole box of each of these queries."""
         if members:
-            start, allowance = time.perf_counter(), self.budget.subset(list(members)).total()
-            stop = deadline(lambda: time.perf_counter() - start, allowance)
+            start, allowance = self.budget.clock(), self.budget.subset(list(members)).total()
+            stop = deadline(lambda: self.budget.clock() - start, allowance)
             for number, point in self._attack.wholes([self.queries[local].property for local in members], stop):
                 self._claim(members[number], point)
 
@@ -357,7 +356,7 @@ class Frontier:
 
     def _charge(self, worked: Tensor) -> None:
         """Charge the time since the last charge to the queries that own these boxes, by their share of them."""
-        now = time.perf_counter()
+        now = self.budget.clock()
         elapsed, self._charged = now - self._charged, now
         for local, count in enumerate(self._counts(worked)):
             if count:

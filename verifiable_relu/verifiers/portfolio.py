@@ -7,7 +7,6 @@ takes over, and only if none decides is the query unknown (unconfirmed).
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
@@ -22,6 +21,11 @@ from verifiable_relu.verifiers.rules import CROWN_SHARE, STAGES, Resources, Trai
 
 _HANDED_ON = 1 / 4
 """The part of the limit of memory that is for what stages hand on."""
+
+
+def _as_it_is(verifier: Verifier) -> Verifier:
+    # A function with a name, because campaigns on several workers pickle the verifier.
+    return verifier
 
 
 @dataclass(frozen=True)
@@ -39,7 +43,7 @@ class Auto:
 
     device: str = "cpu"
     memory: int = MEMORY
-    prepare: Callable[[Verifier], Verifier] = field(default=lambda verifier: verifier, repr=False)
+    prepare: Callable[[Verifier], Verifier] = field(default=_as_it_is, repr=False)
 
     name: ClassVar[str] = "auto"
 
@@ -108,9 +112,9 @@ class _Run:
             outcome = replace(outcome, seconds=seconds, unstable=unstable)
         if outcome.verdict is Verdict.SAT:
             assert outcome.witness is not None
-            start = time.perf_counter()
+            start = self.budget.clock()
             checked = confirm(self.queries[index], outcome.witness)
-            outcome = replace(outcome, seconds=_sum(outcome.seconds, {"confirm": time.perf_counter() - start}))
+            outcome = replace(outcome, seconds=_sum(outcome.seconds, {"confirm": self.budget.clock() - start}))
             if not checked.confirmed:
                 known = {"seconds": outcome.seconds, "unstable": outcome.unstable, "witness": outcome.witness}
                 outcome = Outcome.unknown(Reason.UNCONFIRMED, outcome.method, checked.detail, **known)

@@ -16,7 +16,9 @@ and of a smooth neuron on its segment (``curves``)
 
 where any γ_j will do: a positive one is the multiplier of z_j ≤ the segment's upper end, the size of a negative one
 that of z_j ≥ its lower end. An open neuron has such adaptive lines only if it is among a few chosen for the whole tree,
-so that a node's bound does not depend on the batch it is in; for the others w_j = 0. The ascent is by Polyak's steps
+so that a node's bound does not depend on the batch it is in; for the others w_j = 0. A neuron with a plane (``above``)
+has the slope t_j = 0 here and, where it is split or has an adaptive line below it, v_j = −c_j/Q_j, which leaves q̃_j
+without a coefficient; where c_j is negative and it is open, the plane is all there is. The ascent is by Polyak's steps
 towards a bound just above zero, scaled by the neurons' widths, with momentum (B. T. Polyak, USSR Comput. Math. Math.
 Phys. 9 (1969), 14-29).
 """
@@ -123,6 +125,7 @@ class Bounded:
         bound: (nodes,) of each node's objective; not a proof.
         columns: (k,) the neurons that have multipliers in some node.
         w: (nodes, k) their multipliers, as ``Proofs.lower`` takes them.
+        v: (nodes, h) the multipliers of the values of those among the k that have planes; None without planes.
         coefficients: (nodes, m) of the remainders q̃.
         blame: (nodes, m) how much each open neuron's line over the activation costs the bound; −1 if split. Of a
             smooth neuron, how much its line costs at most; −1 if its segment is not cut.
@@ -131,12 +134,14 @@ class Bounded:
     bound: Tensor
     columns: Tensor
     w: Tensor
+    v: Tensor | None
     coefficients: Tensor
     blame: Tensor
 
     def __getitem__(self, chosen: Tensor) -> Bounded:
-        parts = (t[chosen] for t in (self.w, self.coefficients, self.blame))
-        return Bounded(self.bound[chosen], self.columns, *parts)
+        parts = (t[chosen] for t in (self.coefficients, self.blame))
+        v = None if self.v is None else self.v[chosen]
+        return Bounded(self.bound[chosen], self.columns, self.w[chosen], v, *parts)
 
 
 class Ascent:
@@ -167,6 +172,9 @@ class Ascent:
         self._inactive = ((slope - slopes) / width).to(dtype)
         self._chord = ((chord - slopes) / width).to(dtype)
         self._offset = ((slope - chord) * lower / width).to(dtype)
+        self._strip = strip
+        self._base, self._base_constant = self._centred(strip.base)
+        self._share = (1 / width).to(dtype)
         self._scale = ((upper - lower).clamp(min=1e-30) ** -2).to(dtype).clamp(max=1e30)
         sizes = strip.rows.matrix.abs().sum(1) + strip.rows.constant.abs()
         self._row_scale = ((sizes[objectives:] + 1e-30) ** -2).to(dtype).clamp(max=1e30)
@@ -177,9 +185,11 @@ class Ascent:
 
     def _centred(self, forms: Forms) -> tuple[Tensor, Tensor]:
         """Matrix and constant of forms of e and p ∈ [−1, 1]ᵐ, where q̃ = (1 + p)/2: the least value is one norm."""
-        n, (matrix, constant) = self.inputs, (forms.matrix.clone(), forms.constant)
+        n = self.inputs
+        constant = (forms.constant + forms.matrix[:, n:].sum(1) / 2).to(self.dtype)
+        matrix = forms.matrix.to(self.dtype, copy=True)
         matrix[:, n:] /= 2
-        return matrix.to(self.dtype), (constant + matrix[:, n:].sum(1)).to(self.dtype)
+        return matrix, constant
 
     def run(self, batch: Batch, steps: int) -> Bounded:
         """So many steps from the batch's multipliers, which become the best ones found."""
@@ -250,6 +260,7 @@ class _View:
         self.least = torch.where(self.lines, ascent._inactive[columns], none)
         self.most = torch.where(self.lines, ascent._active[columns], none)
         self.offset = torch.where(self.split, none, torch.where(self.lines, ascent._offset[columns], 1 - none))
+        self.over = _Over(self, ascent, columns) if bool(ascent._strip.over[columns].any()) else None
         self.segments = None if ascent.curves is None else ascent.curves.of(columns, split, ascent.dtype)
         self.smooth: list[bool] = [False] * len(self.blocks)
         if self.segments is not None:
@@ -266,7 +277,10 @@ class _View:
             table[:, which] = False
 
     def bound(self, multipliers: Tensor, mu: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, tuple[Tensor, Tensor]]:
-        """Bounds; the coefficients of e and p; those of the view's q̃; w; the limits of open neurons' multipliers."""
+        """Bounds; the coefficients of e and p; those of the view's q̃; w and v; the limits of open neurons' multipliers.
+
+        v of the neurons with planes is behind w, in the order of ``over``.
+        """
         q, constant, first = self.objective_between, self.objective_constant, self.objective
         if mu.shape[1]:
             q = q + mu @ self.row_between
@@ -274,11 +288,14 @@ class _View:
             first = first + mu @ self.rows
         q = q.expand(len(mu), -1).clone()
         w = torch.empty_like(q)
+        v = q[:, :0] if self.over is None else q.new_zeros(len(q), self.over.count)
         least, most = torch.empty_like(q), torch.empty_like(q)
         for (start, end), smooth in zip(reversed(self.blocks), reversed(self.smooth), strict=True):
             mine = q[:, start:end]
             negative, positive = mine.clamp(max=0), mine.clamp(min=0)
             low, high = positive * self.least[:, start:end], positive * self.most[:, start:end]
+            if self.over is not None:
+                low = low.addcmul(negative, self.over.mixed[:, start:end])
             if smooth:
                 low, high = torch.full_like(low, -torch.inf), torch.full_like(high, torch.inf)
             least[:, start:end], most[:, start:end] = low, high
@@ -293,13 +310,20 @@ class _View:
             w[:, start:end] = value
             if start:
                 q[:, :start] += value @ self.between[start:end, :start]
+            if self.over is not None:
+                self.over.pass_on(q, w, v, start, end)
         c = torch.addmm(first, w, self.matrix)
+        if self.over is not None:
+            c.addmm_(v, self.over.matrix)
+            constant = constant + v @ self.over.constant
         # The norm takes the remainders of the view for free ones, whose least value is min(q, 0).
         bound = constant + w @ self.constant - torch.linalg.vector_norm(c, 1, dim=1)
         bound = bound + (q.clamp(max=0) * (self.offset - 1)).sum(1)
+        if self.over is not None:
+            bound = bound + self.over.chords(q, w)
         if self.segments is not None:
             bound = bound + self.segments.below(q, multipliers)
-        return bound, c, q, w, (least, most)
+        return bound, c, q, torch.cat([w, v], 1), (least, most)
 
     def gradient(
         self, c: Tensor, q: Tensor, multipliers: Tensor, mu: Tensor, limits: tuple[Tensor, Tensor]
@@ -309,6 +333,7 @@ class _View:
         y.index_fill_(1, self.places, -1)
         z = torch.addmm(self.constant, y, self.matrix.T)
         values = torch.zeros_like(z)
+        base = None if self.over is None else torch.addmm(self.over.constant, y, self.over.matrix.T)
         for (start, end), smooth in zip(self.blocks, self.smooth, strict=True):
             if start:
                 z[:, start:end] += values[:, :start] @ self.between[start:end, :start].T
@@ -323,10 +348,17 @@ class _View:
             given = multipliers[:, part]
             at = torch.where(given >= limits[1][:, part], self.most[:, part], 0)
             at = torch.where(given <= limits[0][:, part], self.least[:, part], at)
+            if self.over is not None:
+                at = torch.where(negative, 0, at)
+                at += negative * (given <= limits[0][:, part]) * self.over.mixed[:, part]
             rate = torch.where(lines & ~negative, at, rate)
             values[:, part] = rate * mine + negative * self.offset[:, part]
+            if self.over is not None and base is not None:
+                self.over.lower(values, base, q, z, at, start, end)
         low, high = self._limits(limits)
         found = torch.where(self.split, -self.sign * z, z)
+        if self.over is not None and base is not None:
+            found[:, self.over.which] += self.over.turned(q, base)
         if self.segments is not None:
             which = self.segments.which
             found[:, which] = z[:, which] - self.segments.ends(z[:, which], multipliers[:, which])
@@ -349,6 +381,83 @@ class _View:
     def _limits(self, limits: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """Of the multipliers: none below zero where a neuron is split, none but zero where it has no lines."""
         return limits[0].masked_fill(self.split, 0), limits[1].masked_fill(self.split, torch.inf)
+
+
+class _Over:
+    """The neurons with planes among those of a view, and their values without remainders.
+
+    Args:
+        view: as far as it is made.
+        ascent: whose tree it is of.
+        columns: (k,) the view's neurons.
+
+    Attributes:
+        which: (h,) their places among the view's neurons.
+        count: h.
+        matrix, constant: their values without remainders, as forms of e and p.
+    """
+
+    def __init__(self, view: _View, ascent: Ascent, columns: Tensor) -> None:
+        self.which, place = ascent._strip.over_of(columns)
+        self.count = len(self.which)
+        mine = columns[self.which]
+        self.matrix, self.constant = ascent._base[place], ascent._base_constant[place]
+        self._between = 2 * self.matrix.index_select(1, view.places)
+        none = torch.zeros((), dtype=ascent.dtype)
+        share = -ascent._share[mine]
+        split, lines = view.split[:, self.which], view.lines[:, self.which]
+        self._of_negative = torch.where(split, share, none)
+        self._of_positive = torch.where(split | lines, share, none)
+        # The plane: q̃ = 1. A multiplier below zero takes so much of the chord in its place.
+        view.offset[:, self.which] = torch.where(split, none, none + 1)
+        view.of_negative[:, self.which] = torch.where(split, view.of_negative[:, self.which], none)
+        chord = ascent._chord[mine]
+        self.mixed = torch.zeros_like(view.sign)
+        self.mixed[:, self.which] = torch.where(lines, chord, none)
+        # Of v, by w; and what one unit of w takes from the bound.
+        self._lines = lines
+        self._by_multiplier = torch.where(lines, share / chord, none)
+        self._lost = torch.where(lines, (1 - ascent._offset[mine]) / chord, none)
+
+    def _part(self, start: int, end: int) -> slice:
+        """Those among the view's neurons from ``start`` to ``end``."""
+        ends = torch.searchsorted(self.which, torch.tensor([start, end])).tolist()
+        return slice(*ends)
+
+    def pass_on(self, q: Tensor, w: Tensor, v: Tensor, start: int, end: int) -> None:
+        """Fill v for a part of the view, and take what it makes of earlier neurons' coefficients q into account."""
+        part = self._part(start, end)
+        mine, negative = q[:, self.which[part]], q[:, self.which[part]].clamp(max=0)
+        v[:, part] = negative * self._of_negative[:, part] + mine.clamp(min=0) * self._of_positive[:, part]
+        v[:, part] += (mine < 0) * w[:, self.which[part]] * self._by_multiplier[:, part]
+        if start:
+            q[:, :start] += v[:, part] @ self._between[part, :start]
+
+    def chords(self, q: Tensor, w: Tensor) -> Tensor:
+        """(nodes,) what the bounds change by where chords take the place of planes."""
+        mine = (q[:, self.which] < 0) * w[:, self.which]
+        return -(mine * self._lost).sum(1)
+
+    def turned(self, q: Tensor, base: Tensor) -> Tensor:
+        """What the gradient by multipliers has beside z, (nodes, h)."""
+        return (q[:, self.which] < 0) * self._lines * (base * self._by_multiplier - self._lost)
+
+    def lower(self, values: Tensor, base: Tensor, q: Tensor, z: Tensor, at: Tensor, start: int, end: int) -> None:
+        """Take the values without remainders from those of a part of the view, which makes them remainders."""
+        part = self._part(start, end)
+        which = self.which[part]
+        if start:
+            base[:, part] += values[:, :start] @ self._between[part, :start].T
+        negative = q[:, which] < 0
+        rate = torch.where(negative, self._of_negative[:, part], self._of_positive[:, part])
+        change = rate * base[:, part]
+        # A chord in place of the plane: q̃ = chord·z/Q + offset − base/Q.
+        chord = at[:, which - start] * negative * self._lines[:, part]
+        by_chord = chord * z[:, which] + (chord != 0) * (
+            base[:, part] * self._by_multiplier[:, part] * self.mixed[:, which]
+            - self._lost[:, part] * self.mixed[:, which]
+        )
+        values[:, which] += change + by_chord
 
 
 class _Best:
@@ -381,10 +490,11 @@ class _Best:
         return self._taken[4]
 
     def result(self, split: Tensor) -> Bounded:
-        view, (bound, c, w, _, _) = self._view, self._taken
+        view, (bound, c, both, _, _) = self._view, self._taken
+        w, v = both[:, : len(view.columns)], both[:, len(view.columns) :] if view.over is not None else None
         coefficients, curves = 2 * c, view.ascent.curves
         blame = -coefficients.clamp(max=0) * view.ascent._offset
         blame.masked_fill_(split != 0, -1)
         if curves is not None:
             blame[:, curves.neurons] = curves.blame(split, coefficients)
-        return Bounded(bound, view.columns, w, coefficients, blame)
+        return Bounded(bound, view.columns, w, v, coefficients, blame)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -108,7 +109,9 @@ class Forest:
         self._trees: dict[int, Tree] = {}
         self._ended: set[State] = set()
         self._counted: dict[int, tuple[int, float]] = {}
-        self._most = min(len(polytopes), memory // tree_bytes(system.folded.inputs, system.folded.size))
+        planes = any(system.parts[polytope].planes is not None for polytope in polytopes)
+        self._bytes = tree_bytes(system.folded.inputs, system.folded.size, planes)
+        self._most = min(len(polytopes), memory // self._bytes)
         self._memory = memory // max(1, self._most)
 
     def order(self, polytope: int) -> list[int]:
@@ -116,11 +119,12 @@ class Forest:
         found: list[int] = self._system.parts[polytope].order.tolist()
         return found
 
-    def search(self, work: float = math.inf) -> Ended | None:
+    def search(self, work: float = math.inf, together: int = sys.maxsize) -> Ended | None:
         """Go on with every tree in turn, of as many as there is memory for, until all are decided or time is up.
 
         Args:
             work: the search pauses, too, once its trees have taken so much work (``Tree``).
+            together: trees at once, at most.
 
         Returns:
             Why there may be something left; None if the search only paused, and can go on.
@@ -129,7 +133,7 @@ class Forest:
             size = self._system.folded.size
             return Ended(Reason.MEMORY, f"a tree over {size} unstable neurons takes too much memory")
         while (self._waiting or self._trees) and not self._over():
-            if self._waiting and len(self._trees) < self._most:
+            if self._waiting and len(self._trees) < min(self._most, together):
                 self._plant(self._waiting.pop(0))
                 continue
             if self.work >= work:
@@ -146,6 +150,16 @@ class Forest:
         if State.FULL in self._ended:
             return Ended(Reason.MEMORY, "the open sub-problems took too much memory")
         return Ended(Reason.INCOMPLETE, "there are sub-problems whose margin is too near to zero for further splits")
+
+    @property
+    def open(self) -> list[int]:
+        """The polytopes whose trees are not decided, those first whose trees have begun."""
+        return [*self._trees, *self._waiting]
+
+    def closed_of(self, polytope: int) -> float:
+        """The part of the tree of an open polytope that is closed."""
+        tree = self._trees.get(polytope)
+        return 0.0 if tree is None else tree.closed
 
     @property
     def nodes(self) -> int:

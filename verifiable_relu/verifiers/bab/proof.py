@@ -14,8 +14,12 @@ neuron j an expression of z_j alone is left, since q̃_j is a function of z_j, l
 Of a smooth neuron that is c_j·q̃_j(z) − w_j·z on the segment of its pre-activation that the node leaves; a line below
 q̃_j, or above it if c_j is negative, bounds it (``curves``).
 
-Nothing is asked of w: who found it, and how, does not matter. Where the bound is positive, the node holds no point
-of the unsafe set.
+The value r_j of a neuron with a plane (``above``) is a form r_j(e, q̃) = base_j(e, q̃) + Q_j·q̃_j, whose remainder q̃_j is
+between 0 and 1, but no function of z_j. It has a multiplier of its own, v_j: then Σ v_j·(r_j(e, q̃) − r_j) is added as
+well, q̃_j takes the better end of [0, 1], and of neuron j itself −w_j·z_j − v_j·r_j is left, linear on either side of 0.
+
+Nothing is asked of w and v: who found them, and how, does not matter. Where the bound is positive, the
+node holds no point of the unsafe set.
 """
 
 from __future__ import annotations
@@ -48,11 +52,26 @@ class Proofs:
         self._at_lower = (folded.slope - strip.slopes) * folded.lower / strip.width
         neurons, rows = strip.neurons, strip.rows
         reach = torch.maximum(-folded.lower, folded.upper)
+        # Of a neuron with a plane, r at the ends: its remainder is no function of z.
+        self._at_upper = torch.where(strip.over, folded.upper, self._at_upper)
+        self._at_lower = torch.where(strip.over, folded.slope * folded.lower, self._at_lower)
         # By how much one unit of a multiplier makes all numbers together larger.
         self._of_neurons = neurons.matrix.abs().sum(1) + neurons.constant.abs() + 2 * reach
+        if strip.planes is not None:
+            over = strip.planes.neurons
+            self._of_base = strip.base.matrix.abs().sum(1) + strip.base.constant.abs() + strip.width[over]
+            self._of_base = self._of_base + 2 * (1 + folded.slope[over].abs()) * reach[over]
         self._of_rows = rows.matrix.abs().sum(1) + rows.constant.abs()
 
-    def lower(self, split: Tensor, columns: Tensor, w: Tensor, mu: Tensor, objective: Tensor | None = None) -> Tensor:
+    def lower(
+        self,
+        split: Tensor,
+        columns: Tensor,
+        w: Tensor,
+        mu: Tensor,
+        objective: Tensor | None = None,
+        v: Tensor | None = None,
+    ) -> Tensor:
         """Lower bounds of each node's objective where the rows behind the objectives are at most zero.
 
         Args:
@@ -61,6 +80,7 @@ class Proofs:
             w: (nodes, k) their multipliers.
             mu: (nodes, rows behind the objectives) their multipliers; negative ones are taken as zero.
             objective: (nodes,) which row is the objective of each node; by default the first.
+            v: (nodes, h) those of the values of the neurons in ``columns`` that have planes; None for zeros.
 
         Returns:
             (nodes,) in float64, rounding accounted for; NaN or −inf where arithmetic broke down.
@@ -71,6 +91,16 @@ class Proofs:
         c = torch.addmm(weight @ strip.rows.matrix, w, strip.neurons.matrix[columns])
         constant = weight @ strip.rows.constant + w @ strip.neurons.constant[columns]
         q, pull = c[:, n:], of_neurons(w, columns, m)
+        free = torch.zeros(len(w), dtype=torch.float64)
+        if strip.planes is not None:
+            which, place = strip.over_of(columns)
+            over = columns[which]
+            v = w.new_zeros(len(w), len(which)) if v is None else v.double()
+            c += v @ strip.base.matrix[place]
+            constant = constant + v @ strip.base.constant[place]
+            q[:, over] += v * strip.width[over]
+            free = q[:, strip.over].clamp(max=0).sum(1)
+            q = torch.where(strip.over, of_neurons(v, over, m), q)
         above = least_to(self._upper, q, self._at_upper, pull)
         below = least_to(self._lower, q, self._at_lower, pull)
         above.masked_fill_(split < 0, 0)
@@ -84,11 +114,14 @@ class Proofs:
                 which = columns[segments.which]
                 least[:, which], changed = segments.least(q[:, which], pull[:, which])
                 curved = changed.sum(1)
-        found = constant - c[:, :n].abs().sum(1) + least.sum(1)
+        found = constant - c[:, :n].abs().sum(1) + least.sum(1) + free
         # All sums have at most so many terms, and all terms together are at most ``size``, but for rounding.
-        terms = n + m + len(columns) + strip.rows.matrix.shape[0] + 16
+        terms = n + m + 2 * len(columns) + strip.rows.matrix.shape[0] + 16
         size = weight @ self._of_rows + w.abs() @ self._of_neurons[columns]
         error = weight @ strip.rows.error + w.abs() @ strip.neurons.error[columns]
+        if strip.planes is not None and v is not None:
+            size = size + v.abs() @ self._of_base[place]
+            error = error + v.abs() @ strip.base.error[place]
         error = error + 3 * gamma(terms, torch.float64) * size + 16 * terms * (n + m + 1) * TINY
         return rounded_down(found, error + curved)
 

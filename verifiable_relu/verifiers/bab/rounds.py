@@ -3,6 +3,9 @@
 Which of the two decides a query is not known beforehand. On shallow networks trees over the first bounds do, on deep
 ones tighter bounds of the neurons do more than millions of sub-problems. So trees begin; those that have closed nothing
 worth mentioning when they pause are given up for a refinement, the others get up to its work. Every round takes more.
+
+Before that, one tree is begun a second time with planes over its neurons (``above``). These bound the root much better,
+but not always what it is split into: all trees get planes where this one has closed more after the same work.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from dataclasses import dataclass, field, replace
 
 from verifiable_relu.errors import OutOfTime
 from verifiable_relu.trust.certificate import Tighter
+from verifiable_relu.verifiers.bab.above import Above
 from verifiable_relu.verifiers.bab.forest import Candidates, Ended, Forest
 from verifiable_relu.verifiers.bab.recorded import Recorded, Refined
 from verifiable_relu.verifiers.bab.refine import Refinement
@@ -27,7 +31,9 @@ class Rounds:
 
     Attributes:
         refinement: the first one; None for trees alone.
-        first: work that the trees of a query may take before a refinement is thought of (``Tree.work``).
+        above: the search for planes over neurons; None for none.
+        first: work that the trees of a query may take before a refinement is thought of (``Tree.work``); before planes
+            are, one tree takes its share of it.
         patience: how much work the trees get before a refinement, as a multiple of the refinement's and of the part of
             the trees that is closed after ``first``.
         last: how the trees of a system are searched that are open after ``first`` when no refinement follows, if
@@ -39,6 +45,7 @@ class Rounds:
     """
 
     refinement: Refinement | None = Refinement()  # noqa: RUF009 -- frozen
+    above: Above | None = Above()  # noqa: RUF009 -- frozen
     first: float = 2e9
     patience: float = 1.0
     last: Search = Search(steps=6, adaptive=1 << 20, choices=8)  # noqa: RUF009 -- frozen
@@ -108,9 +115,22 @@ def search(
         # A refinement does more than a linear program for each of many nodes.
         mine = options if refinement is None else replace(options, exact=0.0)
         forest = Forest(system, found.open(system), candidates, mine, memory, left)
-        ended = forest.search(rounds.first)
+        ended = forest.search(rounds.first / max(1, len(forest.open)), together=1)
+        outdone = False
+        if ended is None and rounds.above is not None and not options.record and not system.folded.functions:
+            trial = _Trial(system, rounds.above, candidates, mine, memory, left)
+            outdone = trial.outdoes(forest)
+            if outdone:
+                found = found.and_trees(forest, _IN_TIME)
+                forest = trial.forest(found.open(system))
+            if forest is not trial.tried:
+                found = found.and_trees(trial.tried, _IN_TIME)
+        if ended is None:
+            ended = forest.search(rounds.first)
+        # Where planes have closed more, how much more is seen in what they are given.
+        part = 1.0 if outdone else forest.closed
         if ended is None and refinement is not None:
-            ended = forest.search(forest.closed * rounds.patience * refinement.work(system.folded))
+            ended = forest.search(part * rounds.patience * refinement.work(system.folded))
         elif ended is None and system.folded.size > rounds.small * size:
             ended = forest.search()
         found = found.and_trees(forest, ended or _IN_TIME)
@@ -130,6 +150,48 @@ def search(
         worth_it = _width(tighter) < (1 - rounds.gain) * _width(system)
         system = tighter
         refinement = replace(refinement, leaves=rounds.growth * refinement.leaves) if worth_it else None
+
+
+class _Trial:
+    """Trees with planes over their neurons, tried on one polytope before others get them.
+
+    Args:
+        system: where the trees start.
+        above: the search for planes.
+        candidates, search, memory, left: as ``Forest`` takes them.
+
+    Attributes:
+        tried: the tree of the one polytope.
+    """
+
+    def __init__(
+        self,
+        system: System,
+        above: Above,
+        candidates: Candidates,
+        search: Search,
+        memory: int,
+        left: Callable[[], float],
+    ) -> None:
+        self._system, self._above, self._left = system, above, left
+        self._rest = candidates, search, memory, left
+
+    def outdoes(self, forest: Forest) -> bool:
+        """Whether planes close more of a polytope, with as much work, than the tree that a forest has begun."""
+        polytope = forest.open[0]
+        self.tried = self._planted([polytope])
+        ended = self.tried.search(forest.work)
+        return ended is not None or self.tried.closed > forest.closed_of(polytope)
+
+    def forest(self, polytopes: Sequence[int]) -> Forest:
+        """Trees with planes for polytopes that are still open."""
+        rest = [polytope for polytope in polytopes if not self.tried.lower.get(polytope, -math.inf) > 0]
+        return self.tried if rest == self.tried.open else self._planted(rest)
+
+    def _planted(self, polytopes: Sequence[int]) -> Forest:
+        bare = [polytope for polytope in polytopes if self._system.parts[polytope].planes is None]
+        self._system = self._system.with_planes(self._above, bare, lambda: self._left() <= 0)
+        return Forest(self._system, polytopes, *self._rest)
 
 
 def _width(system: System) -> float:

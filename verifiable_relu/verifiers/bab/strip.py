@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from verifiable_relu.bounds.rounding import gamma
+from verifiable_relu.verifiers.bab.above import Planes
 from verifiable_relu.verifiers.bab.curves import Curves
 from verifiable_relu.verifiers.bab.fan import Fan
 from verifiable_relu.verifiers.bab.folded import OWN, TINY, Folded, Rows
@@ -28,8 +29,11 @@ from verifiable_relu.verifiers.bab.folded import OWN, TINY, Folded, Rows
 _LEAST = 2.0**-60
 """A remainder's bound is at least this part of the pre-activation's magnitude, so that dividing by it is harmless."""
 
-_SHORT = 2.0**16
-"""Slopes are multiples of one part of so many, so that certificates need not write many digits."""
+_SHORT, _SHORT_SMOOTH = 2.0**16, 2.0**24
+"""Slopes are multiples of one part of so many, so that certificates need not write many digits.
+
+The second is for smooth neurons, whose lines touch their curves at points of their own.
+"""
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,8 @@ class Slopes:
         wx, wr, b = neurons.inputs.to(single), neurons.neurons.to(single), neurons.constant.to(single)
         lower, upper, slope = folded.lower.to(single), folded.upper.to(single), folded.slope.to(single)
         curvature, least, most = folded.curvature.to(single), slope.clamp(max=1), slope.clamp(min=1)
-        chord = (upper - slope * lower) / (upper - lower)
+        # In float32 both bounds of a neuron may be zero.
+        chord = (upper - slope * lower) / (upper - lower).clamp(min=torch.finfo(single).tiny)
         offset = (slope - chord) * lower
         alpha = torch.where(upper > -lower, torch.ones_like(upper), slope)
         fan = Fan.of(folded, single) if folded.functions else None
@@ -102,6 +107,8 @@ class Slopes:
             gradient = a * near * z
             if curved is not None:
                 gradient[:, smooth] = a[:, smooth] * (curved.turned * z[:, smooth] + curved.moved)
+            # Where float32 overflows, nothing is known of where to go.
+            gradient = torch.where(gradient.isfinite(), gradient, 0.0)
             first.lerp_(gradient, 0.1)
             second.mul_(0.999).addcmul_(gradient, gradient, value=0.001)
             size = (second / (1 - 0.999**step)).sqrt_().add_(1e-12)
@@ -112,7 +119,7 @@ class Slopes:
         short = (found * _SHORT).round() / _SHORT
         short = torch.maximum(short, folded.slope.clamp(max=1))
         short = torch.minimum(short, folded.slope.clamp(min=1))
-        return torch.where(folded.smooth, found, short), best
+        return torch.where(folded.smooth, _smooth_short(found), short), best
 
     @staticmethod
     def anywhere(folded: Folded) -> Tensor:
@@ -120,7 +127,7 @@ class Slopes:
         slopes = torch.where(folded.upper > -folded.lower, torch.ones_like(folded.upper), folded.slope)
         if folded.functions:
             fan = Fan.of(folded, torch.float64)
-            slopes[fan.neurons] = fan.slopes[..., fan.slopes.shape[2] // 2].mean(0)
+            slopes[fan.neurons] = _smooth_short(fan.slopes[..., fan.slopes.shape[2] // 2].mean(0))
         return slopes
 
     @staticmethod
@@ -135,6 +142,11 @@ class Slopes:
             z[:, start:end] += r[:, :start] @ wr[start:end, :start].T
             r[:, start:end] = z[:, start:end] * slope[:, start:end] + offset[:, start:end]
         return z
+
+
+def _smooth_short(slopes: Tensor) -> Tensor:
+    """Slopes of lines beside curves, with few digits."""
+    return (slopes * _SHORT_SMOOTH).round() / _SHORT_SMOOTH
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,6 +194,16 @@ class Forms:
     constant: Tensor
     error: Tensor
 
+    @staticmethod
+    def none(rows: int, columns: int) -> Forms:
+        """Forms that are zero, to be filled."""
+        return Forms(*(torch.zeros(*shape, dtype=torch.float64) for shape in ((rows, columns), (rows,), (rows,))))
+
+    def put(self, rows: slice | Tensor, forms: tuple[Tensor, Tensor, Tensor]) -> None:
+        """Fill some rows with matrix, constant and error."""
+        for mine, given in zip((self.matrix, self.constant, self.error), forms, strict=True):
+            mine[rows] = given
+
 
 class Strip:
     """The folded system of one query with slopes for one objective.
@@ -190,22 +212,33 @@ class Strip:
         folded: the system.
         rows: the objective, and rows that are to be at most zero where it matters.
         slopes: (m,) t, each between the two slopes of its activation; any, of a smooth one.
+        planes: over some neurons, whose values are a plane and a remainder then; None for none.
 
     Attributes:
-        slopes: t.
+        slopes: t, zero of a neuron with a plane.
+        planes: likewise.
+        over: (m,) bool, the neurons with planes.
         width: (m,) Q, rounded away from zero.
         curves: the smooth neurons, if there are any.
         neurons: the pre-activations, m forms.
+        base: the values without their remainders Q·q̃ of the neurons with planes, a form for each plane.
         rows: forms of ``rows``.
     """
 
-    def __init__(self, folded: Folded, rows: Rows, slopes: Tensor) -> None:
+    def __init__(self, folded: Folded, rows: Rows, slopes: Tensor, planes: Planes | None = None) -> None:
         self.folded = folded
-        self.slopes = slopes
+        self.planes = planes
+        self.over = torch.zeros(folded.size, dtype=torch.bool)
+        if planes is not None:
+            self.over[planes.neurons] = True
+        self.slopes = slopes = torch.where(self.over, 0.0, slopes)
         lower, upper, slope = folded.lower, folded.upper, folded.slope
         magnitude = torch.maximum(-lower, upper)
         width = torch.maximum(((1 - slopes) * upper).abs(), ((slope - slopes) * lower).abs())
         self.width = folded.curvature * torch.maximum(width * (1 + 2.0**-50) + TINY, _LEAST * magnitude)
+        if planes is not None:
+            most = torch.maximum(planes.width * (1 + 2.0**-50) + TINY, _LEAST * magnitude[planes.neurons])
+            self.width[planes.neurons] = most
         self._offset: Tensor | None = None
         self.curves = Curves(folded, slopes) if bool(folded.smooth.any()) else None
         if self.curves is not None:
@@ -213,21 +246,42 @@ class Strip:
             self._offset = torch.zeros_like(slopes)
             self._offset[self.curves.neurons] = self.curves.offset
         n, m = folded.inputs, folded.size
-        matrix = torch.zeros(m, n + m, dtype=torch.float64)
-        constant, error, size = (torch.zeros(m, dtype=torch.float64) for _ in range(3))
-        self.neurons = Forms(matrix, constant, error)
-        self._size = size
+        self.neurons = Forms.none(m, n + m)
+        self.base = Forms.none(0 if planes is None else len(planes.neurons), n + m)
+        self._size = torch.zeros(m, dtype=torch.float64)
         for start, end in folded.blocks:
-            matrix[start:end], constant[start:end], error[start:end] = self._substituted(
-                folded.neurons[start:end], start
-            )
-            size[start:end] = matrix[start:end].abs().sum(1) + constant[start:end].abs()
+            mine = slice(start, end)
+            self.neurons.put(mine, self._substituted(folded.neurons[mine], start))
+            self._size[mine] = self.neurons.matrix[mine].abs().sum(1) + self.neurons.constant[mine].abs()
+            if planes is not None:
+                self._take(planes, start, end)
         self.rows = Forms(*self._substituted(rows, m))
+
+    def _take(self, planes: Planes, start: int, end: int) -> None:
+        """The planes over neurons of a block."""
+        part = slice(*torch.searchsorted(planes.neurons, torch.tensor([start, end])).tolist())
+        matrix, constant, error = self._substituted(planes.rows(part, self.folded.inputs, self.folded.size), start)
+        width = self.width[planes.neurons[part]]
+        error = OWN * (error + 2.0**-51 * (constant.abs() + width))
+        self.base.put(part, (matrix, constant - width, error))
+
+    def over_of(self, columns: Tensor) -> tuple[Tensor, Tensor]:
+        """Which of some neurons have planes, by their places among these, and the rows of these in ``base``."""
+        which = self.over[columns].nonzero().squeeze(1)
+        if self.planes is None:
+            return which, which
+        return which, torch.searchsorted(self.planes.neurons, columns[which])
 
     def prefer(self) -> None:
         """Take the slopes for those that are best for the first row: neurons use their lines while they are open."""
         if self.curves is not None:
             self.curves.prefer(self.rows.matrix[0, self.folded.inputs :])
+
+    def without_planes(self, rows: Rows) -> Strip:
+        """The relaxation, of the same rows, with lines in place of planes; this one if it has no planes."""
+        if self.planes is None:
+            return self
+        return Strip(self.folded, rows, torch.where(self.over, self.folded.slope.clamp(max=1), self.slopes))
 
     def gaps(self, split: Tensor) -> Tensor:
         """(nodes, m) how far each open neuron's lines are from its activation, at most; −1 if it is not split further.
@@ -254,9 +308,16 @@ class Strip:
         constant = rows.constant + weight @ self.neurons.constant[:before]
         terms = rows.inputs.abs().sum(1) + rows.constant.abs() + direct.abs() @ self.width[:before].abs()
         terms = terms + weight.abs() @ self._size[:before]
+        error = rows.error + weight.abs() @ self.neurons.error[:before]
         if self._offset is not None:
             constant = constant + direct @ self._offset[:before]
             terms = terms + direct.abs() @ self._offset[:before].abs()
-        rounding = gamma(2 * before + 8, torch.float64) * terms + 8 * TINY * (before + 1) * matrix.shape[1]
-        error = rows.error + weight.abs() @ self.neurons.error[:before] + rounding
-        return matrix, constant, OWN * error
+        if self.planes is not None:
+            count = int(torch.searchsorted(self.planes.neurons, before))
+            over, base = direct[:, self.planes.neurons[:count]], self.base
+            matrix += over @ base.matrix[:count]
+            constant = constant + over @ base.constant[:count]
+            terms = terms + over.abs() @ (base.matrix[:count].abs().sum(1) + base.constant[:count].abs())
+            error = error + over.abs() @ base.error[:count]
+        rounding = gamma(3 * before + 8, torch.float64) * terms + 8 * TINY * (before + 1) * matrix.shape[1]
+        return matrix, constant, OWN * (error + rounding)

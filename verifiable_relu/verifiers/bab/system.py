@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from verifiable_relu.bounds.rounding import unit_roundoff
 from verifiable_relu.errors import OutOfTime
 from verifiable_relu.spec.property import Query
 from verifiable_relu.spec.row_batch import RowBatch
+from verifiable_relu.verifiers.bab.above import Above, Planes
 from verifiable_relu.verifiers.bab.folded import OWN, Folded, Rows
 from verifiable_relu.verifiers.bab.folding import fold
 from verifiable_relu.verifiers.bab.recorded import Refined
@@ -21,9 +23,15 @@ from verifiable_relu.verifiers.bab.strip import Slopes, Strip
 from verifiable_relu.verifiers.bab.tree import Search, Tree
 
 
-def tree_bytes(inputs: int, neurons: int) -> int:
-    """About the memory that a tree takes before it has open nodes, by how many inputs vary and neurons are unstable."""
-    return 16 * (neurons + 1) * (inputs + neurons + 1)
+def tree_bytes(inputs: int, neurons: int, planes: bool = False) -> int:
+    """About the memory that a tree takes before it has open nodes.
+
+    Args:
+        inputs: how many inputs vary.
+        neurons: how many neurons are unstable.
+        planes: whether there may be planes over all of them.
+    """
+    return (28 if planes else 16) * (neurons + 1) * (inputs + neurons + 1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,6 +44,7 @@ class Part:
         slopes: (m,) of the relaxation that is best for the first row.
         lower: its lower bound by this relaxation, not proven.
         order: (rows,) which row of the polytope each is.
+        planes: over neurons, the best ones known for the first row together with ``slopes``; None for chords alone.
     """
 
     rows: Rows
@@ -43,6 +52,7 @@ class Part:
     slopes: Tensor
     lower: float
     order: Tensor
+    planes: Planes | None = None
 
 
 class System:
@@ -126,10 +136,22 @@ class System:
         folded, rows = refinement.refine(self.folded, self._rows[kept], stop, record)
         return System(folded, rows, self._scale[kept], self._polytope[kept], self._slopes, stop)
 
+    def with_planes(self, above: Above, polytopes: Collection[int], stop: Callable[[], bool]) -> System:
+        """The system with planes for some of the polytopes."""
+        found = copy(self)
+        found.parts = dict(self.parts)
+        if polytopes:
+            parts = [self.parts[polytope] for polytope in polytopes]
+            objectives, slopes = Rows.cat([part.rows[:1] for part in parts]), torch.stack([p.slopes for p in parts])
+            searched = above.search(self.folded, objectives, slopes, stop)
+            for polytope, (planes, mine, lower) in zip(polytopes, searched, strict=True):
+                found.parts[polytope] = replace(self.parts[polytope], planes=planes, slopes=mine, lower=lower)
+        return found
+
     def tree(
         self, polytope: int, reached: Callable[[Tensor], bool], left: Callable[[], float], search: Search, memory: int
     ) -> Tree:
         """The tree for one polytope; the arguments are those of ``Tree``."""
         part = self.parts[polytope]
-        strip = Strip(self.folded, part.rows, part.slopes)
+        strip = Strip(self.folded, part.rows, part.slopes, part.planes)
         return Tree(strip, part.rows, part.scale, reached, left, search, memory)

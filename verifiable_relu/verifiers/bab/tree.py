@@ -40,8 +40,11 @@ _OTHER_CHILD = 0.1
 _PROGRAM = 3e9
 """The work of a linear program."""
 
-_TOGETHER = 32
-"""Nodes that are finished at once, so that the clock is looked at often enough."""
+_MOST = 32
+"""Nodes that are finished at once, at most."""
+
+_TOGETHER = 1e10
+"""The work of finishing several nodes at once, at most, so that the clock is looked at often enough."""
 
 
 @dataclass(frozen=True)
@@ -156,7 +159,7 @@ class Tree:
         self._reached, self._left, self._search, self._memory = reached, left, search, memory
         self._program: Program | None = None
         self._everywhere: Ascent | None = None
-        self._proofs = Proofs(strip)
+        self._proofs = self._plain = Proofs(strip)
         folded = strip.folded
         self._size = folded.size
         self._batch = max(16, min(search.batch, _WORKING // (24 * (folded.inputs + folded.size + 1))))
@@ -170,8 +173,8 @@ class Tree:
         root = Batch.roots(self._size, len(scale) - 1)
         # A line below the activation is better for being adaptive where the coefficient is positive.
         strip.prefer()
-        weight = Ascent(strip, none, torch.float64).run(root, 0).coefficients[0]
-        weight = torch.where(folded.smooth, weight.abs(), weight)
+        weight = Ascent(strip, none, torch.float32).run(root, 0).coefficients[0].double()
+        weight = torch.where(folded.smooth | strip.over, weight.abs(), weight)
         matter = weight.topk(min(self._size, search.adaptive)).indices
         self._ascent = Ascent(strip, none.index_fill(0, matter, True), torch.float32)
         self.recorded = Recorded(strip, self._proofs, self._ascent.adaptive) if search.record else None
@@ -219,9 +222,9 @@ class Tree:
             children = nodes.split_on(neuron.clamp(min=0), self._strip.curves)
             found = self._ascent.run(children, self._search.look)
             self._count(len(children), self._search.look, len(found.columns))
-            gain = _gain(found.bound.reshape(2, -1), bound).to(best).masked_fill_(neuron < 0, -torch.inf)
-            better = (gain > best).repeat(2)
-            best = torch.maximum(best, gain)
+            gained = gain(found.bound.reshape(2, -1), bound).to(best).masked_fill_(neuron < 0, -torch.inf)
+            better = (gained > best).repeat(2)
+            best = torch.maximum(best, gained)
             split[better], mu[better] = children.split[better], children.mu[better]
             multipliers[better] = children.multipliers[better]
         return Batch(split, multipliers, mu, torch.zeros(len(split), dtype=torch.long))
@@ -241,7 +244,8 @@ class Tree:
             stalled = _total(blame) <= self._search.stalled * bound.abs()
             stalled |= (blame < 0).all(1)
             is_open = torch.ones(len(batch), dtype=torch.bool)
-            for part in stalled.nonzero().squeeze(1).split(_TOGETHER):
+            one = self._work(1, self._search.finishing, self._size)
+            for part in stalled.nonzero().squeeze(1).split(max(1, min(_MOST, int(_TOGETHER / one)))):
                 if self._left() > 0 and self.state is State.OPEN:
                     is_open[part] = self._finish(batch, blame, part)
             self.push(batch[is_open], blame[is_open], bound[is_open])
@@ -283,10 +287,12 @@ class Tree:
             # Its solver is imported only where a node gets this far.
             from verifiable_relu.verifiers.bab.leaf import Program
 
-            self._program = Program(self._strip, self._rows)
+            plain = self._strip.without_planes(self._rows)
+            self._program, self._plain = Program(plain, self._rows), Proofs(plain)
         self.work += _PROGRAM
         hint = self._program.solve(split, seconds)
-        margins = self._proven(split.expand(len(hint.w), -1), torch.arange(self._size), hint.w, hint.mu)
+        every = torch.arange(self._size)
+        margins = self._proven(self._plain, split.expand(len(hint.w), -1), every, hint.w, hint.mu)
         best = float(margins.amax()) if len(margins) else -torch.inf
         if best > 0:
             self._close(split[None], best)
@@ -306,7 +312,11 @@ class Tree:
 
     def _count(self, nodes: int, steps: int, rows: int) -> None:
         """Take note of the work of so many steps with so many rows of the system."""
-        self.work += 2.0 * nodes * (steps + 1) * (rows + _OTHER) * (self._strip.folded.inputs + self._size)
+        self.work += self._work(nodes, steps, rows)
+
+    def _work(self, nodes: int, steps: int, rows: int) -> float:
+        """The work of so many steps with so many rows of the system, for so many nodes."""
+        return 2.0 * nodes * (steps + 1) * (rows + _OTHER) * (self._strip.folded.inputs + self._size)
 
     def prove(self, batch: Batch, found: Bounded) -> Tensor:
         """Which nodes the multipliers that were found prove."""
@@ -326,19 +336,21 @@ class Tree:
     def _close(self, split: Tensor, lower: float) -> None:
         """Take note of nodes (nodes, m) that are closed, with this bound."""
         self.lower = min(self.lower, lower)
-        self.closed = min(1.0, self.closed + float((-(split != 0).sum(1).double()).exp2().sum()))
+        self.closed = min(1.0, self.closed + float((-depth(split, self._strip.folded.smooth)).exp2().sum()))
 
     def _margins(self, batch: Batch, found: Bounded) -> Tensor:
         """What the multipliers that were found prove."""
-        return self._proven(batch.split, found.columns, found.w, batch.mu)
+        return self._proven(self._proofs, batch.split, found.columns, found.w, batch.mu, found.v)
 
-    def _proven(self, split: Tensor, columns: Tensor, w: Tensor, mu: Tensor) -> Tensor:
+    def _proven(
+        self, proofs: Proofs, split: Tensor, columns: Tensor, w: Tensor, mu: Tensor, v: Tensor | None = None
+    ) -> Tensor:
         """Proven lower bounds of the largest of the property's rows over nodes; the arguments are ``Proofs.lower``'s.
 
         Where the objective plus Σ μ_i·row_i is at least b, the largest of the property's rows, of which they are
         multiples, is at least b / (scale_0 + Σ μ_i·scale_i).
         """
-        lower = self._proofs.lower(split, columns, w, mu)
+        lower = proofs.lower(split, columns, w, mu, v=v)
         parts = self._scale[0] + mu.double().clamp(min=0) @ self._scale[1:]
         quotient = lower / parts
         # Rounded down. Where arithmetic broke down nothing is known, and Python's min would lose a NaN.
@@ -360,7 +372,18 @@ class Tree:
             self.state = State.FULL
 
 
-def _gain(children: Tensor, parent: Tensor) -> Tensor:
+def depth(split: Tensor, smooth: Tensor) -> Tensor:
+    """How many splits led to each node, (nodes,): one for a phase, for a segment as many as it was cut out by.
+
+    Args:
+        split: (nodes, m) int8, as ``Proofs.lower`` takes it.
+        smooth: (m,) bool, which neurons have segments.
+    """
+    cuts = split.double().clamp(min=1).log2().floor()
+    return torch.where(smooth, cuts, (split != 0).double()).sum(1)
+
+
+def gain(children: Tensor, parent: Tensor) -> Tensor:
     """How good splits are, (nodes,), by the bounds of both children (2, nodes) and of the parents (nodes,).
 
     What counts is the part of the way to zero that the better child goes: a tree with one child closed at every node is

@@ -29,7 +29,7 @@ from verifiable_relu.verifiers.solvers.serve import Kind
 _SCRIPT = "import sys; sys.path[:] = {path!r}; from {module} import serve; serve({function!r}, {lifeline})"
 
 _STARTING = 120.0
-"""Seconds that a process may take to start and to import its library."""
+"""Seconds that a process may take to start and to import its library, by default."""
 
 _ENDING = 1.0
 """Seconds that a process which has closed its pipes gets to end by itself, so that it can be said how it ended."""
@@ -106,10 +106,18 @@ class Worker:
         environment: variables of the process's environment that this process need not have.
         kept_memory: a process that still holds more than this part of its memory after a call is ended, and the next
             call starts another one.
+        starting: the seconds that a process may take to start and to import its library.
     """
 
-    def __init__(self, function: str, environment: Mapping[str, str] | None = None, kept_memory: float = _KEPT) -> None:
+    def __init__(
+        self,
+        function: str,
+        environment: Mapping[str, str] | None = None,
+        kept_memory: float = _KEPT,
+        starting: float = _STARTING,
+    ) -> None:
         self._function = function
+        self._starting = starting
         self._environment = environment or {}
         self._kept_memory = kept_memory
         self._process: subprocess.Popen[bytes] | None = None
@@ -137,7 +145,7 @@ class Worker:
                 self.stop()
             if self._process is None:
                 self._launch()
-                with self._limited(_STARTING, sys.maxsize):
+                with self._limited(self._starting, sys.maxsize):
                     kind, value = self._receive()
                 if kind != "ready":
                     self.stop()

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.report.tables import Table
+from verifiable_relu.report.table import Table
 
 
 @dataclass

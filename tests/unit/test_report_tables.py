@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.report import Estimate, Table, estimate
-from benchmarks.report.figures import cactus, levels, pairs, profiles
-from benchmarks.report.names import NAMES, spoken
 from verifiable_relu.errors import InputError
+from verifiable_relu.report.estimate import Estimate, estimate
+from verifiable_relu.report.names import NAMES, spoken
 from verifiable_relu.report.palette import COLOURS, HATCHES, LINES, MARKERS
+from verifiable_relu.report.panels import cactus, levels, pairs, profiles
+from verifiable_relu.report.table import Table
 from verifiable_relu.train.arms import ARMS
 
 TABLE = Table(

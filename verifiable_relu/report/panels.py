@@ -11,17 +11,20 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.report.estimate import Estimate
-from benchmarks.report.names import spoken
+from verifiable_relu.report.estimate import Estimate, Interval
 from verifiable_relu.report.figures import COLUMN, save, style
+from verifiable_relu.report.names import spoken
 from verifiable_relu.report.palette import COLOURS, HATCHES, LINES, MARKERS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Series = Sequence[tuple[float, Estimate]]
-"""Points (x, estimate of y)."""
+Spread = Estimate | Interval
+"""A mean with its interval."""
+
+Series = Sequence[tuple[float, Spread]]
+"""Points (x, mean of y)."""
 
 
 def pairs(path: Path, panels: Mapping[str, Mapping[str, tuple[Estimate, Estimate]]], ylabel: str) -> None:
@@ -68,11 +71,74 @@ def levels(path: Path, panels: Mapping[str, Mapping[str, Series]], xlabel: str, 
                 # The points are not joined: lines between shifted points would suggest differences that do not exist.
                 shift = 0.5 * gap * ((number + 0.5) / len(entries) - 0.5)
                 ax.errorbar(
-                    [x + shift for x, _ in points], [y.mean for _, y in points], [_half(y) for _, y in points],
+                    [x + shift for x, _ in points], [y.mean for _, y in points], _errors([y for _, y in points]),
                     ls="none", capsize=1.5, label=spoken(name), **_look(number),
                 )  # fmt: skip
             ax.set_xticks(ticks, [f"{x:g}" for x in ticks])
             ax.set(title=spoken(title), xlabel=xlabel, ylabel=ylabel)
+        _legend(figure, axes)
+        save(figure, path)
+
+
+def fronts(
+    path: Path, panels: Mapping[str, Mapping[str, Sequence[tuple[Spread, Spread]]]], xlabel: str, ylabel: str
+) -> None:
+    """Draw panels of points with intervals in both directions, the points of each entry joined by a line.
+
+    Args:
+        path: the file of the figure.
+        panels: for each title and name of a line, its points (x, y) in the order of x.
+        xlabel: what x is, a fraction.
+        ylabel: what y is, a fraction.
+
+    Raises:
+        InputError: without matplotlib.
+    """
+    with style():
+        from matplotlib.ticker import PercentFormatter
+
+        figure, axes = _panels(len(panels))
+        for ax, (title, entries) in zip(axes, panels.items(), strict=True):
+            for number, (name, points) in enumerate(entries.items()):
+                xs, ys = [x for x, _ in points], [y for _, y in points]
+                ax.errorbar(
+                    [x.mean for x in xs], [y.mean for y in ys], _errors(ys), _errors(xs), elinewidth=0.7, capsize=1.2,
+                    ls=LINES[number % len(LINES)], label=spoken(name), **_look(number),
+                )  # fmt: skip
+            ax.set(title=spoken(title), xlabel=xlabel, ylabel=ylabel)
+            ax.xaxis.set_major_formatter(PercentFormatter(1.0))
+            ax.yaxis.set_major_formatter(PercentFormatter(1.0))
+        _legend(figure, axes)
+        save(figure, path)
+
+
+def stacks(path: Path, panels: Mapping[str, Mapping[str, Sequence[float]]], xlabel: str) -> None:
+    """Draw panels of horizontal bars, one for each entry, each of the entry's parts from left to right.
+
+    Args:
+        path: the file of the figure.
+        panels: for each title and name of a bar, the lengths of its parts, which are layers.
+        xlabel: what the lengths are.
+
+    Raises:
+        InputError: without matplotlib.
+    """
+    with style():
+        figure, axes = _panels(len(panels), height=0.9 + 0.24 * max(map(len, panels.values())))
+        for ax, (title, entries) in zip(axes, panels.items(), strict=True):
+            for place, parts in enumerate(entries.values()):
+                for number, length in enumerate(parts):
+                    ax.barh(
+                        place, length, 0.7, sum(parts[:number]), color=COLOURS[number % len(COLOURS)],
+                        hatch=HATCHES[number % len(HATCHES)], edgecolor="white", label=f"layer {number + 1}",
+                    )  # fmt: skip
+            names = [spoken(name) for name in entries]
+            # Panels side by side mostly have the same bars, which are then named once.
+            named = ax.get_subplotspec().is_first_col() or list(entries) != list(next(iter(panels.values())))  # type: ignore[union-attr]
+            ax.set_yticks(range(len(names)), names if named else [""] * len(names))
+            ax.invert_yaxis()
+            ax.grid(False, axis="y")
+            ax.set(title=spoken(title), xlabel=xlabel)
         _legend(figure, axes)
         save(figure, path)
 
@@ -151,13 +217,24 @@ def _panels(count: int, height: float = 2.5) -> tuple[Figure, list[Axes]]:
 def _legend(figure: Figure, axes: Sequence[Axes]) -> None:
     """One legend below all panels, with each name once."""
     entries = {label: handle for ax in axes for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)}
-    columns = max(1, min(len(entries), round(figure.get_figwidth() / 1.7)))
+    # A character of the legend is about 0.055 inches wide; its marker and the gaps, 0.55 inches.
+    widest = 0.55 + 0.055 * max(map(len, entries), default=0)
+    columns = max(1, min(len(entries), int(figure.get_figwidth() / widest)))
     figure.legend(list(entries.values()), list(entries), loc="outside lower center", ncols=columns)
 
 
 def _look(number: int) -> dict[str, Any]:
     """The colour and the marker of a series."""
     return {"color": COLOURS[number % len(COLOURS)], "marker": MARKERS[number % len(MARKERS)]}
+
+
+def _errors(values: Sequence[Spread]) -> list[list[float]]:
+    """The distances of the intervals' ends from the means, below and above; 0 where there is no interval."""
+    ends = [(y.low, y.high) if isinstance(y, Interval) else (y.mean - y.half, y.mean + y.half) for y in values]
+    known = [(y.mean, y.mean) if math.isnan(low) else (low, high) for y, (low, high) in zip(values, ends, strict=True)]
+    # The mean of resampled equal numbers can be off by a rounding error.
+    below = [max(0.0, y.mean - low) for y, (low, _) in zip(values, known, strict=True)]
+    return [below, [max(0.0, high - y.mean) for y, (_, high) in zip(values, known, strict=True)]]
 
 
 def _half(value: Estimate) -> float:

@@ -1,0 +1,282 @@
+"""Studies: the file that describes one, its cells, and a run that is killed and goes on."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.support.processes import Process
+from verifiable_relu.errors import InputError
+from verifiable_relu.network import read_onnx
+from verifiable_relu.spec import read_vnnlib
+from verifiable_relu.study import asking
+from verifiable_relu.study.__main__ import main
+from verifiable_relu.study.cells import Places
+from verifiable_relu.study.state import State
+from verifiable_relu.study.suite import SHIPPED, find, read
+from verifiable_relu.study.training import Training, images_of
+from verifiable_relu.verifiers.registry import make, methods
+
+SUITE = """\
+about = "a"
+tuning = "t"
+cut = "c"
+arms = ["relu", "gelu-swap-finetune", "gelu-swap-finetune-extra"]
+seeds = 2
+images = 10
+
+[training]
+epochs = 8
+rate = 0.01
+
+[[network]]
+name = "one"
+data = "own.npz"
+eps = ["0.01", "1/50"]
+[network.training]
+hidden = [8]
+rate = 0.02
+
+[[network]]
+name = "two"
+data = "digits"
+eps = ["0.1"]
+arms = ["relu"]
+seeds = 1
+methods = ["crown"]
+
+[[objective]]
+name = "plain"
+
+[[objective]]
+name = "stable"
+option = "stability"
+weights = [0.1, 0.2]
+[objective.training]
+rate = 0.03
+
+[[method]]
+name = "crown"
+limit = 1
+
+[[method]]
+name = "auto"
+limit = 2.5
+
+[[claim]]
+name = "more"
+says = "More."
+network = "one"
+arm = "relu"
+against = "gelu-swap-finetune"
+objective = "stable"
+weight = 0.2
+measure = "certified"
+eps = "1/50"
+method = "auto"
+expected = "more"
+"""
+
+
+def written(folder: Path, text: str = SUITE) -> Path:
+    path = folder / "suite.toml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_cells_are_all_combinations_seed_by_seed_with_names_of_their_own(tmp_path: Path) -> None:
+    suite = read(written(tmp_path))
+    cells = suite.cells()
+    # Three arms and three weights, plain's among them, twice; one arm and three weights once.
+    assert len(cells) == 2 * 9 + 3 == len({cell.name for cell in cells}) == len({cell.options for cell in cells})
+    assert [cell.options.seed for cell in cells] == sorted(cell.options.seed for cell in cells)
+    assert {cell.network for cell in cells if cell.options.seed == 1} == {"one"}
+    rates = {(cell.network, cell.objective): cell.options.rate for cell in cells}
+    assert rates == {("one", "plain"): 0.02, ("one", "stable"): 0.03, ("two", "plain"): 0.01, ("two", "stable"): 0.03}
+    assert {cell.options.stability for cell in cells} == {0.0, 0.1, 0.2}
+    extra = [cell.options for cell in cells if cell.arm.endswith("-extra")]
+    assert {(options.arm, options.finetune_extra) for options in extra} == {("gelu-swap-finetune", 6)}
+    assert {cell.options.eps for cell in cells} == {0.02, 0.1}
+    assert {cell.source for cell in cells} == {str(tmp_path / "own.npz"), "digits"}
+    assert not any(str(tmp_path) in json.dumps(cell.record) for cell in cells)
+    assert suite.setting("two").methods == ("crown",) and suite.setting("one").methods == ("crown", "auto")
+
+
+WRONG = (
+    ("seeds = 2\n", "seeds = 2\nsedes = 3\n", 6, "unknown key 'sedes'"),
+    ("epochs = 8", "epochz = 8", 9, "'epochz' is no option of a training"),
+    ("epochs = 8", "epochs = 0", 9, "epochs: must be at least 1"),
+    ("epochs = 8", "epochs = 8.5", 9, "must be a whole number"),
+    ("epochs = 8", "seed = 8", 9, "'seed' is no option"),
+    ("hidden = [8]", "hidden = 8", 17, "must be a list of whole numbers"),
+    ("hidden = [8]", 'hidden = [8]\nmodel = "tree"', 18, "'tree' is none of mlp"),
+    ("rate = 0.03", "certified_by = 'sabr'", 36, "certified_by: needs --certified"),
+    ('"1/50"]', '"0"]', 15, "radii between 0 and 1"),
+    ('data = "digits"', 'data = "numbers"', 22, "'numbers' is no .npz file"),
+    ('methods = ["crown"]', 'methods = ["milp"]', 26, "'milp' is none of crown, auto"),
+    ('name = "two"', 'name = "one"', 21, "there is another 'one' before"),
+    ('option = "stability"', 'option = "rate"', 33, "'rate' is none of certified"),
+    ("weights = [0.1, 0.2]\n", "", 31, "'weights' is missing"),
+    ("weights = [0.1, 0.2]", "weights = [0.1, 0.1]", 34, "different numbers"),
+    ('name = "crown"\nlimit = 1', 'name = "magic"\nlimit = 1', 39, "'magic' is none of auto"),
+    ("limit = 2.5", "limit = 0", 44, "positive number"),
+    ("weight = 0.2", "weight = 0.3", 53, "has no weight 0.3"),
+    ('against = "gelu-swap-finetune"', 'against = "prelu"', 51, "'prelu' is none of"),
+    ('expected = "more"', 'expected = "better"', 57, "'better' is none of more"),
+    ("images = 10", "images = ten", 6, "no TOML"),
+    ("[[method]]", "[method]", 38, "method: must be a list"),
+)
+
+
+@pytest.mark.parametrize(("before", "after", "line", "said"), WRONG, ids=lambda value: str(value)[:30])
+def test_a_fault_of_a_suite_is_an_error_with_its_line(
+    before: str, after: str, line: int, said: str, tmp_path: Path
+) -> None:
+    assert before in SUITE
+    text = SUITE.replace(before, after) if before != "[[method]]" else SUITE.replace(before, after, 1).replace(
+        '[[method]]\nname = "auto"\nlimit = 2.5\n', ""
+    )  # fmt: skip
+    with pytest.raises(InputError) as error:
+        read(written(tmp_path, text))
+    assert str(error.value).startswith(f"{tmp_path}/suite.toml: line {line}: ") and said in str(error.value)
+
+
+def test_suites_of_the_package_are_read_and_announce_claims() -> None:
+    names = sorted(path.stem for path in SHIPPED.glob("*.toml"))
+    assert names == ["full", "small", "smoke"]
+    for name in names:
+        suite = read(find(name))
+        assert suite.name == name and suite.claims and suite.cut and suite.tuning
+    assert find("smoke.toml") == Path("smoke.toml")
+
+
+def test_bad_arguments_are_one_line_and_make_no_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = ["--out", str(tmp_path / "out")]
+    for given, said in (
+        ([str(tmp_path / "none.toml")], "none.toml: no such file"),
+        (["smoke", "--only", "mnist"], "--only: 'mnist' is none of digits-mlp"),
+        (["smoke", "--jobs", "0"], "--jobs: must be from 1 to 1,000, not 0"),
+    ):
+        assert main([*given, *out]) == 2
+        error = capsys.readouterr().err
+        assert error.startswith("study: ") and error.endswith(f"{said}\n") and error.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_verifiers_of_all_methods_can_be_sent_to_workers() -> None:
+    for name in methods():
+        if not name.startswith(("marabou", "auto_lirpa")):
+            assert repr(pickle.loads(pickle.dumps(make(name)))) == repr(make(name))
+
+
+def test_a_training_that_diverges_is_recorded_as_such(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    np.savez(tmp_path / "own.npz", images=rng.random((40, 3)), labels=np.arange(40) % 2)
+    suite = read(written(tmp_path, SUITE.replace("rate = 0.02", "rate = 1e30")))
+    places = Places(tmp_path)
+    places.networks.mkdir()
+    found = Training(suite.cells()[0], places)()
+    assert found["status"] == "diverged" and "infinite or NaN" in found["detail"] and found["results"] == {}
+    assert not list(places.networks.glob("*.onnx"))
+
+
+def test_the_file_of_a_ball_asks_the_same_as_the_study(tmp_path: Path) -> None:
+    pytest.importorskip("sklearn", reason="needs scikit-learn for the data set")
+    test = images_of("digits")
+    path = tmp_path / "0.vnnlib.gz"
+    asking.property_file(path, test, 3, "1/255", 10)
+    (read_back,) = read_vnnlib(path).properties
+    assert read_back.digest == asking.ball(test, 3, "1/255", 10).digest
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    path = folder / "records.jsonl"
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.is_file() else []
+
+
+def test_a_study_that_is_killed_goes_on_without_losing_or_repeating_anything(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("sklearn", reason="needs scikit-learn for the data set")
+    suite, places = read(find("smoke")), Places(tmp_path / "out")
+    command = ["smoke", "--out", str(places.folder), "--quiet"]
+    damaged, *_ = suite.cells()
+    places.networks.mkdir(parents=True)
+    places.checkpoint(damaged).write_bytes(b"nothing")
+    with Process(["-m", "verifiable_relu.study", *command]) as process:
+        # The first network cannot be trained, which does not stop the others.
+        while not any(record["kind"] == "answer" for record in lines(places.folder)):
+            assert process.poll() is None
+            time.sleep(0.1)
+        process.kill()
+        process.wait()
+    before = [record for record in lines(places.folder) if record["kind"] != "note"]
+    assert [r["status"] for r in before if r["kind"] == "training"] == ["failed", "trained"]
+    places.checkpoint(damaged).unlink()
+
+    assert main(command) == 0
+    after = [record for record in lines(places.folder) if record["kind"] != "note"]
+    assert after[: len(before)] == before
+    assert [r["status"] for r in after[len(before) :] if r["kind"] == "training"] == ["trained"]
+    state = State.of(after)
+    for cell in suite.cells():
+        right = state.right(cell, 10)
+        assert right and places.network(cell).is_file() and not places.checkpoint(cell).exists()
+        network, test = read_onnx(places.network(cell)), images_of("digits")
+        assert right == asking.right(network, test, np.arange(10)).tolist()
+        wanted = {(cell.name, eps, by, i) for eps in ("0.05", "0.2") for by in ("crown", "auto") for i in right}
+        assert wanted == {question for question in state.answers if question[0] == cell.name}
+    asked = Counter((r["cell"], r["eps"], r["method"], r["image"]) for r in after if r["kind"] == "answer")
+    assert set(asked.values()) == {1}
+    # What one method proves, none refutes; the attack and the search are part of auto.
+    for (cell, eps, method, image), answer in state.answers.items():
+        other = state.answers[cell, eps, "auto" if method == "crown" else "crown", image]
+        assert {answer["verdict"], other["verdict"]} != {"sat", "unsat"}
+    listed = (places.folder / "instances.csv").read_text(encoding="utf-8").splitlines()
+    assert len(listed) == len(state.answers) // 2
+    onnx, vnnlib, _ = listed[0].split(",")
+    assert (places.folder / onnx).is_file() and (places.folder / f"{vnnlib}.gz").is_file()
+
+    assert main(command) == 0
+    assert [record for record in lines(places.folder) if record["kind"] != "note"] == after
+    capsys.readouterr()
+    assert main(["smoke", "--out", str(places.folder), "--plan"]) == 0
+    shown = capsys.readouterr().out
+    assert f"2 of 2 are trained, {len(state.answers)} of at most {len(state.answers)} questions answered" in shown
+
+
+def test_answers_are_asked_again_only_where_another_run_could_say_more() -> None:
+    def answered(limit: float, **fields: object) -> bool:
+        known = {"cell": "c", "eps": "0.1", "method": "auto", "image": 3, "limit": 5.0, **fields}
+        return State.of([{"kind": "answer", **known}]).answered(("c", "0.1", "auto", 3), limit)
+
+    assert answered(50.0, verdict="unsat", reason="proved") and answered(50.0, verdict="sat", reason="refuted")
+    assert answered(5.0, verdict="unknown", reason="timeout") and answered(1.0, verdict="unknown", reason="incomplete")
+    assert not answered(6.0, verdict="unknown", reason="timeout")
+    assert not answered(1.0, verdict="unknown", reason="error") and not answered(
+        1.0, verdict="unknown", reason="memory"
+    )
+    assert not State().answered(("c", "0.1", "auto", 3), 1.0)
+
+
+def test_records_are_the_latest_of_the_cells_that_the_suite_has(tmp_path: Path) -> None:
+    first, second, *_ = read(written(tmp_path)).cells()
+    known = [
+        {"kind": "note", "text": "n"},
+        {"kind": "suite", "name": "old"},
+        {"kind": "training", "cell": first.name, "status": "failed"},
+        {"kind": "training", "cell": "of another suite", "status": "trained"},
+        {"kind": "suite", "name": "new"},
+        {"kind": "training", "cell": first.name, "status": "trained"},
+        {"kind": "measure", "cell": second.name, "name": "norm", "value": 1},
+    ]
+    state = State.of(known)
+    assert state.records([first, second]) == [known[0], known[4], known[5], known[6]]
+    assert state.trained(first) and state.settled(first) and not state.trained(second) and not state.settled(second)

@@ -1,0 +1,109 @@
+"""The command ``verifiable-relu study``: run a study that a file describes, or say what it would do."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from verifiable_relu.arguments import Parser
+from verifiable_relu.errors import InputError
+from verifiable_relu.streams import complain, guarded
+
+if TYPE_CHECKING:
+    from verifiable_relu.study.suite import Suite
+
+
+def parser() -> Parser:
+    """The parser of the command line."""
+    made = Parser(
+        label="study",
+        prog="verifiable-relu study",
+        description="Train the networks of a study, ask the same images of all of them, and make tables and figures. "
+        "What has a record is not done again: the same command goes on after Ctrl-C or a kill.",
+        allow_abbrev=False,
+    )
+    made.add_argument("suite", metavar="SUITE", help="a TOML file, or a suite of the package: smoke, small, full")
+    made.add_argument(
+        "--out", type=Path, metavar="DIR", help="folder of networks, records, tables and figures (study-NAME)"
+    )
+    made.add_argument("--jobs", type=int, default=1, help="processes that train and answer, of one thread each (1)")
+    made.add_argument(
+        "--only", metavar="NETWORK", action="append", default=[], help="work on this network alone (repeatable)"
+    )
+    chosen = made.add_mutually_exclusive_group()
+    chosen.add_argument("--plan", action="store_true", help="print the cells, what they have and the time; do nothing")
+    chosen.add_argument("--table", action="store_true", help="make tables and figures of the records, and nothing else")
+    made.add_argument("--quiet", action="store_true", help="print errors only")
+    made.add_argument("--debug", action="store_true", help="show the traceback of a fault of the program")
+    return made
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit status (``streams.guarded``): after Ctrl-C, the same command resumes."""
+    options = parser().parse_args(arguments)
+    return guarded("study", lambda: run(options, sys.argv[1:] if arguments is None else arguments), options.debug)
+
+
+def run(options: argparse.Namespace, arguments: Sequence[str]) -> int:
+    """Run a study by the command line's options; returns the exit status.
+
+    Raises:
+        InputError: for a suite, data or a folder that cannot be used.
+    """
+    if not 1 <= options.jobs <= 1_000:
+        raise InputError(f"must be from 1 to 1,000, not {options.jobs}", place="--jobs")
+    from verifiable_relu.study.suite import find, read
+
+    suite = read(find(options.suite))
+    names = [setting.name for setting in suite.settings]
+    if unknown := [name for name in options.only if name not in names]:
+        raise InputError(f"'{unknown[0]}' is none of {', '.join(names)}", place="--only")
+    from verifiable_relu.study.cells import Places
+    from verifiable_relu.study.records import Records, read_records
+
+    places = Places(options.out or Path(f"study-{suite.name}"))
+    known = places.folder / "records.jsonl"
+    if options.plan:
+        from verifiable_relu.study.plan import plan
+
+        print("\n".join(plan(suite, places, read_records(places.folder) if known.is_file() else [], options.jobs)))
+        return 0
+    if not options.table:
+        from verifiable_relu.study.machine import conditions
+        from verifiable_relu.study.runner import Study
+
+        def say(line: str) -> None:
+            if not options.quiet:
+                print(line, file=sys.stderr, flush=True)
+
+        try:
+            with Records(places.folder, lambda: conditions("verifiable_relu.study", list(arguments))) as records:
+                Study(suite, places, records, options.jobs, say, options.only).run()
+        except KeyboardInterrupt:
+            complain("study", "interrupted; the same command goes on from here")
+            return 130
+    tabulate(suite, places.folder, options.quiet)
+    return 0
+
+
+def tabulate(suite: Suite, folder: Path, quiet: bool) -> None:
+    """Make the tables and figures of the records of a suite's cells.
+
+    Raises:
+        InputError: if there are no records, or if they cannot be read.
+    """
+    from verifiable_relu.study import tables
+    from verifiable_relu.study.records import read_records
+    from verifiable_relu.study.state import State
+
+    records = State.of(read_records(folder)).records(suite.cells())
+    written = tables.write(records, folder)
+    if not quiet:
+        print("\n".join(map(str, written)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

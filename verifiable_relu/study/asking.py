@@ -1,0 +1,145 @@
+"""The questions of a study: balls around test images, asked of trained networks as campaigns do it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from verifiable_relu.campaign.inputs import Entry, Loader, believe
+from verifiable_relu.campaign.result import Key, Result
+from verifiable_relu.campaign.runner import Case
+from verifiable_relu.data import Dataset
+from verifiable_relu.network import Network
+from verifiable_relu.spec.balls import linf_property
+from verifiable_relu.spec.property import Property, Query
+from verifiable_relu.study.records import Records
+from verifiable_relu.study.training import images_of
+from verifiable_relu.verifiers.base import Reason
+
+DECIMALS = 9
+"""The decimals to which bounds of boxes are rounded outward, so that property files need no quotients."""
+
+_BATCH = 250
+
+
+@dataclass(frozen=True)
+class Ball(Entry):
+    """The question about the L∞ ball around a test image; ``vnnlib`` is the file that asks the same.
+
+    Attributes:
+        source: the data, a name or the path of a file.
+        eps: the radius, as text.
+        image: the number of the test image.
+        outputs: the number of the network's outputs.
+    """
+
+    source: str = ""
+    eps: str = ""
+    image: int = 0
+    outputs: int = 0
+
+
+def ball(test: Dataset, image: int, eps: str, outputs: int) -> Property:
+    """The property that a test image keeps its class within the L∞ ball of radius ``eps``, clipped to [0, 1]."""
+    label = int(test.labels[image])
+    return linf_property(test.images[image], label, Fraction(eps), outputs, name=f"image {image}", decimals=DECIMALS)
+
+
+class Balls(Loader):
+    """A reader of instances that makes the property of a ``Ball`` from the data: large files take long to read."""
+
+    def case(self, entry: Entry) -> Case:
+        """The instance of a ball; the first of each network is used to compare the network with its ONNX file."""
+        assert isinstance(entry, Ball) and entry.onnx is not None
+        new = not self.knows(entry.onnx)
+        network = self.network(entry.onnx)
+        asked = ball(images_of(entry.source), entry.image, entry.eps, entry.outputs)
+        if new:
+            believe(network, (asked,), entry.onnx)
+        return Case(str(entry.onnx), str(entry.vnnlib), (Query(network, asked),), entry.timeout)
+
+
+class Answers:
+    """The keeper of a campaign's results that writes each as a record of kind ``answer``.
+
+    Args:
+        records: the records of the study.
+        about: the fields with which the record of an instance begins, by the names of its two files.
+    """
+
+    def __init__(self, records: Records, about: Mapping[tuple[str, str], Mapping[str, Any]]) -> None:
+        self._records = records
+        self._about = about
+
+    def find(self, key: Key, timeout: float, checked: bool) -> Result | None:
+        """None: instances with an answer are not part of the campaign."""
+        return None
+
+    def append(self, result: Result, counterexample: str | None) -> None:
+        """Write the record of a result, unless the user interrupted the work on it."""
+        if result.reason is not Reason.INTERRUPTED:
+            self._records.append("answer", {**self._about[result.onnx, result.vnnlib], **_fields(result)})
+
+    def tabulate(self, results: Iterable[Result]) -> None:
+        """Do nothing: the tables are made at the end."""
+
+
+def _fields(result: Result) -> dict[str, Any]:
+    """The fields of the record of a result."""
+    margin = result.margin if result.margin is not None and np.isfinite(result.margin) else None
+    return {
+        "verdict": str(result.verdict),
+        "reason": str(result.reason),
+        "by": result.method,
+        "trust": None if result.trust is None else str(result.trust),
+        "seconds": round(result.seconds, 6),
+        "subproblems": _subproblems(result),
+        "unstable": result.unstable,
+        "margin": margin,
+        "limit": result.timeout,
+        "detail": result.detail,
+    }
+
+
+def _subproblems(result: Result) -> int | None:
+    """The number of sub-problems that branch and bound has bounded; 0 if bounds or an attack sufficed."""
+    if told := re.search(r"(\d+) sub-problems", result.detail):
+        return int(told[1])
+    return 0 if result.reason in (Reason.PROVED, Reason.REFUTED, Reason.INCOMPLETE) else None
+
+
+def right(network: Network, test: Dataset, images: np.ndarray) -> np.ndarray:
+    """Those of the test images, given by their numbers, that a network classifies rightly."""
+    with torch.inference_mode():
+        classes = [
+            network(torch.from_numpy(test.images[part])).flatten(1).argmax(1).numpy()
+            for part in np.split(images, range(_BATCH, len(images), _BATCH))
+        ]
+    return images[np.concatenate(classes) == test.labels[images]]
+
+
+def exact_images(test: Dataset, count: int) -> np.ndarray:
+    """The numbers of the first ``count`` test images whose pixels equal the official ones."""
+    return np.flatnonzero(test.exact)[:count]
+
+
+def property_file(path: Path, test: Dataset, image: int, eps: str, outputs: int) -> None:
+    """Write the property file of a ball, unless it is there.
+
+    Raises:
+        InputError: if it cannot be written.
+    """
+    from verifiable_relu.spec.write import write_vnnlib
+
+    if not path.is_file():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_name(f".{path.name}")
+        write_vnnlib(ball(test, image, eps, outputs), part)
+        part.replace(path)

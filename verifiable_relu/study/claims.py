@@ -1,0 +1,162 @@
+"""The claims that a suite declares beforehand, tested as one family, and what the outcomes say in words."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from verifiable_relu.report.estimate import Interval
+from verifiable_relu.study.joined import Cell, Record, Setting, Study
+from verifiable_relu.study.numbers import result, unstable
+from verifiable_relu.study.statistics import Paired, by_seed, holm, interval, mcnemar, wilcoxon
+
+LEVEL = 0.05
+"""The chance of one false claim or more in a family."""
+
+SHARES = ("clean", "attacked", "certified")
+COSTS = ("seconds", "subproblems")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the records say on a claim.
+
+    Attributes:
+        claim: the claim.
+        first: the mean of the arm that the claim is about, over the seeds that both arms have.
+        second: the mean of the other arm.
+        difference: the mean over the seeds of the first arm's value minus the second's; None without a seed.
+        seeds: the test over seeds.
+        images: the test over images; None for a measure without a value for each image.
+        corrected: the larger p-value of the two tests, after Holm's correction over all claims of the suite; NaN if
+            there is none.
+    """
+
+    claim: Record
+    first: float
+    second: float
+    difference: Interval | None
+    seeds: Paired
+    images: Paired | None
+    corrected: float = math.nan
+
+    @property
+    def p(self) -> float:
+        """The larger p-value of the two tests.
+
+        A claim that a way of training makes a difference must hold over trainings and over images. The larger of two
+        p-values is one for the null hypothesis that either test alone would not reject (an intersection-union test,
+        Berger, Technometrics 24:295, 1982).
+        """
+        tests = [self.seeds, *([] if self.images is None else [self.images])]
+        return math.nan if any(math.isnan(test.p) for test in tests) else max(test.p for test in tests)
+
+    @property
+    def direction(self) -> str:
+        """``more`` or ``fewer`` if a difference is shown, else ``not shown``.
+
+        Without a seed of both arms it is ``not measured``, and with one ``not tested``.
+
+        A difference is shown if the corrected p-value is below ``LEVEL``, if seeds and images agree in its sign, and if
+        the interval over the seeds lies on the same side of zero.
+        """
+        if self.difference is None:
+            return "not measured"
+        if math.isnan(self.corrected):
+            return "not tested"
+        sign = math.copysign(1, self.difference.mean)
+        agree = self.images is None or self.images.effect * sign > 0
+        clear = min(self.difference.low * sign, self.difference.high * sign) > 0
+        if not (self.corrected < LEVEL and agree and clear):
+            return "not shown"
+        return "more" if sign > 0 else "fewer"
+
+    @property
+    def reading(self) -> str:
+        """What the direction says on the claim's expectation."""
+        expected, found = self.claim["expected"], self.direction
+        if found == "not shown" and expected == "no difference":
+            return "no difference shown"
+        if found.startswith("not "):
+            return found
+        return "shown" if found == expected else f"refuted: {found}"
+
+
+def outcomes(study: Study) -> list[Outcome]:
+    """The outcomes of all claims of a study, in the suite's order, with corrected p-values."""
+    found = [outcome(study, claim) for claim in study.suite.get("claims", ())]
+    corrected = holm([each.p for each in found])
+    return [
+        Outcome(o.claim, o.first, o.second, o.difference, o.seeds, o.images, p)
+        for o, p in zip(found, corrected, strict=True)
+    ]
+
+
+def outcome(study: Study, claim: Record) -> Outcome:
+    """The outcome of a claim by itself, without a correction."""
+    about = claim["network"], claim["objective"], claim["weight"]
+    first, second = (study.group(Setting(*about, claim[side])) for side in ("arm", "against"))
+    measure, eps, method = claim["measure"], claim["eps"], claim["method"]
+    pairs: dict[int, tuple[float, float]] = {}
+    images: dict[int, list[float]] = defaultdict(list)
+    for seed in sorted(first.keys() & second.keys()):
+        one, other = first[seed], second[seed]
+        if measure in (*SHARES, *COSTS):
+            ours, theirs = (by_image(cell, measure, eps, method) for cell in (one, other))
+            shared = ours.keys() & theirs.keys()
+            for image in shared:
+                images[image].append(ours[image] - theirs[image])
+            values = [statistics.fmean(side[i] for i in shared) if shared else None for side in (ours, theirs)]
+        else:
+            value = unstable(eps) if measure == "unstable" else result(measure)
+            values = [value(one), value(other)]
+        if values[0] is not None and values[1] is not None:
+            pairs[seed] = values[0], values[1]
+    differences = [a - b for a, b in pairs.values()]
+    means = [statistics.fmean(side) for side in zip(*pairs.values(), strict=True)] or [math.nan, math.nan]
+    # An image that is asked of several seeds is one pair: seeds share it, and are not independent in it.
+    over = [math.fsum(each) for each in images.values()]
+    test = None
+    if images and measure in SHARES:
+        test = mcnemar(sum(d > 0 for d in over), sum(d < 0 for d in over))
+    elif images:
+        test = wilcoxon([statistics.fmean(each) for each in images.values()])
+    mean = interval(differences) if differences else None
+    return Outcome(claim, means[0], means[1], mean, by_seed(differences), test)
+
+
+def by_image(cell: Cell, measure: str, eps: str, method: str) -> Mapping[int, float]:
+    """The value of ``SHARES`` or ``COSTS`` for each image; empty if it is unknown."""
+    found = cell.costs(measure, eps, method) if measure in COSTS else cell.holds(measure, eps, method)
+    return {} if found is None else {image: float(value) for image, value in found.items()}
+
+
+def findings(found: Sequence[Outcome]) -> list[str]:
+    """A sentence for each claim: what was claimed, whether it is shown, and by which row of the table of claims."""
+    return [_sentence(each) for each in found]
+
+
+def _sentence(found: Outcome) -> str:
+    claim = found.claim
+    said = f"{claim['says'].rstrip('.')}: **{found.reading}**"
+    if found.difference is None:
+        return f"{said}; no seed of both arms has been measured (row `{claim['name']}`)."
+    tests = f"p = {found.seeds.p:.2g} over {found.seeds.n} seeds"
+    if math.isnan(found.seeds.p):
+        tests = "one seed is no test"
+    elif found.images is not None:
+        tests += f" and {found.images.p:.2g} over {found.images.n} images ({found.images.test})"
+    if not math.isnan(found.corrected):
+        tests += f", {found.corrected:.2g} corrected"
+    form = _form(claim["measure"])
+    return (
+        f"{said}; {claim['arm']} {found.first:{form}} against {claim['against']} {found.second:{form}}, "
+        f"difference {found.difference:+z{form}}, {tests} (row `{claim['name']}`)."
+    )
+
+
+def _form(measure: str) -> str:
+    return ".2%" if measure in SHARES or "clean" in measure or measure in ("int8",) else ".3g"

@@ -1,0 +1,200 @@
+"""The run of a study: what has no record yet is trained, measured and asked, and recorded piece by piece."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from verifiable_relu.campaign.parallel import run_parallel
+from verifiable_relu.campaign.worker import Job
+from verifiable_relu.network import read_onnx
+from verifiable_relu.study import asking
+from verifiable_relu.study.asking import Answers, Ball, Balls
+from verifiable_relu.study.cells import Cell, Places
+from verifiable_relu.study.measuring import Measuring
+from verifiable_relu.study.pool import Pool
+from verifiable_relu.study.records import Records
+from verifiable_relu.study.state import State, of_seed
+from verifiable_relu.study.suite import Method, Suite
+from verifiable_relu.study.training import Training, data_of, images_of, untrained
+from verifiable_relu.train.checkpoint import write_whole
+from verifiable_relu.train.loop import build
+from verifiable_relu.verifiers.registry import make
+from verifiable_relu.verifiers.solvers.process import processor_seconds
+
+FAILED = "failed"
+"""The name of the measure that is recorded where measuring failed, which the next run tries again."""
+
+Say = Callable[[str], None]
+"""A function that tells the user one line."""
+
+
+class Study:
+    """A study in its folder.
+
+    Args:
+        suite: the suite.
+        places: the folder.
+        records: its records, open for this run.
+        jobs: the number of processes that train and answer, with one thread each.
+        say: tells the user what is done.
+        only: the names of the settings that this run works on; all of the suite's where there are none.
+
+    Attributes:
+        cells: the trainings of these settings.
+        state: what is done.
+    """
+
+    def __init__(
+        self, suite: Suite, places: Places, records: Records, jobs: int, say: Say, only: Sequence[str] = ()
+    ) -> None:
+        self.suite = suite
+        self.places = places
+        self.records = records
+        self.jobs = jobs
+        self.say = say
+        self.cells = [cell for cell in suite.cells() if not only or cell.network in only]
+
+    @property
+    def state(self) -> State:
+        """What the records hold now."""
+        return State.of(self.records.all)
+
+    def run(self) -> None:
+        """Do all that has no record, seed by seed: trainings, measures, answers.
+
+        Raises:
+            InputError: for data, networks or a folder that cannot be used, before anything is trained where possible.
+            KeyboardInterrupt: if the user interrupts; the next run goes on from there.
+        """
+        self.check()
+        if self.state.suite is None or self.state.suite["digest"] != self.suite.record["digest"]:
+            self.records.append("suite", self.suite.record)
+        self.places.networks.mkdir(parents=True, exist_ok=True)
+        for half in self.places.networks.glob("*.part"):  # A run that was killed can have left half-written files.
+            half.unlink()
+        with Pool(self.jobs) as pool:
+            for seed in sorted({cell.options.seed for cell in self.cells}):
+                cells = of_seed(self.cells, seed)
+                self.train(cells, pool)
+                self.choose(cells)
+                self.measure(cells, pool)
+                for method in self.suite.methods:
+                    self.ask(cells, method, pool)
+        self.list_instances()
+
+    def check(self) -> None:
+        """Check that all data can be read, and that the networks fit them.
+
+        Raises:
+            InputError: if not.
+        """
+        for cell in {cell.network: cell for cell in self.cells}.values():
+            build(cell.options, data_of(cell.source)[0])
+
+    def train(self, cells: Sequence[Cell], pool: Pool) -> None:
+        """Train those of the cells whose networks are missing; a training that fails is recorded as such."""
+        state = self.state
+        missing = [cell for cell in cells if not state.settled(cell)]
+        for cell in cells:
+            if state.settled(cell):
+                # A run that was killed can have recorded a training and left its checkpoint.
+                self.places.checkpoint(cell).unlink(missing_ok=True)
+        done = sum(map(state.settled, self.cells))
+
+        def keep(task: Training, result: Any) -> None:
+            nonlocal done
+            failed = isinstance(result, Exception)
+            fields = untrained(task.cell, "failed", f"{type(result).__name__}: {result}") if failed else result
+            self.records.append("training", {**task.cell.record, **fields})
+            if not failed:
+                self.places.checkpoint(task.cell).unlink(missing_ok=True)
+            done += not failed
+            self.say(f"{done} of {len(self.cells)} trainings: {task.cell.name}: {_of_training(fields)}")
+
+        pool.perform([Training(cell, self.places) for cell in missing], keep)
+
+    def choose(self, cells: Sequence[Cell]) -> None:
+        """Record, for each trained cell, which of the images its network classifies rightly."""
+        state = self.state
+        for cell in cells:
+            asked = self.suite.setting(cell.network).images
+            if state.trained(cell) and state.right(cell, asked) is None:
+                test = images_of(cell.source)
+                images = asking.exact_images(test, asked)
+                network = read_onnx(self.places.network(cell))
+                numbers = {"images": images.tolist(), "right": asking.right(network, test, images).tolist()}
+                about = {"cell": cell.name, "asked": asked, "outputs": network.output_size}
+                self.records.append("images", {**about, **numbers})
+
+    def measure(self, cells: Sequence[Cell], pool: Pool) -> None:
+        """Measure those of the cells' networks that have no measures; a failure is recorded as such."""
+        state = self.state
+        known = {cell for cell, name in state.measures if name != FAILED}
+        tasks = []
+        for cell in cells:
+            setting = self.suite.setting(cell.network)
+            right = state.right(cell, setting.images)
+            if state.trained(cell) and right is not None and cell.name not in known:
+                tasks.append(Measuring(cell, self.places, tuple(right), setting.eps))
+
+        def keep(task: Measuring, result: Any) -> None:
+            if isinstance(result, Exception):
+                self.say(f"{task.cell.name}: not measured: {result}")
+                found = {"name": FAILED, "value": None, "detail": f"{type(result).__name__}: {result}"}
+                self.records.append("measure", {"cell": task.cell.name, **found})
+                return
+            for name, value in result.items():
+                self.records.append("measure", {"cell": task.cell.name, "name": name, "value": value})
+
+        pool.perform(tasks, keep)
+
+    def ask(self, cells: Sequence[Cell], method: Method, pool: Pool) -> None:
+        """Ask a method about all balls that it has not answered; every answer is recorded as soon as it is known."""
+        state = self.state
+        entries: list[Ball] = []
+        about: dict[tuple[str, str], dict[str, Any]] = {}
+        for cell in cells:
+            if not state.trained(cell):
+                continue
+            onnx, outputs = self.places.network(cell), state.images[cell.name]["outputs"]
+            for eps, image in state.open(self.suite, cell, method):
+                path = self.places.property(cell, eps, image)
+                asking.property_file(path, images_of(cell.source), image, eps, outputs)
+                entries.append(Ball(path, onnx, method.limit, cell.source, eps, image, outputs))
+                about[str(onnx), str(path)] = {"cell": cell.name, "eps": eps, "method": method.name, "image": image}
+        if not entries:
+            return
+        answers = run_parallel(
+            entries, Job(make(method.name), Balls(), clock=processor_seconds), pool.slots, Answers(self.records, about)
+        )
+        counted = Counter(result.answer for result in answers)
+        told = ", ".join(f"{count} {answer}" for answer, count in sorted(counted.items()))
+        spent = sum(result.seconds for result in answers)
+        self.say(f"seed {cells[0].options.seed}, {method.name}: {told}; {spent:.0f} s")
+
+    def list_instances(self) -> None:
+        """Write ``instances.csv``, with which other tools can be asked the same, with the longest time limit."""
+        state = self.state
+        limit = max(method.limit for method in self.suite.methods)
+        text = io.StringIO()
+        rows = csv.writer(text, lineterminator="\n")
+        for cell in self.suite.cells():
+            setting = self.suite.setting(cell.network)
+            for eps in setting.eps:
+                for image in state.right(cell, setting.images) or ():
+                    files = (self.places.network(cell), self.places.property(cell, eps, image))
+                    # The competition's tables name files without .gz.
+                    named = (str(path.relative_to(self.places.folder)).removesuffix(".gz") for path in files)
+                    rows.writerow([*named, f"{limit:g}"])
+        write_whole(self.places.folder / "instances.csv", text.getvalue().encode())
+
+
+def _of_training(fields: dict[str, Any]) -> str:
+    """A training's record in a few words."""
+    if fields["status"] != "trained":
+        return f"{fields['status']}: {fields['detail']}"
+    return f"{100 * fields['results']['clean']:.1f} % clean, {fields['seconds']:.0f} s"

@@ -1,0 +1,387 @@
+"""The file that describes a study: which networks are trained, in which arms, and what they are asked."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from verifiable_relu.arguments import fraction
+from verifiable_relu.data.registry import DATASETS
+from verifiable_relu.errors import InputError
+from verifiable_relu.study.cells import Cell
+from verifiable_relu.study.outcomes import CLAIMED
+from verifiable_relu.study.toml_table import Table, count, number, one_of, positive, text, texts
+from verifiable_relu.study.variants import VARIANTS, variant_options
+from verifiable_relu.train.options import Options
+from verifiable_relu.train.options import number as radius
+from verifiable_relu.verifiers.registry import methods
+
+SHIPPED = Path(__file__).parent / "suites"
+"""The folder of the suites that come with the package."""
+
+EXPECTED = ("more", "fewer", "no difference")
+"""What a claim can expect of its arm, compared with another one."""
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+-]{0,60}")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """An architecture on a data set, and the questions about it.
+
+    Attributes:
+        name: its name in records and tables.
+        data: the name of a data set, or an ``.npz`` file as the suite names it.
+        eps: the radii of the L∞ balls, as text.
+        images: the number of test images that are asked about, the first exact ones.
+        seeds: the number of seeds, from 0 on.
+        arms: the names of the variants.
+        methods: the names of the methods that are asked.
+        training: the options of its trainings, by name.
+    """
+
+    name: str
+    data: str
+    eps: tuple[str, ...]
+    images: int
+    seeds: int
+    arms: tuple[str, ...]
+    methods: tuple[str, ...]
+    training: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What is minimised in training.
+
+    Attributes:
+        name: its name in records and tables.
+        option: the option of the training that has the objective's weight; empty for an objective without one.
+        weights: the values of that option; (0.0,) for an objective without a weight.
+        training: the options of its trainings, by name; they go before those of the setting.
+    """
+
+    name: str
+    option: str
+    weights: tuple[float, ...]
+    training: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Method:
+    """A method of verification.
+
+    Attributes:
+        name: its name (``verifiers.registry``).
+        limit: the seconds of processor time for each image.
+    """
+
+    name: str
+    limit: float
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A comparison of two arms that is announced before anything is measured.
+
+    Attributes:
+        name: the name of its row.
+        says: the claim in words.
+        network: the name of the setting.
+        arm: the variant that the claim is about.
+        against: the variant with which it is compared.
+        objective: the name of the objective.
+        weight: the weight of the objective.
+        measure: one of ``outcomes.CLAIMED``.
+        eps: the radius; empty for a measure without one.
+        method: the name of the method; empty for a measure without one.
+        expected: one of ``EXPECTED``.
+    """
+
+    name: str
+    says: str
+    network: str
+    arm: str
+    against: str
+    objective: str
+    weight: float
+    measure: str
+    eps: str
+    method: str
+    expected: str
+
+
+@dataclass(frozen=True)
+class Suite:
+    """A study, as its file describes it.
+
+    Attributes:
+        path: the file.
+        text: its text.
+        about: what the study asks.
+        tuning: how much each arm was tuned.
+        cut: what was left out, and why.
+        settings: the architectures on their data.
+        objectives: the objectives.
+        methods: the methods of verification, in the order in which they are asked.
+        claims: the family of claims over which p-values are corrected.
+    """
+
+    path: Path
+    text: str
+    about: str
+    tuning: str
+    cut: str
+    settings: tuple[Setting, ...]
+    objectives: tuple[Objective, ...]
+    methods: tuple[Method, ...]
+    claims: tuple[Claim, ...]
+
+    @property
+    def name(self) -> str:
+        """The name of the study."""
+        return self.path.stem
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """The record of the suite."""
+        described = {
+            "about": self.about,
+            "tuning": self.tuning,
+            "cut": self.cut,
+            "networks": [asdict(each) for each in self.settings],
+            "arms": list(dict.fromkeys(arm for each in self.settings for arm in each.arms)),
+            "objectives": [asdict(each) for each in self.objectives],
+            "methods": [asdict(each) for each in self.methods],
+            "claims": [asdict(each) for each in self.claims],
+        }
+        digest = hashlib.sha256(self.text.encode()).hexdigest()
+        return {"name": self.name, "digest": digest, "suite": described, "text": self.text}
+
+    def setting(self, name: str) -> Setting:
+        """The setting of a name."""
+        return next(each for each in self.settings if each.name == name)
+
+    def source(self, setting: Setting) -> str:
+        """The data of a setting as the trainer takes it: a name, or a file's path, which is relative to the suite."""
+        return str(self.path.parent / setting.data) if setting.data.endswith(".npz") else setting.data
+
+    def cells(self) -> list[Cell]:
+        """All trainings, those of the first seed first: a study that is stopped has few seeds of all arms."""
+        made = []
+        for seed in range(max(setting.seeds for setting in self.settings)):
+            for setting, objective in product(self.settings, self.objectives):
+                if seed < setting.seeds:
+                    for weight, arm in product(objective.weights, setting.arms):
+                        options = _options(setting, objective, weight, arm, seed)
+                        source = self.source(setting)
+                        made.append(Cell(setting.name, arm, objective.name, weight, options, source))
+        return made
+
+
+def find(name: str) -> Path:
+    """The file of a suite: a path, or the name of a suite that comes with the package."""
+    shipped = SHIPPED / f"{name}.toml"
+    return shipped if re.fullmatch("[a-z]+", name) and shipped.is_file() else Path(name)
+
+
+def read(path: Path) -> Suite:
+    """Read a suite.
+
+    Raises:
+        InputError: if the file cannot be read or is no suite; the error names the line.
+    """
+    table = Table.read(path)
+    about, tuning, cut = (table.take(key, text) for key in ("about", "tuning", "cut"))
+    arms = table.take("arms", _variants)
+    seeds, images = table.take("seeds", count), table.take("images", count)
+    shared = table.table("training")
+    common = _training(shared)
+    settings, objectives = [], []
+    asked = []
+    ways = table.tables("method")
+    for each in ways:
+        asked.append(Method(each.take("name", one_of(methods())), each.take("limit", positive)))
+        each.done()
+    every = tuple(method.name for method in asked)
+    trained, aimed = table.tables("network"), table.tables("objective")
+    networks, aims = [each.table("training") for each in trained], [each.table("training") for each in aimed]
+    for each, options in zip(trained, networks, strict=True):
+        settings.append(
+            Setting(
+                each.take("name", _name),
+                each.take("data", _data),
+                each.take("eps", _radii),
+                each.take("images", count, images),
+                each.take("seeds", count, seeds),
+                each.take("arms", _variants, arms),
+                each.take("methods", _some_of(every), every),
+                {**common, **_training(options)},
+            )
+        )
+        each.done()
+    for each, options in zip(aimed, aims, strict=True):
+        name, option = each.take("name", _name), each.take("option", one_of(_WEIGHTED), "")
+        weights = each.take("weights", _numbers) if option else (0.0,)
+        objectives.append(Objective(name, option, weights, _training(options)))
+        each.done()
+    announced = table.tables("claim")
+    for key, listed in (("network", trained), ("objective", aimed), ("method", ways)):
+        if not listed:
+            raise table.error(f"there is no [[{key}]]")
+    claims = [_claim(each, settings, objectives) for each in announced]
+    _different(trained, [each.name for each in settings])
+    _different(aimed, [each.name for each in objectives])
+    _different(ways, every)
+    _different(announced, [claim.name for claim in claims])
+    table.done()
+    for (setting, own), (objective, aim) in product(
+        zip(settings, networks, strict=True), zip(objectives, aims, strict=True)
+    ):
+        _check_options(setting, objective, (aim, own, shared))
+    return Suite(path, table.text, about, tuning, cut, tuple(settings), tuple(objectives), tuple(asked), tuple(claims))
+
+
+_WEIGHTED = ("certified", "stability", "l1", "decay")
+"""The options that can be the weight of an objective."""
+
+
+def _claim(table: Table, settings: list[Setting], objectives: list[Objective]) -> Claim:
+    """The claim that a table describes.
+
+    Raises:
+        InputError: if the claim is about something that the study does not have.
+    """
+    name, says = table.take("name", _name), table.take("says", text)
+    network = table.take("network", one_of([each.name for each in settings]))
+    setting = next(each for each in settings if each.name == network)
+    arm, against = table.take("arm", one_of(setting.arms)), table.take("against", one_of(setting.arms))
+    aim = table.take("objective", one_of([each.name for each in objectives]), objectives[0].name)
+    weights = next(each for each in objectives if each.name == aim).weights
+    weight = table.take("weight", number, weights[0])
+    if weight not in weights:
+        raise table.error(f"the objective '{aim}' has no weight {weight:g}", "weight")
+    measure = table.take("measure", one_of(tuple(CLAIMED)))
+    eps = table.take("eps", one_of(setting.eps)) if "eps" in CLAIMED[measure] else ""
+    method = table.take("method", one_of(setting.methods)) if "method" in CLAIMED[measure] else ""
+    expected = table.take("expected", one_of(EXPECTED))
+    table.done()
+    return Claim(name, says, network, arm, against, aim, weight, measure, eps, method, expected)
+
+
+def _options(setting: Setting, objective: Objective, weight: float, arm: str, seed: int) -> Options:
+    """The options of a training; ε is the middle radius of the questions unless the suite says otherwise.
+
+    Raises:
+        InputError: for options with which no network can be trained.
+    """
+    values = {"eps": radius(setting.eps[len(setting.eps) // 2]), **setting.training, **objective.training}
+    if objective.option:
+        values[objective.option] = weight
+    return replace(variant_options(arm, Options(setting.data, **values)), seed=seed)
+
+
+def _check_options(setting: Setting, objective: Objective, tables: Sequence[Table]) -> None:
+    """Check the options of all trainings of a setting with an objective.
+
+    Args:
+        setting: the setting.
+        objective: the objective.
+        tables: the tables of options, of which the first one that has an option decides on it.
+
+    Raises:
+        InputError: for options with which no network can be trained.
+    """
+    for weight, arm in product(objective.weights, setting.arms):
+        try:
+            _options(setting, objective, weight, arm, 0)
+        except InputError as error:
+            option = (error.place or "").lstrip("-").replace("-", "_")
+            table = next((each for each in tables if option in each.names), tables[0])
+            about = f"{setting.name}, {objective.name}, {arm}: {option}: {error.message}"
+            raise table.error(about, option) from None
+
+
+_OPTIONS = {field.name: field.default for field in fields(Options) if field.name not in ("data", "arm", "seed")}
+"""The options of trainings that a suite can set, with their defaults."""
+
+
+def _training(table: Table) -> dict[str, Any]:
+    """The options of trainings that a table gives.
+
+    Raises:
+        InputError: for an unknown option, or a value of the wrong kind.
+    """
+    found = {name: table.take(name, _option(_OPTIONS[name])) for name in _OPTIONS if name in table.names}
+    if unknown := sorted(table.names - found.keys()):
+        raise table.error(f"'{unknown[0]}' is no option of a training that a suite can set", unknown[0])
+    return found
+
+
+def _option(default: object) -> Any:
+    """The reader of an option, by the kind of its default."""
+
+    def read_option(value: object) -> Any:
+        if isinstance(default, tuple):
+            if not isinstance(value, list):
+                raise ValueError("must be a list of whole numbers")
+            return tuple(count(each) for each in value)
+        if isinstance(default, float):
+            return radius(value) if isinstance(value, str) else number(value)
+        if type(value) is not type(default):
+            raise ValueError(f"must be a {_KINDS[type(default)]}")
+        return value
+
+    return read_option
+
+
+_KINDS: dict[type, str] = {bool: "true or false", int: "whole number", str: "text"}
+
+
+def _name(value: object) -> str:
+    if not _NAME.fullmatch(text(value)):
+        raise ValueError("must be a name of letters, digits, '.', '+' and '-'")
+    return text(value)
+
+
+def _data(value: object) -> str:
+    if not text(value).endswith(".npz") and value not in DATASETS:
+        raise ValueError(f"'{value}' is no .npz file and none of {', '.join(DATASETS)}")
+    return text(value)
+
+
+def _some_of(names: Sequence[str]) -> Callable[[object], tuple[str, ...]]:
+    read_one = one_of(names)
+    return lambda value: tuple(read_one(each) for each in texts(value))
+
+
+_variants = _some_of(tuple(VARIANTS))
+
+
+def _radii(value: object) -> tuple[str, ...]:
+    for each in texts(value):
+        if not 0 < fraction(each) < 1:
+            raise ValueError("must be radii between 0 and 1")
+    return texts(value)
+
+
+def _numbers(value: object) -> tuple[float, ...]:
+    if not isinstance(value, list) or not value or len({number(each) for each in value}) < len(value):
+        raise ValueError("must be a list of different numbers")
+    return tuple(number(each) for each in value)
+
+
+def _different(tables: Sequence[Table], names: Sequence[str]) -> None:
+    """Check that the tables of an array have different names.
+
+    Raises:
+        InputError: for a name that an earlier table has.
+    """
+    for i, name in enumerate(names):
+        if name in names[:i]:
+            raise tables[i].error(f"there is another '{name}' before", "name")

@@ -1,0 +1,102 @@
+"""The training of a cell of a study, in a process of its own."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from verifiable_relu.data import Dataset, load
+from verifiable_relu.errors import UnsupportedError
+from verifiable_relu.network import from_torch, write_onnx
+from verifiable_relu.study.cells import Cell, Places
+from verifiable_relu.train.arms import ARMS
+from verifiable_relu.train.checkpoint import write_whole
+from verifiable_relu.train.export import finish
+from verifiable_relu.train.loop import Diverged, train
+from verifiable_relu.train.own_data import training_and_test
+
+
+@lru_cache(maxsize=1)
+def data_of(source: str) -> tuple[Dataset, Dataset]:
+    """The training images and the test images of a data set, which a process keeps for its next task.
+
+    Raises:
+        InputError: if the data cannot be read.
+    """
+    return training_and_test(source)
+
+
+@lru_cache(maxsize=8)
+def images_of(source: str) -> Dataset:
+    """The test images of a data set, which are kept.
+
+    Raises:
+        InputError: if the data cannot be read.
+    """
+    return data_of(source)[1] if source.endswith(".npz") else load(source, "test")
+
+
+@dataclass(frozen=True)
+class Training:
+    """The task of training a cell's network and writing it.
+
+    Attributes:
+        cell: the cell.
+        places: the folder of the study.
+    """
+
+    cell: Cell
+    places: Places
+
+    def __call__(self) -> dict[str, Any]:
+        """Train, resuming from the checkpoint if there is one, and write the networks; the checkpoint is kept.
+
+        Returns:
+            The fields of the record that follow those of the cell. The ``status`` is ``trained``, or ``diverged`` if
+            the loss became infinite or NaN; without a network there are no results.
+
+        Raises:
+            InputError: for data or a checkpoint that cannot be used.
+        """
+        began, used = time.perf_counter(), time.process_time()
+        options, places = self.cell.options, self.places
+        training, test = data_of(self.cell.source)
+        try:
+            trained = train(options, training, places.checkpoint(self.cell), test=test)
+        except Diverged as error:
+            return untrained(self.cell, "diverged", str(error))
+        hard, record = finish(trained, options, training, test)
+        shape = training.images.shape[1:]
+        files = {"onnx": _written(places.network(self.cell), hard, shape)}
+        if ARMS[options.arm].swap == "end":
+            # λ-Swish is not read, and so cannot be written.
+            with suppress(UnsupportedError):
+                files["smooth"] = _written(places.smooth(self.cell), trained.model.eval(), shape)
+        return {
+            "status": "trained",
+            "detail": record["note"],
+            "seconds": record["seconds"],
+            "wall_seconds": round(time.perf_counter() - began, 1),
+            "processor_seconds": round(time.process_time() - used, 1),
+            **{name: record[name] for name in ("options", "training_images", "results", "epochs")},
+            "files": files,
+        }
+
+
+def untrained(cell: Cell, status: str, detail: str) -> dict[str, Any]:
+    """The fields of the record of a training without a network, with the ``status`` ``diverged`` or ``failed``."""
+    return {"status": status, "detail": detail, "options": asdict(cell.options), "results": {}, "epochs": []}
+
+
+def _written(path: Path, model: nn.Module, shape: tuple[int, ...]) -> str:
+    """Write a network, completely or not at all; returns the SHA-256 of the file."""
+    data = write_onnx(from_torch(model, shape))
+    write_whole(path, data)
+    return hashlib.sha256(data).hexdigest()
