@@ -125,6 +125,10 @@ class Loader:
             raise found
         return found
 
+    def knows(self, path: Path, chosen: Chosen = EVERYTHING) -> bool:
+        """Whether the network of a file, with these inputs and outputs, has been read."""
+        return (path.resolve(), chosen) in self._read
+
     def forget(self, kept: Collection[Path]) -> None:
         """Drop the networks that were read, but for those of the files ``kept``."""
         still = {path.resolve() for path in kept}

@@ -55,18 +55,14 @@ def ball(test: Dataset, image: int, eps: str, outputs: int) -> Property:
 class Balls(Loader):
     """A reader of instances that makes the property of a ``Ball`` from the data: large files take long to read."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._compared: set[Path] = set()
-
     def case(self, entry: Entry) -> Case:
         """The instance of a ball; the first of each network is used to compare the network with its ONNX file."""
         assert isinstance(entry, Ball) and entry.onnx is not None
+        new = not self.knows(entry.onnx)
         network = self.network(entry.onnx)
         asked = ball(images_of(entry.source), entry.image, entry.eps, entry.outputs)
-        if entry.onnx not in self._compared:
+        if new:
             believe(network, (asked,), entry.onnx)
-            self._compared.add(entry.onnx)
         return Case(str(entry.onnx), str(entry.vnnlib), (Query(network, asked),), entry.timeout)
 
 
