@@ -24,10 +24,15 @@ class Parser(argparse.ArgumentParser):
 
     Args:
         label: the word with which an error line begins.
+        text: what the help says, instead of a description and an epilog: its first line before the options, the other
+            lines, unwrapped, after them.
         options: the arguments of ``argparse.ArgumentParser``.
     """
 
-    def __init__(self, label: str = "error", **options: Any) -> None:
+    def __init__(self, label: str = "error", text: str | None = None, **options: Any) -> None:
+        if text is not None:
+            first, _, rest = text.partition("\n")
+            options |= {"description": first, "epilog": rest, "formatter_class": argparse.RawDescriptionHelpFormatter}
         super().__init__(**options)
         self.label = label
         atexit.unregister(gc.freeze)

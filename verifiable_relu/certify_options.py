@@ -15,9 +15,8 @@ from verifiable_relu.verifiers.registry import methods
 if TYPE_CHECKING:
     from verifiable_relu.campaign.inputs import Entry, Loader
 
-ABOUT = "Answer properties of neural networks: does some input of the box reach the unsafe set?"
+ABOUT = """Answer properties of neural networks: does some input of the box reach the unsafe set?
 
-MORE = """
     verifiable-relu certify --spec specs/cifar_eps.vnnlib
     verifiable-relu certify --spec specs/instances.csv --out results
 
@@ -39,9 +38,7 @@ def parser() -> Parser:
     made = Parser(
         label="certify",
         prog="verifiable-relu certify",
-        description=ABOUT,
-        epilog=MORE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        text=ABOUT,
     )
     asked = made.add_argument_group("what is asked")
     asked.add_argument("--spec", type=Path, metavar="FILE|DIR|CSV", help="the property file, folder or list")

@@ -82,8 +82,8 @@ COMMANDS = (
         "harden",
         "Train",
         "harden a network of one's own: its smooth activations become ReLU by fine-tuning",
-        "verifiable_relu.hardening.command:main",
-        "verifiable_relu.hardening.command:parser",
+        "verifiable_relu.hardening.__main__:main",
+        "verifiable_relu.hardening.__main__:parser",
     ),
     Command(
         "study",

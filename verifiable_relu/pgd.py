@@ -88,7 +88,11 @@ class Pgd:
         worst = lower.new_full((len(properties),), torch.inf)
         generator = torch.Generator().manual_seed(self.seed)
         for number in range(self.rounds):
-            active = (~(worst < -self.clearance)).nonzero().squeeze(1)
+            active = ~(worst < -self.clearance)
+            if number:
+                # Another round would find nothing else at a single point.
+                active &= (lower < upper).any(1)
+            active = active.nonzero().squeeze(1)
             if not len(active) or (stop is not None and stop()):
                 break
             rows = RowBatch.of([properties[i] for i in active.tolist()], network.output_size).to(lower)
@@ -127,6 +131,7 @@ class Descent:
         self.lower, self.upper = lower, upper
         self.best = lower + (upper - lower) / 2
         self.worst = lower.new_full((len(lower),), torch.inf)
+        self._movable = bool((lower < upper).any())
 
     def anywhere(self, generator: torch.Generator) -> Tensor:
         """Starting points (starts, batch, inputs): corners, uniform ones, and the centre."""
@@ -219,7 +224,9 @@ class Descent:
             with torch.enable_grad():
                 y, values = self._outputs(x)
                 margins = self._notice(x, values)
-                if step == steps or bool((self.worst < -self.options.clearance).all()) or self._late():
+                if step == steps or not self._movable or self._late():
+                    break
+                if bool((self.worst < -self.options.clearance).all()):
                     break
                 wanted = loss(step, y, values, margins)
                 if not wanted.requires_grad:

@@ -49,8 +49,8 @@ Assignment = tuple[tuple[str, tuple[int, ...], str], list[str]]
 THEORIES = {
     "--vnnlib-versions": "1.0\n2.0",
     "--onnx-element-types": "real",
-    "--hidden-node-theories": "NH",
-    "--multiple-input-output-theories": "SIO",
+    "--hidden-node-theories": "H",
+    "--multiple-input-output-theories": "MIO",
     "--multiple-network-theories": "MNET",
     "--multiple-node-comparison-theories": "MNC",
     "--arithmetic-complexity-theories": "LIN",
@@ -67,14 +67,7 @@ _OPERATORS = ("--onnx-opset-versions", "--onnx-operators", "--onnx-operators-uns
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    about, _, more = (__doc__ or "").partition("\n")
-    made = Parser(
-        label="solver",
-        prog="python -m verifiable_relu.solver",
-        description=about,
-        epilog=more,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    made = Parser(label="solver", prog="python -m verifiable_relu.solver", text=__doc__)
     made.add_argument("--name", action="store_true", help="print the solver's name")
     made.add_argument("--version", action="store_true", help="print the solver's version")
     commands = made.add_subparsers(dest="command", metavar="COMMAND")
@@ -133,10 +126,8 @@ def _supported(capability: str) -> str:
         return THEORIES[capability]
     if capability == "--onnx-operators-unsat-proofs":
         return ""
-    from verifiable_relu.network.onnx.call import CONVERTERS
-    from verifiable_relu.network.onnx.read import OPERATORS
+    from verifiable_relu.network.onnx.read import CONVERTERS
 
-    assert OPERATORS  # Their modules fill the table.
     if capability == "--onnx-opset-versions":
         versions = [version for _, version in CONVERTERS]
         return f"{min(versions)}\n{max(versions)}"
@@ -256,6 +247,7 @@ def _second_version(options: argparse.Namespace, networks: dict[str, Path], left
     from verifiable_relu.campaign import Case, run
     from verifiable_relu.campaign.inputs import Loader, believe, verifier
     from verifiable_relu.files import on_disk
+    from verifiable_relu.network import Chosen
     from verifiable_relu.network.product import Part, product
     from verifiable_relu.spec import Query
     from verifiable_relu.spec.joined import read_joined
@@ -273,7 +265,7 @@ def _second_version(options: argparse.Namespace, networks: dict[str, Path], left
     loader = Loader()
     parts = []
     for declared in joined.networks:
-        network = loader.network(files[declared.name])
+        network = loader.network(files[declared.name], Chosen(hidden=tuple(tensor.node for tensor in declared.hidden)))
         _require_fit(network, declared, options.query)
         parts.append(Part(declared.name, network, declared.places))
     alone = len(parts) == 1 and not joined.passed and list(parts[0].inputs) == list(range(joined.size))
@@ -309,30 +301,36 @@ def _files(joined: Joined, networks: dict[str, Path]) -> dict[str, Path]:
 
 
 def _require_fit(network: Network, declared: Declared, path: Path) -> None:
-    """Make certain that a network has the sizes and element types that a query declares.
+    """Make certain that a network has the inputs and outputs that a query declares, in their shapes and types.
 
     Raises:
         InputError: if it does not.
     """
     from verifiable_relu.runtime import kept_session
+    from verifiable_relu.spec.find import without_batch
 
     place = f"network '{declared.name}'"
-    for what, size, variable in (
-        ("input", network.input_size, declared.input),
-        ("output", network.output_size, declared.output),
-    ):
-        if size != variable.size:
-            said = f"the {what} '{variable.name}' has {variable.size} elements, that of the file {size}"
-            raise InputError(said, path=path, place=place)
+    tensors = (*declared.inputs, *declared.given)
+    ports = network.ports or {"input": network.input_shape, "output": network.output_shape}
+    if len(ports) != len(tensors):
+        counts = f"{len(tensors)} inputs, outputs and hidden nodes are declared, but the file has {len(ports)}"
+        raise InputError(f"{counts}: {', '.join(ports)}", path=path, place=place)
+    for tensor, (name, shape) in zip(tensors, ports.items(), strict=True):
+        if without_batch(tensor.variable.shape) != without_batch(shape):
+            said = f"'{tensor.variable.name}' is declared with shape {list(tensor.variable.shape)}, but the file's "
+            raise InputError(f"{said}'{name}' has {list(shape)}", path=path, place=place)
     if network.onnx is None:
         return
     session = kept_session(network.onnx)
-    for kind, tensor in zip(declared.types, (session.get_inputs()[0], session.get_outputs()[0]), strict=True):
-        if kind in _ONNX and tensor.type != _ONNX[kind]:
-            said = f"'{tensor.name}' is declared as {_TYPES[kind]}, but the file has {tensor.type}"
+    kinds = [session.get_inputs()[0].type] * len(declared.inputs) + [session.get_outputs()[0].type] * len(
+        declared.given
+    )
+    for tensor, kind in zip(tensors, kinds, strict=True):
+        if tensor.kind in _ONNX and kind != _ONNX[tensor.kind]:
+            said = f"'{tensor.variable.name}' is declared as {_TYPES[tensor.kind]}, but the file has {kind}"
             raise InputError(said, path=path, place=place)
-        if kind in _ONNX:
-            print("solver: the verdict is about real arithmetic on the network's weights", file=sys.stderr)
+    if any(tensor.kind in _ONNX for tensor in tensors):
+        print("solver: the verdict is about real arithmetic on the network's weights", file=sys.stderr)
 
 
 def _tensors(joined: Joined, result: Result) -> list[Assignment]:
@@ -341,11 +339,14 @@ def _tensors(joined: Joined, result: Result) -> list[Assignment]:
     witness, outputs = _numbers(result.witness), [repr(float(v)) for v in result.outputs]
     found = []
     for declared in joined.networks:
-        types = [_TYPES.get(each, each) for each in declared.types]
         inputs = [witness[i] for i in declared.places]
-        theirs = outputs[declared.start : declared.start + declared.output.size]
-        found.append(((declared.input.name, declared.input.shape, types[0]), inputs))
-        found.append(((declared.output.name, declared.output.shape, types[1]), theirs))
+        theirs = outputs[declared.start :]
+        for tensors, values in ((declared.inputs, inputs), (declared.given, theirs)):
+            start = 0
+            for tensor in tensors:
+                variable, kind = tensor.variable, _TYPES.get(tensor.kind, tensor.kind)
+                found.append(((variable.name, variable.shape, kind), values[start : start + variable.size]))
+                start += variable.size
     return found
 
 

@@ -108,6 +108,16 @@ def test_a_product_computes_what_its_parts_do() -> None:
     torch.testing.assert_close(joined(x), torch.cat([*wanted, x], 1))
 
 
+def test_parts_of_a_product_may_have_numbers_of_both_precisions() -> None:
+    """A batch norm's factors are in float64 where its file's numbers are in float32."""
+    torch.manual_seed(0)
+    double = from_torch(nn.Linear(2, 3).double(), (2,))
+    both = from_torch(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.ReLU()).eval(), (2,))
+    joined = product([Part("a", double, [0, 1]), Part("b", both, [1, 2])], 3)
+    x = torch.rand(7, 3, dtype=torch.float64)
+    torch.testing.assert_close(joined(x), torch.cat([double(x[:, :2]), both(x[:, 1:])], 1))
+
+
 def test_serialised_assignments_and_both_versions(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = PAIR.format(relation="", more=SHARED + "(assert (>= V[0] (+ Y[0] 0.25)))")
     out = folder / "assigned"
@@ -165,7 +175,7 @@ def test_bad_requests_are_one_line_and_status_2(folder: Path, capsys: pytest.Cap
         (own, [f], "no file for the network 'g'"),
         (own, [f, g, other], "no network 'h'"),
         (own, [f, f], "named twice"),
-        (good.replace("[2]", "[3]").replace("(== U", f"{third} (== U"), [f], "3 elements"),
+        (good.replace("[2]", "[3]").replace("(== U", f"{third} (== U"), [f], "shape [3]"),
         (good.replace("float32", "float64"), [f], "declared as float64"),
         (good.replace("(<= X[0] 1.0)", ""), [f], "X[0]"),
         (good.replace(">= V[0] Y[0]", ">= (* V[0] Y[0]) 1.0"), [f], "linear"),

@@ -24,6 +24,8 @@ was not tried. `test_faults.py` holds each fault against the kind that it names.
   random; the leaves are a cover (`trees.py`)
 - **segments**: nodes of branch and bound over smooth neurons, split again and again, against values at points that lie
   in them, to 80 digits (`segments.py`)
+- **repeats**: networks in which neurons repeat or mirror others, exactly or nearly, against exact values at corners
+  (`repeats.py`)
 """
 
 

@@ -11,6 +11,7 @@ from .faults_in_bounds import IN_BOUNDS
 from .faults_in_verifiers import IN_VERIFIERS
 from .judge import Caught, HandedOn, Report
 from .kinds import agreement, boundary, corners, planted, points
+from .repeats import repeats
 from .segments import segments
 from .trees import trees
 
@@ -36,8 +37,8 @@ def _smooth_corners(report: Report) -> None:
 
 
 def _points(report: Report) -> None:
-    # The default method first: it is asked soonest where nobody else would notice.
-    points({"auto": 1.0, HandedOn.name: 1.0, **QUICK}, report=report)
+    # First whoever notices what nobody else would.
+    points({HandedOn.name: 1.0, "auto": 1.0, **QUICK}, report=report)
     points(QUICK, decimal=True, report=report)
 
 
@@ -47,7 +48,7 @@ def _planted(report: Report) -> None:
 
 
 def _agreement(report: Report) -> None:
-    agreement({"split": 0.3, **QUICK}, offsets=(1e-3, 1e-9, -1e-9, -0.05, -0.4), report=report)
+    agreement({"split": 0.3, **QUICK, "smt-exact": 0.3}, offsets=(1e-3, 1e-9, -1e-9, -0.05, -0.4), report=report)
 
 
 def _boundary(report: Report) -> None:
@@ -64,6 +65,10 @@ def _segments(report: Report) -> None:
     segments(report=report)
 
 
+def _repeats(report: Report) -> None:
+    repeats(report=report)
+
+
 KINDS: dict[str, Callable[[Report], None]] = {
     "corners": _corners,
     "smooth corners": _smooth_corners,
@@ -73,6 +78,7 @@ KINDS: dict[str, Callable[[Report], None]] = {
     "boundary": _boundary,
     "trees": _trees,
     "segments": _segments,
+    "repeats": _repeats,
 }
 """The kinds as they are held against a fault: the tests' own cases, fewer methods and less time."""
 

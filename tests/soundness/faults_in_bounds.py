@@ -12,12 +12,14 @@ from torch import Tensor
 from verifiable_relu.bounds import Bounds, Lines
 from verifiable_relu.bounds.backward import Walk
 from verifiable_relu.bounds.forward import NodeBounds
+from verifiable_relu.bounds.mirrored import Mirrors
 from verifiable_relu.bounds.operators import ConvolutionOperator, Operator
 from verifiable_relu.bounds.rows import Rows, Stepped
 from verifiable_relu.bounds.shifted import ShiftedLines, Step
 from verifiable_relu.bounds.slack import Slack
 from verifiable_relu.bounds.window import Grid, Window
-from verifiable_relu.network.nodes import Activation, Affine, Conv2d, Relu
+from verifiable_relu.network.graph import Network
+from verifiable_relu.network.nodes import Activation, Affine, Conv2d, Linear, Relu
 
 from .fault import Fault, instead
 
@@ -127,6 +129,39 @@ def _first_box(right: Right, rules: object, index: int, node: Activation, pre: B
     return right(rules, index, node, Bounds(*(end[:1].expand_as(end) for end in (pre.lower, pre.upper))))
 
 
+def _outputs_too(right: Right, network: Network) -> Network:
+    if not isinstance(network.nodes[-1], Relu):
+        return right(network)
+    size = network.output_size
+    same = Linear(
+        name="same",
+        inputs=(len(network.nodes) - 1,),
+        shape=(size,),
+        weight=torch.eye(size, dtype=torch.float64),
+        bias=torch.zeros(size, dtype=torch.float64),
+    )
+    longer = Network((*network.nodes, same))
+    found = right(longer)
+    return network if found is longer else Network(found.nodes[:-1])
+
+
+def _columns_added_anyway(right: Right, weight: Tensor, place: Tensor, size: int) -> Tensor:
+    return weight.new_zeros(len(weight), size).index_add_(1, place, weight)
+
+
+def _rounded_product(right: Right, weight: Tensor, bias: Tensor, first: Linear) -> tuple[Tensor, Tensor]:
+    return weight @ first.weight, weight @ first.bias + bias
+
+
+def _never_turned(right: Right, node: Linear) -> Mirrors | None:
+    found = right(node)
+    return None if found is None else replace(found, turned=torch.zeros_like(found.turned))
+
+
+def _nearly_mirrored(right: Right, node: Linear) -> Mirrors | None:
+    return right(replace(node, weight=node.weight.bfloat16().double(), bias=node.bias.bfloat16().double()))
+
+
 IN_BOUNDS: tuple[Fault, ...] = (
     Fault(
         "rows through a product leave out what is not linear",
@@ -137,6 +172,31 @@ IN_BOUNDS: tuple[Fault, ...] = (
         "rows through a product of matrices go to the first factor twice",
         "smooth corners",
         instead("network.nodes:MatMul.to_second", _zero),
+    ),
+    Fault(
+        "outputs that repeat others left out with the repeated neurons",
+        "repeats",
+        instead("network.repeated:without_repeated", _outputs_too),
+    ),
+    Fault(
+        "columns of repeated neurons added where their sums are rounded",
+        "repeats",
+        instead("network.repeated:merged_columns", _columns_added_anyway),
+    ),
+    Fault(
+        "two dense layers taken for one where the product is rounded",
+        "repeats",
+        instead("network.repeated:one_layer", _rounded_product),
+    ),
+    Fault(
+        "a mirrored neuron taken for a repeated one",
+        "repeats",
+        instead("bounds.mirrored:mirrors", _never_turned),
+    ),
+    Fault(
+        "a neuron taken for the mirror of one with nearly its weights",
+        "repeats",
+        instead("bounds.mirrored:mirrors", _nearly_mirrored),
     ),
     Fault(
         "lower and upper swapped in an affine image",

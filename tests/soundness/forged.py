@@ -1,9 +1,10 @@
 """Certificates that somebody forges: none of something false is accepted, and none ends in a traceback.
 
-Small networks of one or two inputs are drawn with their properties, branch and bound proves what it can, and its
-certificates are changed at random: fields, numbers (huge and tiny ones, too), order and structure of records, and what
-they say of the property. Of each that is accepted the claim and all claimed bounds are compared with the network's
-exact values, in rational arithmetic: the box is cut, neuron by neuron, into polygons on which the network is affine.
+Small networks of one or two inputs are drawn with their properties, and bounds, branch and bound, the same with tighter
+bounds of neurons, and zonotopes of boxes prove what they can. Their certificates are changed at random: fields, numbers
+(huge and tiny ones, too), order and structure of records, and what they say of the property. Of each that is accepted
+the claim and all claimed bounds are compared with the network's exact values, in rational arithmetic: the box is cut,
+neuron by neuron, into polygons on which the network is affine.
 
 ``python -m tests.soundness.forged --count 20000 --seed 1`` prints what is wrong.
 """
@@ -36,9 +37,12 @@ from verifiable_relu.spec.property import Query
 from verifiable_relu.spec.read import read_vnnlib
 from verifiable_relu.trust.certificate import write_unsat
 from verifiable_relu.verifiers.bab import Bab
+from verifiable_relu.verifiers.bab.refine import Refinement
+from verifiable_relu.verifiers.bab.rounds import Rounds
 from verifiable_relu.verifiers.bab.tree import Search
-from verifiable_relu.verifiers.base import Budget
-from verifiable_relu.verifiers.certifying import prove
+from verifiable_relu.verifiers.base import Budget, Verifier
+from verifiable_relu.verifiers.incomplete import Crown
+from verifiable_relu.verifiers.split_recording import RecordedSplit
 
 Vector = list[Fraction]
 Affine = tuple[list[Vector], Vector]
@@ -219,6 +223,13 @@ def prop(case: Drawn) -> bytes:
     return "\n".join([*lines, f"(assert (or {' '.join(parts)}))"]).encode()
 
 
+def provers() -> list[Verifier]:
+    """Verifiers whose certificates are of different kinds."""
+    search = Search(record=True, steps=0, finishing=0)
+    refining = Rounds(Refinement(leaves=8), first=0, patience=0)
+    return [Bab(search=search), Crown(record=True), Bab(search=search, rounds=refining), RecordedSplit(batch=4)]
+
+
 def certificate(folder: Path, case: Drawn, seed: int) -> Records | None:
     """A certificate that the case is unsat, if it is found to be."""
     data, text = network(case), prop(case)
@@ -227,12 +238,8 @@ def certificate(folder: Path, case: Drawn, seed: int) -> Records | None:
     queries = [Query(net, each) for each in read_vnnlib(folder / "p.vnnlib").properties]
     proofs = []
     for query in queries:
-        if seed % 2:
-            proof = prove(query, SECONDS)
-        else:
-            bab = Bab(search=Search(record=True, steps=0, finishing=0))
-            (outcome,) = bab.verify([query], Budget.each(SECONDS, 1))
-            proof = outcome.proof
+        (outcome,) = provers()[seed % 4].verify([query], Budget.each(SECONDS, 1))
+        proof = outcome.proof
         if proof is None:
             return None
         proofs.append((0, proof))
@@ -245,7 +252,7 @@ def certificate(folder: Path, case: Drawn, seed: int) -> Records | None:
 
 def lists(found: Records) -> list[list[int]]:
     """All lists of numbers of a certificate."""
-    keys = ("lower", "upper", "slopes", "plain", "tree", "leaf", "rows", "row", "halve")
+    keys = ("lower", "upper", "slopes", "plain", "tree", "leaf", "rows", "row", "halve", "least", "zonotope", "chords")
     every = (record[key] for record in found for key in keys if key in record)
     return [value for value in every if isinstance(value, list) and value]
 
@@ -346,12 +353,21 @@ def wrong(case: Drawn, accepted: Records) -> str | None:
         elif "root" in record:
             low, high = boxes.pop()
             cells = iter(found_cells(case, low, high)) if all(a <= b for a, b in zip(low, high, strict=True)) else None
+            told = []
+        elif "zonotope" in record:
+            boxes.pop()
         elif "activation" in record and cells is not None:
             values = [z for _, zs, _ in next(cells) for z in zs]
+            told.append(values)
             for j in range(len(values[0])):
                 ends = [record[side][1 + j] * Fraction(2) ** record[side][0] for side in ("lower", "upper")]
                 if not ends[0] <= min(z[j] for z in values) or not max(z[j] for z in values) <= ends[1]:
                     return f"neuron {j} of {record['activation']} leaves its bounds"
+        elif "tighter" in record and cells is not None:
+            values, (exponent, *least) = told[record["tighter"]], record["least"]
+            for j, side, bound in zip(record["rows"][::2], record["rows"][1::2], least, strict=True):
+                if not bound * Fraction(2) ** exponent <= min(side * z[j] for z in values):
+                    return f"neuron {j} of the activation {record['tighter']} leaves its tighter bounds"
     return None
 
 

@@ -194,7 +194,7 @@ def judge(data: bytes, seed: int = 0) -> Judgement:
 def differences(network: Network, source: Source, seed: int, compared: Counter[str]) -> Iterator[Disagreement]:
     """Where a network and its file disagree, at a few points."""
     if len(source.inputs) != 1 or len(source.model.graph.output) != 1:
-        yield Disagreement("read though there is not one input and one output", f"{len(source.inputs)} inputs")
+        yield from several(network, source, seed, compared)
         return
     shape = source.shape
     if min(shape, default=1) < 1:
@@ -276,6 +276,34 @@ def differences(network: Network, source: Source, seed: int, compared: Counter[s
                 difference = float(abs(wrong[0][0] - wrong[0][1])) if wrong else 0.0
                 yield Disagreement(what, f"off by {difference:.3g}")
                 return
+
+
+def several(network: Network, source: Source, seed: int, compared: Counter[str]) -> Iterator[Disagreement]:
+    """The comparison with the source alone, where the file has several inputs or outputs."""
+    shapes = [tuple(dim.dim_value or 1 for dim in declared.type.tensor_type.shape.dim) for declared in source.inputs]
+    if sum(map(math.prod, shapes)) != network.input_size:
+        yield Disagreement("another number of inputs", f"{network.input_size} for {shapes}")
+        return
+    ends = np.cumsum([math.prod(shape) for shape in shapes])[:-1]
+    outputs = [o.name for o in source.model.graph.output if o.type.tensor_type.elem_type in (1, 10, 11)]
+    for x in points((network.input_size,), seed):
+        parts = zip(source.inputs, shapes, np.split(x, ends), strict=True)
+        feed = {declared.name: part.reshape(shape).astype(source.dtype) for declared, shape, part in parts}
+        mine = network(torch.from_numpy(x.reshape(1, *network.input_shape))).double().numpy().reshape(-1)
+        try:
+            with np.errstate(all="ignore"):
+                made = (source.session or source.reference()).run(outputs, feed)
+        except Exception as error:
+            yield Disagreement(f"read though {source.runner} cannot run it", error)
+            return
+        theirs = np.concatenate([np.asarray(one).astype(np.float64).reshape(-1) for one in made])
+        compared["several inputs or outputs"] += 1
+        with np.errstate(all="ignore"):
+            either = np.isfinite(theirs) | np.isfinite(mine) if theirs.shape == mine.shape else np.array([True])
+            agree = theirs.shape == mine.shape and np.allclose(theirs[either], mine[either], rtol=1e-3, atol=1e-3)
+        if not agree:
+            yield Disagreement(f"another value than that of {source.runner}", f"{mine[:4]}, {theirs[:4]}")
+            return
 
 
 def roughly(

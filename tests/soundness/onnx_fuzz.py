@@ -16,7 +16,6 @@ import os
 import random
 import resource
 import signal
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -25,9 +24,10 @@ from itertools import count as numbers
 from itertools import islice
 from pathlib import Path
 
+from tests.support.processes import ROOT, Process
+
 from .onnx_mutations import KINDS
 
-ROOT = Path(__file__).parents[2]
 READERS = ("package", "checker")
 SEEDS = 60
 """So many generated files are damaged, beside those in the data folder."""
@@ -130,9 +130,9 @@ def fuzz(kind: str, count: int, seed: int, reader: str = "package") -> Findings:
 
 def _lines(reader: str, kind: str, seed: int, first: int, count: int) -> Iterator[dict]:
     """What a process that tries the cases from ``first`` on prints, and at last how it ended."""
-    command = [sys.executable, "-m", "tests.soundness.onnx_fuzz", "--child", "--kind", kind, "--seed", str(seed)]
-    command += ["--reader", reader, "--first", str(first), "--count", str(count)]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    command = ["-m", "tests.soundness.onnx_fuzz", "--child", "--kind", kind, "--seed", seed]
+    command += ["--reader", reader, "--first", first, "--count", count]
+    with Process(command, cwd=ROOT) as process:
         for line in process.stdout:
             if line.startswith("{"):
                 yield json.loads(line)

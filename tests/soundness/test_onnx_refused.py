@@ -102,8 +102,13 @@ INVALID: dict[str, onnx.ModelProto] = {
     "a node whose output is the input": changed(lambda m: m.graph.node.append(node("Neg", ["y"], ["x"]))),
     "a node whose output is an initialiser": changed(lambda m: m.graph.node.append(node("Neg", ["y"], ["w"]))),
     "two inputs of one name": changed(repeat(lambda m: m.graph.input)),
-    "two inputs": changed(lambda m: m.graph.input.append(helper.make_tensor_value_info("x2", 1, [1, 2]))),
-    "two outputs": changed(lambda m: m.graph.output.append(helper.make_tensor_value_info("h", 1, [1, 2]))),
+    "two inputs of two types": changed(lambda m: m.graph.input.append(helper.make_tensor_value_info("x2", 11, [1, 2]))),
+    "two outputs, one of them of whole numbers that no node makes": changed(
+        lambda m: m.graph.output.append(helper.make_tensor_value_info("nothing", 7, [1, 2]))
+    ),
+    "an output of whole numbers": changed(
+        lambda m: m.graph.output[0].CopyFrom(helper.make_tensor_value_info("y", 7, [1, 2]))
+    ),
     "no output": changed(lambda m: m.graph.ClearField("output")),
     "an output that no node makes": model([RELU], output="z"),
     "an input that no node makes": model([node("Add", ["x", "nothing"], ["y"])]),

@@ -30,6 +30,7 @@ from verifiable_relu.verifiers.bab.proof import Proofs
 from verifiable_relu.verifiers.bab.refine import Refinement
 from verifiable_relu.verifiers.bab.rounds import Rounds
 from verifiable_relu.verifiers.bab.strip import Strip
+from verifiable_relu.verifiers.bab.tree import Search
 from verifiable_relu.verifiers.base import Budget, Outcome, Verdict
 
 from .judge import Case, Report, judge
@@ -44,6 +45,9 @@ OVER = Bab(intermediate=Ascent(steps=0), rounds=Rounds(refinement=None, first=1e
 
 REFINING = Bab(intermediate=Ascent(steps=0), rounds=Rounds(Refinement(leaves=4), first=0, patience=0, gain=1.0))
 """Branch and bound that refines the bounds of neurons, and loose ones, before it searches for long."""
+
+LOOKING = Bab(search=Search(steps=1, choices=3), rounds=Rounds(None))
+"""Branch and bound that bounds the children of a node by each of several neurons before it splits the node."""
 
 
 @dataclass(frozen=True)
@@ -420,7 +424,7 @@ def trees(*, seed: int = 0, offsets: Sequence[float] = OFFSETS, report: Report |
     cases = boundary_cases(rng, networks, offsets, boxes=1)
     cases = [*cases, *(case for network in networks for case in conjunctions(rng, network))]
     for number, case in enumerate(cases):
-        outcome, found = examine(case, report, method=(None, REFINING, OVER)[number % 3])
+        outcome, found = examine(case, report, method=(None, REFINING, LOOKING, OVER)[number % 4])
         judge(case, "bab", outcome, report)
         leaves, planes = leaves + found[0], planes + found[1]
     report.decided["leaves", Verdict.UNSAT] += leaves

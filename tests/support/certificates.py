@@ -72,7 +72,7 @@ def proven(folder: Path, network: bytes, prop: Property, verifier: Verifier | No
     """The case of a property that branch and bound, or the verifier given, proves."""
     text = vnnlib_text(prop).encode()
     method = verifier or Bab(search=Search(record=True, **search))
-    (outcome,) = method.verify([Query(read_onnx(network), prop)], Budget.each(60.0, 1))
+    (outcome,) = method.verify([Query(read_onnx(network), prop)], Budget.each(600.0, 1))
     assert outcome.verdict is Verdict.UNSAT, outcome
     assert outcome.proof is not None
     write_unsat(folder / "made", network, text, [(0, outcome.proof)])
@@ -87,7 +87,7 @@ def excluded(box: Box, rows: Polytope) -> Property:
 def one_point(network: bytes, digest_of: bytes, point: list[Fraction]) -> Records:
     """A certificate of sat."""
     digests = {"network": hashlib.sha256(network).hexdigest(), "property": hashlib.sha256(digest_of).hexdigest()}
-    return [{"certificate": 2, "claim": "sat", **digests, "says": ""}, {"point": [str(x) for x in point]}, {"end": 2}]
+    return [{"certificate": 3, "claim": "sat", **digests, "says": ""}, {"point": [str(x) for x in point]}, {"end": 2}]
 
 
 def near(value: float) -> Fraction:

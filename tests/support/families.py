@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from verifiable_relu.bounds import Bounds
-from verifiable_relu.network.build import Builder
+from verifiable_relu.network.build import Builder, as_network
+from verifiable_relu.network.factors import bounded_factors
 from verifiable_relu.network.graph import Network
-from verifiable_relu.network.nodes import Activation, Gelu, Hardened, Relu
+from verifiable_relu.network.nodes import Activation, Gelu, Hardened, Relu, Smooth
 
 
 class Random:
@@ -63,10 +64,87 @@ def residual(seed: int = 0) -> Network:
 NETWORKS = {"mlp": mlp, "cnn": cnn, "residual": residual}
 
 
+def _normalised(build: Builder, x: int, name: str) -> int:
+    """Layer normalisation over the last axis, without weights."""
+    width = build.shape(x)[-1]
+    mean = torch.full((width, width), 1 / width, dtype=torch.float64)
+    centred = build.linear(x, torch.eye(width, dtype=torch.float64) - mean, None, f"{name}/centred")
+    variance = build.linear(function(build, centred, "Square", f"{name}/square"), mean, None, f"{name}/variance")
+    shifted = build.scale(variance, f"{name}/shifted", shift=torch.tensor(0.1, dtype=torch.float64))
+    return build.product(centred, function(build, shifted, "InverseRoot", f"{name}/inverse"), name)
+
+
+def function(build: Builder, x: int, name: str, label: str) -> int:
+    """A function of one variable, by its name."""
+    one = torch.ones((), dtype=torch.float64)
+    return build.append(Smooth(name=label, inputs=(x,), shape=build.shape(x), function=name, parameter=one))
+
+
+def _fed_forward(build: Builder, x: int, rng: Random, name: str) -> int:
+    """x + W₂·relu(W₁·norm(x) + b₁), the feed-forward block of a Transformer."""
+    width = build.shape(x)[-1]
+    y = build.linear(_normalised(build, x, f"{name}/norm"), rng.normal(6, width) / 2, rng.normal(6) / 4, f"{name}/in")
+    y = build.activation(y, Relu, f"{name}/act")
+    return build.add(x, build.linear(y, rng.normal(width, 6) / 3, rng.normal(width) / 4, f"{name}/out"), name)
+
+
+def _attended(build: Builder, x: int, rng: Random, name: str) -> int:
+    """x + softmax(Q·Kᵀ)·V."""
+    tokens, width = build.shape(x)
+    q, k, v = (build.linear(x, rng.normal(width, width) / 4, None, f"{name}/{part}") for part in "qkv")
+    scores = function(build, build.matmul(q, build.permute(k, (1, 0), f"{name}/kt"), "scores"), "Exp", f"{name}/exp")
+    sums = build.linear(scores, torch.ones(tokens, tokens, dtype=torch.float64), None, f"{name}/sums")
+    weights = build.product(scores, function(build, sums, "Reciprocal", f"{name}/quotient"), f"{name}/weights")
+    return build.add(x, build.matmul(weights, v, f"{name}/values"), name)
+
+
+def _built(build: Builder, output: int, name: str) -> Network:
+    return as_network(*bounded_factors(build.nodes, output), name=name)
+
+
+def block(seed: int = 0) -> Network:
+    """The feed-forward block of a Transformer."""
+    rng, build = Random(seed), Builder((4,))
+    return _built(build, _fed_forward(build, 0, rng, "block"), "block")
+
+
+def transformer(seed: int = 0) -> Network:
+    """A feed-forward block, attention and another feed-forward block over two tokens."""
+    rng, build = Random(seed), Builder((2, 3))
+    x = _fed_forward(build, 0, rng, "first")
+    x = _fed_forward(build, _attended(build, x, rng, "attention"), rng, "second")
+    return _built(build, x, "transformer")
+
+
+def padded(seed: int = 0) -> Network:
+    """Constants put beside what a layer computes, as a pad does it."""
+    rng, build = Random(seed), Builder((3,))
+    x = build.activation(build.linear(0, rng.normal(4, 3), rng.normal(4) / 4, "fc0"), Relu, "act0")
+    places, weights = torch.tensor([[0], [1], [2], [3], [0], [0]]), torch.ones(6, 1, dtype=torch.float64)
+    weights[4:] = 0
+    constants = torch.tensor([0, 0, 0, 0, 2.0, -1.5], dtype=torch.float64)
+    x = build.sparse(x, places, weights, constants, (6,), "pad")
+    x = build.activation(build.linear(x, rng.normal(5, 6) / 2, rng.normal(5) / 4, "fc1"), Relu, "act1")
+    return build.network(build.linear(x, rng.normal(2, 5), None, "fc2"), name="padded")
+
+
+def gated(seed: int = 0) -> Network:
+    """exp(relu(w·x))·(v·x), of a single neuron each."""
+    rng, build = Random(seed), Builder((2,))
+    x = build.activation(build.linear(0, rng.normal(1, 2), None, "gate"), Relu, "act")
+    x = build.product(function(build, x, "Exp", "exp"), build.linear(0, 3 * rng.normal(1, 2), None, "value"), "product")
+    return _built(build, x, "gated")
+
+
+COUPLED = {"block": block, "transformer": transformer, "padded": padded, "gated": gated}
+"""Networks with products, functions of one variable and constants behind and before their activations."""
+
+
 def member(family: Network, lams: Sequence[float | Tensor | None]) -> Network:
     """The member of a set of networks with these λ, one per layer; None stands for ReLU."""
     nodes = list(family.nodes)
-    for index, lam in zip(family.activations, lams, strict=True):
+    places = [index for index in family.activations if isinstance(nodes[index], Hardened)]
+    for index, lam in zip(places, lams, strict=True):
         name, inputs, shape = nodes[index].name, nodes[index].inputs, nodes[index].shape
         act: Activation = Relu(name=name, inputs=inputs, shape=shape)
         if lam is not None:

@@ -17,8 +17,12 @@ from verifiable_relu import certified_radius, verify, verify_radii
 from verifiable_relu.campaign import Result
 from verifiable_relu.errors import InputError
 from verifiable_relu.network import from_torch, write_onnx
-from verifiable_relu.spec import Ball, Property, box_property, linf_properties, patch_masks, write_vnnlib
-from verifiable_relu.verifiers.base import Trust
+from verifiable_relu.network.build import Builder
+from verifiable_relu.spec import Ball, Property, Query, box_property, linf_properties, patch_masks, write_vnnlib
+from verifiable_relu.spec.property import Box, Row
+from verifiable_relu.verifiers.balls import InBalls
+from verifiable_relu.verifiers.base import Budget, Trust, Verdict
+from verifiable_relu.verifiers.incomplete import Crown
 
 WIDE = (-100, 100)
 
@@ -233,3 +237,16 @@ def test_bad_arguments_are_one_clear_line(asked: Callable[[], object], said: str
     with pytest.raises(InputError, match=said) as caught:
         asked()
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-170, 1e170])
+def test_slopes_of_which_the_squares_are_lost_have_a_norm(scale: float) -> None:
+    build = Builder((2,))
+    weight = torch.tensor([[3.0, 4.0]], dtype=torch.float64) * scale
+    network = build.network(build.linear(0, weight, None, "sum"), name="sum")
+    box, ball = Box(np.full(2, -1.0), np.full(2, 1.0)), Ball(np.zeros(2), Fraction(1), 2)
+    # The sum is least at −(0.6, 0.8), where it is −5.
+    for least, verdict in ((-5.01, Verdict.UNSAT), (-4.99, Verdict.SAT), (-2.0, Verdict.SAT)):
+        unsafe = ((Row(((0, Fraction(1)),), Fraction(least * scale)),),)
+        (found,) = InBalls(Crown()).verify([Query(network, Property(box, unsafe, ball=ball))], Budget.each(10.0, 1))
+        assert found.verdict in ((verdict,) if verdict is Verdict.UNSAT else (verdict, Verdict.UNKNOWN))

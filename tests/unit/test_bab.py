@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
@@ -35,9 +36,10 @@ from verifiable_relu.verifiers.bab.folded import Folded, Rows
 from verifiable_relu.verifiers.bab.folding import fold
 from verifiable_relu.verifiers.bab.leaf import Hint, Program
 from verifiable_relu.verifiers.bab.proof import Proofs
+from verifiable_relu.verifiers.bab.rounds import Rounds
 from verifiable_relu.verifiers.bab.strip import Slopes, Strip
 from verifiable_relu.verifiers.bab.system import System
-from verifiable_relu.verifiers.bab.tree import Search, State, Tree
+from verifiable_relu.verifiers.bab.tree import Search, State, Tree, gain
 from verifiable_relu.verifiers.base import SILENT, Budget, Outcome, Progress, Reason, Trust, Verdict
 
 
@@ -340,3 +342,43 @@ def test_the_same_queries_have_the_same_outcomes() -> None:
     first, second = decide(*queries), decide(*queries)
     assert [(o.verdict, o.margin, o.witness) for o in first] == [(o.verdict, o.margin, o.witness) for o in second]
     assert {o.verdict for o in first} <= {Verdict.UNSAT, Verdict.SAT}
+
+
+def test_a_split_gains_a_part_of_the_way_to_zero() -> None:
+    parent = torch.tensor([-4.0, -4.0, -4.0, -4.0])
+    one, other = torch.tensor([-4.0, -2.0, 3.0, -5.0]), torch.tensor([-4.0, -3.0, -4.0, -6.0])
+    found = gain(torch.stack([one, other]), parent)
+    assert found[:3].tolist() == pytest.approx([0.0, 0.5 + 0.1 * 0.25, 1.0])
+    assert found[3] == 0
+
+
+@pytest.mark.parametrize("parent", [0.0, -0.0, -torch.inf, torch.nan, -1e-45])
+def test_every_split_gains_something_finite_whatever_the_parents_bound_is(parent: float) -> None:
+    values = torch.tensor([0.0, -0.0, 1e-30, -1e-30, 1.0, -1.0, torch.inf, -torch.inf, torch.nan])
+    pairs = torch.cartesian_prod(values, values).T
+    found = gain(pairs, torch.full((pairs.shape[1],), parent))
+    assert bool(((found >= 0) & (found <= 1.2)).all())
+
+
+def test_look_ahead_splits_every_node_and_loses_none() -> None:
+    """The outputs of a network with every neuron twice, of which one copy counts against the other, are its bias.
+
+    Relaxations do not know that the copies are equal. Biases are such that bounds of nodes are zero, and nearly so.
+    """
+    rng = np.random.default_rng(1)
+    weight = torch.from_numpy(rng.integers(-2, 3, (3, 2))).float().repeat(2, 1)
+    copies = torch.tensor([[1.0, 1.0, 1.0, -1.0, -1.0, -1.0]])
+    box = ball(np.zeros(2), 1.0)
+    search = Search(steps=6, adaptive=1 << 20, choices=4)
+    for bias in (0.0, 1.0, 2.0):
+        nodes: list[Node] = [
+            Input(name="x", inputs=(), shape=(2,)),
+            Linear(name="copies", inputs=(0,), shape=(6,), weight=weight, bias=torch.zeros(6)),
+            Relu(name="relu", inputs=(1,), shape=(6,)),
+            Linear(name="sum", inputs=(2,), shape=(1,), weight=copies, bias=torch.tensor([bias])),
+        ]
+        network = chain(nodes)
+        for most, verdict in ((bias - 0.25, Verdict.UNSAT), (bias, Verdict.SAT)):
+            query = Query(network, Property(box, ((row({0: 1}, Fraction(most)),),)))
+            (found,) = Bab(search=search, rounds=Rounds(None)).verify([query], Budget.each(math.inf, 1))
+            assert found.verdict is verdict

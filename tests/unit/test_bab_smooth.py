@@ -25,6 +25,7 @@ from verifiable_relu.verifiers.bab.curves import LAST, SEGMENTS, Curves
 from verifiable_relu.verifiers.bab.folding import fold
 from verifiable_relu.verifiers.bab.refine import Refinement
 from verifiable_relu.verifiers.bab.strip import Slopes
+from verifiable_relu.verifiers.bab.tree import depth
 from verifiable_relu.verifiers.base import Budget, Outcome, Reason, Trust, Verdict
 from verifiable_relu.verifiers.lazy import LazySmt
 from verifiable_relu.verifiers.portfolio import Auto
@@ -132,6 +133,40 @@ def test_a_segment_that_is_not_cut_stays_whole_in_both_children() -> None:
     assert upper.flatten().tolist() == [SEGMENTS - 1, LAST, SEGMENTS - 1, 3]
 
 
+def test_the_leaves_of_a_tree_add_up_to_the_whole() -> None:
+    rng = np.random.default_rng(0)
+    smooth = torch.tensor([True, False, True])
+    nodes = torch.zeros(1, 3, dtype=torch.int8)
+    for _ in range(40):
+        leaf, neuron = int(rng.integers(len(nodes))), int(rng.integers(3))
+        known = int(nodes[leaf, neuron])
+        if known >= LAST or (known and not smooth[neuron]):
+            continue
+        halves = children(nodes[leaf : leaf + 1], torch.tensor([neuron]), smooth[neuron : neuron + 1])
+        nodes = torch.cat([nodes[:leaf], nodes[leaf + 1 :], *halves])
+    assert len(nodes) > 20
+    assert float((-depth(nodes, smooth)).exp2().sum()) == 1
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e30])
+def test_slopes_are_found_beside_neurons_of_which_float32_knows_no_bounds(scale: float) -> None:
+    """The tangent of zero has bounds of 1e-308, which float32 takes for zero; of large weights it knows no squares."""
+    chain = nets.Chain((3,))
+    for kind in (Relu, Tanh, Relu):
+        chain.add(kind, (3,))
+    chain.linear(torch.tensor([[1.0, 1.0, -1.0], [2.0, -1.0, 1.0]]) * scale, torch.zeros(2))
+    chain.add(Tanh, (2,))
+    chain.linear(torch.tensor([[1.0, -1.0]]), torch.zeros(1))
+    network = chain.network("zero").to(torch.float64)
+    box = Box(np.array([-1.0, -1.0, -1.0]), np.array([-0.5, 1.0, 1.0]))
+    relaxation = crown_relaxation(network, input_box([Property(box, ())], network))
+    folded, rows = fold(relaxation, 0, box, torch.tensor([[1.0], [-1.0]]).double())
+    assert float(folded.upper.min()) < 1e-300
+    slopes, bounds = Slopes().search(folded, rows, lambda: False)
+    assert bool(slopes.isfinite().all())
+    assert bool(bounds.isfinite().all())
+
+
 def test_lines_of_a_fan_are_beside_the_curve() -> None:
     """The search starts from CROWN's lines, so that its bound is no worse than CROWN's."""
     rng = np.random.default_rng(8)
@@ -175,11 +210,12 @@ def test_all_of_a_hardened_network_is_split() -> None:
             assert outcome.verdict is Verdict.UNSAT, outcome
 
 
-def test_proofs_of_smooth_networks_are_not_recorded() -> None:
+def test_proofs_of_smooth_networks_are_recorded() -> None:
     case, _ = below(np.random.default_rng(5), network_of(np.random.default_rng(5), Sigmoid), 0.3)
     method = Bab()
-    outcome = decide(case, replace(method, search=replace(method.search, record=True)))
-    assert outcome.verdict is Verdict.UNSAT and outcome.proof is None
+    method = replace(method, search=replace(method.search, record=True))
+    (outcome,) = method.verify([case.query], Budget.each(600.0, 1))
+    assert outcome.verdict is Verdict.UNSAT and outcome.proof is not None
 
 
 def test_phases_of_smooth_neurons_are_refused_where_a_method_needs_them() -> None:

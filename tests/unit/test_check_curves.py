@@ -28,9 +28,14 @@ from verifiable_relu.check import curves as checker
 from verifiable_relu.network import hardened, read_onnx, write_onnx
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Gelu, Hardened, Input, Linear, Node, Relu, Sigmoid, Tanh
-from verifiable_relu.spec.property import Query
+from verifiable_relu.spec.property import Property, Query
 from verifiable_relu.spec.write import vnnlib_text
 from verifiable_relu.trust.certificate import write_unsat
+from verifiable_relu.verifiers.bab import Bab
+from verifiable_relu.verifiers.bab.refine import Refinement
+from verifiable_relu.verifiers.bab.rounds import Rounds
+from verifiable_relu.verifiers.bab.tree import Search
+from verifiable_relu.verifiers.base import Budget, Verdict
 from verifiable_relu.verifiers.certifying import prove
 
 Real = Callable[[Any], Any]
@@ -202,9 +207,19 @@ HARDER = (1.0, 1.5, 10.0, 1e4)
 """Members of a family are compared at so many times its λ."""
 
 
+NUMBERS = ("lower", "upper", "slopes", "plain", "tree", "leaf", "least", "split", "row")
+"""The keys of the records' numbers that are changed."""
+
+
 @cache
-def proven(folder: Path, kind: str) -> tuple[Network, np.ndarray, float, Case]:
-    """A network, points of a box, about the least value of y_0 − y_1 there, and a proof of a little less."""
+def posed(kind: str, radius: float, spare: float) -> tuple[Network, np.ndarray, float, bytes, Property]:
+    """A network, points of a box, about the least value of y_0 − y_1 there, the file, and that it is not much less.
+
+    Args:
+        kind: of ``KINDS``.
+        radius: of the box.
+        spare: how much less.
+    """
     options, made, lam = KINDS[kind]
     rng = np.random.default_rng(2)
     nodes: list[Node] = [Input(name="x", inputs=(), shape=(2,))]
@@ -216,17 +231,45 @@ def proven(folder: Path, kind: str) -> tuple[Network, np.ndarray, float, Case]:
         nodes.append(Linear(name=f"f{layer}", inputs=(len(nodes) - 1,), shape=(after,), weight=weight, bias=bias))
     data = write_onnx(chain(nodes))
     network = read_onnx(data)
-    box = ball(np.zeros(2), 0.125)
-    grid = np.stack(np.meshgrid(*[np.linspace(-0.125, 0.125, 41)] * 2), -1).reshape(-1, 2)
+    grid = np.stack(np.meshgrid(*[np.linspace(-radius, radius, 41)] * 2), -1).reshape(-1, 2)
     whole = network if lam is None else hardened(network, lam)
     value = min(float((y[:, 0] - y[:, 1]).min()) for member in members(whole) for y in [evaluated(member, grid)])
-    prop = excluded(box, (row({0: 1, 1: -1}, Fraction(round(value * 1024) - 60, 1024)),))
-    proof = prove(Query(whole, prop), 5.0)
+    prop = excluded(ball(np.zeros(2), radius), (row({0: 1, 1: -1}, Fraction(round((value - spare) * 1024), 1024)),))
+    return whole, grid, value, data, prop
+
+
+Posed = tuple[Network, np.ndarray, float, Case]
+Made = Callable[[Path, str], Posed]
+
+
+def certified(folder: Path, question: tuple[Network, np.ndarray, float, bytes, Property], proof: Any) -> Posed:
+    whole, grid, value, data, prop = question
     assert proof is not None
     text = vnnlib_text(prop).encode()
     joint = [Fraction(float(node.lam)) for node in whole.nodes if isinstance(node, Hardened)]
     write_unsat(folder / "made", data, text, [(0, proof)], joint)
     return whole, grid, value, Case(data, text, records(folder / "made"))
+
+
+@cache
+def proven(folder: Path, kind: str) -> Posed:
+    """A question that bounds answer."""
+    question = posed(kind, 0.125, 60 / 1024)
+    return certified(folder, question, prove(Query(question[0], question[4]), 5.0))
+
+
+WIDE = {"sigmoid": (2.0, 0.06), "tanh": (1.5, 0.12), "gelu": (1.0, 0.25), "gelu, joint": (0.5, 0.25)}
+"""The radius, and the spare, of questions that bounds do not answer."""
+
+
+@cache
+def branched(folder: Path, kind: str) -> Posed:
+    """A question that a tree answers, after bounds of neurons have been made tighter by trees of their own."""
+    question = posed(kind, *WIDE.get(kind, (0.5, 0.25)))
+    bab = Bab(search=Search(record=True), rounds=Rounds(Refinement(leaves=8), first=0, patience=0))
+    (outcome,) = bab.verify([Query(question[0], question[4])], Budget.each(600.0, 1))
+    assert outcome.verdict is Verdict.UNSAT, outcome
+    return certified(folder, question, outcome.proof)
 
 
 def members(network: Network) -> list[Network]:
@@ -254,50 +297,74 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("curves")
 
 
+@pytest.mark.parametrize("made", [proven, branched])
 @pytest.mark.parametrize("kind", KINDS)
-def test_bounds_of_networks_with_curves_are_accepted(kind: str, folder: Path) -> None:
-    said = checked(folder, proven(folder, kind)[3], written(proven(folder, kind)[3].records))
+def test_proofs_of_networks_with_curves_are_accepted(kind: str, made: Made, folder: Path) -> None:
+    case = made(folder, kind)[3]
+    assert any("tree" in record for record in case.records) == (made is branched)
+    said = checked(folder, case, written(case.records))
     assert said.startswith("unsat: ")
     assert ("every network with ReLU or λ-GELU, λ ≥ " in said) == ("joint" in kind)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_what_is_accepted_of_changed_certificates_holds_in_all_networks(kind: str, folder: Path) -> None:
+def test_curves_are_split_and_their_bounds_made_tighter(folder: Path) -> None:
+    every = [record for kind in KINDS for record in branched(folder, kind)[3].records]
+    assert sum("split" in record for record in every) > 20
+    assert sum("tighter" in record for record in every) > 1
+
+
+@pytest.mark.parametrize("made", [proven, branched])
+def test_what_is_accepted_of_changed_certificates_holds_in_all_networks(made: Made, folder: Path) -> None:
     """Certificates changed at random, some said to prove what is false: no value is beyond what is accepted."""
-    network, grid, value, case = proven(folder, kind)
+    assert sum(accepted_changes(kind, made, folder) for kind in KINDS)
+
+
+def accepted_changes(kind: str, made: Made, folder: Path) -> int:
+    """How many changed certificates of a kind are accepted; all of them hold."""
+    network, grid, value, case = made(folder, kind)
     rng = random.Random(kind)
     accepted = 0
-    for attempt in range(cases(30)):
+    for attempt in range(cases(25 if made is proven else 8)):
         found = copy.deepcopy(case.records)
         prop, family = case.prop, network
         if attempt % 3 == 1:
             most = Fraction(value) + Fraction(1, 1 << rng.randint(6, 20))
             (polytope,) = next(record["part"] for record in found if "part" in record)["polytopes"]
             before, polytope[0]["most"] = polytope[0]["most"], str(most)
-            prop = vnnlib_text(excluded(ball(np.zeros(2), 0.125), (row({0: 1, 1: -1}, most),))).encode()
+            box = ball(np.zeros(2), float(grid.max()))
+            prop = vnnlib_text(excluded(box, (row({0: 1, 1: -1}, most),))).encode()
             assert before != str(most)
             found[0]["property"] = one_point(case.network, prop, [])[0]["property"]
         if attempt % 3 == 2 and "joint" in kind:
             lam = [rng.choice([1, 2, 3, 20]) for _ in found[0]["joint"]]
             found[0]["joint"], family = list(map(str, lam)), hardened(read_onnx(case.network), lam)
-        for _ in range(rng.randint(1, 3)):
-            lists = [v for r in found for k, v in r.items() if k in ("lower", "upper", "slopes", "plain") and v]
-            number(rng, rng.choice(lists))
+        # What is right may still be right with one number changed.
+        for _ in range(rng.randint(1, 3) if attempt % 3 else 1):
+            lists = [value for record in found for key, value in record.items() if key in NUMBERS]
+            number(rng, rng.choice([value for value in lists if isinstance(value, list) and value]))
         try:
             checked(folder, replace(case, prop=prop), written(found))
         except Refused:
             continue
         accepted += 1
         assert prop == case.prop, attempt
+        most = max(
+            Fraction(polytope[0]["most"]) for part in found if "part" in part for polytope in part["part"]["polytopes"]
+        )
         claims = [record for record in found if "activation" in record]
+        tighter = [record for record in found if "tighter" in record]
         for member in members(family):
-            assert (evaluated(member, grid) @ [1, -1]).min() > value - 60 / 1024 - 1e-3, attempt
+            assert (evaluated(member, grid) @ [1, -1]).min() > most, attempt
             for claim, index in zip(claims, member.activations, strict=True):
                 z = evaluated(chain(member.nodes[: member.nodes[index].inputs[0] + 1]), grid)
                 lower, upper = (np.ldexp(np.array(claim[s][1:], float), claim[s][0]) for s in ("lower", "upper"))
                 assert (lower <= z.min(0) + 1e-9).all(), attempt
                 assert (upper >= z.max(0) - 1e-9).all(), attempt
-    assert accepted
+                for record in (record for record in tighter if record["tighter"] == claims.index(claim)):
+                    least = np.ldexp(np.array(record["least"][1:], float), record["least"][0])
+                    for neuron, side, bound in zip(record["rows"][::2], record["rows"][1::2], least, strict=True):
+                        assert (side * z[:, neuron]).min() >= bound - 1e-9, attempt
+    return accepted
 
 
 def change(records: Records, key: str, value: Any, of: str | None = None) -> Records:
@@ -322,16 +389,38 @@ def test_faults_of_families_and_curves_are_refused(folder: Path) -> None:
     for bad in (slopes[:-1], [*slopes, 0], slopes[: 1 + len(slopes) // 2], [0, *[1 << 53] * (len(slopes) - 1)]):
         with pytest.raises(Refused):
             checked(folder, case, written(change(case.records, "slopes", bad, of="activation")))
-    plain = next(i for i, record in enumerate(case.records) if "plain" in record)
-    for other in (
-        [{"tree": case.records[plain]["slopes"], "neurons": [[0, [0]]], "chords": []}, {"leaf": [0]}],
-        [{"tighter": 0, "rows": [0, 1], "least": [0, 0], "tree": [0], "neurons": [], "chords": []}, {"leaf": [0]}],
-    ):
-        with pytest.raises(Refused):
-            checked(folder, case, written([*case.records[:plain], *other, *case.records[plain:]]))
     whole = [case.records[0], next(r for r in case.records if "part" in r), {"zonotope": [0]}, {"end": 3}]
     with pytest.raises(Refused, match="piecewise-linear"):
         checked(folder, case, written(whole))
+
+
+def test_faults_of_splits_of_curves_are_refused(folder: Path) -> None:
+    case = branched(folder, "gelu")[3]
+    split = next(record for record in case.records if "split" in record)["split"]
+    tree = next(record for record in case.records if "tree" in record and "tighter" not in record)
+    least = next(record for record in case.records if "tighter" in record)["least"]
+    for key, of, value, reason in (
+        ("split", "split", split[0], "at a given point"),
+        ("split", "split", [split[0], 0, 0, 0], "3 integers"),
+        ("split", "split", [split[0], 1 << 40, 0], "beyond what is left"),
+        ("split", "split", [99, *split[1:]], "no neuron"),
+        ("split", "split", [split[0], split[1] + 1, split[2] + 1], "record"),
+        ("chords", "split", [0], "no chord"),
+        ("tree", "split", tree["tree"][:-1], "integers are expected"),
+        ("least", "tighter", [least[0] + 3, *least[1:]], "not excluded|not proven"),
+    ):
+        found = copy.deepcopy(case.records)
+        # The records of the tree that is split first.
+        at = next(i for i, record in enumerate(found) if of in record)
+        if key in ("chords", "tree"):
+            at = max(i for i in range(at) if "tree" in found[i])
+        found[at][key] = value
+        with pytest.raises(Refused, match=reason):
+            checked(folder, case, written(found))
+    again = list(case.records)
+    at = next(i for i, record in enumerate(again) if "split" in record)
+    with pytest.raises(Refused, match="beyond what is left"):
+        checked(folder, case, written([*again[: at + 1], again[at], *again[at + 1 :]]))
 
 
 def test_points_of_networks_with_curves_are_enclosed(folder: Path) -> None:

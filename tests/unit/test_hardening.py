@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.hardening import Annealing, Hardened, Step, harden, soften
-from verifiable_relu.hardening.command import load, main
+from verifiable_relu.hardening.__main__ import load, main
 from verifiable_relu.network import read_onnx
 from verifiable_relu.nn import LambdaGELU
 
@@ -222,12 +222,9 @@ def test_the_command_hardens_a_model_of_a_file(tmp_path: Path, capsys: pytest.Ca
         assert re.search(message, error), error
 
 
-def test_the_function_is_not_hidden_by_the_command() -> None:
-    import verifiable_relu.harden
-
-    assert verifiable_relu.harden is harden
+def test_the_module_is_the_command() -> None:
     with pytest.raises(SystemExit) as end:
-        runpy.run_path(str(ROOT / "verifiable_relu" / "harden.py"), run_name="__main__")
+        runpy.run_path(str(ROOT / "verifiable_relu" / "hardening"), run_name="__main__")
     assert end.value.code == 2
 
 

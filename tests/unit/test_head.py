@@ -13,7 +13,9 @@ from torch import Tensor, nn
 from tests.support.modules import Does
 from verifiable_relu.campaign.runner import Case, run
 from verifiable_relu.network import from_torch, hardened
+from verifiable_relu.network.build import Builder
 from verifiable_relu.network.head import headless
+from verifiable_relu.network.nodes import Sigmoid, Smooth
 from verifiable_relu.spec.comparisons import NOTE, only_compares, without_head
 from verifiable_relu.spec.property import Box, Property, Query, Row
 from verifiable_relu.verifiers.base import Trust, Verdict
@@ -109,3 +111,30 @@ def test_families_of_networks_have_heads_too() -> None:
     family = Query(hardened(asked.network, 160.0), asked.property)
     found = without_head(family).network
     assert found is not family.network and [node.op for node in found.nodes].count("Hardened") == 1
+
+
+@pytest.mark.parametrize("change", ["weight", "error"])
+@pytest.mark.parametrize("log", [False, True])
+def test_differences_that_are_nearly_those_of_a_softmax_of_two_are_no_head(log: bool, change: str) -> None:
+    sign = -1.0 if log else 1.0
+    weight = sign * torch.tensor([[1.0, -1.0], [-1.0, 1.0]], dtype=torch.float64)
+    if change == "weight":
+        weight[0, 0] *= 1 + 1e-12
+    build = Builder((2,))
+    at = build.linear(0, weight, None, "differences", 1e-12 if change == "error" else 0.0)
+    if log:
+        softplus = Smooth(name="f", inputs=(at,), shape=(2,), function="Softplus", parameter=torch.ones(()))
+        at = build.scale(build.append(softplus), "minus", scale=torch.tensor(-1.0))
+    else:
+        at = build.append(Sigmoid(name="f", inputs=(at,), shape=(2,)))
+    found = headless(build.network(at, name="nearly"))
+    # A sigmoid is a head by itself; the differences before it stay.
+    assert (found is None) if log else (found is not None and len(found.nodes) == 2)
+
+
+def test_a_network_that_is_nothing_but_a_head_has_none() -> None:
+    for head in HEADS.values():
+        network = from_torch(Does(head), (3,))
+        found = headless(network)
+        x = torch.randn(20, 3)
+        assert found is None or torch.equal(found(x).argsort(-1), network(x).argsort(-1))

@@ -295,6 +295,14 @@ def test_operator_agrees_with_onnxruntime(name: str) -> None:
     }
 
 
+@pytest.mark.parametrize(("kind", "high", "expected"), [("DOUBLE", 1e39, 1e39), ("FLOAT", 3.4028234663852886e38, 1e40)])
+def test_only_the_largest_number_of_its_own_type_stands_for_no_end(kind: str, high: float, expected: float) -> None:
+    of = getattr(TensorProto, kind)
+    constant = np.array(high, helper.tensor_dtype_to_np_dtype(of))
+    network = read_onnx(model([node("Clip", ["x", "", "h"], ["y"])], (1, 2), {"h": constant}, 13, kind=of))
+    assert network(torch.full((1, 2), 1e40, dtype=torch.float64)).tolist() == [[expected] * 2]
+
+
 def test_affine_maps_of_matmul_and_add_are_one() -> None:
     nodes, shape, constants, opset = OPERATORS["MatMul Add"]
     network = read_onnx(model(nodes, shape, constants, opset))

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import pickle
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -18,6 +16,7 @@ import pytest
 import torch
 
 from tests.support.hostile_verifier import FILL, KILL, WAIT, Hostile
+from tests.support.processes import Process
 from verifiable_relu.campaign import Result, Store
 from verifiable_relu.campaign.inputs import Entry, Loader
 from verifiable_relu.campaign.parallel import Local, run_parallel
@@ -28,7 +27,6 @@ from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Input, Linear, Relu
 from verifiable_relu.verifiers.base import Reason, Verdict
 
-ROOT = Path(__file__).parents[2]
 SPEC = """(declare-const X_0 Real)
 (declare-const Y_0 Real)
 (assert (>= X_0 0.0))
@@ -190,15 +188,12 @@ def test_a_campaign_that_is_killed_keeps_every_answer_and_leaves_no_process(
 ) -> None:
     made = entries(tmp_path, [5, 6, 7, WAIT, 9, WAIT])
     (tmp_path / "instances.csv").write_text("".join(f"{e.onnx},{e.vnnlib},30\n" for e in made))
-    variables = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     records = tmp_path / "out" / "records.jsonl"
-    started = [sys.executable, "-c", COMMAND]
-    with subprocess.Popen(started, cwd=tmp_path, env=variables, stdout=subprocess.PIPE, text=True) as process:
+    with Process(["-c", COMMAND], cwd=tmp_path) as process:
         end = time.monotonic() + 200
         while not (records.exists() and records.read_bytes().count(b"\n") == 4) and time.monotonic() < end:
             time.sleep(0.05)
-        process.send_signal(signal.SIGKILL)
-        assert process.stdout is not None
+        process.kill()
         # The rows came as the answers did.
         rows = [line.split(",") for line in process.stdout.read().splitlines()]
     assert {(Path(row[1]).stem, row[2]) for row in rows} == {(number, "unsat") for number in "0124"}
@@ -284,7 +279,7 @@ def test_a_dask_scheduler_that_is_not_there_is_named() -> None:
     from verifiable_relu.campaign import cluster
 
     with pytest.raises(InputError, match="no Dask scheduler answers"):
-        cluster.Cluster("dask://127.0.0.1:9")
+        cluster.Cluster("dask://127.0.0.1:9", patience=0.5)
 
 
 def test_a_job_travels() -> None:

@@ -225,3 +225,10 @@ def test_what_a_mask_of_infinities_leaves_is_a_softmax() -> None:
     torch.testing.assert_close(network(x), torch.softmax(x + mask, -1))
     with pytest.raises(UnsupportedError, match="nothing but −inf"):
         read_onnx(masked(torch.full((2, 3), -torch.inf)))
+
+
+def test_normalisations_with_a_negative_epsilon_are_refused() -> None:
+    # With it a quotient may be of any size, however many numbers are normalised.
+    data = with_constant("LayerNormalization", (5,), np.ones(5), epsilon=-0.5)
+    with pytest.raises(UnsupportedError, match=r"epsilon = -0\.5"):
+        read_onnx(data)

@@ -92,6 +92,31 @@ def test_repeated_neurons_with_dyadic_weights_are_merged() -> None:
         assert outputs(smaller, point) == outputs(dyadic, point)
 
 
+@pytest.mark.parametrize("widths", [(2, 3, 2, 2), (2, 3, 2)])
+def test_outputs_keep_their_number_and_order_where_a_relu_comes_last(widths: tuple[int, ...]) -> None:
+    for seed in range(8):
+        rng = np.random.default_rng(seed)
+        network = repeated(nets.mlp(rng, nets.eighths(rng), widths=widths), 0.5)
+        last = network.nodes[-1]
+        assert isinstance(last, Linear)
+        # The first output is there twice, and rows are in no order.
+        twice = replace(last, weight=last.weight[[1, 0, 1]], bias=last.bias[[1, 0, 1]], shape=(3,))
+        ends = Relu(name="last", inputs=(len(network.nodes) - 1,), shape=(3,))
+        network = Network((*network.nodes[:-1], twice, ends))
+        smaller = without_repeated(network)
+        assert smaller is not network
+        for point in points(network, rng):
+            assert outputs(smaller, point) == outputs(network, point)
+
+
+def test_layers_whose_product_overflows_stay_two() -> None:
+    weights = torch.tensor([[1e200, 2.0], [3.0, 1e200]], dtype=torch.float64)
+    common = {"shape": (2,), "weight": weights, "bias": torch.zeros(2, dtype=torch.float64)}
+    first = Linear(name="first", inputs=(0,), **common)  # type: ignore[arg-type]
+    network = Network((nets.Chain((2,)).nodes[0], first, replace(first, name="second", inputs=(1,))))
+    assert without_repeated(network) is network
+
+
 @pytest.mark.parametrize("kind", [nets.cnn, nets.residual, nets.normalised])
 def test_networks_of_other_operators_stay_as_they_are(kind: object) -> None:
     rng = np.random.default_rng(0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
@@ -20,9 +21,11 @@ from verifiable_relu.bounds.zonotope import Form, Zonotopes, chord, takes
 from verifiable_relu.errors import OutOfTime
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Input, Linear, Relu, Sigmoid
-from verifiable_relu.spec.property import Box, Property, Row
+from verifiable_relu.spec.property import Box, Property, Query, Row
 from verifiable_relu.spec.row_batch import RowBatch
+from verifiable_relu.verifiers.base import Budget, Verdict
 from verifiable_relu.verifiers.clipping import Clipped, clip
+from verifiable_relu.verifiers.input_split import InputSplit
 
 
 def networks(seed: int) -> list[Network]:
@@ -302,3 +305,14 @@ def test_counterexamples_are_lost_where_values_of_rows_are_too_high() -> None:
         return clip(box, rows, values + 0.2 * coefficients.abs().sum(1), coefficients, nodes)
 
     assert sum(clipped_away(seed, too_high)[0] for seed in range(6)) > 0
+
+
+@pytest.mark.parametrize("others", [0, 1])
+def test_a_property_that_asks_nothing_of_the_outputs_is_violated(others: int) -> None:
+    rng = np.random.default_rng(0)
+    network = nets.mlp(rng, nets.gaussian(rng))
+    box = Box(np.zeros(3), np.ones(3))
+    nothing, unlikely = Property(box, ((),)), Property(box, ((Row(((0, Fraction(1)),), Fraction(-1000)),),))
+    queries = [Query(network, prop) for prop in [nothing] + others * [unlikely]]
+    found = InputSplit().verify(queries, Budget.each(math.inf, len(queries)))
+    assert [outcome.verdict for outcome in found] == [Verdict.SAT, Verdict.UNSAT][: 1 + others]

@@ -388,8 +388,9 @@ def _soft_error(node: Gelu | Hardened) -> Tensor:
     return _SMOOTH_ULPS / node.lam
 
 
-def _smooth_error(node: Smooth) -> float:
-    return _SMOOTH_ULPS * FUNCTIONS[node.function].absolute
+def _smooth_error(node: Smooth) -> Tensor:
+    """The absolute error of a function, of which the parameter may be a factor."""
+    return _SMOOTH_ULPS * FUNCTIONS[node.function].absolute * node.parameter.clamp(min=1)
 
 
 TABLE: Table[Row] = Table(

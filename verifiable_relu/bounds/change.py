@@ -6,14 +6,20 @@ For z in the smooth network and z + d in the ReLU network at the same neuron and
 
 because ReLU is monotone and 1-Lipschitz, and δ is the maximum of |z|·Φ(−λ|z|) over the neuron's interval (arXiv
 2603.21991). That interval is the one of all members of the family (``network.Hardened``), so it holds z and z + d
-both: where it is on one side of zero, s is 1 or 0. So the difference of the two networks is itself a network, without
-biases, whose input is zero and whose activations are d ↦ s·d + e, and is bounded like any other: by intervals, and
-backward by lines over and under max(0, d) and min(0, d).
+both: where it is on one side of zero, s is 1 or 0. A function that both networks have, such as the exponential of a
+softmax, makes g(z + d) − g(z) = s·d of a difference d, where s is a slope of g within the interval (the mean value
+theorem). A product makes (x + d₁)∘(y + d₂) − x∘y = d₁∘(y + d₂) + x∘d₂ of two differences, where the factors x and
+y + d₂ are somewhere in their intervals.
+
+So the difference of the two networks is itself a network, without biases. Its inputs are the factors of products, free
+within their intervals, and a zero. Its activations are d ↦ s·d + e. It is bounded like any other network: by intervals,
+and backward by lines over and under max(s·d) and min(s·d). What comes before all λ-GELUs, such as the layer
+normalisation in front of a feed-forward block, has no difference, and is not in it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -29,9 +35,26 @@ from verifiable_relu.bounds.tighten import interval_is_exact, preactivation_boun
 from verifiable_relu.bounds.tuning import MEMORY
 from verifiable_relu.bounds.types import Bounds, Lines
 from verifiable_relu.errors import UnsupportedError
+from verifiable_relu.network.dispatch import Table
 from verifiable_relu.network.family import hardened
 from verifiable_relu.network.graph import Network
-from verifiable_relu.network.nodes import Activation, Bilinear, Conv2d, Hardened, Linear, Node, Scale
+from verifiable_relu.network.nodes import (
+    FUNCTIONS,
+    Activation,
+    Add,
+    Bilinear,
+    Conv2d,
+    Hardened,
+    Identity,
+    Input,
+    Linear,
+    Node,
+    Permute,
+    Reshape,
+    Scale,
+    Smooth,
+    Sparse,
+)
 
 
 def substitution_change(
@@ -49,43 +72,30 @@ def substitution_change(
         stop: asked between chunks; once it returns True what is left keeps its interval bounds.
 
     Returns:
-        Shaped (batch, *output_shape).
+        Shaped (batch, *output_shape); NaN or infinite where nothing is known.
 
     Raises:
         InputError: if no λ is known for a ReLU, or there is no activation.
-        UnsupportedError: for other activations beside them.
+        UnsupportedError: for a function behind a λ-GELU whose slope both rises and falls.
     """
     family = hardened(network)
-    nodes = tuple(_without_bias(node) for node in family.nodes)
-    rules = Differences(family, preactivation_bounds(family, box, memory=memory, stop=stop))
-    zero = torch.zeros_like(box.lower)
-    relaxation = Relaxation(replace(family, nodes=nodes, onnx=None), Bounds(zero, zero), rules=rules)
+    made = _Differences(family, Relaxation(family, box, preactivation_bounds(family, box, memory=memory, stop=stop)))
+    last = made.at[len(family.nodes) - 1]
+    if last is None:
+        zero = box.lower.new_zeros(len(box.lower), *family.output_shape)
+        return Bounds(zero, zero)
+    difference = Network(tuple(made.nodes), name=family.name)
+    relaxation = Relaxation(difference, made.box(), rules=made.rules)
 
-    def tighten(index: int, difference: Bounds) -> Bounds:
-        source = family.nodes[index].inputs[0]
-        if interval_is_exact(relaxation.network, source):
-            return difference
-        return bounded(relaxation, source, difference, rules.free[index], memory, stop)
+    def tighten(index: int, bounds: Bounds) -> Bounds:
+        source = difference.nodes[index].inputs[0]
+        if interval_is_exact(difference, source):
+            return bounds
+        return bounded(relaxation, source, bounds, made.rules.free[index], memory, stop)
 
-    last = len(nodes) - 1
     relaxation.advance(last, tighten)
     outputs = relaxation.bounds(last)
     return bounded(relaxation, last, outputs, torch.ones_like(outputs.lower, dtype=torch.bool), memory, stop)
-
-
-def _without_bias(node: Node) -> Node:
-    match node:
-        case Linear() | Conv2d():
-            return replace(node, bias=torch.zeros_like(node.bias))
-        case Scale():
-            return replace(node, center=torch.zeros_like(node.center), shift=torch.zeros_like(node.shift))
-        case Bilinear():
-            raise UnsupportedError("the change is not bounded through products", place=node.place)
-        case Activation() if not isinstance(node, Hardened):
-            raise UnsupportedError(
-                "the change is not bounded through this activation", place=f"node '{node.name}' ({node.op})"
-            )
-    return node
 
 
 def gap(node: Hardened, pre: Bounds) -> Tensor:
@@ -95,32 +105,69 @@ def gap(node: Hardened, pre: Bounds) -> Tensor:
     return -rounding.interval_activation(node, image(node, Bounds(-far, -near))).lower
 
 
+def slope_range(node: Smooth, pre: Bounds) -> Bounds:
+    """The least and the largest slope on [l, u] of a function whose slope only rises or only falls, outward.
+
+    Where a reciprocal's interval has 0 in it, the slopes are unknown: NaN.
+
+    Raises:
+        UnsupportedError: for a function whose slope does both.
+    """
+    function = FUNCTIONS[node.function]
+    split = node.function == "Reciprocal"
+    if function.bends and not split:
+        raise UnsupportedError("the change is not bounded through this function", place=node.place)
+    ends = [function.slope(end, node.parameter) for end in (pre.lower, pre.upper)]
+    found = Bounds(torch.minimum(*ends), torch.maximum(*ends))
+    if split:
+        across = (pre.lower <= 0) & (pre.upper >= 0)
+        found = Bounds(*(end.masked_fill(across, torch.nan) for end in (found.lower, found.upper)))
+    return rounding.widen(found, 16)
+
+
 class Differences(Rules):
     """The activations d ↦ s·d + e of the difference network.
 
-    Args:
-        family: as ``hardened`` makes it.
-        joint: bounds of its activations' inputs, (batch, *shape), of all members of the family.
-
     Attributes:
-        free: by activation, for which neurons s is neither 0 nor 1 for certain, (batch, *shape) bool.
+        free: by activation, for which neurons s is not known exactly, (batch, *shape) bool.
     """
 
-    def __init__(self, family: Network, joint: Mapping[int, Bounds]) -> None:
+    def __init__(self) -> None:
         self.free: dict[int, Tensor] = {}
         self._slopes: dict[int, Bounds] = {}
         self._gaps: dict[int, Tensor] = {}
-        for index in family.activations:
-            node, bounds = family.nodes[index], joint[index]
-            assert isinstance(node, Hardened)
-            on, off = bounds.lower >= 0, bounds.upper <= 0
-            self.free[index] = ~(on | off)
-            self._slopes[index] = Bounds(on.to(bounds.lower), (~off).to(bounds.lower))
-            self._gaps[index] = gap(node, bounds)
+
+    def add(self, index: int, node: Activation, pre: Bounds) -> None:
+        """Say what an activation of the family makes of differences.
+
+        Args:
+            index: the activation's place in the difference network.
+            node: the activation.
+            pre: bounds of its input, (batch, *shape), of all members of the family.
+
+        Raises:
+            UnsupportedError: for an activation of which that is not known.
+        """
+        one, zero = torch.ones_like(pre.lower), torch.zeros_like(pre.lower)
+        self._gaps[index] = zero
+        match node:
+            case Hardened():
+                on, off = pre.lower >= 0, pre.upper <= 0
+                self._slopes[index] = Bounds(on.to(zero), (~off).to(zero))
+                self._gaps[index] = gap(node, pre)
+            case Identity():
+                self._slopes[index] = Bounds(one, one)
+            case Smooth():
+                self._slopes[index] = slope_range(node, pre)
+            case _:
+                raise UnsupportedError("the change is not bounded through this activation", place=node.place)
+        self.free[index] = self._slopes[index].lower != self._slopes[index].upper
 
     def image(self, index: int, node: Activation, pre: Bounds) -> Bounds:
-        ends = Bounds(self.moved(index, pre.lower).lower, self.moved(index, pre.upper).upper)
-        return rounding.widen(Bounds(ends.lower, ends.upper + self._gaps[index]), 2)
+        left, right = self.moved(index, pre.lower), self.moved(index, pre.upper)
+        # min(s·d) is concave in d and max(s·d) convex: both are extreme at the ends.
+        least, most = torch.minimum(left.lower, right.lower), torch.maximum(left.upper, right.upper)
+        return rounding.widen(Bounds(least, most + self._gaps[index]), 3)
 
     def lines(self, index: int, node: Activation, pre: Bounds) -> Lines:
         """The chord of the concave min(s·d), the chord of the convex max(s·d) and δ above it."""
@@ -137,6 +184,133 @@ class Differences(Rules):
         slopes = self._slopes[index]
         ends = slopes.lower * d, slopes.upper * d
         return Bounds(torch.minimum(*ends), torch.maximum(*ends))
+
+
+class _Differences:
+    """The difference network of a family, node after node.
+
+    Args:
+        family: as ``hardened`` makes it.
+        joint: bounds of its nodes' values, of all members of the family.
+
+    Attributes:
+        nodes: of the difference network; its input, a vector, begins with a zero, which the factors follow.
+        at: by node of the family, the node of its difference; None where there is no difference.
+        rules: what the activations make of differences.
+    """
+
+    def __init__(self, family: Network, joint: Relaxation) -> None:
+        self.family, self.joint = family, joint
+        self.rules = Differences()
+        self.nodes: list[Node] = [Input(name="factors", inputs=(), shape=(1,))]
+        self.at: list[int | None] = []
+        self._factors: dict[int, int] = {}
+        self._boxes: list[Bounds] = []
+        self._zero = joint.box.lower.new_zeros(())
+        # Bounds of an activation's input are intersected with those that are known once the activation is passed.
+        joint.advance(len(family.nodes) - 1)
+        for index, node in enumerate(family.nodes):
+            sources = [self.at[i] for i in node.inputs]
+            self.at.append(MAKERS[node](self, index, node, sources))
+        self.nodes[0] = Input(name="factors", inputs=(), shape=(self._size,))
+
+    @property
+    def _size(self) -> int:
+        return 1 + sum(box.lower[0].numel() for box in self._boxes)
+
+    def box(self) -> Bounds:
+        """The inputs' bounds, (batch, inputs)."""
+        zero = self._zero.new_zeros(self.joint.samples, 1)
+        flat = [box.flat() for box in self._boxes]
+        return Bounds(torch.cat([zero, *(b.lower for b in flat)], 1), torch.cat([zero, *(b.upper for b in flat)], 1))
+
+    def nothing(self, index: int, node: Node, sources: list[int | None]) -> None:
+        """The input is the same in both networks."""
+        return None
+
+    def mapped(self, index: int, node: Node, sources: list[int | None]) -> int | None:
+        """An affine map of a difference is the map without its bias."""
+        return None if sources[0] is None else self._append(_without_bias(node), sources[0])
+
+    def added(self, index: int, node: Node, sources: list[int | None]) -> int | None:
+        """The sum of those that there are."""
+        first, second = sources
+        if first is None or second is None:
+            return second if first is None else first
+        return self._append(node, first, second)
+
+    def activated(self, index: int, node: Activation, sources: list[int | None]) -> int | None:
+        """An activation makes a difference by itself only if it is another one in the two networks."""
+        source = sources[0]
+        if source is None:
+            if not isinstance(node, Hardened):
+                return None
+            source = self._input(0, node, 0.0)
+        place = self._append(node, source)
+        self.rules.add(place, node, self.joint.bounds(node.inputs[0]))
+        return place
+
+    def multiplied(self, index: int, node: Bilinear, sources: list[int | None]) -> int | None:
+        """d₁∘(y + d₂) + x∘d₂, of the differences that there are."""
+        (x, y), (first, second) = node.inputs, sources
+        left = None if first is None else self._append(node, first, self._factor(y))
+        right = None if second is None else self._append(node, self._factor(x), second)
+        if left is None or right is None:
+            return right if left is None else left
+        return self._append(Add(name=node.name, inputs=(0, 0), shape=node.shape), left, right)
+
+    def _append(self, node: Node, *sources: int) -> int:
+        self.nodes.append(replace(node, inputs=sources))
+        return len(self.nodes) - 1
+
+    def _factor(self, index: int) -> int:
+        """The node of the difference network that is anywhere in the bounds of the family's node ``index``."""
+        if index not in self._factors:
+            self._factors[index] = self._input(self._size, self.family.nodes[index], 1.0)
+            self._boxes.append(self.joint.bounds(index))
+        return self._factors[index]
+
+    def _input(self, start: int, node: Node, weight: float) -> int:
+        """As many inputs as a node has values, from ``start`` on, times a weight; with a weight of 0, the first one."""
+        places = torch.arange(start, start + node.size) if weight else torch.zeros(node.size, dtype=torch.long)
+        return self._append(
+            Sparse(
+                name=node.name,
+                inputs=(0,),
+                shape=node.shape,
+                index=places[:, None].to(self._zero.device),
+                weight=self._zero.new_full((node.size, 1), weight),
+                bias=self._zero.new_zeros(node.size),
+            ),
+            0,
+        )
+
+
+MAKERS: Table[Callable[..., int | None]] = Table(
+    "the change by the substitution of ReLU",
+    {
+        Input: _Differences.nothing,
+        Linear: _Differences.mapped,
+        Conv2d: _Differences.mapped,
+        Scale: _Differences.mapped,
+        Sparse: _Differences.mapped,
+        Reshape: _Differences.mapped,
+        Permute: _Differences.mapped,
+        Add: _Differences.added,
+        Activation: _Differences.activated,
+        Bilinear: _Differences.multiplied,
+    },
+)
+"""What each kind of node makes of differences: of (differences, index, node, the inputs' differences)."""
+
+
+def _without_bias(node: Node) -> Node:
+    match node:
+        case Linear() | Conv2d() | Sparse():
+            return replace(node, bias=torch.zeros_like(node.bias))
+        case Scale():
+            return replace(node, center=torch.zeros_like(node.center), shift=torch.zeros_like(node.shift))
+    return node
 
 
 def bounded(

@@ -173,7 +173,7 @@ class Zonotopes:
         center, size, error = (part.flatten(1)[sample] for part in (form.center, form.size, form.error))
         row = matrix.abs()
         relative = rounding.gamma(matrix.shape[1] + along.shape[1] + 16, matrix.dtype)
-        lost = 2 * relative * (row * (center.abs() + size)).sum(1) + 4 * info.tiny * generators[0].numel()
+        lost = 2 * relative * (row * (center.abs() + size)).sum(1) + 4 * info.tiny * generators.shape[1:].numel()
         values = (matrix * center).sum(1) - along.abs().sum(1) - (row * error).sum(1) - lost
         radius = self.radius[sample]
         own = along[:, : len(self.varying)] / radius

@@ -21,6 +21,7 @@ from verifiable_relu.check import BadInput, Refused, check
 from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.files import on_disk, read_bytes
 from verifiable_relu.network.family import least_hardness
+from verifiable_relu.spec.comparisons import without_head
 from verifiable_relu.spec.property import Query
 from verifiable_relu.trust.certificate import Cover, Proof, write_sat, write_unsat
 from verifiable_relu.verifiers.base import Outcome, Verdict
@@ -83,6 +84,9 @@ class Certificates:
         claim = "sat" if sat else "unsat"
         try:
             network, prop = queries[0].network.onnx, read_bytes(vnnlib, _LARGEST)
+            if queries[0].network.ports:
+                said = "the checker reads networks with one input and one output only"
+                return self._kept(path, onnx, vnnlib, claim, Kept(False, said))
             joint = [Fraction(lam) for lam in least_hardness(queries[0].network)]
             if joint:
                 network = read_bytes(onnx, _LARGEST)
@@ -123,7 +127,7 @@ def proofs(queries: Sequence[Query], outcomes: Sequence[Outcome], limit: float) 
         box = tuple(query.property.box.bounds(i) for i in range(query.property.box.size))
         if box not in boxes:
             boxes.append(box)
-        proof = outcome.proof or prove(query, limit)
+        proof = outcome.proof or prove(without_head(query), limit)
         if proof is None:
             raise UnsupportedError(f"no proof that can be written was found in {limit:g} s")
         yield boxes.index(box), proof

@@ -21,9 +21,6 @@ from verifiable_relu.campaign.store import Store, recall
 from verifiable_relu.campaign.worker import Answered, Numbered, Stage, Wanted, answer
 from verifiable_relu.errors import CallFailed, InputError
 
-_CONNECTING = 10.0
-"""The seconds in which a scheduler has to answer."""
-
 _BUSY = threading.Lock()
 """Held while this process answers a part."""
 
@@ -34,6 +31,7 @@ class Cluster:
     Args:
         address: of the scheduler, ``dask://HOST:PORT``.
         store: the store whose records are known before the campaign; None for none.
+        patience: the seconds in which the scheduler has to answer.
 
     Attributes:
         slots: one for each of the workers that the cluster has now.
@@ -42,13 +40,13 @@ class Cluster:
         InputError: without Dask, if there is no scheduler at the address, or if it has no workers.
     """
 
-    def __init__(self, address: str, store: Store | None = None) -> None:
+    def __init__(self, address: str, store: Store | None = None, patience: float = 10.0) -> None:
         try:
             from distributed import Client
         except ModuleNotFoundError:
             raise InputError("Dask is not installed: pip install 'verifiable-relu[dask]'", place="--executor") from None
         try:
-            self._client = Client(address.replace("dask://", "tcp://", 1), timeout=_CONNECTING, set_as_default=False)
+            self._client = Client(address.replace("dask://", "tcp://", 1), timeout=patience, set_as_default=False)
         except OSError as error:
             raise InputError(f"no Dask scheduler answers at {address}: {error}", place="--executor") from None
         workers = self._client.ncores()

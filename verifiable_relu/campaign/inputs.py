@@ -14,7 +14,7 @@ import numpy as np
 from verifiable_relu.campaign.result import Result
 from verifiable_relu.campaign.runner import Case, unasked
 from verifiable_relu.errors import InputError
-from verifiable_relu.network import Network, compare_at, read_onnx
+from verifiable_relu.network import EVERYTHING, Chosen, Network, compare_at, read_onnx
 from verifiable_relu.network.device import require_device
 from verifiable_relu.spec import Property, find_network, queries, read_instances, read_vnnlib
 from verifiable_relu.verifiers.base import Verifier
@@ -100,19 +100,23 @@ class Loader:
     ) -> None:
         self.networks = dict(networks or {})
         self.prepare = prepare
-        self._read: dict[Path, Network | InputError] = {}
+        self._read: dict[tuple[Path, Chosen], Network | InputError] = {}
 
-    def network(self, path: Path) -> Network:
+    def network(self, path: Path, chosen: Chosen = EVERYTHING) -> Network:
         """The network of an ONNX file, read on the first call only.
+
+        Args:
+            path: the file.
+            chosen: the tensors of the file that are the network's inputs and outputs.
 
         Raises:
             InputError: as ``read_onnx`` and ``prepare`` do; a later call raises the same error without reading again.
         """
-        where = path.resolve()
+        where = path.resolve(), chosen
         if where not in self._read:
             try:
                 with _bounded(path):
-                    network = read_onnx(path)
+                    network = read_onnx(path, chosen=chosen)
                     self._read[where] = network if self.prepare is None else self.prepare(network)
             except InputError as error:
                 self._read[where] = error.located(path)
@@ -121,10 +125,14 @@ class Loader:
             raise found
         return found
 
+    def knows(self, path: Path, chosen: Chosen = EVERYTHING) -> bool:
+        """Whether the network of a file, with these inputs and outputs, has been read."""
+        return (path.resolve(), chosen) in self._read
+
     def forget(self, kept: Collection[Path]) -> None:
         """Drop the networks that were read, but for those of the files ``kept``."""
         still = {path.resolve() for path in kept}
-        self._read = {path: found for path, found in self._read.items() if path in still}
+        self._read = {key: found for key, found in self._read.items() if key[0] in still}
 
     def case(self, entry: Entry) -> Case:
         """The instance that a property file and a network make.

@@ -10,14 +10,13 @@ from __future__ import annotations
 import math
 import pickle
 import threading
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import Any, Protocol
 
 from verifiable_relu.campaign.inputs import Entry
 from verifiable_relu.campaign.result import Result
-from verifiable_relu.campaign.runner import QUIET, TABLE_EVERY, Observer, Records
+from verifiable_relu.campaign.runner import QUIET, Ledger, Observer, Records
 from verifiable_relu.campaign.worker import Answered, Job, Numbered, Stage, Wanted
 from verifiable_relu.errors import CallFailed, OutOfTime
 from verifiable_relu.verifiers.base import Reason, Verdict
@@ -111,12 +110,12 @@ def run_parallel(
             for one in working:
                 one.result()
     finally:
-        campaign.tabulate()
-    return campaign.results()
+        campaign.ledger.tabulate()
+    return campaign.ledger.results()
 
 
 class _Campaign:
-    """The state of one run; its methods are for any thread, but for ``results`` and ``tabulate``.
+    """The state of one run; its methods are for any thread.
 
     Attributes:
         entries: the instances.
@@ -126,7 +125,7 @@ class _Campaign:
         observer: the object that is told of stages and results.
         waiting: the parts that are next, before what is left of ``line``.
         line: the numbers of the instances that no part had yet, with those of one network together.
-        answered: the results known so far, by the instances' numbers.
+        ledger: the results known so far.
         stopped: whether no further part is given out.
     """
 
@@ -142,9 +141,8 @@ class _Campaign:
         self.observer = observer
         self.waiting: list[list[int]] = []
         self.line = _in_line(entries)
-        self.answered: dict[int, Result] = {}
+        self.ledger = Ledger(store, observer)
         self.stopped = False
-        self.tabulated = time.perf_counter()
         self.lock = threading.RLock()
 
     def work(self, slot: Slot) -> None:
@@ -179,19 +177,13 @@ class _Campaign:
 
     def keep(self, message: Answered) -> None:
         """Record an answer, unless the instance has one already."""
-        if message.number in self.answered:
-            return
-        if self.store is not None and not message.recorded:
-            self.store.append(message.result, message.counterexample)
-        self.answered[message.number] = message.result
-        if time.perf_counter() - self.tabulated > TABLE_EVERY:
-            self.tabulate()
-        self.observer.result(message.number, message.result, message.recorded)
+        if message.number not in self.ledger.known:
+            self.ledger.keep(message.number, message.result, message.counterexample, message.recorded)
 
     def failed(self, part: Sequence[int], error: CallFailed | MemoryError) -> None:
         """Take the end of a worker: what is left of its part is asked in halves, and an instance alone is at fault."""
         with self.lock:
-            left = [number for number in part if number not in self.answered]
+            left = [number for number in part if number not in self.ledger.known]
             if self.stopped or not left:
                 return
             if len(left) > 1:
@@ -214,16 +206,6 @@ class _Campaign:
             self.stopped = True
         for slot in self.slots:
             slot.stop()
-
-    def tabulate(self) -> None:
-        """Write the table of the results known so far."""
-        if self.store is not None:
-            self.store.tabulate(self.results())
-        self.tabulated = time.perf_counter()
-
-    def results(self) -> list[Result]:
-        """The results known so far, in the order of the instances."""
-        return [self.answered[number] for number in sorted(self.answered)]
 
 
 def _in_line(entries: Sequence[Entry]) -> list[int]:

@@ -92,6 +92,42 @@ class Records(Protocol):
         """Replace the table of results."""
 
 
+class Ledger:
+    """The results of a run so far: each is kept in the store at once, and tabulated and told of soon.
+
+    Args:
+        store: an open store for the records, or None.
+        observer: the object that is told of results.
+
+    Attributes:
+        known: the results by the numbers of their instances.
+    """
+
+    def __init__(self, store: Records | None, observer: Observer) -> None:
+        self.known: dict[int, Result] = {}
+        self._store, self._observer = store, observer
+        self._tabulated = -TABLE_EVERY
+
+    def keep(self, number: int, result: Result, counterexample: str | None, recorded: bool) -> None:
+        """Take the result of an instance; ``recorded`` if the store has it from an earlier run."""
+        self.known[number] = result
+        if self._store is not None and not recorded:
+            self._store.append(result, counterexample)
+            if time.perf_counter() - self._tabulated > TABLE_EVERY:
+                self.tabulate()
+        self._observer.result(number, result, recorded)
+
+    def tabulate(self) -> None:
+        """Write the table of the results known so far."""
+        if self._store is not None:
+            self._store.tabulate(self.results())
+        self._tabulated = time.perf_counter()
+
+    def results(self) -> list[Result]:
+        """The results known so far, in the order of the instances."""
+        return [self.known[number] for number in sorted(self.known)]
+
+
 READING = "reading"
 """The ``Result.method`` of an instance whose reading failed by a fault of the program rather than by a bad file."""
 
@@ -141,8 +177,8 @@ def run(
         campaign.settle()
         campaign.attempt(range(len(campaign.queries)))
     finally:
-        campaign.tabulate()
-    return campaign.results()
+        campaign.ledger.tabulate()
+    return campaign.ledger.results()
 
 
 def _checked(query: Query, outcome: Outcome, clock: Callable[[], float]) -> tuple[Outcome, Confirmation | None]:
@@ -178,13 +214,12 @@ class _Campaign:
         method: the ``repr`` of the verifier.
         store: the store of the records, or None.
         observer: the object that is told of stages and results.
-        recorded: the results known so far, by instance.
+        ledger: the results known so far.
         queries: the queries of all instances that are asked, without heads that are of no account (``comparisons``).
         owner: for each query the number of its instance.
         outcomes: the checked outcomes so far, by instance and query.
         replayed: onnxruntime's outputs at the counterexample, by instance.
         failure: the exception of the store or the observer that ends the run, if there was one.
-        tabulated: when the table was last written, in seconds of ``time.perf_counter``.
     """
 
     def __init__(
@@ -203,13 +238,12 @@ class _Campaign:
         self.store = store
         self.observer = observer
         self.certificates = certificates
-        self.recorded: dict[int, Result] = {}
+        self.ledger = Ledger(store, observer)
         self.queries: list[Query] = []
         self.owner: list[int] = []
         self.outcomes: dict[int, dict[int, Outcome]] = {}
         self.replayed: dict[int, np.ndarray | None] = {}
         self.failure: Exception | None = None
-        self.tabulated = -TABLE_EVERY
 
     def settle(self) -> None:
         """Record the instances whose results are known, and collect the queries and budgets of the others."""
@@ -222,8 +256,7 @@ class _Campaign:
             wanted = self.certificates is not None
             known = None if self.store is None else self.store.find(key, case.timeout, wanted)
             if known is not None:
-                self.recorded[index] = known = replace(known, onnx=case.onnx, vnnlib=case.vnnlib)
-                self.observer.result(index, known, True)
+                self.ledger.keep(index, replace(known, onnx=case.onnx, vnnlib=case.vnnlib), None, True)
                 continue
             self.outcomes[index] = {}
             self.queries.extend(map(without_head, case.queries))
@@ -234,7 +267,7 @@ class _Campaign:
 
     def open(self, members: Sequence[int]) -> list[int]:
         """The queries among ``members`` that have no outcome, and whose instance has no result."""
-        return [i for i in members if self.owner[i] not in self.recorded and i not in self.outcomes[self.owner[i]]]
+        return [i for i in members if self.owner[i] not in self.ledger.known and i not in self.outcomes[self.owner[i]]]
 
     def attempt(self, members: Sequence[int]) -> None:
         """Put the queries ``members`` to the verifier.
@@ -264,7 +297,7 @@ class _Campaign:
     def finish(self, query: int, claim: Outcome) -> None:
         """Check and keep the claimed outcome of one query; later claims about the same query are ignored."""
         index = self.owner[query]
-        if index in self.recorded or query in self.outcomes[index]:
+        if index in self.ledger.known or query in self.outcomes[index]:
             return
         outcome, judged = _checked(self.queries[query], claim, self.clock)
         case = self.cases[index]
@@ -325,18 +358,13 @@ class _Campaign:
         return replace(joined, detail=f"{joined.detail}; {note}" if joined.detail else note)
 
     def record(self, index: int, result: Result) -> None:
-        """Keep a result, in the store as well, and tell the observer.
+        """Keep a result.
 
         Raises:
             Exception: of the store or the observer, which is kept as ``failure``.
         """
-        self.recorded[index] = result
         try:
-            if self.store is not None:
-                self.store.append(result, self.counterexample(index, result))
-            if time.perf_counter() - self.tabulated > TABLE_EVERY:
-                self.tabulate()
-            self.observer.result(index, result, False)
+            self.ledger.keep(index, result, self.counterexample(index, result), False)
         except Exception as error:
             # A verifier called this method through its progress. ``attempt`` must not take the exception for the
             # verifier's.
@@ -344,21 +372,11 @@ class _Campaign:
             raise
 
     def counterexample(self, index: int, result: Result) -> str | None:
-        """The text of a result's counterexample, in the form of its property file; None if it has none."""
-        if result.verdict is not Verdict.SAT:
+        """The text of a result's counterexample for the store, in the form of its property file; None for no text."""
+        if self.store is None or result.verdict is not Verdict.SAT:
             return None
         case = self.cases[index]
         return "\n".join(assignment(result, case.spec if isinstance(case, Case) else None)) + "\n"
-
-    def tabulate(self) -> None:
-        """Write the table of the results known so far."""
-        if self.store is not None:
-            self.store.tabulate(self.results())
-        self.tabulated = time.perf_counter()
-
-    def results(self) -> list[Result]:
-        """The results known so far, in the order of the instances."""
-        return [self.recorded[i] for i in sorted(self.recorded)]
 
 
 class _Relay:

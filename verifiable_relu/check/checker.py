@@ -20,7 +20,7 @@ from verifiable_relu.check.records import opened, rational
 
 Made = TypeVar("Made")
 
-VERSION = 2
+VERSION = 3
 
 MOST_BYTES = 1 << 31
 

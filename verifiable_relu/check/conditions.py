@@ -44,6 +44,11 @@ class Row:
         size = abs(self.y[0][1])
         return (*((i, c / size) for i, c in self.y), self.most / size)
 
+    @property
+    def compares(self) -> bool:
+        """Whether it asks no more than which of two outputs is the larger one."""
+        return len(self.y) == 2 and self.y[0][1] + self.y[1][1] == 0 and not self.most
+
 
 @dataclass
 class Disjunct:
@@ -226,12 +231,12 @@ def _union(condition: Any, names: Names) -> list[Atoms]:
 
 def _atom(left: Any, right: Any, strict: bool, names: Names) -> Row | End:
     """left ≤ right."""
-    for name, value, above in ((left, right, True), (right, left, False)):
+    for term, value, above in ((left, right, True), (right, left, False)):
         # Most conditions are ends of the box, which need no sums.
-        if isinstance(name, str) and isinstance(value, str) and value not in names:
-            variable = names.get(name, "")
-            if variable[:2] == "X_":
-                return End(int(variable[2:]), above, number(value), strict)
+        if isinstance(value, str) and value not in names:
+            variable, factor = _multiple(term, names)
+            if variable[:2] == "X_" and factor:
+                return End(int(variable[2:]), above == (factor > 0), number(value) / factor, strict)
     found, constant = _linear(["-", left, right], names)
     found = {name: value for name, value in found.items() if value}
     if found and all(name[0] == "Y" for name in found):
@@ -240,6 +245,16 @@ def _atom(left: Any, right: Any, strict: bool, names: Names) -> Row | End:
         ((name, value),) = found.items()
         return End(int(name[2:]), value > 0, -constant / value, strict)
     raise BadInput("a condition of several X, or of X and Y, or of neither, is not known")
+
+
+def _multiple(term: Any, names: Names) -> tuple[str, Fraction]:
+    """The variable and the factor of a term that is a variable or a number times one; otherwise no variable."""
+    match term:
+        case str(name) if name in names:
+            return names[name], Fraction(1)
+        case ["*", str(factor), str(name)] if name in names and factor not in names:
+            return names[name], number(factor)
+    return "", Fraction(0)
 
 
 def _linear(term: Any, names: Names) -> Linear:

@@ -80,7 +80,18 @@ class Smooth:
     curve: Curve
 
 
-Node = Source | Affine | Activation | Smooth
+@dataclass(eq=False)
+class Ordered:
+    """Numbers that compare with each other as the entries of the value of node ``source`` do, entry by entry.
+
+    That is all that is known of them: one is below another, or equal to it, where that is so of the entries.
+    """
+
+    source: int
+    size: int
+
+
+Node = Source | Affine | Activation | Smooth | Ordered
 
 
 @dataclass(eq=False)
@@ -95,22 +106,45 @@ class Graph:
     nodes: list[Node]
     output: int
 
+    def asked(self, comparing: bool) -> Graph:
+        """The network that rows of outputs are rows of: without its head, if they do no more than compare outputs.
+
+        A head is what increases with every output, and a softmax: before it the outputs compare as they do behind it.
+
+        Raises:
+            Refused: if nothing but the order is known of some value on the way to the output.
+        """
+        output = self.output
+        while comparing and isinstance(node := self.nodes[output], Ordered | Smooth) and _keeps_order(node):
+            output = node.source
+        found = Graph(self.nodes, output)
+        if any(isinstance(self.nodes[number], Ordered) for number in found.needed):
+            raise Refused("of a softmax, or a function like it, nothing is known but which output is the larger one")
+        return found
+
+    @property
+    def needed(self) -> list[int]:
+        """The numbers of the nodes that the output depends on, itself included, in order."""
+        needed = {self.output}
+        for number in range(self.output, -1, -1):
+            if number in needed:
+                needed.update(sources(self.nodes[number]))
+        return sorted(needed)
+
     @property
     def activations(self) -> list[int]:
         """The numbers of the activations that the output depends on, in order."""
-        needed = {self.output}
-        for number in range(len(self.nodes) - 1, -1, -1):
-            if number in needed:
-                needed.update(sources(self.nodes[number]))
-        return [n for n in sorted(needed) if isinstance(self.nodes[n], Activation | Smooth)]
+        return [number for number in self.needed if isinstance(self.nodes[number], Activation | Smooth)]
 
     def hardened(self, hardness: list[Fraction]) -> Graph:
         """All networks that have, in the place of each ReLU or λ-GELU, ReLU or a λ'-GELU with λ' ≥ its ``hardness``.
 
+        A head of the network stays what it is.
+
         Raises:
             Refused: if these are not as many, or other activations are among them.
         """
-        nodes, places = list(self.nodes), self.activations
+        nodes, places = list(self.nodes), self.asked(comparing=True).activations
         if len(hardness) != len(places) or not all(1 <= value <= 1 << 40 for value in hardness):
             raise Refused(f"a hardness from 1 on for each of {len(places)} activations is expected")
         for place, value in zip(places, hardness, strict=True):
@@ -127,7 +161,11 @@ def sources(node: Node) -> list[int]:
     """The numbers of the nodes that a node reads."""
     if isinstance(node, Affine):
         return [source for source, _ in node.terms]
-    return [node.source] if isinstance(node, Activation | Smooth) else []
+    return [] if isinstance(node, Source) else [node.source]
+
+
+def _keeps_order(node: Ordered | Smooth) -> bool:
+    return isinstance(node, Ordered) or node.kind in ("Sigmoid", "Tanh")
 
 
 def pick(index: Number, size: int) -> Matrix:
@@ -161,6 +199,8 @@ def joined(nodes: list[Node], output: int) -> Graph:
             made.append(Activation(place[node.source], node.slope, node.name))
         elif isinstance(node, Smooth):
             made.append(Smooth(place[node.source], node.size, node.name, node.kind, node.curve))
+        elif isinstance(node, Ordered):
+            made.append(Ordered(place[node.source], node.size))
         else:
             made.append(node)
         place[number] = len(made) - 1

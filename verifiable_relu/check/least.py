@@ -1,13 +1,20 @@
 """The least values of forms: over the whole box, and at the leaves of a tree of splits.
 
-At a leaf some neurons are split: z ≥ 0 or z ≤ 0 is known of them. For any μ ≥ 0 of the rows of a polytope, which are at
-most zero in the unsafe set, and any multipliers w of neurons,
+At a leaf more is known of the neurons that are split: z_j lies in a part [a_j, b_j] of [l_j, u_j]. For any μ ≥ 0 of the
+rows of a polytope, which are at most zero in the unsafe set, and any multipliers w of neurons,
 
     Σ μ_i·row_i = Σ μ_i·row_i + Σ w_j·(form of z_j − z_j),
 
-whose right side is affine in x and, for each open neuron j, a function of z_j alone, K_j·q_j(z_j) − w_j·z_j, which is
-linear on either side of 0: it is least at an end of a phase that the leaf allows. Where the sum of all least values is
-positive, no point of the leaf is unsafe.
+whose right side is affine in x and, for each open neuron j, a function of z_j alone, K_j·q_j(z_j) − w_j·z_j. Where the
+sum of all least values is positive, no point of the leaf is unsafe.
+
+Of a neuron with a kink, this function is linear on either side of 0: it is least at 0 or at an end of what the leaf
+allows. Of a curve f, q_j = f(z_j) − t_j·z_j, and with any number t′
+
+    K_j·q_j − w_j·z_j = K_j·(f(z_j) − t′·z_j) + d·z_j,   d = K_j·(t′ − t_j) − w_j,
+
+whose first part ``curves`` bounds over [a_j, b_j], and whose second part is least at an end. With t′ = t_j + w_j/K_j
+the second part is nothing but what rounding leaves of it.
 """
 
 from __future__ import annotations
@@ -22,8 +29,8 @@ import numpy as np
 from verifiable_relu.check.arithmetic import EXACT, FLOAT, OWN, TINY, UNIT, Float, Matrix, Number, gamma
 from verifiable_relu.check.conditions import Row
 from verifiable_relu.check.errors import BadInput, Refused
-from verifiable_relu.check.graph import Activation
-from verifiable_relu.check.lines import WORKING, Fixed, Form, Neurons, Relaxation, Signed
+from verifiable_relu.check.graph import Activation, Smooth
+from verifiable_relu.check.lines import WORKING, CurvedNeurons, Fixed, Form, Neurons, Relaxation, Signed
 
 
 @dataclass
@@ -84,16 +91,23 @@ class Leaves:
     """Leaves of trees.
 
     Attributes:
-        split: (leaves, neurons) int8, of the trees' neurons: 1 active, −1 inactive, 0 neither.
+        lower, upper: (leaves, neurons) a and b of the trees' neurons.
+        split: (leaves, neurons) bool, whether these are others than l and u.
         multipliers: (leaves, neurons) w, where ``given`` says so, and elsewhere 0.
         given: (leaves, neurons) bool.
         rows: (leaves, rows) μ, sparse.
     """
 
+    lower: Number
+    upper: Number
     split: Number
     multipliers: Number
     given: Number
     rows: Matrix
+
+    def __getitem__(self, chosen: Number) -> Leaves:
+        parts = (self.lower, self.upper, self.split, self.multipliers, self.given, self.rows)
+        return Leaves(*(part[chosen] for part in parts))
 
 
 class Tree:
@@ -117,38 +131,63 @@ class Tree:
     ) -> None:
         self.relaxation, self.rows, self.neurons = relaxation, rows, neurons
         self._slopes = slopes
-        if not all(isinstance(known, Neurons) for known in relaxation.neurons.values()):
-            raise Refused("trees are of piecewise-linear networks")
-        places = []
+        places, curved = [], []
         for activation, neuron in neurons:
             known = relaxation.neurons[activation]
             at = np.searchsorted(known.open, neuron)
             if at == len(known.open) or known.open[at] != neuron:
                 raise Refused(f"neuron {neuron} of the activation {activation} has one phase by its bounds")
             places.append(known.first + int(at))
+            curved.append(isinstance(known, CurvedNeurons))
         if len(set(places)) < len(places):
             raise Refused("a neuron is named twice")
-        self._places = np.array(places, dtype=np.intp)
-        self._low, self._high, self._slope, self._chord = (
-            np.concatenate([np.zeros(0), *(getattr(known, name) for known in relaxation.neurons.values())])
-            for name in ("low", "high", "slope", "chord")
+        self._places, self.curved = np.array(places, dtype=np.intp), np.array(curved, dtype=bool)
+        if self.curved[chords].any():
+            raise Refused("a curve has no chord that would be its own")
+        every = relaxation.neurons.values()
+        self._low, self._high = (
+            np.concatenate([np.zeros(0), *(getattr(known, name) for known in every)]) for name in ("low", "high")
         )
+        flat = (np.zeros(0), *(np.zeros(len(known.open)) for known in every))
+        self._slope, self._chord, self._least, self._most = (np.concatenate(flat) for _ in range(4))
+        self._curves = []
+        for number, known in relaxation.neurons.items():
+            if isinstance(known, Neurons):
+                self._slope[known.part], self._chord[known.part] = known.slope, known.chord
+                continue
+            t = slopes[known.part]
+            self._least[known.part] = known.curve.least(known.lower, known.upper, t)
+            self._most[known.part] = known.curve.most(known.lower, known.upper, t)
+            self._curves.append((known, np.flatnonzero([activation == number for activation, _ in neurons])))
         self._by_chord = np.zeros(len(neurons), bool)
         self._by_chord[chords] = True
         self._forms = self._pulled_back()
         self._between = self._forms.coefficients[:, relaxation.inputs + self._places]
         n, form = relaxation.inputs, self._forms
         most = np.maximum(np.abs(relaxation.lower), np.abs(relaxation.upper))
-        above, below = self._q(FLOAT)
-        most = np.concatenate([most, np.maximum(np.abs(above), np.abs(below))])
+        reach = np.maximum(np.abs(self._low), np.abs(self._high))
+        # All numbers that a neuron's term is made of are at most these times |K|, and four times its reach times |w|.
+        of_q = np.maximum(np.abs(self._least), np.abs(self._most))
+        for known in every:
+            if isinstance(known, Neurons):
+                above, below = self._kinked(FLOAT)
+                of_q[known.part] = np.maximum(np.abs(above), np.abs(below))[known.part]
+            else:
+                of_q[known.part] += 4 * np.abs(slopes[known.part]) * reach[known.part]
+        most = np.concatenate([most, of_q])
         # By how much one unit of a multiplier makes all numbers together larger.
         self._sizes = np.abs(form.coefficients) @ most + np.abs(form.constant)
-        self._sizes[len(rows.most) :] += np.maximum(-self._low, self._high)[self._places]
-        self._spread = 1 + float(most.sum()) + float(np.maximum(-self._low, self._high).sum())
+        self._sizes[len(rows.most) :] += 4 * reach[self._places]
+        self._spread = 1 + float(most.sum()) + float(reach.sum())
         self._inputs = n
 
-    def _q(self, ring: Float) -> tuple[Number, Number]:
-        """q at the upper and at the lower end."""
+    @property
+    def ends(self) -> tuple[Number, Number]:
+        """l and u of the tree's neurons."""
+        return self._low[self._places], self._high[self._places]
+
+    def _kinked(self, ring: Float) -> tuple[Number, Number]:
+        """q at the upper and at the lower end, of neurons with a kink."""
         t = ring.of(self._slopes)
         return (1 - t) * ring.of(self._high), (ring.of(self._slope) - t) * ring.of(self._low)
 
@@ -164,7 +203,7 @@ class Tree:
             found.append(Form(form.coefficients, form.constant - most, error))
         for activation, members in groupby(self.neurons, lambda named: named[0]):
             node = nodes[activation]
-            assert isinstance(node, Activation)
+            assert isinstance(node, Activation | Smooth)
             every = [neuron for _, neuron in members]
             for at in range(0, len(every), together):
                 some = every[at : at + together]
@@ -183,7 +222,7 @@ class Tree:
         if not self._by_chord.any() or not self.neurons:
             return leaves.multipliers
         count = len(self.rows.most)
-        wanted = self._by_chord & (leaves.split == 0) & ~leaves.given
+        wanted = self._by_chord & ~leaves.split & ~leaves.given
         w, slope = leaves.multipliers.copy(), (self._chord - self._slopes)[self._places]
         concave = (self._slope > 1)[self._places]
         k = leaves.rows @ self._between[:count]
@@ -210,7 +249,7 @@ class Tree:
         c = np.where(np.isfinite(c).all(1, keepdims=True), c, np.nan)
         x = c[:, :n]
         value = constant + np.where(x > 0, x * self.relaxation.lower, x * self.relaxation.upper).sum(1)
-        value = value + self._phases(c[:, n:], leaves.split, w, FLOAT).sum(1)
+        value = value + self._terms(c[:, n:], leaves, w, FLOAT).sum(1)
         mu, absolute = leaves.rows, np.abs(w)
         size = mu @ self._sizes[:count] + absolute @ self._sizes[count:]
         error = mu @ form.error[:count] + absolute @ form.error[count:]
@@ -218,34 +257,58 @@ class Tree:
         weight = 1 + mu.sum(1) + absolute.sum(1)
         return Least(value, OWN * (error + 2 * gamma(terms) * size + TINY * self._spread * weight))
 
-    def _phases(self, k: Number, split: Number, w: Number, ring: Float) -> Number:
-        """(leaves, open) the least values of K·q(z) − w·z over what is left of each neuron."""
-        (above, below), high, low = self._q(ring), ring.of(self._high), ring.of(self._low)
+    def _terms(self, k: Number, leaves: Leaves, w: Number, ring: Float) -> Number:
+        """(leaves, open) the least values of K·q(z) − w·z over what the leaves leave of each neuron."""
+        (above, below), high, low = self._kinked(ring), ring.of(self._high), ring.of(self._low)
         at_upper, at_lower = k * above, k * below
         places = self._places
         at_upper[:, places] = at_upper[:, places] - w * high[places]
         at_lower[:, places] = at_lower[:, places] - w * low[places]
-        at_upper[:, places] = np.where(split < 0, 0, at_upper[:, places])
-        at_lower[:, places] = np.where(split > 0, 0, at_lower[:, places])
-        return np.minimum(np.minimum(at_upper, at_lower), 0)
+        at_upper[:, places] = np.where(leaves.upper <= 0, 0, at_upper[:, places])
+        at_lower[:, places] = np.where(leaves.lower >= 0, 0, at_lower[:, places])
+        found = np.minimum(np.minimum(at_upper, at_lower), 0)
+        for known, columns in self._curves:
+            mine = k[:, known.part]
+            bound = np.where(mine > 0, ring.of(self._least[known.part]), ring.of(self._most[known.part]))
+            found[:, known.part] = mine * bound
+            rows, chosen = np.nonzero(leaves.split[:, columns] | (w[:, columns] != 0))
+            at = places[columns[chosen]]
+            ends = leaves.lower[:, columns][rows, chosen], leaves.upper[:, columns][rows, chosen]
+            found[rows, at] = self._on_curve(known, at, k[rows, at], w[:, columns][rows, chosen], ends, ring)
+        return found
 
-    def exactly(self, split: Number, w: Number, mu: Number) -> Least:
-        """The least value at one leaf in exact arithmetic: one walk through the network; the arguments are (…,)."""
+    def _on_curve(
+        self, known: CurvedNeurons, at: Number, k: Number, w: Number, ends: tuple[Number, Number], ring: Float
+    ) -> Number:
+        """The least values of K·q(z) − w·z of some neurons ``at`` of a curve, z between the ends."""
+        low, high = ends
+        pulled, pull, t = k.astype(np.float64), w.astype(np.float64), self._slopes[at]
+        # No curve is as steep as that: with steeper lines it is least at the same end.
+        steepest = 2 + max(known.curve.lower.steepest, known.curve.upper.steepest)
+        line = np.clip(np.where(pulled != 0, t + pull / np.where(pulled != 0, pulled, 1), t), -steepest, steepest)
+        bound, under = np.zeros(len(k)), pulled > 0
+        bound[under] = known.curve.least(low[under], high[under], line[under])
+        bound[~under] = known.curve.most(low[~under], high[~under], line[~under])
+        rest = k * (ring.of(line) - ring.of(t)) - w
+        return np.asarray(k * ring.of(bound) + np.minimum(rest * ring.of(low), rest * ring.of(high)))
+
+    def exactly(self, leaf: Leaves, w: Number) -> Least:
+        """The least value at one leaf with multipliers (1, neurons), in exact arithmetic: one walk."""
         relaxation, ring = self.relaxation, EXACT
-        nodes = relaxation.graph.nodes
-        rows = {self.rows.node: ring.of(mu)[None] @ ring.of(self.rows.matrix)}
-        for (activation, neuron), weight in zip(self.neurons, w.tolist(), strict=True):
+        nodes, mu = relaxation.graph.nodes, ring.of(leaf.rows.toarray())
+        rows = {self.rows.node: mu @ ring.of(self.rows.matrix)}
+        for (activation, neuron), weight in zip(self.neurons, w[0].tolist(), strict=True):
             if weight:
                 node = nodes[activation]
-                assert isinstance(node, Activation)
-                row = rows.setdefault(node.source, ring.of(np.zeros((1, node.size))))
+                assert isinstance(node, Activation | Smooth)
+                row = rows.setdefault(node.source, ring.of(np.zeros((1, relaxation.graph.nodes[node.source].size))))
                 row[0, neuron] += Fraction(weight)
         form = relaxation.forms(rows, Fixed(self._slopes), ring)
         x = form.coefficients[:, : self._inputs]
-        value = form.constant - ring.of(mu) @ ring.of(self.rows.most)
+        value = form.constant - mu @ ring.of(self.rows.most)
         value = value + np.where(x > 0, x * ring.of(relaxation.lower), x * ring.of(relaxation.upper)).sum(1)
         k = form.coefficients[:, self._inputs :]
-        value = value + self._phases(k, split[None], ring.of(w)[None], ring).sum(1)
+        value = value + self._terms(k, leaf, ring.of(w), ring).sum(1)
         return Least(value, form.error)
 
 

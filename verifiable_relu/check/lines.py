@@ -16,7 +16,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from verifiable_relu.check.arithmetic import FLOAT, OWN, TINY, UNIT, Exact, Float, Number, gamma
-from verifiable_relu.check.errors import Refused
 from verifiable_relu.check.graph import Activation, Affine, Graph, Node, Smooth
 
 WORKING = 1 << 22
@@ -88,12 +87,13 @@ class CurvedNeurons(Open):
     Their slopes are those for coefficients of at least zero, and behind them those for coefficients below zero.
 
     Attributes:
-        lower, upper: (size,).
+        lower, upper: (size,), which are low and high, too.
         curve: what their values are.
     """
 
     def __init__(self, node: Smooth, lower: Number, upper: Number) -> None:
         self.lower, self.upper, self.curve = lower, upper, node.curve
+        self.low, self.high = lower, upper
         self.open, self.passing = np.arange(node.size), np.zeros(node.size)
 
     @property
@@ -109,19 +109,17 @@ class CurvedNeurons(Open):
 
 @dataclass(frozen=True, eq=False)
 class Fixed:
-    """The same slopes for all rows.
+    """The same slopes for all rows, whatever the signs of their coefficients.
 
     Attributes:
-        vector: a slope for each of the open neurons of all activations.
+        vector: one slope for each of the open neurons of all activations.
     """
 
     vector: Number
 
     def slopes(self, neurons: Neurons | CurvedNeurons, a: Number, ring: Float) -> Number:
         """The slopes t of open neurons, given their coefficients (rows, open), broadcastable to these."""
-        if isinstance(neurons, CurvedNeurons):
-            raise Refused("neurons of a curve are not split")
-        return ring.of(neurons.slopes(self.vector))
+        return ring.of(self.vector[neurons.part])
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,7 +18,7 @@ from scipy import sparse
 from verifiable_relu.check import curves
 from verifiable_relu.check.arithmetic import UNIT, Matrix, Number
 from verifiable_relu.check.errors import BadInput
-from verifiable_relu.check.graph import Activation, Affine, Smooth, pick
+from verifiable_relu.check.graph import Activation, Affine, Ordered, Smooth, pick
 from verifiable_relu.check.tensors import LARGEST, Builder, Gate, Multiple, Tensor, Value
 
 
@@ -326,24 +326,50 @@ def _dropout(call: Call) -> Value:
     return call.tensor()
 
 
+def _ordered(call: Call) -> Value:
+    """A function that increases with every entry."""
+    x = call.tensor()
+    return call.build.computed(Ordered(call.build.settled(x), x.index.size), x.shape)
+
+
+def _softmax(call: Call) -> Value:
+    """A softmax, or its logarithm, over all entries: each is an increasing function, the same for all of them.
+
+    In operator sets before 13 it is one over all axes from ``axis`` on.
+    """
+    shape, old = call.tensor().shape, call.opset < 13
+    axis = call.attributes.get("axis", 1 if old else -1)
+    axis += len(shape) if axis < 0 else 0
+    over = shape[axis:] if old else shape[axis : axis + 1]
+    if not 0 <= axis < len(shape) or np.prod(over) != np.prod(shape):
+        raise BadInput("a softmax over a part of its input is not known")
+    return _ordered(call)
+
+
 OPERATORS: dict[str, Callable[[Call], Value]] = {
     "Add": lambda call: _sum(call, 1),
+    "Atan": _ordered,
     "BatchNormalization": _normalisation,
     "Conv": _conv,
     "Div": _quotient,
     "Dropout": _dropout,
     "Erf": lambda call: Gate(call.tensor(), call.name),
+    "Exp": _ordered,
     "Flatten": _flatten,
     "Gelu": _gelu_operator,
     "Gemm": _gemm,
     "Identity": lambda call: call.tensor(),
     "LeakyRelu": _leaky,
+    "LogSoftmax": _softmax,
     "MatMul": _matmul,
     "Mul": _product,
     "PRelu": lambda call: _activation(call, call.numbers(1)),
     "Relu": lambda call: _activation(call, np.zeros(())),
     "Reshape": _reshape,
     "Sigmoid": lambda call: call.curve(call.tensor(), call.name, "Sigmoid", curves.SIGMOID),
+    "Softmax": _softmax,
+    "Softplus": _ordered,
+    "Softsign": _ordered,
     "Squeeze": _squeeze,
     "Sub": lambda call: _sum(call, -1),
     "Tanh": lambda call: call.curve(call.tensor(), call.name, "Tanh", curves.TANH),

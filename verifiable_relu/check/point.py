@@ -15,18 +15,19 @@ from verifiable_relu.check.lines import Relaxation
 
 def evaluated(graph: Graph, point: list[Fraction]) -> list[Fraction] | None:
     """The outputs at a point, exactly; None if some number of the network is irrational, or no binary one."""
-    values: list[Number] = []
-    for node in graph.nodes:
+    values: dict[int, Number] = {}
+    for number in graph.needed:
+        node = graph.nodes[number]
         if isinstance(node, Activation):
             z = values[node.source]
-            values.append(np.where(z > 0, z, z * EXACT.of(node.slope)))
+            values[number] = np.where(z > 0, z, z * EXACT.of(node.slope))
         elif isinstance(node, Affine) and not node.relative:
             value = EXACT.of(node.bias)
             for source, matrix in node.terms:
                 value = value + EXACT.times(values[source][None], matrix.T)[0]
-            values.append(value)
+            values[number] = value
         elif isinstance(node, Source):
-            values.append(np.array(point, dtype=object))
+            values[number] = np.array(point, dtype=object)
         else:
             return None
     return list(values[graph.output])
@@ -58,11 +59,17 @@ def check_point(graph: Graph, disjuncts: list[Disjunct], point: list[Fraction]) 
     Raises:
         Refused: if it is in none, or that is not known.
     """
-    outputs = enclosed(graph, point)
+    outputs_of: dict[bool, list[tuple[Fraction, Fraction]]] = {}
     for at, disjunct in enumerate(disjuncts):
         inside = all(low <= x <= high for low, x, high in zip(disjunct.lower, point, disjunct.upper, strict=True))
         ends = {False: disjunct.lower, True: disjunct.upper}
         inside = inside and all(point[i] != ends[up][i] for i, up in disjunct.open_ends)
+        if not inside:
+            continue
+        comparing = all(row.compares for row in disjunct.rows)
+        if comparing not in outputs_of:
+            outputs_of[comparing] = enclosed(graph.asked(comparing), point)
+        outputs = outputs_of[comparing]
         for row in disjunct.rows:
             value = sum((c * outputs[i][int(c > 0)] for i, c in row.y), Fraction(0)) - row.most
             inside = inside and (value < 0 if row.strict else value <= 0)

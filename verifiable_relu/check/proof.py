@@ -93,14 +93,15 @@ class Proof:
         """A box, or two that cover it, and so on."""
         low = np.array([outward(value, -np.inf) for value in lower])
         high = np.array([outward(value, np.inf) for value in upper])
-        pending, leaves = [(low, high)], Boxes(self.graph, polytopes, self.records, self.counts)
+        graph = self.graph.asked(comparing=all(row.compares for rows in polytopes for row in rows))
+        pending, leaves = [(low, high)], Boxes(graph, polytopes, self.records, self.counts)
         while pending:
             low, high = pending.pop()
             if "zonotope" in self.records.peek():
                 leaves.take(low, high)
                 continue
             if "halve" not in self.records.peek():
-                self._box(low, high, polytopes)
+                self._box(Relaxation(graph, low, high), polytopes)
                 continue
             (halve,) = self.records.take("halve")
             at, mantissa, exponent = integers(halve, 3)
@@ -112,16 +113,15 @@ class Proof:
             pending += [(above, high), (low, below)]
         leaves.prove()
 
-    def _box(self, low: Number, high: Number, polytopes: list[list[Row]]) -> None:
+    def _box(self, relaxation: Relaxation, polytopes: list[list[Row]]) -> None:
         (count,) = self.records.take("root")
-        activations = self.graph.activations
+        activations = relaxation.graph.activations
         if type(count) is not int or count != len(activations):
             raise Refused(f"bounds of {len(activations)} activations are expected")
-        relaxation = Relaxation(self.graph, low, high)
         slopes = np.zeros(0)
         for activation in activations:
             slopes = self._bounds(relaxation, activation, slopes)
-        trees = Trees(self.graph, self.records, self.counts)
+        trees = Trees(relaxation.graph, self.records, self.counts)
         for rows in polytopes:
             while "tighter" in self.records.peek():
                 trees.tighter(relaxation)
@@ -130,7 +130,7 @@ class Proof:
 
     def _bounds(self, relaxation: Relaxation, number_: int, slopes: Number) -> Number:
         """Check the claimed bounds of one activation; returns the shared slopes, its own among them."""
-        node = self.graph.nodes[number_]
+        node = relaxation.graph.nodes[number_]
         assert isinstance(node, Activation | Smooth)
         name, lower, upper, shared = self.records.take("activation", "lower", "upper", "slopes")
         place = self.records.place
@@ -143,7 +143,7 @@ class Proof:
         wanted = {(int(j), 1) for j in np.flatnonzero(~(ends[0] >= low))}
         wanted |= {(int(j), -1) for j in np.flatnonzero(~(ends[1] <= high))}
         claims = [(j, sign, low[j] if sign > 0 else -high[j]) for j, sign in sorted(wanted)]
-        size = max(1, WORKING // max(other.size for other in self.graph.nodes))
+        size = max(1, WORKING // max(other.size for other in relaxation.graph.nodes))
         own: list[tuple[tuple[int, int, Any], Number]] = []
         while "row" in self.records.peek():
             row, mine = self.records.take("row", "slopes")

@@ -14,7 +14,7 @@ from scipy import sparse
 from verifiable_relu.check.arithmetic import EXACT, FLOAT, Float, Number
 from verifiable_relu.check.conditions import Row
 from verifiable_relu.check.errors import Refused
-from verifiable_relu.check.graph import Activation, Graph
+from verifiable_relu.check.graph import Activation, Graph, Smooth
 from verifiable_relu.check.least import Least, Leaves, Rows, Tree, integral, of_box
 from verifiable_relu.check.lines import Relaxation, Signed
 from verifiable_relu.check.records import Records, integer, integers, numbers
@@ -68,13 +68,13 @@ class _Leaf:
 
     Attributes:
         place: its record.
-        path: the splits above it, (neuron of the tree, side).
+        path: the splits above it, (neuron of the tree, side, point): z is at least, or for the side −1 at most, there.
         neurons, multipliers: the neurons, of the tree, with multipliers, and these.
         rows: (rows,) μ.
     """
 
     place: str
-    path: list[tuple[int, int]]
+    path: list[tuple[int, int, float]]
     neurons: list[int]
     multipliers: Number
     rows: Number
@@ -98,8 +98,7 @@ class Trees:
         activations, place = self._graph.activations, self._records.place
         activation = activations[integer(number, len(activations), "activation")]
         node = self._graph.nodes[activation]
-        if not isinstance(node, Activation):
-            raise Refused("tighter bounds are of piecewise-linear activations")
+        assert isinstance(node, Activation | Smooth)
         given = integers(rows)
         neurons = np.array([integer(neuron, node.size, "neuron") for neuron in given[::2]], np.intp)
         sides, claims = np.array(given[1::2], float), numbers(least, len(neurons))
@@ -171,23 +170,20 @@ class Trees:
         self._counts.leaves += 1
 
     def _leaves(self, tree: Tree, weights: Callable[[Any], Number]) -> Iterator[_Leaf]:
-        """The leaves of a tree in preorder: a split, what is below its active side, what is below its inactive side.
+        """The leaves of a tree in preorder: a split, what is below its upper side, what is below its lower side.
 
         Args:
             tree: what they share.
             weights: μ from what a leaf says of it.
         """
-        path: list[tuple[int, int]] = []
-        waiting: list[tuple[int, int, int]] = []
+        path: list[tuple[int, int, float]] = []
+        waiting: list[tuple[int, int, float]] = []
         records, count = self._records, len(tree.neurons)
         while True:
             if "split" in records.peek():
-                (split,) = records.take("split")
-                neuron = integer(split, count, "neuron of the tree")
-                if any(neuron == other for other, _ in path):
-                    raise Refused(f"{records.place}: neuron {neuron} is split twice")
-                waiting.append((len(path), neuron, -1))
-                path.append((neuron, 1))
+                neuron, point = self._split(tree, path)
+                waiting.append((len(path), neuron, point))
+                path.append((neuron, 1, point))
                 continue
             leaf, mu = records.take("leaf", optional=("rows",))
             given = integers(leaf)
@@ -201,28 +197,48 @@ class Trees:
             yield _Leaf(records.place, list(path), neurons, numbers(given[:1] + given[2::2]), weights(mu))
             if not waiting:
                 return
-            depth, neuron, side = waiting.pop()
+            depth, neuron, point = waiting.pop()
             del path[depth:]
-            path.append((neuron, side))
+            path.append((neuron, -1, point))
+
+    def _split(self, tree: Tree, path: list[tuple[int, int, float]]) -> tuple[int, float]:
+        """The neuron and the point of the split that is next, below the splits of ``path``."""
+        (split,) = self._records.take("split")
+        given = integers(split, 3) if isinstance(split, list) else [split]
+        neuron = integer(given[0], len(tree.neurons), "neuron of the tree")
+        before = [(side, point) for other, side, point in path if other == neuron]
+        if bool(tree.curved[neuron]) != (len(given) == 3):
+            raise Refused(f"{self._records.place}: neurons of curves, and no others, are split at a given point")
+        if len(given) < 3:
+            if before:
+                raise Refused(f"{self._records.place}: neuron {neuron} is split twice")
+            return neuron, 0.0
+        (at,) = numbers(given[:0:-1], 1)
+        low, high = (float(end[neuron]) for end in tree.ends)
+        low = max([low, *(end for side, end in before if side > 0)])
+        high = min([high, *(end for side, end in before if side < 0)])
+        if not low < at < high:
+            raise Refused(f"{self._records.place}: neuron {neuron} is split at {at}, beyond what is left of it")
+        return neuron, float(at)
 
     def _prove(self, tree: Tree, leaves: Iterator[_Leaf], strictly: bool) -> None:
         together = max(1, min(4096, WORKING // (tree.relaxation.inputs + tree.relaxation.open + len(tree.rows.most))))
         while part := list(islice(leaves, together)):
             shape = (len(part), len(tree.neurons))
-            split, given, multipliers = np.zeros(shape, np.int8), np.zeros(shape, bool), np.zeros(shape)
+            lower, upper = (np.tile(end, (len(part), 1)) for end in tree.ends)
+            split, given, multipliers = np.zeros(shape, bool), np.zeros(shape, bool), np.zeros(shape)
             for at, leaf in enumerate(part):
-                for neuron, side in leaf.path:
-                    split[at, neuron] = side
+                for neuron, side, point in leaf.path:
+                    (lower if side > 0 else upper)[at, neuron] = point
+                    split[at, neuron] = True
                 given[at, leaf.neurons] = True
                 multipliers[at, leaf.neurons] = leaf.multipliers
-            found = Leaves(split, multipliers, given, sparse.csr_array(np.stack([leaf.rows for leaf in part])))
+            mu = sparse.csr_array(np.stack([leaf.rows for leaf in part]))
+            found = Leaves(lower, upper, split, multipliers, given, mu)
             w = tree.multipliers(found)
 
             def least(chosen: Number, ring: Float, found: Leaves = found, w: Number = w) -> Least:
-                if not ring.exact:
-                    return tree.least(found, w)
-                (at,) = chosen
-                return tree.exactly(found.split[at], w[at], found.rows[[at]].toarray()[0])
+                return tree.exactly(found[chosen], w[chosen]) if ring.exact else tree.least(found, w)
 
             failed = self._counts.settle(least, np.zeros(len(part)), strictly)
             if failed is not None:

@@ -114,7 +114,8 @@ def propagated(graph: Graph, low: Number, high: Number, last: Affine) -> Form:
     generators[:, np.arange(len(varying)), varying] = radius[:, varying]
     found = {0: Form(center, generators, np.zeros_like(center))}
     symbols = len(varying)
-    for number, node in enumerate(graph.nodes[: graph.output + 1]):
+    for number in graph.needed:
+        node = graph.nodes[number]
         if isinstance(node, Affine):
             found[number] = _affine(node, found)
         elif isinstance(node, Activation):

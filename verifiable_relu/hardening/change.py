@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -140,4 +141,7 @@ def _proven(smooth: nn.Module, shape: tuple[int, ...] | None, region: Region | N
         )
     except InputError as error:
         return None, str(error)
-    return torch.maximum(-found.lower, found.upper).max().item(), ""
+    largest = torch.maximum(-found.lower, found.upper).max().item()
+    if not math.isfinite(largest):
+        return None, "over a region this large, nothing is known of a divisor or an exponential"
+    return largest, ""

@@ -3,6 +3,15 @@
 from verifiable_relu.network.family import hardened
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.module import from_torch
-from verifiable_relu.network.onnx import compare_at, read_onnx, write_onnx
+from verifiable_relu.network.onnx import EVERYTHING, Chosen, compare_at, read_onnx, write_onnx
 
-__all__ = ["Network", "compare_at", "from_torch", "hardened", "read_onnx", "write_onnx"]
+__all__ = [
+    "EVERYTHING",
+    "Chosen",
+    "Network",
+    "compare_at",
+    "from_torch",
+    "hardened",
+    "read_onnx",
+    "write_onnx",
+]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -269,7 +269,13 @@ class Builder:
 
 
 def as_network(
-    nodes: Sequence[Node], output: int, *, name: str, onnx: bytes | None = None, batched: bool = True
+    nodes: Sequence[Node],
+    output: int,
+    *,
+    name: str,
+    onnx: bytes | None = None,
+    batched: bool = True,
+    ports: Mapping[str, Shape] | None = None,
 ) -> Network:
     """The network of some nodes with the node ``output`` as its last, without those that it does not need.
 
@@ -279,6 +285,7 @@ def as_network(
         name: of the network.
         onnx: the bytes of the file that the nodes were read from.
         batched: whether that file has a batch axis.
+        ports: as ``Network`` has them.
 
     Raises:
         InputError: if a parameter is not finite.
@@ -288,7 +295,7 @@ def as_network(
         one = torch.ones(())
         zero = torch.zeros(())
         kept.append(Scale(name="output", inputs=(0,), shape=kept[0].shape, center=zero, scale=one, shift=zero))
-    return Network(tuple(kept), onnx=onnx, name=name, batched=batched)
+    return Network(tuple(kept), onnx=onnx, name=name, batched=batched, ports=ports or {})
 
 
 def _broadcasts(shape: Shape, target: Shape) -> bool:

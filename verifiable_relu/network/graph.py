@@ -6,6 +6,7 @@ import hashlib
 import itertools
 import math
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 
@@ -34,6 +35,9 @@ class Network:
         onnx: the bytes of the ONNX file it was read from, for replay; None if it was made from torch.
         name: what to call it in messages and tables.
         batched: whether the ONNX input has a leading batch axis; without one, the file takes a single sample.
+        ports: where the network takes or gives several tensors of the user's file as one vector: their ONNX shapes with
+            a batch of 1, by name, the inputs before the outputs. ``onnx`` is then a file with one of each, too. Empty
+            where the user's file has one input and one output.
 
     Attributes:
         once: keeps what is computed from the nodes, by key, for as long as the network lives. A network never changes:
@@ -47,6 +51,7 @@ class Network:
     onnx: bytes | None = None
     name: str = "network"
     batched: bool = True
+    ports: Mapping[str, Shape] = field(default_factory=dict)
     once: Once = field(default_factory=Once, init=False, repr=False)
 
     def __post_init__(self) -> None:

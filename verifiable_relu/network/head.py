@@ -65,9 +65,9 @@ def _sigmoid(nodes: Sequence[Node], node: Sigmoid) -> int:
 def _difference_of_two(nodes: Sequence[Node], index: int, sign: float) -> int | None:
     """The node of the two x_i of sign·(x_i − the other), if a node is that."""
     node = nodes[_unshaped(nodes, index)]
-    if isinstance(node, Linear) and node.shape[-1] == node.size == 2:
-        differences = torch.tensor([[sign, -sign], [-sign, sign]])
-        if torch.equal(node.weight.cpu().float(), differences) and not bool(node.bias.any()):
+    if isinstance(node, Linear) and node.shape[-1] == node.size == 2 and not node.weight_error:
+        differences = torch.tensor([[sign, -sign], [-sign, sign]], dtype=torch.float64)
+        if torch.equal(node.weight.cpu().double(), differences) and not bool(node.bias.any()):
             return node.inputs[0]
     return None
 
@@ -81,7 +81,8 @@ def _function(nodes: Sequence[Node], node: Smooth) -> int | None:
 def _scale(nodes: Sequence[Node], node: Scale) -> int | None:
     """Log softmax is minus the logarithm of the sums of exponentials; of two numbers minus a softplus."""
     index = _unshaped(nodes, node.inputs[0])
-    plain = bool((node.scale == -1).all()) and not bool(node.center.any() | node.shift.any())
+    exact = not (node.weight_error or bool(node.center.any() | node.shift.any()))
+    plain = exact and bool((node.scale == -1).all())
     function = nodes[index]
     if not (plain and isinstance(function, Smooth)):
         return None
@@ -104,8 +105,9 @@ def _exponentials(nodes: Sequence[Node], index: int) -> int | None:
     source, count = differences.inputs[0], total.size
     first, second = np.divmod(np.arange(count**2), count)
     pairs = torch.from_numpy(np.stack([second, first], 1))
-    weight = torch.where(pairs[:, :1] == pairs[:, 1:], 0.0, torch.tensor([[1.0, -1.0]]))
-    same = torch.equal(differences.index.cpu(), pairs) and torch.equal(differences.weight.cpu().float(), weight)
+    weight = torch.where(pairs[:, :1] == pairs[:, 1:], 0.0, torch.tensor([[1.0, -1.0]]).double())
+    same = torch.equal(differences.index.cpu(), pairs) and torch.equal(differences.weight.cpu().double(), weight)
+    same = same and not (differences.weight_error or total.weight_error)
     return source if same and nodes[source].size == count else None
 
 

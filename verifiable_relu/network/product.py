@@ -35,12 +35,8 @@ def product(parts: Sequence[Part], size: int, passed: bool = False) -> Network:
     after them. What is added to the parts are matrices of zeros and ones, so that nothing is rounded.
 
     Raises:
-        InputError: if the parts' weights differ in their precision, or ``inputs`` do not fit.
+        InputError: if ``inputs`` do not fit.
     """
-    dtypes = {dtype for part in parts for dtype in _dtypes(part.network)} or {torch.float32}
-    if len(dtypes) > 1:
-        raise InputError(f"the networks have weights of {' and '.join(sorted(map(str, dtypes)))}: convert one of them")
-    (dtype,) = dtypes
     build = Builder((size,))
     total = sum(part.network.output_size for part in parts) + size * passed
     summands, start = [], 0
@@ -49,9 +45,7 @@ def product(parts: Sequence[Part], size: int, passed: bool = False) -> Network:
             raise InputError(f"{len(part.inputs)} inputs for the network '{part.network.name}'")
         at = 0
         if list(part.inputs) != list(range(size)):
-            at = build.linear(
-                0, _ones(range(len(part.inputs)), part.inputs, len(part.inputs), size, dtype), None, "inputs"
-            )
+            at = build.linear(0, _ones(range(len(part.inputs)), part.inputs, len(part.inputs), size), None, "inputs")
         at = build.reshape(at, part.network.input_shape, f"{part.label}/input")
         places = {0: at}
         for index, node in enumerate(part.network.nodes[1:], 1):
@@ -59,32 +53,19 @@ def product(parts: Sequence[Part], size: int, passed: bool = False) -> Network:
             places[index] = build.append(moved)
         count = part.network.output_size
         flat = build.reshape(places[len(part.network.nodes) - 1], (count,), f"{part.label}/output")
-        matrix = _ones(range(start, start + count), range(count), total, count, dtype)
+        matrix = _ones(range(start, start + count), range(count), total, count)
         summands.append(build.linear(flat, matrix, None, f"{part.label}/placed"))
         start += count
     if passed:
-        summands.append(build.linear(0, _ones(range(start, total), range(size), total, size, dtype), None, "passed"))
+        summands.append(build.linear(0, _ones(range(start, total), range(size), total, size), None, "passed"))
     output, *others = summands
     for other in others:
         output = build.add(output, other, "joined")
     return build.network(output, name=" and ".join(part.label for part in parts))
 
 
-def _ones(rows: Sequence[int], columns: Sequence[int], height: int, width: int, dtype: torch.dtype) -> Tensor:
-    """The matrix with ones at (rows, columns) and zeros elsewhere."""
-    matrix = torch.zeros(height, width, dtype=dtype)
+def _ones(rows: Sequence[int], columns: Sequence[int], height: int, width: int) -> Tensor:
+    """The matrix with ones at (rows, columns) and zeros elsewhere, which every precision holds."""
+    matrix = torch.zeros(height, width)
     matrix[list(rows), list(columns)] = 1
     return matrix
-
-
-def _dtypes(network: Network) -> set[torch.dtype]:
-    found: set[torch.dtype] = set()
-
-    def seen(tensor: Tensor) -> Tensor:
-        if tensor.is_floating_point():
-            found.add(tensor.dtype)
-        return tensor
-
-    for node in network.nodes:
-        node.map_tensors(seen)
-    return found

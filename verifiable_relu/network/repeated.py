@@ -42,6 +42,8 @@ def _smaller(network: Network) -> Network | None:
     if not plain or len(network.input_shape) != 1 or any(_unsure(node) for node in chain):
         return None
     nodes: list[Node] = [network.nodes[0]]
+    # The outputs keep their number and order: no dense layer follows whose columns could be added or sorted.
+    last = max((index for index, node in enumerate(chain, start=1) if isinstance(node, Linear)), default=0)
     # For each neuron of the network its number in the last of the nodes.
     place = torch.arange(network.input_size)
     for index, node in enumerate(chain, start=1):
@@ -49,20 +51,20 @@ def _smaller(network: Network) -> Network | None:
             nodes.append(replace(node, inputs=(len(nodes) - 1,), shape=nodes[-1].shape))
             continue
         assert isinstance(node, Linear)
-        merged = _merged_columns(node.weight.detach().double(), place, nodes[-1].size)
+        merged = merged_columns(node.weight.detach().double(), place, nodes[-1].size)
         if merged is None:
             return None
         weight, bias = merged, node.bias.detach().double()
         place = torch.arange(len(bias))
-        if index < len(chain):
+        if index < last:
             rows, place = torch.unique(torch.cat([weight, bias[:, None]], 1), dim=0, return_inverse=True)
             weight, bias = rows[:, :-1].contiguous(), rows[:, -1].contiguous()
         before = nodes[-1]
         if isinstance(before, Linear):
-            product = _product(weight, bias, before)
-            if product is not None:
+            one = one_layer(weight, bias, before)
+            if one is not None:
                 nodes.pop()
-                weight, bias = product
+                weight, bias = one
         made = replace(node, inputs=(len(nodes) - 1,), shape=(len(bias),), weight=weight, bias=bias)
         nodes.append(made)
     if sum(node.size for node in nodes) >= sum(node.size for node in network.nodes):
@@ -75,7 +77,7 @@ def _unsure(node: Node) -> bool:
     return isinstance(node, Linear) and bool(node.weight_error or node.weight.requires_grad or node.bias.requires_grad)
 
 
-def _merged_columns(weight: Tensor, place: Tensor, size: int) -> Tensor | None:
+def merged_columns(weight: Tensor, place: Tensor, size: int) -> Tensor | None:
     """The weights with the columns of repeated neurons added, (rows, size); None where that may not be exact."""
     if size == len(place):
         # Neurons are sorted all the same.
@@ -88,7 +90,7 @@ def _merged_columns(weight: Tensor, place: Tensor, size: int) -> Tensor | None:
     return weight.new_zeros(len(weight), size).index_add_(1, place, weight)
 
 
-def _product(weight: Tensor, bias: Tensor, first: Linear) -> tuple[Tensor, Tensor] | None:
+def one_layer(weight: Tensor, bias: Tensor, first: Linear) -> tuple[Tensor, Tensor] | None:
     """Weight and bias of two dense layers as one, where that is exact and no larger; else None."""
     inputs = first.weight.shape[1]
     if len(bias) * inputs > weight.numel() + first.weight.numel():
@@ -98,6 +100,8 @@ def _product(weight: Tensor, bias: Tensor, first: Linear) -> tuple[Tensor, Tenso
     before = torch.cat([first.weight, first.bias[:, None]], 1)
     product = weight @ before
     product[:, -1] += bias
+    if not bool(product.isfinite().all()):
+        return None
     numbers = [[Fraction(v) for v in row] for row in before.tolist()]
     for row, own, found in zip(weight, bias.tolist(), product.tolist(), strict=True):
         terms = [(Fraction(float(row[k])), numbers[k]) for k in row.nonzero().flatten().tolist()]

@@ -94,7 +94,7 @@ def queries(spec: SpecFile, network: Network) -> list[Query]:
             raise InputError(
                 f"{declared.size} {role}s are declared, but the network '{network.name}' has {size}", path=spec.path
             )
-        if spec.version != "1.0" and _without_batch(declared.shape) != _without_batch(actual):
+        if spec.version != "1.0" and without_batch(declared.shape) != without_batch(actual):
             raise InputError(
                 f"the {role} {declared.name} is declared with shape {list(declared.shape)}, but the network "
                 f"'{network.name}' has {list(actual)}",
@@ -103,7 +103,8 @@ def queries(spec: SpecFile, network: Network) -> list[Query]:
     return [Query(network, prop) for prop in spec.properties]
 
 
-def _without_batch(shape: tuple[int, ...]) -> tuple[int, ...]:
+def without_batch(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """A shape without its leading axes of length 1: a network may have a batch axis or none."""
     return tuple(dropwhile(lambda extent: extent == 1, shape))
 
 

@@ -32,26 +32,47 @@ _PASSES = 10
 
 
 @dataclass(frozen=True)
+class Tensor:
+    """An input, output or hidden node of a network as a query declares it.
+
+    Attributes:
+        variable: its name and shape.
+        kind: the type of its elements, as VNN-LIB writes it.
+        node: of a hidden node, the tensor of the ONNX file that it is. Inputs and outputs are the file's in its order:
+            the standard's parser knows no names for them. Empty for these.
+    """
+
+    variable: Variable
+    kind: str
+    node: str
+
+
+@dataclass(frozen=True)
 class Declared:
     """A network as a query declares it.
 
     Attributes:
         name: its name in the query.
         equal_to: the network that it equals, whose file is also this one's; empty if it has a file of its own.
-        input: its input.
-        output: its output.
-        types: the element types of input and output, as VNN-LIB writes them.
-        places: for each element of the input, the product's input that it is.
-        start: the product's output at which its outputs begin.
+        inputs: its inputs.
+        hidden: nodes within it.
+        outputs: its outputs.
+        places: for each element of its inputs, one input after another, the product's input that it is.
+        start: the product's output at which its outputs begin, which its hidden nodes follow.
     """
 
     name: str
     equal_to: str
-    input: Variable
-    output: Variable
-    types: tuple[str, str]
+    inputs: tuple[Tensor, ...]
+    hidden: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
     places: tuple[int, ...]
     start: int
+
+    @property
+    def given(self) -> tuple[Tensor, ...]:
+        """The outputs and then the hidden nodes: what the network gives the product."""
+        return (*self.outputs, *self.hidden)
 
 
 @dataclass(frozen=True)
@@ -74,11 +95,11 @@ class Joined:
 
 
 def read_joined(path: Path | str) -> Joined:
-    """Read a VNN-LIB 2.0 query of any number of networks, each with one input and one output.
+    """Read a VNN-LIB 2.0 query of any number of networks.
 
     Raises:
         InputError: if the file is no well-formed query, or an input has no bounds; with file, line and reason.
-        UnsupportedError: for hidden nodes, several inputs or outputs of a network, or constraints that are not linear.
+        UnsupportedError: for elements that are no floating-point numbers, or constraints that are not linear.
     """
     path = Path(path)
     try:
@@ -92,49 +113,54 @@ def read_joined(path: Path | str) -> Joined:
 
 def _joined(text: Source, path: Path, query: Any) -> Joined:
     inputs: dict[str, Variable] = {}
+    shapes: dict[str, Variable] = {}
     outputs: dict[str, int] = {}
+    starts: dict[str, int] = {}
     total = 0
     for network in query.networks:
-        _require_plain(network)
-        inputs[network.inputs[0].name] = _variable(network.inputs[0])
-        outputs[network.outputs[0].name] = total
-        total += _variable(network.outputs[0]).size
+        inputs |= {one.name: _variable(one) for one in network.inputs}
+        starts[network.name] = total
+        for given in (*network.outputs, *network.hidden):
+            shapes[given.name] = _variable(given)
+            outputs[given.name] = total
+            total += shapes[given.name].size
+    shapes |= inputs
     if max(total, sum(variable.size for variable in inputs.values())) > limits.ELEMENTS_2:
         raise InputError(f"the networks have more than {limits.ELEMENTS_2:,} inputs or outputs together")
     conditions = [part for assertion in query.assertions for part in _conjuncts(assertion.expr)]
     ties = _Ties(inputs)
     rest = [condition for condition in conditions if not ties.take(condition)]
     numbers, size = ties.numbered()
-    shapes = {**inputs, **{n.outputs[0].name: _variable(n.outputs[0]) for n in query.networks}}
+    declared = tuple(_declared(network, numbers, starts[network.name]) for network in query.networks)
     translator = _Translator(text, shapes, numbers, outputs, total)
     formula: Formula = And(tuple(translator.value(condition) for condition in rest))
     formula = And((formula, *_implied(formula, total)))
     names = {number: variable.element(i, "2.0") for variable in reversed(inputs.values())
              for i, number in enumerate(numbers[variable.name])}  # fmt: skip
     found = properties(formula, size, lambda i: names[i], stem(path), place)
-    declared = tuple(
-        Declared(
-            network.name,
-            network.equal_to,
-            inputs[network.inputs[0].name],
-            _variable(network.outputs[0]),
-            (network.inputs[0].dtype.name, network.outputs[0].dtype.name),
-            tuple(numbers[network.inputs[0].name]),
-            outputs[network.outputs[0].name],
-        )
-        for network in query.networks
-    )
     return Joined(path, declared, found, size, translator.relations.used)
 
 
-def _require_plain(network: Any) -> None:
-    for kind, declared in (("input", network.inputs), ("output", network.outputs)):
-        if len(declared) != 1:
-            raise UnsupportedError(f"the network '{network.name}' has {len(declared)} {kind}s; one is supported")
-        if declared[0].dtype.name not in REALS:
-            raise UnsupportedError(f"the element type of '{declared[0].name}' is not supported")
-    if network.hidden:
-        raise UnsupportedError(f"a property of the hidden node '{network.hidden[0].name}' is not supported")
+def _declared(network: Any, numbers: Mapping[str, list[int]], start: int) -> Declared:
+    """A network of the query.
+
+    Args:
+        network: as the parser has it.
+        numbers: the product's input of each element, by the input's name.
+        start: the product's output at which the network's outputs begin.
+
+    Raises:
+        UnsupportedError: if elements are no floating-point numbers.
+    """
+    inputs, hidden, outputs = (
+        tuple(Tensor(_variable(one), one.dtype.name, (one.onnx_name or "").strip('"')) for one in each)
+        for each in (network.inputs, network.hidden, network.outputs)
+    )
+    for tensor in (*inputs, *hidden, *outputs):
+        if tensor.kind not in REALS:
+            raise UnsupportedError(f"the element type of '{tensor.variable.name}' is not supported")
+    places = tuple(number for tensor in inputs for number in numbers[tensor.variable.name])
+    return Declared(network.name, network.equal_to, inputs, hidden, outputs, places, start)
 
 
 def _variable(declared: Any) -> Variable:

@@ -132,14 +132,26 @@ def _only_network(query: Any, text: str) -> Any:
             raise _refused(f"a network with {len(declared)} {kind}s", kind, 1, text)
         for variable in declared:
             if variable.dtype.name not in REALS:
-                raise _refused(f"the element type of '{variable.name}'", kind, 0, text)
+                raise _refused(f"the element type of '{variable.name}'", kind, 0, text, solver=False)
     return network
 
 
-def _refused(what: str, kind: str, number: int, text: str) -> UnsupportedError:
+def _refused(what: str, kind: str, number: int, text: str, solver: bool = True) -> UnsupportedError:
+    """The error for a declaration that is not supported.
+
+    Args:
+        what: is not supported.
+        kind: of the declaration: network, input, hidden or output.
+        number: of the declaration among those of its kind.
+        text: the file's.
+        solver: whether the standard's command line supports it.
+    """
     places = [match.start() for match in re.finditer(rf"\(\s*declare-{kind}\b", text)]
     start = places[number] if number < len(places) else 0
-    return UnsupportedError(f"{what} is not supported", place=place(text.count("\n", 0, start) + 1))
+    instead = "here, but by `python -m verifiable_relu.solver verify`"
+    return UnsupportedError(
+        f"{what} is not supported{f' {instead}' * solver}", place=place(text.count("\n", 0, start) + 1)
+    )
 
 
 class Translator:

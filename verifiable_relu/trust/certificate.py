@@ -21,7 +21,7 @@ import onnx
 from verifiable_relu.errors import UnsupportedError
 from verifiable_relu.spec.property import Polytope
 
-VERSION = 2
+VERSION = 3
 
 _ACTIVATIONS = ("Erf", "Gelu", "LeakyRelu", "PRelu", "Relu", "Sigmoid", "Tanh")
 """The operators whose outputs name activations: that of GELU in operators is its Erf."""
@@ -92,8 +92,8 @@ class Leaf:
     """One leaf of a tree.
 
     Attributes:
-        splits: (splits,) neurons of the tree.
-        sides: (splits,) +1 active, −1 inactive.
+        splits: (splits,) cuts of the tree.
+        sides: (splits,) on which side of each cut the leaf is, +1 above and −1 below.
         neurons: (multipliers,) neurons of the tree.
         multipliers: (multipliers,).
         rows: (rows,) multipliers of the rows, not negative.
@@ -107,6 +107,20 @@ class Leaf:
 
 
 @dataclass(frozen=True, eq=False)
+class Branches:
+    """The leaves of one tree, and the cuts that lead to them.
+
+    Attributes:
+        cuts: for each the number of a neuron of the tree, and the point where its interval is cut, or None for its
+            kink at zero. Of the cuts of a neuron, those of a part come behind the one that makes the part.
+        leaves: all leaves.
+    """
+
+    cuts: Sequence[tuple[int, float | None]]
+    leaves: Sequence[Leaf]
+
+
+@dataclass(frozen=True, eq=False)
 class Tree:
     """A polytope that needs splits.
 
@@ -114,13 +128,13 @@ class Tree:
         slopes: (open neurons of all activations,).
         neurons: for each neuron of the tree the number of its activation, and its number there.
         chords: the neurons of the tree that have their chord's multiplier at leaves that give them none.
-        leaves: all leaves.
+        branches: the tree itself.
     """
 
     slopes: np.ndarray
     neurons: Sequence[tuple[int, int]]
     chords: Sequence[int]
-    leaves: Sequence[Leaf]
+    branches: Branches
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,7 +147,7 @@ class Tighter:
         least: (bounds,) what side·z is at least.
         slopes: (open neurons of all activations before,).
         neurons, chords: of all trees, as in ``Tree``.
-        trees: the leaves of each bound's tree.
+        trees: each bound's tree.
     """
 
     activation: int
@@ -142,7 +156,7 @@ class Tighter:
     slopes: np.ndarray
     neurons: Sequence[tuple[int, int]]
     chords: Sequence[int]
-    trees: Sequence[Sequence[Leaf]]
+    trees: Sequence[Branches]
 
 
 @dataclass(frozen=True, eq=False)
@@ -283,10 +297,11 @@ def _part(box: int, names: list[str], proof: Proof | Cover) -> Iterator[dict[str
 
 
 def _root(names: list[str], proof: Proof) -> Iterator[dict[str, Any]]:
-    if len(names) != len(proof.claims):
+    # Of a network whose head was left out, the last activations of the file are the head's.
+    if len(names) < len(proof.claims):
         raise UnsupportedError(f"the file has {len(names)} activations, the network {len(proof.claims)}")
-    yield {"root": len(names)}
-    for name, claim in zip(names, proof.claims, strict=True):
+    yield {"root": len(proof.claims)}
+    for name, claim in zip(names, proof.claims, strict=False):
         bounds = {"lower": encoded(claim.lower), "upper": encoded(claim.upper)}
         yield {"activation": name, **bounds, "slopes": encoded(claim.slopes)}
         for own in claim.own:
@@ -295,13 +310,13 @@ def _root(names: list[str], proof: Proof) -> Iterator[dict[str, Any]]:
         for tighter in each.tighter:
             bounds = {"rows": tighter.rows.ravel().tolist(), "least": encoded(tighter.least)}
             yield {"tighter": tighter.activation, **bounds, **_shared(tighter)}
-            for leaves in tighter.trees:
-                yield from _nodes(leaves, len(tighter.neurons))
+            for tree in tighter.trees:
+                yield from _nodes(tree)
         if isinstance(each.proof, Plain):
             yield {"plain": encoded(each.proof.rows), "slopes": encoded(each.proof.slopes)}
         else:
             yield _shared(each.proof)
-            yield from _nodes(each.proof.leaves, len(each.proof.neurons))
+            yield from _nodes(each.proof.branches)
 
 
 def _shared(tree: Tree | Tighter) -> dict[str, Any]:
@@ -341,12 +356,13 @@ def halvings(lower: np.ndarray, upper: np.ndarray) -> Iterator[tuple[int, float]
             raise UnsupportedError("the boxes of a proof do not come from halving")
 
 
-def _nodes(leaves: Sequence[Leaf], neurons: int) -> Iterator[dict[str, Any]]:
-    """A tree in preorder. Wherever all leaves of a part of it are split on one neuron, that neuron may come first."""
-    matrix = np.zeros((len(leaves), neurons), np.int8)
+def _nodes(tree: Branches) -> Iterator[dict[str, Any]]:
+    """A tree in preorder. Wherever all leaves of a part of it are on a side of one cut, that cut may come first."""
+    leaves = tree.leaves
+    matrix = np.zeros((len(leaves), len(tree.cuts)), np.int8)
     for at, leaf in enumerate(leaves):
         matrix[at, leaf.splits] = leaf.sides
-    waiting = [(np.arange(len(leaves)), np.ones(neurons, bool))]
+    waiting = [(np.arange(len(leaves)), np.ones(len(tree.cuts), bool))]
     while waiting:
         members, left = waiting.pop()
         if len(members) == 1 and not (matrix[members[0]] != 0)[left].any():
@@ -356,7 +372,12 @@ def _nodes(leaves: Sequence[Leaf], neurons: int) -> Iterator[dict[str, Any]]:
         if not len(members) or not common.any():
             raise UnsupportedError("the leaves of a tree do not cover it")
         chosen = int(common.argmax())
-        yield {"split": chosen}
+        neuron, point = tree.cuts[chosen]
+        if point is None:
+            yield {"split": neuron}
+        else:
+            exponent, mantissa = encoded(np.array([point]))
+            yield {"split": [neuron, mantissa, exponent]}
         rest = left.copy()
         rest[chosen] = False
         for side in (-1, 1):

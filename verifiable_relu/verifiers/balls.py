@@ -44,6 +44,8 @@ _BATCH = 64
 _UNITS = 4
 """Units of roundoff by which one node, at most, changes the coefficients of inputs (``verifiers.clipping``)."""
 
+_TINY = torch.finfo(torch.float64).tiny
+
 _STEPS, _STARTS = 60, 4
 _INSIDE = 1e-4
 """The part of the radius by which an attack stays away from the sphere, so that rounding does not leave the ball."""
@@ -153,9 +155,12 @@ class InBalls:
                 continue
             radius = round_up(ball.radius)
             gain = slope[row] * (torch.from_numpy(ball.center) - least[row])
-            norm = slope[row].abs().max() if ball.order == 1 else slope[row].norm()
-            # Sums of n terms err by at most n + 4 units of the sum of their sizes.
-            error = (gain.numel() + 8) * unit * (gain.abs().sum() + radius * norm) + spare[row]
+            norm = slope[row].abs().max()
+            if ball.order == 2 and norm > 0:
+                # Squares of small numbers would be lost.
+                norm = norm * (slope[row] / norm).norm()
+            # Sums of n terms err by at most n + 4 units of the sum of their sizes, and products by what underflows.
+            error = (gain.numel() + 8) * (unit * (gain.abs().sum() + radius * norm) + _TINY) + spare[row]
             better[row] = value[row] + gain.sum() - radius * norm - 4 * error - 4 * unit * value[row].abs()
         return torch.where(better > value, better, value)
 

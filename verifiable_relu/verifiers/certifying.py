@@ -14,7 +14,7 @@ from verifiable_relu.verifiers.base import Budget, Verifier
 from verifiable_relu.verifiers.incomplete import Crown
 from verifiable_relu.verifiers.input_split import NARROW, InputSplit
 from verifiable_relu.verifiers.portfolio import Auto
-from verifiable_relu.verifiers.recording import CERTIFIED, Recorder
+from verifiable_relu.verifiers.recording import Recorder, certified
 from verifiable_relu.verifiers.split_recording import RecordedSplit
 
 
@@ -36,19 +36,18 @@ def recording(verifier: Verifier) -> Verifier:
 def prove(query: Query, seconds: float) -> Proof | Cover | None:
     """A recorded proof that a query is unsat: by CROWN and α-CROWN, else by branch and bound for so many seconds.
 
-    Branch and bound over phases has half of the time, and that over few inputs the rest; of networks with curves there
-    are no proofs by it. None if there is no proof in this time, or the network has activations that certificates do
-    not know.
+    Branch and bound over neurons has half of the time, and that over few inputs the rest. None if there is no proof in
+    this time, or the network has activations that certificates do not know.
     """
     network = query.network
-    if not all(isinstance(network.nodes[index], CERTIFIED) for index in network.activations):
+    if not certified(network):
         return None
-    recorder = Recorder(not network.piecewise_linear)
+    recorder = Recorder.of(network)
     with torch.no_grad():
         box = input_box([query.property], network)
         relaxation = crown_relaxation(network.to(torch.float64), box, coarse=recorder.coarse)
         found = recorder.proof(relaxation, 0, query.property, {}, Ascent())
-    if found is not None or not network.piecewise_linear:
+    if found is not None:
         return found
     budget = Budget.each(seconds, 1)
     narrow = int((box.lower < box.upper).sum()) <= NARROW

@@ -17,6 +17,7 @@ from torch import Tensor
 from verifiable_relu.bounds import Ascent, Bounds, Relaxation, ascend
 from verifiable_relu.bounds.tighten import Search, signed
 from verifiable_relu.bounds.types import Lines
+from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Activation, Gelu, Hardened, LeakyRelu, Relu, Sigmoid, Tanh
 from verifiable_relu.network.piecewise import SLOPES
 from verifiable_relu.spec.property import Property
@@ -35,11 +36,16 @@ The checker encloses curves by itself.
 _GRID = 2.0**40
 """Slopes of lines beside curves are multiples of one by this: the remainders that go with them are the checker's."""
 
-CERTIFIED = (Relu, LeakyRelu, Sigmoid, Tanh, Gelu, Hardened)
+_CERTIFIED = (Relu, LeakyRelu, Sigmoid, Tanh, Gelu, Hardened)
 """The activations that certificates know."""
 
 _CHUNK = 1 << 26
 """Most slopes of rows that are bounded at once."""
+
+
+def certified(network: Network) -> bool:
+    """Whether certificates know all activations of a network."""
+    return all(isinstance(network.nodes[index], _CERTIFIED) for index in network.activations)
 
 
 @dataclass(eq=False)
@@ -66,6 +72,11 @@ class Recorder:
         self._loose = _LOOSE_SMOOTH if smooth else _LOOSE
         self._pending: list[_Found] = []
         self._own: dict[int, list[_Found]] = {}
+
+    @staticmethod
+    def of(network: Network) -> Recorder:
+        """The recorder for relaxations of a network."""
+        return Recorder(not network.piecewise_linear)
 
     def search(
         self, ascent: Ascent, *, memory: int, stop: Callable[[], bool] | None = None, bits: int = BITS
@@ -182,7 +193,8 @@ class Recorder:
     ) -> tuple[list[int], Plain] | None:
         """What excludes a polytope without splits: the rows that count, by number in it, and the proof; or nothing.
 
-        The lines that all rows share are tried, then those of intervals, then slopes that are searched for.
+        The lines that all rows share are tried, then those below zero, then intervals, then slopes that are searched
+        for.
         """
         members = (rows.polytope == polytope).nonzero().squeeze(1)
         network, last = relaxation.network, len(relaxation.network.nodes) - 1
@@ -202,6 +214,12 @@ class Recorder:
         best = int(values.argmax())
         if values[best] > 0:
             return [best], Plain(np.ones(1), self._opened(relaxation, sample, lines, best))
+        if relaxation.network.nodes[network.last_activation] not in SLOPES:
+            values = relaxation.outputs(rows.matrix[members], where, intervals=True) - rows.bound[members]
+            best = int(values.argmax())
+            if values[best] > 0:
+                # Intervals are lines of slope 0 beside the last curves; in lines before them nothing is put.
+                return [best], Plain(np.ones(1), np.zeros(len(shared)))
         if ascent is None:
             return None
         found = ascend(relaxation, last, matrix, where, ascent, keep=True)

@@ -88,7 +88,7 @@ class _Recorded(Frontier):
 
     def _by_claims(self, box: Bounds, rows: RowBatch, owner: Tensor, stop: Callable[[], bool]) -> Lines:
         """By CROWN's bounds of all neurons, which are written for boxes that they prove."""
-        recorder, options = Recorder(), self.options
+        recorder, options = Recorder.of(self.network), self.options
         relaxation = crown_relaxation(
             self.network,
             box,

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from verifiable_relu.network.onnx.call import CONVERTERS
 from verifiable_relu.network.onnx.constants import FOLDED
-from verifiable_relu.network.onnx.read import OPERATORS
+from verifiable_relu.network.onnx.read import CONVERTERS
 
 PIECES = {"LeakyRelu", "PRelu", "Relu", "ThresholdedRelu"}
 MAXIMA = {
@@ -17,7 +16,7 @@ SMOOTH = {
 }  # fmt: skip
 PRODUCTS = {
     "GroupNormalization", "InstanceNormalization", "LayerNormalization", "LogSoftmax", "RMSNormalization",
-    "ReduceProd", "Softmax",
+    "Normalizer", "ReduceProd", "Softmax",
 }  # fmt: skip
 
 TITLES = {
@@ -53,7 +52,6 @@ def group(operator: str) -> str:
 
 def page() -> str:
     """The page."""
-    assert OPERATORS  # their modules fill the table
     parts = [HEAD]
     for name, title in TITLES.items():
         rows = [f"## {title}", "", "| operator | opsets |", "|---|---|"]
@@ -66,7 +64,8 @@ def page() -> str:
         "for what spells GELU, SiLU, Mish, a square or a cube. A quotient is a product with a reciprocal, of which\n"
         "nothing is known where bounds of the divisor include 0. Cast and CastLike are read where they go to float32\n"
         "or float64. Constant, Shape and Size are read in every opset. IsNaN of a computed value is false: of what is\n"
-        "no number nothing is ever proved.\n"
+        "no number nothing is ever proved. LinearClassifier, LinearRegressor, Normalizer and Scaler are those of\n"
+        "ai.onnx.ml, as skl2onnx writes them; of a classifier there are the scores, not the label.\n"
     )
     folded = ", ".join(sorted(FOLDED))
     return "\n".join([*parts, rest, f"## Of constants alone\n\n{folded}\n"])

@@ -176,16 +176,19 @@ def tensor(array: np.ndarray) -> Tensor:
 Result = Value | np.ndarray
 """What a name of the file stands for."""
 
-Converter = Callable[[Call], Result | list[Result]]
+Converter = Callable[[Call], Result | Sequence[Result | None]]
 CONVERTERS: dict[tuple[str, int], Converter] = {}
-"""What reads a node, by operator and version of the operator: its output, or its outputs in order."""
+"""What reads a node, by operator and version of the operator: its output, or its outputs in order.
+
+None stands for an output that is not read; a node that takes it is refused.
+"""
 
 
 def converts(operator: str, *versions: int) -> Callable[[Converter], Converter]:
     """Register what reads an operator.
 
     Args:
-        operator: of the standard domain.
+        operator: of the standard domain, or of ai.onnx.ml, which share no names.
         versions: the opsets in which a definition of the operator began that the converter reads. An operator in
             any other version is refused: its meaning may differ.
     """

@@ -41,6 +41,19 @@ def compare(network: Network, nodes: Sequence[Node], names: Mapping[str, int]) -
         raise _explained(network, nodes, names, points)
 
 
+def require_runs(data: bytes) -> None:
+    """Make certain that onnxruntime takes a file, or has no kernel for some of its operators.
+
+    Raises:
+        InputError: if it refuses the file for another reason.
+    """
+    try:
+        runtime.kept_session(data)
+    except Exception as error:  # onnxruntime's exceptions share no narrower base
+        if type(error).__name__ != "NotImplemented":
+            raise InputError(f"onnxruntime refuses the file: {error}") from None
+
+
 def compare_at(network: Network, points: np.ndarray) -> None:
     """Evaluate a network and the file it came from at further points, such as those of a property's box.
 

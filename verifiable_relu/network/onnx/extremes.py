@@ -128,13 +128,16 @@ def _clip(call: Call) -> Value:
 def clipped(call: Call, x: Value, low: Tensor, high: Tensor) -> Value:
     """min(max(x, low), high) for numbers low ≤ high.
 
+    The largest number of an end's type, which stands for infinity in many files, bounds nothing, nor does its negative.
+
     Raises:
         UnsupportedError: for low > high, of which the versions of the operator say different things.
     """
     if bool((low > high).any()):
         raise UnsupportedError(f"clips to nothing, [{float(low)}, {float(high)}]")
-    largest = torch.finfo(torch.float32).max
-    low, high = (torch.where(end.abs() >= largest, end.sign() * torch.inf, end) for end in (low, high))
+    low, high = (
+        torch.where(end.abs() >= torch.finfo(end.dtype).max, end.sign() * torch.inf, end) for end in (low, high)
+    )
     return Value(bounded(call, bounded(call, x.index, low, 1), high, -1), x.leading)
 
 

@@ -74,23 +74,25 @@ def require_onnx(start: bytes) -> None:
         raise InputError("not an ONNX file")
 
 
-def opset(model: onnx.ModelProto) -> int:
-    """The version of the standard operators that a model is written in.
+def opset_of(model: onnx.ModelProto, domain: str = "") -> int:
+    """The version of the operators of a domain that a model is written in; by default of the standard ones.
 
     Raises:
-        InputError: if the model names none, or several.
+        InputError: if the model names none, or several; skl2onnx names one twice.
     """
-    versions = [entry.version for entry in model.opset_import if entry.domain in _DOMAINS]
+    names = _DOMAINS if domain in _DOMAINS else (domain,)
+    versions = {entry.version for entry in model.opset_import if entry.domain in names}
     if len(versions) != 1:
-        raise InputError(f"the file imports {len(versions)} versions of the standard operators where one is expected")
-    return int(versions[0])
+        which = "the standard operators" if domain in _DOMAINS else f"the operators of {domain}"
+        raise InputError(f"the file imports {len(versions)} versions of {which} where one is expected")
+    return int(versions.pop())
 
 
 def _refuse_unread_parts(model: onnx.ModelProto) -> None:
     """Refuse what a model may hold beside one graph of standard operators."""
     if not OLDEST_IR <= model.ir_version <= NEWEST_IR:
         raise UnsupportedError(f"IR version {model.ir_version}; versions {OLDEST_IR} to {NEWEST_IR} are read")
-    opset(model)
+    opset_of(model)
     if model.functions:
         raise UnsupportedError("operators that the file defines itself", place=f"function '{model.functions[0].name}'")
     if model.graph.sparse_initializer:

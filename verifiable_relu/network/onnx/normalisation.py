@@ -215,7 +215,13 @@ def _log_softmax(call: Call) -> Value:
 
 
 def _normalised(call: Call, x: Value, axes: Sequence[int], epsilon: float, centred: bool) -> Value:
-    """x, without its mean if that is wanted, divided by the root of ε + the mean of its squares along some axes."""
+    """x, without its mean if that is wanted, divided by the root of ε + the mean of its squares along some axes.
+
+    Raises:
+        UnsupportedError: for a negative ε, with which quotients may be of any size.
+    """
+    if not epsilon >= 0:
+        raise UnsupportedError(f"its attribute epsilon = {epsilon}")
     rows = _Rows(call, x, axes)
     build, name = call.build, call.name
     values = _without_mean(call, rows) if centred else rows.index

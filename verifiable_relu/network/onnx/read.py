@@ -9,6 +9,7 @@ compared with what the file computes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -23,11 +24,12 @@ from verifiable_relu.network.build import Builder, as_network
 from verifiable_relu.network.factors import bounded_factors
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Shape, Smooth
-from verifiable_relu.network.onnx import (
+from verifiable_relu.network.onnx import (  # noqa: F401 -- importing these modules fills the table of converters
     activations,
     convolution,
     elementwise,
     extremes,
+    learned,
     moves,
     normalisation,
     pooling,
@@ -37,46 +39,33 @@ from verifiable_relu.network.onnx import (
     shapes,
 )
 from verifiable_relu.network.onnx.call import CONVERTERS, Call, Result, Value
-from verifiable_relu.network.onnx.compare import compare
+from verifiable_relu.network.onnx.compare import compare, require_runs
 from verifiable_relu.network.onnx.constants import folded, written
-from verifiable_relu.network.onnx.model import MAX_BYTES, array, load_model, opset, require_onnx
+from verifiable_relu.network.onnx.model import MAX_BYTES, array, load_model, opset_of, require_onnx
+from verifiable_relu.network.onnx.ports import EVERYTHING, Chosen, declared_inputs, input_shape, single
 from verifiable_relu.network.onnx.spelled import spelled
 from verifiable_relu.network.simplify import simplify
 
-__all__ = ["read_onnx"]
-
-OPERATORS = (
-    activations,
-    convolution,
-    elementwise,
-    extremes,
-    moves,
-    normalisation,
-    pooling,
-    products,
-    reduce,
-    resize,
-    shapes,
-)
-"""The modules whose converters fill the table."""
+__all__ = ["CONVERTERS", "read_onnx"]
 
 MAX_VALUES = 1 << 26
 """Most values of all nodes of a network together, for one sample."""
 
-_INPUT_TYPES = (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16)
 
-
-def read_onnx(source: Path | str | bytes, name: str | None = None) -> Network:
+def read_onnx(source: Path | str | bytes, name: str | None = None, chosen: Chosen = EVERYTHING) -> Network:
     """Read a network from an ONNX file (gzipped or not) or from the bytes of one.
 
     Args:
         source: the path, or the file's bytes. Where ``NAME`` does not exist but ``NAME.gz`` does, that is read.
         name: what to call the network; by default the file's stem.
+        chosen: the tensors of the file that are the network's inputs and outputs.
 
     Returns:
         The network with the weights' own bits; it computes what the file does in onnxruntime, up to rounding, at
         the points at which both were evaluated (``compare``). An input of rank ≥ 2 whose leading dimension is 1 or
-        symbolic has a batch axis, which the network's shapes leave out; any other input is one sample.
+        symbolic has a batch axis, which the network's shapes leave out; any other input is one sample. Of a file with
+        several inputs or outputs, or with outputs that are left out, the network takes and gives one vector, in which
+        they follow each other (``Network.ports``).
 
     Raises:
         UnsupportedError: if an operator, or the form in which it is used, is not supported; names the node.
@@ -84,20 +73,24 @@ def read_onnx(source: Path | str | bytes, name: str | None = None) -> Network:
             infinite parameters, or computes something else than the network that was read from it.
     """
     if isinstance(source, bytes):
-        return _read(source, name or "network", None)
+        return _read(source, name or "network", None, chosen)
     path = Path(source)
     try:
         data = read_bytes(path, MAX_BYTES, require_onnx)
-        return _read(data, name or Path(path.name.removesuffix(".gz")).stem, path.parent)
+        return _read(data, name or Path(path.name.removesuffix(".gz")).stem, path.parent, chosen)
     except InputError as error:
         raise error.located(path) from error
 
 
-def _read(data: bytes, name: str, folder: Path | None) -> Network:
+def _read(data: bytes, name: str, folder: Path | None, chosen: Chosen) -> Network:
     model, data = load_model(data, folder)
+    if ports := single(model, chosen):
+        # The user's file must be one that runs, too, with what is left out of it.
+        require_runs(data)
+        data = model.SerializeToString()
     reading = _Reading(model)
     nodes, output = bounded_factors(*simplify(*spelled(reading.build.nodes, reading.output.index)))
-    network = as_network(nodes, output, name=name, onnx=data, batched=reading.batched)
+    network = as_network(nodes, output, name=name, onnx=data, batched=reading.batched, ports=reading.shapes(ports))
     nodes, names = reading.build.nodes, reading.computed()
     # Large files are in memory several times over by now.
     del model, reading
@@ -124,13 +117,11 @@ class _Reading:
             if initializer.name in self.tensors:
                 raise InputError("a name of two initializers", place=f"initializer '{initializer.name}'")
             self.tensors[initializer.name] = array(initializer, f"initializer '{initializer.name}'")
-        declared = [i for i in graph.input if i.name not in self.tensors]
-        if len(declared) != 1 or len(graph.output) != 1:
-            raise UnsupportedError(f"{len(declared)} inputs and {len(graph.output)} outputs where one of each is read")
-        shape, self.batched = _input_shape(declared[0])
-        self.build = Builder(shape, declared[0].name)
-        self.tensors[declared[0].name] = Value(0, self.batched)
-        self.opset = opset(self.model)
+        (declared,) = declared_inputs(self.model)
+        shape, self.batched = input_shape(declared)
+        self.build = Builder(shape, declared.name)
+        self.tensors[declared.name] = Value(0, self.batched)
+        self.opset = opset_of(self.model)
         self.thresholds: dict[str, tuple[int, float]] = {}
         self._size = self.build.nodes[0].size
         for position, node in enumerate(graph.node):
@@ -139,6 +130,18 @@ class _Reading:
         if not isinstance(output, Value):
             raise InputError("it is not computed from the input", place=f"output '{graph.output[0].name}'")
         self.output = output
+
+    def shapes(self, names: Sequence[str]) -> dict[str, Shape]:
+        """The ONNX shape of each of some tensors, with a batch of 1.
+
+        Raises:
+            InputError: if one is not computed from the input.
+        """
+        found = {name: self.tensors[name] for name in names}
+        for name, tensor in found.items():
+            if not isinstance(tensor, Value):
+                raise InputError("it is not computed from the input", place=f"output '{name}'")
+        return {name: (1,) * t.leading + self.build.shape(t.index) for name, t in found.items() if isinstance(t, Value)}
 
     def computed(self) -> dict[str, int]:
         """The node of ``build`` behind each name that stands for a computed tensor, in the order of the file."""
@@ -165,14 +168,16 @@ class _Reading:
         self._size += sum(made.size for made in self.build.nodes[known:])
         if self._size > MAX_VALUES:
             raise UnsupportedError(f"more than {MAX_VALUES} values in all nodes together", place=place)
-        for name, result in zip(node.output, found if isinstance(found, list) else [found], strict=False):
+        results = [found] if isinstance(found, Value | np.ndarray) else found
+        for name, result in zip(node.output, results, strict=False):
             if name in self.tensors:
                 raise InputError(f"its output '{name}' is the name of another tensor", place=place)
-            if name:
+            if name and result is not None:
                 self.tensors[name] = result
 
-    def _converted(self, node: onnx.NodeProto, label: str) -> Result | list[Result]:
-        if node.domain not in ("", "ai.onnx"):
+    def _converted(self, node: onnx.NodeProto, label: str) -> Result | Sequence[Result | None]:
+        domain = "" if node.domain == "ai.onnx" else node.domain
+        if domain not in ("", learned.DOMAIN):
             raise UnsupportedError(f"operators of the domain '{node.domain}' are not supported")
         if not node.output:
             raise InputError("it has no output")
@@ -193,9 +198,10 @@ class _Reading:
         if inputs and len(constants) == len(inputs):
             return list(folded(node, constants, self.opset))
         try:
-            version = onnx.defs.get_schema(node.op_type, self.opset, "").since_version
+            opset = opset_of(self.model, domain)
+            version = onnx.defs.get_schema(node.op_type, opset, domain).since_version
         except onnx.defs.SchemaError:
-            raise UnsupportedError(f"no operator of opset {self.opset}") from None
+            raise UnsupportedError(f"no operator of opset {opset}") from None
         converter = CONVERTERS.get((node.op_type, version))
         if converter is None:
             others = sorted(v for op, v in CONVERTERS if op == node.op_type)
@@ -269,7 +275,7 @@ class _Reading:
         try:
             return self.tensors[name]
         except KeyError:
-            raise InputError(f"its input '{name}' is not computed before it") from None
+            raise InputError(f"its input '{name}' is not computed before it, or not read") from None
 
     def _shape(self, of: Result | None, attributes: dict[str, int]) -> np.ndarray:
         """The ONNX shape of a tensor, with a batch of 1."""
@@ -277,26 +283,3 @@ class _Reading:
             raise InputError("its input is missing")
         shape = (1,) * of.leading + self.build.shape(of.index) if isinstance(of, Value) else of.shape
         return np.array(shape[attributes.get("start", 0) : attributes.get("end")], np.int64)
-
-
-def _input_shape(declared: onnx.ValueInfoProto) -> tuple[Shape, bool]:
-    """The shape of one sample, and whether the file has a batch axis before it.
-
-    Raises:
-        UnsupportedError: if the input is no tensor of floating-point numbers, or more of its dimensions than a
-            leading one are symbolic.
-    """
-    place = f"input '{declared.name}'"
-    kind = declared.type.tensor_type
-    if kind.elem_type not in _INPUT_TYPES:
-        raise UnsupportedError("is no tensor of floating-point numbers", place=place)
-    if not kind.HasField("shape"):
-        raise UnsupportedError("has no shape", place=place)
-    sizes = [d.dim_value if d.HasField("dim_value") else 0 for d in kind.shape.dim]
-    # Some exporters write 0 for a symbolic batch.
-    batched = len(sizes) >= 2 and sizes[0] in (0, 1)
-    shape = tuple(sizes[batched:])
-    if not sizes or any(size < 1 for size in shape):
-        shown = ", ".join(d.dim_param or str(d.dim_value) for d in kind.shape.dim)
-        raise UnsupportedError(f"of shape ({shown}): only the leading dimension may be symbolic", place=place)
-    return shape, batched

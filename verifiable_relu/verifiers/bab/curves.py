@@ -176,6 +176,10 @@ class Curves:
         """Whether each of some neurons of the system, (count,), is smooth."""
         return self._number[neuron] >= 0
 
+    def points(self, neuron: Tensor, segment: Tensor) -> Tensor:
+        """(count,) where segments of smooth neurons, numbered in the system, were cut."""
+        return self._ends[1, self._number[neuron], 2 * segment]
+
     def prefer(self, coefficients: Tensor) -> None:
         """Take, for neurons that are not split, the line of slope t on the side where it is used.
 

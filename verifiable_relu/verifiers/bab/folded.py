@@ -87,6 +87,7 @@ class Folded:
             neuron depends on neurons of earlier blocks alone.
         neurons: the pre-activations, m rows.
         functions: the smooth activations, by node.
+        straight: for each of these the slopes (size,) of the lines that stand for its neurons that are not here.
     """
 
     center: Tensor
@@ -99,6 +100,7 @@ class Folded:
     blocks: tuple[tuple[int, int], ...]
     neurons: Rows
     functions: Mapping[int, Activation] = field(default_factory=dict)
+    straight: Mapping[int, Tensor] = field(default_factory=dict)
 
     @property
     def inputs(self) -> int:
@@ -207,7 +209,8 @@ class Folded:
             start = end
         places = (self.slope[kept], self.places[kept])
         bounds = (lower[kept], upper[kept])
-        return Folded(self.center, self.radius, free, *bounds, *places, tuple(blocks), neurons, self.functions)
+        lines = (self.functions, self.straight)
+        return Folded(self.center, self.radius, free, *bounds, *places, tuple(blocks), neurons, *lines)
 
 
 def slopes_of(active: Tensor, below: Tensor) -> Tensor:

@@ -130,6 +130,7 @@ class _Folding:
             tuple(self._blocks),
             Rows.cat(parts),
             self._functions,
+            {index: line.slope for index, line in self._straight.items()},
         )
         return folded, Rows.cat([self._empty(), *rows])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -118,11 +119,12 @@ class Forest:
         found: list[int] = self._system.parts[polytope].order.tolist()
         return found
 
-    def search(self, work: float = math.inf) -> Ended | None:
+    def search(self, work: float = math.inf, together: int = sys.maxsize) -> Ended | None:
         """Go on with every tree in turn, of as many as there is memory for, until all are decided or time is up.
 
         Args:
             work: the search pauses, too, once its trees have taken so much work (``Tree``).
+            together: trees at once, at most.
 
         Returns:
             Why there may be something left; None if the search only paused, and can go on.
@@ -131,7 +133,7 @@ class Forest:
             size = self._system.folded.size
             return Ended(Reason.MEMORY, f"a tree over {size} unstable neurons takes too much memory")
         while (self._waiting or self._trees) and not self._over():
-            if self._waiting and len(self._trees) < self._most:
+            if self._waiting and len(self._trees) < min(self._most, together):
                 self._plant(self._waiting.pop(0))
                 continue
             if self.work >= work:
@@ -151,8 +153,8 @@ class Forest:
 
     @property
     def open(self) -> list[int]:
-        """The polytopes whose trees are not decided."""
-        return [*self._waiting, *self._trees]
+        """The polytopes whose trees are not decided, those first whose trees have begun."""
+        return [*self._trees, *self._waiting]
 
     def closed_of(self, polytope: int) -> float:
         """The part of the tree of an open polytope that is closed."""

@@ -15,8 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from verifiable_relu.trust.certificate import Leaf, Tighter
+from verifiable_relu.trust.certificate import Branches, Leaf, Tighter
 from verifiable_relu.trust.certificate import Tree as Certified
+from verifiable_relu.verifiers.bab.curves import SEGMENTS, Curves
 from verifiable_relu.verifiers.bab.folded import Folded
 from verifiable_relu.verifiers.bab.proof import Proofs, of_rows
 from verifiable_relu.verifiers.bab.strip import Strip
@@ -24,6 +25,9 @@ from verifiable_relu.verifiers.bab.strip import Strip
 _BITS = (0, 10, 24, 52)
 """How many bits the largest multiplier of a leaf has: the fewest with which the leaf is still proven are taken; with 0
 bits neurons that are not split have no multiplier but the chord's, and those that are split have those of 10 bits."""
+
+_GRID = 2.0**40
+"""Slopes of lines that stand for curves are multiples of one by this."""
 
 _SPARE = 1e-11
 """What a leaf proves is to be above this part of the objective's size: others compute it with other rounding."""
@@ -40,32 +44,85 @@ _STEP = 16
 
 @dataclass(frozen=True, eq=False)
 class _Leaves:
-    """Leaves with their multipliers: places (leaf, neuron) of splits and of multipliers, and both; μ (leaves, rows)."""
+    """Leaves with their multipliers.
 
-    splits: np.ndarray
+    Attributes:
+        cuts: (cuts, 3) a leaf, a neuron, and the number of the segment that is cut; 0 where it is a kink that splits.
+        sides: (cuts,) of the leaf, +1 above the cut and −1 below it.
+        points: (cuts,) where a segment is cut.
+        places: (multipliers, 2) leaf and neuron of each multiplier.
+        values: (multipliers,).
+        mu: (leaves, rows) multipliers of rows.
+    """
+
+    cuts: np.ndarray
     sides: np.ndarray
+    points: np.ndarray
     places: np.ndarray
     values: np.ndarray
     mu: np.ndarray
 
     @staticmethod
-    def of(split: Tensor, w: Tensor, mu: Tensor) -> _Leaves:
-        """From (leaves, neurons) splits, and multipliers that are zero where they are not written."""
-        places = w.nonzero()
-        values = w[places[:, 0], places[:, 1]].numpy()
-        splits, sides = split.nonzero().numpy(), split[split != 0].numpy()
-        return _Leaves(splits, sides, places.numpy(), values, mu.numpy())
+    def of(split: Tensor, w: Tensor, mu: Tensor, curves: Curves | None) -> _Leaves:
+        """From (leaves, neurons) splits, and multipliers that are zero where they are not written.
 
-    def written(self, numbers: np.ndarray) -> list[Leaf]:
+        Segment k of a smooth neuron has come from cutting the segments k/2, k/4, …, 1, rounded down.
+        """
+        at, number = split.nonzero(), split[split != 0].long()
+        smooth = torch.zeros(len(at), dtype=torch.bool) if curves is None else curves.holds(at[:, 1])
+        cuts = [torch.cat([at, torch.zeros_like(at[:, :1])], 1)[~smooth]]
+        sides, points = [number[~smooth]], [torch.zeros(len(cuts[0]), dtype=torch.float64)]
+        at, number = at[smooth], number[smooth]
+        while curves is not None and len(at):
+            above, number = 2 * (number % 2) - 1, number // 2
+            kept = number > 0
+            at, number = at[kept], number[kept]
+            cuts.append(torch.cat([at, number[:, None]], 1))
+            sides.append(above[kept])
+            points.append(curves.points(at[:, 1], number))
+        every = torch.cat(cuts)
+        order = every[:, 0].argsort(stable=True)
+        places = w.nonzero()
+        values = w[places[:, 0], places[:, 1]]
+        parts = (every[order], torch.cat(sides)[order], torch.cat(points)[order], places, values, mu)
+        return _Leaves(*(part.numpy() for part in parts))
+
+    @property
+    def neurons(self) -> np.ndarray:
+        """The neurons that are split or have multipliers, some of them several times."""
+        return np.concatenate([self.cuts[:, 1], self.places[:, 1]])
+
+    @staticmethod
+    def cat(parts: Sequence[_Leaves]) -> _Leaves:
+        """All leaves of several."""
+        starts = np.cumsum([0, *(len(part.mu) for part in parts)])
+
+        def moved(name: str) -> np.ndarray:
+            arrays = [getattr(part, name).copy() for part in parts]
+            for start, array in zip(starts, arrays, strict=False):
+                array[:, 0] += start
+            return np.concatenate(arrays)
+
+        rest = (np.concatenate([getattr(part, name) for part in parts]) for name in ("sides", "points", "values", "mu"))
+        sides, points, values, mu = rest
+        return _Leaves(moved("cuts"), sides, points, moved("places"), values, mu)
+
+    def written(self, numbers: np.ndarray) -> Branches:
         """As a certificate has them; ``numbers``: (neurons,) the number that each neuron has there."""
+        keys, first, which = np.unique(
+            self.cuts[:, 1] * SEGMENTS + self.cuts[:, 2], return_index=True, return_inverse=True
+        )
+        cuts = []
+        for key, point in zip(keys.tolist(), self.points[first].tolist(), strict=True):
+            cuts.append((int(numbers[key // SEGMENTS]), point if key % SEGMENTS else None))
         starts = np.arange(len(self.mu) + 1)
-        splits_of, values_of = (np.searchsorted(places[:, 0], starts) for places in (self.splits, self.places))
-        of_split, of_value = numbers[self.splits[:, 1]], numbers[self.places[:, 1]]
+        cuts_of, values_of = (np.searchsorted(places[:, 0], starts) for places in (self.cuts, self.places))
+        of_value = numbers[self.places[:, 1]]
         leaves = []
         for at, row in enumerate(np.concatenate([np.ones((len(self.mu), 1)), self.mu], 1)):
-            mine, own = slice(*splits_of[at : at + 2]), slice(*values_of[at : at + 2])
-            leaves.append(Leaf(of_split[mine], self.sides[mine], of_value[own], self.values[own], row))
-        return leaves
+            mine, own = slice(*cuts_of[at : at + 2]), slice(*values_of[at : at + 2])
+            leaves.append(Leaf(which[mine], self.sides[mine], of_value[own], self.values[own], row))
+        return Branches(cuts, leaves)
 
 
 class _Short:
@@ -74,12 +131,12 @@ class _Short:
     Args:
         strip: the relaxation.
         proofs: what proves its leaves.
-        chords: (m,) bool, the neurons that have the chord's multiplier where none is given.
+        chords: (m,) bool, the neurons that have the chord's multiplier where none is given; those of curves have none.
     """
 
     def __init__(self, strip: Strip, proofs: Proofs, chords: Tensor) -> None:
         folded = strip.folded
-        self._strip, self._proofs, self.chords = strip, proofs, chords
+        self._strip, self._proofs, self.chords = strip, proofs, chords & ~folded.smooth
         chord = (folded.upper - folded.slope * folded.lower) / (folded.upper - folded.lower)
         self._rate = (chord - strip.slopes) / strip.width
         self._every = torch.arange(folded.size)
@@ -149,19 +206,18 @@ class Recorded:
         whole = torch.zeros(len(w), self._strip.folded.size, dtype=torch.float64)
         whole[:, columns] = w.double()
         short, short_mu, _ = self._short.shortened(split, whole, mu, None, self._spare.expand(len(w)))
-        self._parts.append(_Leaves.of(split, short, short_mu))
+        self._parts.append(_Leaves.of(split, short, short_mu, self._strip.curves))
 
     def tree(self, activations: Sequence[int]) -> Certified:
         """The tree, all of whose leaves have been recorded, of a network whose activations are these nodes."""
+        strip, leaves = self._strip, _Leaves.cat(self._parts)
         chords = self._short.chords.nonzero().squeeze(1).numpy()
-        used = np.unique(
-            np.concatenate([chords, *(p[:, 1] for part in self._parts for p in (part.splits, part.places))])
-        )
-        numbers = np.zeros(self._strip.folded.size, np.int64)
+        used = np.unique(np.concatenate([chords, leaves.neurons]))
+        numbers = np.zeros(strip.folded.size, np.int64)
         numbers[used] = np.arange(len(used))
-        leaves = [leaf for part in self._parts for leaf in part.written(numbers)]
-        neurons = _named(self._strip.folded.places[used], activations)
-        return Certified(self._strip.slopes.numpy(), neurons, numbers[chords].tolist(), leaves)
+        neurons = _named(strip.folded.places[used], activations)
+        slopes = _slopes(strip.folded, strip.slopes, activations)
+        return Certified(slopes, neurons, numbers[chords].tolist(), leaves.written(numbers))
 
 
 class Refined:
@@ -197,10 +253,11 @@ class Refined:
         split, w, objective = leaves
         lower, upper = folded.lower[neurons], folded.upper[neurons]
         before, width = torch.cat([lower, -upper]), (upper - lower).repeat(2)
-        decided = found >= 0
+        kinked = ~folded.smooth[neurons].repeat(2)
+        decided = (found >= 0) & kinked
         # Of a neuron that is stable nothing else is asked.
         wanted = (found - before > _GAIN * width) & (decided | ~decided.roll(len(neurons)))
-        found = torch.where(wanted, found.clamp(max=0), -torch.inf)
+        found = torch.where(wanted, torch.where(decided, 0.0, found), -torch.inf)
         aim = torch.where(decided, 0.0, found - _GIVEN_UP * (found - before))
         kept = wanted[objective].nonzero().squeeze(1)
         bounds = torch.full_like(found, -torch.inf)
@@ -215,14 +272,14 @@ class Refined:
         )
         least = torch.full_like(found, torch.inf).scatter_reduce(0, objective, proven, "amin") - spare
         step = torch.exp2(torch.floor(torch.log2(width)) - _STEP)
-        rounded_ = torch.where(least >= 0, 0.0, torch.floor(least / step) * step)
+        rounded_ = torch.where((least >= 0) & kinked, 0.0, torch.floor(least / step) * step)
         bounds = torch.where(wanted & (rounded_ > before), rounded_, bounds)
         places = strip.folded.places.numpy()
         for row in bounds.isfinite().nonzero().squeeze(1).tolist():
             mine = (objective == row).nonzero().squeeze(1)
             side = 1 if row < len(neurons) else -1
             neuron = int(folded.places[neurons[row % len(neurons)], 1])
-            part = _Leaves.of(split[mine], short[mine], torch.zeros(len(mine), 0))
+            part = _Leaves.of(split[mine], short[mine], torch.zeros(len(mine), 0), strip.curves)
             self._bounds.append(((neuron, side), float(bounds[row]), places, part))
         return bounds
 
@@ -242,10 +299,27 @@ class Refined:
         neurons = [(self._activations.index(place // key), place % key) for place in used.tolist()]
         trees = [part.written(np.searchsorted(used, mine)) for mine, (*_, part) in zip(keys, self._bounds, strict=True)]
         rows, least = np.array([row for row, *_ in self._bounds]), np.array([value for _, value, *_ in self._bounds])
-        before = slopes[folded.places[:, 0] < node].numpy()
         number = self._activations.index(node)
-        self.records.append(Tighter(number, rows, least, before, neurons, range(len(neurons)), trees))
+        before = _slopes(folded, slopes, self._activations[:number])
+        chords = [at for at, place in enumerate(used.tolist()) if place // key not in folded.functions]
+        self.records.append(Tighter(number, rows, least, before, neurons, chords, trees))
         self._bounds = []
+
+
+def _slopes(folded: Folded, slopes: Tensor, activations: Sequence[int]) -> np.ndarray:
+    """The slopes of all neurons of some activations that a certificate calls open, given those (m,) of a system.
+
+    The neurons of a smooth activation are all open; those that the system has not are lines.
+    """
+    parts = [np.zeros(0)]
+    for node in activations:
+        mine = folded.places[:, 0] == node
+        own = slopes[mine]
+        if node in folded.straight:
+            own = (folded.straight[node] * _GRID).round() / _GRID
+            own[folded.places[mine, 1]] = slopes[mine]
+        parts.append(own.numpy())
+    return np.concatenate(parts)
 
 
 def _named(places: Tensor, activations: Sequence[int]) -> list[tuple[int, int]]:

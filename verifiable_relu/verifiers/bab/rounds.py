@@ -31,8 +31,9 @@ class Rounds:
 
     Attributes:
         refinement: the first one; None for trees alone.
-        above: the search for planes over neurons, for trees that are still open after ``first``; None for none.
-        first: work that the trees of a query may take before planes, and a refinement, are thought of (``Tree.work``).
+        above: the search for planes over neurons; None for none.
+        first: work that the trees of a query may take before a refinement is thought of (``Tree.work``); before planes
+            are, one tree takes its share of it.
         patience: how much work the trees get before a refinement, as a multiple of the refinement's and of the part of
             the trees that is closed after ``first``.
         last: how the trees of a system are searched that are open after ``first`` when no refinement follows, if
@@ -114,16 +115,20 @@ def search(
         # A refinement does more than a linear program for each of many nodes.
         mine = options if refinement is None else replace(options, exact=0.0)
         forest = Forest(system, found.open(system), candidates, mine, memory, left)
-        ended = forest.search(rounds.first)
-        part = forest.closed
+        ended = forest.search(rounds.first / max(1, len(forest.open)), together=1)
+        outdone = False
         if ended is None and rounds.above is not None and not options.record and not system.folded.functions:
             trial = _Trial(system, rounds.above, candidates, mine, memory, left)
-            if trial.succeeds(forest, rounds.first):
-                # Planes have closed more; how much more is seen in what they are given.
-                part = 1.0
+            outdone = trial.outdoes(forest)
+            if outdone:
                 found = found.and_trees(forest, _IN_TIME)
-                forest = trial.all(found.open(system))
-                ended = forest.search(rounds.first)
+                forest = trial.forest(found.open(system))
+            if forest is not trial.tried:
+                found = found.and_trees(trial.tried, _IN_TIME)
+        if ended is None:
+            ended = forest.search(rounds.first)
+        # Where planes have closed more, how much more is seen in what they are given.
+        part = 1.0 if outdone else forest.closed
         if ended is None and refinement is not None:
             ended = forest.search(part * rounds.patience * refinement.work(system.folded))
         elif ended is None and system.folded.size > rounds.small * size:
@@ -148,12 +153,15 @@ def search(
 
 
 class _Trial:
-    """Trees with planes over their neurons, tried on one polytope before all get them.
+    """Trees with planes over their neurons, tried on one polytope before others get them.
 
     Args:
         system: where the trees start.
         above: the search for planes.
         candidates, search, memory, left: as ``Forest`` takes them.
+
+    Attributes:
+        tried: the tree of the one polytope.
     """
 
     def __init__(
@@ -168,27 +176,22 @@ class _Trial:
         self._system, self._above, self._left = system, above, left
         self._rest = candidates, search, memory, left
 
-    def _forest(self, polytopes: Sequence[int]) -> Forest:
-        """Trees for some polytopes, all of which have planes then."""
+    def outdoes(self, forest: Forest) -> bool:
+        """Whether planes close more of a polytope, with as much work, than the tree that a forest has begun."""
+        polytope = forest.open[0]
+        self.tried = self._planted([polytope])
+        ended = self.tried.search(forest.work)
+        return ended is not None or self.tried.closed > forest.closed_of(polytope)
+
+    def forest(self, polytopes: Sequence[int]) -> Forest:
+        """Trees with planes for polytopes that are still open."""
+        rest = [polytope for polytope in polytopes if not self.tried.lower.get(polytope, -math.inf) > 0]
+        return self.tried if rest == self.tried.open else self._planted(rest)
+
+    def _planted(self, polytopes: Sequence[int]) -> Forest:
         bare = [polytope for polytope in polytopes if self._system.parts[polytope].planes is None]
         self._system = self._system.with_planes(self._above, bare, lambda: self._left() <= 0)
         return Forest(self._system, polytopes, *self._rest)
-
-    def succeeds(self, forest: Forest, work: float) -> bool:
-        """Whether a tree with planes closes more of a polytope, with its share of the work, than that of a forest has.
-
-        Args:
-            forest: trees without planes, after so much work.
-            work: likewise.
-        """
-        first, *rest = forest.open
-        tried = self._forest([first])
-        ended = tried.search(work / (1 + len(rest)))
-        return ended is not None or tried.closed > forest.closed_of(first)
-
-    def all(self, polytopes: Sequence[int]) -> Forest:
-        """Trees with planes for some polytopes."""
-        return self._forest(polytopes)
 
 
 def _width(system: System) -> float:

@@ -29,8 +29,11 @@ from verifiable_relu.verifiers.bab.folded import OWN, TINY, Folded, Rows
 _LEAST = 2.0**-60
 """A remainder's bound is at least this part of the pre-activation's magnitude, so that dividing by it is harmless."""
 
-_SHORT = 2.0**16
-"""Slopes are multiples of one part of so many, so that certificates need not write many digits."""
+_SHORT, _SHORT_SMOOTH = 2.0**16, 2.0**24
+"""Slopes are multiples of one part of so many, so that certificates need not write many digits.
+
+The second is for smooth neurons, whose lines touch their curves at points of their own.
+"""
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,8 @@ class Slopes:
         wx, wr, b = neurons.inputs.to(single), neurons.neurons.to(single), neurons.constant.to(single)
         lower, upper, slope = folded.lower.to(single), folded.upper.to(single), folded.slope.to(single)
         curvature, least, most = folded.curvature.to(single), slope.clamp(max=1), slope.clamp(min=1)
-        chord = (upper - slope * lower) / (upper - lower)
+        # In float32 both bounds of a neuron may be zero.
+        chord = (upper - slope * lower) / (upper - lower).clamp(min=torch.finfo(single).tiny)
         offset = (slope - chord) * lower
         alpha = torch.where(upper > -lower, torch.ones_like(upper), slope)
         fan = Fan.of(folded, single) if folded.functions else None
@@ -103,6 +107,8 @@ class Slopes:
             gradient = a * near * z
             if curved is not None:
                 gradient[:, smooth] = a[:, smooth] * (curved.turned * z[:, smooth] + curved.moved)
+            # Where float32 overflows, nothing is known of where to go.
+            gradient = torch.where(gradient.isfinite(), gradient, 0.0)
             first.lerp_(gradient, 0.1)
             second.mul_(0.999).addcmul_(gradient, gradient, value=0.001)
             size = (second / (1 - 0.999**step)).sqrt_().add_(1e-12)
@@ -113,7 +119,7 @@ class Slopes:
         short = (found * _SHORT).round() / _SHORT
         short = torch.maximum(short, folded.slope.clamp(max=1))
         short = torch.minimum(short, folded.slope.clamp(min=1))
-        return torch.where(folded.smooth, found, short), best
+        return torch.where(folded.smooth, _smooth_short(found), short), best
 
     @staticmethod
     def anywhere(folded: Folded) -> Tensor:
@@ -121,7 +127,7 @@ class Slopes:
         slopes = torch.where(folded.upper > -folded.lower, torch.ones_like(folded.upper), folded.slope)
         if folded.functions:
             fan = Fan.of(folded, torch.float64)
-            slopes[fan.neurons] = fan.slopes[..., fan.slopes.shape[2] // 2].mean(0)
+            slopes[fan.neurons] = _smooth_short(fan.slopes[..., fan.slopes.shape[2] // 2].mean(0))
         return slopes
 
     @staticmethod
@@ -136,6 +142,11 @@ class Slopes:
             z[:, start:end] += r[:, :start] @ wr[start:end, :start].T
             r[:, start:end] = z[:, start:end] * slope[:, start:end] + offset[:, start:end]
         return z
+
+
+def _smooth_short(slopes: Tensor) -> Tensor:
+    """Slopes of lines beside curves, with few digits."""
+    return (slopes * _SHORT_SMOOTH).round() / _SHORT_SMOOTH
 
 
 @dataclass(frozen=True, eq=False)

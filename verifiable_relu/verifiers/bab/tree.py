@@ -222,9 +222,9 @@ class Tree:
             children = nodes.split_on(neuron.clamp(min=0), self._strip.curves)
             found = self._ascent.run(children, self._search.look)
             self._count(len(children), self._search.look, len(found.columns))
-            gain = _gain(found.bound.reshape(2, -1), bound).to(best).masked_fill_(neuron < 0, -torch.inf)
-            better = (gain > best).repeat(2)
-            best = torch.maximum(best, gain)
+            gained = gain(found.bound.reshape(2, -1), bound).to(best).masked_fill_(neuron < 0, -torch.inf)
+            better = (gained > best).repeat(2)
+            best = torch.maximum(best, gained)
             split[better], mu[better] = children.split[better], children.mu[better]
             multipliers[better] = children.multipliers[better]
         return Batch(split, multipliers, mu, torch.zeros(len(split), dtype=torch.long))
@@ -336,7 +336,7 @@ class Tree:
     def _close(self, split: Tensor, lower: float) -> None:
         """Take note of nodes (nodes, m) that are closed, with this bound."""
         self.lower = min(self.lower, lower)
-        self.closed = min(1.0, self.closed + float((-(split != 0).sum(1).double()).exp2().sum()))
+        self.closed = min(1.0, self.closed + float((-depth(split, self._strip.folded.smooth)).exp2().sum()))
 
     def _margins(self, batch: Batch, found: Bounded) -> Tensor:
         """What the multipliers that were found prove."""
@@ -372,7 +372,18 @@ class Tree:
             self.state = State.FULL
 
 
-def _gain(children: Tensor, parent: Tensor) -> Tensor:
+def depth(split: Tensor, smooth: Tensor) -> Tensor:
+    """How many splits led to each node, (nodes,): one for a phase, for a segment as many as it was cut out by.
+
+    Args:
+        split: (nodes, m) int8, as ``Proofs.lower`` takes it.
+        smooth: (m,) bool, which neurons have segments.
+    """
+    cuts = split.double().clamp(min=1).log2().floor()
+    return torch.where(smooth, cuts, (split != 0).double()).sum(1)
+
+
+def gain(children: Tensor, parent: Tensor) -> Tensor:
     """How good splits are, (nodes,), by the bounds of both children (2, nodes) and of the parents (nodes,).
 
     What counts is the part of the way to zero that the better child goes: a tree with one child closed at every node is

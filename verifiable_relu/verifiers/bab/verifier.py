@@ -42,7 +42,7 @@ from verifiable_relu.verifiers.base import (
     deadline,
     fault,
 )
-from verifiable_relu.verifiers.recording import Recorder
+from verifiable_relu.verifiers.recording import Recorder, certified
 from verifiable_relu.verifiers.root import NONE, Roots, relaxation
 
 _BATCH = 64
@@ -143,8 +143,7 @@ class Bab:
             return candidates.anywhere() or Outcome.unknown(Reason.UNCONFIRMED, self.name, "any point should do")
         with torch.no_grad():
             system = System.of(candidates.query, bounds.relaxation, number, open_, self.slopes, lambda: left() <= 0)
-            # What proves a node of a smooth network is not recorded.
-            options = replace(self.search, record=self.search.record and candidates.query.network.piecewise_linear)
+            options = replace(self.search, record=bounds.recording)
             found = search(system, candidates, options, self.rounds, self.memory // 2, left)
         bounds.prove(number, found.lower)
         told = f"{found.nodes} sub-problems, {found.rounds} refinements"
@@ -198,9 +197,10 @@ class _Bounds:
             box = input_box(properties, network)
             known = roots.known(queries, net, box.lower)
             search, coarse = neurons(method.intermediate, memory=memory, stop=stop), None
-            if method.search.record and network.piecewise_linear:
+            record = method.search.record and certified(network)
+            if record:
                 # What others have proven is not recorded.
-                known, recorder = None, Recorder()
+                known, recorder = None, Recorder.of(network)
                 search, coarse = recorder.search(method.intermediate, memory=memory, stop=stop), recorder.coarse
                 self._recorder = recorder
             self.relaxation = relaxation(net, box, known, search=search, memory=memory, stop=stop, coarse=coarse)
@@ -216,6 +216,11 @@ class _Bounds:
         free = [unstable(net.nodes[index], bounds).flatten(1).sum(1) for index, bounds in pre.items()]
         self.unstable = sum(free, start=torch.zeros(len(queries), dtype=torch.long))
         self.trust = Trust.ROUNDED if covers(net, torch.float64, "cpu") else Trust.FLOAT
+
+    @property
+    def recording(self) -> bool:
+        """Whether what proves the bounds is recorded."""
+        return self._recorder is not None
 
     def rows_of(self, number: int, polytope: int) -> int:
         """How many rows a polytope of one query has, as ``RowBatch`` counts polytopes."""

@@ -1,6 +1,6 @@
 """Harden a trained model of one's own: its GELU, SiLU and the like become ReLU, and the network is written as ONNX.
 
-python -m verifiable_relu.harden model.py:make --weights model.pt --data mnist --out hard.onnx
+python -m verifiable_relu.hardening model.py:make --weights model.pt --data mnist --out hard.onnx
 """
 
 from __future__ import annotations
@@ -26,14 +26,7 @@ _SCHEDULES = ("linear", "log", "inverse")
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    about, _, more = (__doc__ or "").partition("\n")
-    made = Parser(
-        label="harden",
-        prog="verifiable-relu harden",
-        description=about,
-        epilog=more,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    made = Parser(label="harden", prog="verifiable-relu harden", text=__doc__)
     made.add_argument(
         "model",
         metavar="MODEL",
@@ -208,3 +201,7 @@ def _data(source: str) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
         (torch.from_numpy(training.images), torch.from_numpy(training.labels)),
         (torch.from_numpy(test.images), torch.from_numpy(test.labels)),
     )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

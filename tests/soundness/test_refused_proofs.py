@@ -1,0 +1,83 @@
+"""What the library proves with a fault in it, and records, is refused by the checker, which shares no code with it."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tests.support import nets
+from tests.support.certificates import Case, checked, excluded, records
+from tests.support.solver_cases import ball, mlp, row
+from verifiable_relu.check import Refused
+from verifiable_relu.network import read_onnx, write_onnx
+from verifiable_relu.spec.property import Box, Property, Query
+from verifiable_relu.spec.write import vnnlib_text
+from verifiable_relu.trust.certificate import write_unsat
+from verifiable_relu.verifiers.bab import Bab
+from verifiable_relu.verifiers.bab.refine import Refinement
+from verifiable_relu.verifiers.bab.rounds import Rounds
+from verifiable_relu.verifiers.bab.tree import Search
+from verifiable_relu.verifiers.base import Budget, Verdict, Verifier
+from verifiable_relu.verifiers.incomplete import Crown
+from verifiable_relu.verifiers.split_recording import RecordedSplit
+
+from .faults import FAULTS
+
+SEARCH = Search(record=True, steps=0, finishing=0)
+METHODS: dict[str, Verifier] = {
+    "bab": Bab(search=SEARCH),
+    "refined": Bab(search=SEARCH, rounds=Rounds(Refinement(leaves=8), first=0, patience=0)),
+    "split": RecordedSplit(batch=4),
+    "crown": Crown(record=True),
+}
+
+RECORDED = (
+    ("lower and upper swapped in the image of ReLU", "relu", "bab"),
+    ("a bias dropped in linear bounds", "relu", "bab"),
+    ("a bias dropped in interval bounds", "relu", "crown"),
+    ("wrong corner when a linear bound meets the box", "relu", "crown"),
+    ("rows' own lower lines taken for those of all rows at the point", "relu", "bab"),
+    ("stale intermediate bound in a relaxation: that of the batch's first box", "leaky", "split"),
+    ("a bias dropped where rows are folded", "relu", "bab"),
+    ("an end of a phase too near", "needle", "refined"),
+    ("remainders smaller than they may be in a proof", "needle", "refined"),
+)
+"""Faults that make a method prove what is not so, and record it: fault, kind of network, method."""
+
+
+@cache
+def question(kind: str) -> tuple[bytes, Property]:
+    """A network, and a property that the outputs at some point of the box violate by next to nothing."""
+    rng = np.random.default_rng({"relu": 5, "leaky": 3, "needle": 1}[kind])
+    if kind == "needle":
+        point = nets.dyadic(rng, 3, 20)
+        wide = Box(point - rng.integers(1, 33, size=3) / 64, point + rng.integers(1, 33, size=3) / 64)
+        hidden = nets.needle(rng, point, 2.0**-4, 1 + 2**-12, decoys=3)
+        return write_onnx(hidden), excluded(wide, (row({0: 1}, 0),))
+    network = mlp(rng, (3, 4, 4, 2), leaky=kind == "leaky")
+    box = ball(np.round(rng.normal(size=3) * 8) / 8, 1.0)
+    # The least values of small networks are often at corners.
+    shares = np.concatenate([rng.uniform(size=(5_000, 3)), rng.integers(0, 2, (5_000, 3))])
+    outputs = network(torch.from_numpy(box.lower + shares * (box.upper - box.lower)))
+    value = float((outputs[:, 0] - outputs[:, 1]).min())
+    return write_onnx(network), excluded(box, (row({0: 1, 1: -1}, Fraction(int(np.floor(value * 4096)) + 5, 4096)),))
+
+
+@pytest.mark.parametrize(("name", "kind", "method"), RECORDED)
+def test_what_is_proved_with_a_fault_is_refused(name: str, kind: str, method: str, tmp_path: Path) -> None:
+    network, prop = question(kind)
+    text = vnnlib_text(prop).encode()
+    (fault,) = (fault for fault in FAULTS if fault.name == name)
+    with fault.applied():
+        (outcome,) = METHODS[method].verify([Query(read_onnx(network), prop)], Budget.each(60.0, 1))
+    assert outcome.verdict is Verdict.UNSAT, "the fault shows in another network or method"
+    assert outcome.proof is not None
+    write_unsat(tmp_path / "made", network, text, [(0, outcome.proof)])
+    case = Case(network, text, records(tmp_path / "made"))
+    with pytest.raises(Refused):
+        checked(tmp_path, case, (tmp_path / "made").read_bytes())
