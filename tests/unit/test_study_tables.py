@@ -127,6 +127,9 @@ def test_times_are_of_the_images_that_all_arms_classify_rightly() -> None:
     for arm, right in zip(ARMS, (range(12), range(4, 20), range(0, 20, 2)), strict=True):
         made += network(arm, 0, right, certified(lambda arm, seed: 20))
     assert {row["questions"] for row in rows(time_tables.time_table(joined(made)))} == {4}, "4, 6, 8 and 10"
+    # A seed that one arm alone has cannot be compared.
+    made += network("relu", 1, ALL, certified(lambda arm, seed: 20))
+    assert {(row["seeds"], row["questions"]) for row in rows(time_tables.time_table(joined(made)))} == {(1, 4)}
 
 
 def test_what_is_missing_is_a_dash_and_no_zero() -> None:
@@ -168,6 +171,18 @@ def test_without_a_method_that_attacks_the_attacked_accuracy_is_unknown() -> Non
     (cell,) = joined([described, *made]).cells
     assert cell.share("attacked", EPS[0]) is None and cell.share("certified", EPS[0]) == 9 / 20
     assert cell.share("certified", EPS[0], "auto") is None
+
+
+def test_times_are_of_methods_that_decide_and_certified_accuracies_of_methods_that_prove() -> None:
+    described = suite(1)
+    described["suite"]["networks"][0]["methods"] = ["crown", "attack", "auto"]
+    described["suite"]["methods"].insert(1, {"name": "attack", "limit": LIMIT})
+    made = network("relu", 0, ALL, certified(planted))
+    made += [{**r, "method": "attack", "verdict": "unknown"} for r in made if r.get("method") == "auto"]
+    study = joined([described, *made])
+    assert {row["method"] for row in rows(time_tables.time_table(study))} == {"auto"}
+    columns = accuracy_tables.main_table(study).columns
+    assert "certified, crown" in columns and "certified, attack" not in columns
 
 
 def test_the_last_record_of_a_thing_counts() -> None:

@@ -8,7 +8,7 @@ from itertools import product
 from verifiable_relu.report.table import Cell as Value
 from verifiable_relu.report.table import Table
 from verifiable_relu.study.claims import Outcome
-from verifiable_relu.study.joined import Cell, Setting, Study
+from verifiable_relu.study.joined import Cell, Setting, Study, proves
 from verifiable_relu.study.numbers import difference, mean, result, share, unstable
 from verifiable_relu.study.pareto import fronts, undominated
 
@@ -21,7 +21,7 @@ def seeds(study: Study, setting: Setting, cells: Sequence[Cell]) -> str:
 
 def main_table(study: Study) -> Table:
     """Clean, attacked and certified accuracy by setting and radius, on the asked images."""
-    methods = study.methods
+    methods = [method for method in study.methods if proves(method)]
     shares = ("clean", "attacked", *(f"certified, {method}" for method in methods))
     rows: list[Sequence[Value]] = []
     for setting, cells in study.settings.items():

@@ -12,7 +12,7 @@ from verifiable_relu.report.names import spoken
 from verifiable_relu.study.joined import Record, Study, joined
 from verifiable_relu.study.numbers import mean, share
 from verifiable_relu.study.pareto import fronts, undominated
-from verifiable_relu.study.time_tables import common
+from verifiable_relu.study.time_tables import common, decides
 
 Panels = dict[str, dict[str, Any]]
 """For each panel's title, what it shows by the name of a line or bar."""
@@ -68,7 +68,7 @@ def cactus(study: Study, network: str, path: Path) -> bool:
     The panels are of the first objective and weight. Every arm is asked about the images that all arms classify
     rightly.
     """
-    method = next(reversed(study.asked_with(network)), "")
+    method = next(filter(decides, reversed(study.asked_with(network))), "")
     found: Panels = defaultdict(dict)
     limits: dict[str, float] = {}
     for setting, cells in study.settings.items():

@@ -29,6 +29,11 @@ def attacks(method: str) -> bool:
     return METHODS[method].module not in ("incomplete", "adapters.auto_lirpa")
 
 
+def proves(method: str) -> bool:
+    """Whether a method proves: the attack only refutes."""
+    return METHODS[method].module != "attack"
+
+
 @dataclass(frozen=True)
 class Cell:
     """A network of a study; what has no record yet is empty.
