@@ -147,6 +147,18 @@ def test_functions_whose_slopes_rise_and_fall_are_refused_behind_a_gate_alone() 
                 substitution_change(family, boxes(family))
 
 
+@pytest.mark.parametrize("name", ("Log", "Reciprocal", "Sqrt", "InverseRoot"))
+def test_nothing_is_known_behind_a_function_that_is_not_defined_everywhere(name: str) -> None:
+    """Its slope at both ends of an interval that reaches below 0 says nothing of those between."""
+    build = Builder((1,))
+    x = build.scale(build.activation(0, Relu, "act"), "shift", shift=torch.tensor(-0.5, dtype=torch.float64))
+    family = hardened(build.network(function(build, x, name, "function"), name="partial"), 2.0)
+    found = substitution_change(family, interval(-1, 1))
+    assert not bool(torch.isfinite(found.lower).any()) and not bool(torch.isfinite(found.upper).any())
+    defined = substitution_change(family, interval(2, 3))
+    assert bool(torch.isfinite(defined.lower).all()) and bool(torch.isfinite(defined.upper).all())
+
+
 @networks
 def test_every_layer_has_its_own_lambda(make: Callable[..., Network]) -> None:
     network = make(3)

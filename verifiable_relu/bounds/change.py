@@ -108,21 +108,21 @@ def gap(node: Hardened, pre: Bounds) -> Tensor:
 def slope_range(node: Smooth, pre: Bounds) -> Bounds:
     """The least and the largest slope on [l, u] of a function whose slope only rises or only falls, outward.
 
-    Where a reciprocal's interval has 0 in it, the slopes are unknown: NaN.
+    Where the function is not defined on all of [l, u], as a reciprocal at 0 or a logarithm below it, or not finite, its
+    slopes are unknown: NaN.
 
     Raises:
         UnsupportedError: for a function whose slope does both.
     """
     function = FUNCTIONS[node.function]
-    split = node.function == "Reciprocal"
-    if function.bends and not split:
+    # On either side of 0, where it is not defined, the slope of a reciprocal does one of them only.
+    if function.bends and node.function != "Reciprocal":
         raise UnsupportedError("the change is not bounded through this function", place=node.place)
     ends = [function.slope(end, node.parameter) for end in (pre.lower, pre.upper)]
-    found = Bounds(torch.minimum(*ends), torch.maximum(*ends))
-    if split:
-        across = (pre.lower <= 0) & (pre.upper >= 0)
-        found = Bounds(*(end.masked_fill(across, torch.nan) for end in (found.lower, found.upper)))
-    return rounding.widen(found, 16)
+    values = image(node, pre)
+    unknown = ~(torch.isfinite(values.lower) & torch.isfinite(values.upper))
+    found = Bounds(torch.minimum(*ends).masked_fill(unknown, torch.nan), torch.maximum(*ends))
+    return rounding.widen(Bounds(found.lower, found.upper.masked_fill(unknown, torch.nan)), 16)
 
 
 class Differences(Rules):
