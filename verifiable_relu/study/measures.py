@@ -12,7 +12,7 @@ import torch
 from verifiable_relu.bounds import preactivation_bounds, unstable
 from verifiable_relu.data import Dataset
 from verifiable_relu.network import Network, hardened
-from verifiable_relu.network.nodes import Conv2d, Linear, Relu
+from verifiable_relu.network.family import HARDNESS
 from verifiable_relu.spec import Query, linf_properties
 from verifiable_relu.train.losses import ball
 from verifiable_relu.train.options import Options
@@ -82,7 +82,7 @@ def unstable_layers(network: Network, images: np.ndarray, eps: str) -> list[floa
 
 def weight_norms(network: Network) -> list[float]:
     """The Frobenius norm of the matrix or kernel of each affine layer, in the order of the layers."""
-    weights = (node.weight for node in network.nodes if isinstance(node, Linear | Conv2d))
+    weights = [node.weight for node in network.affine if hasattr(node, "weight")]
     return [weight.detach().double().norm().item() for weight in weights]
 
 
@@ -99,7 +99,8 @@ def joint(network: Network, images: np.ndarray, labels: np.ndarray, eps: str) ->
         ``eps``; ``images``: n; and the number of images that are certified by λ, as text, for ``HARDNESSES`` and for
         ``inf``: the ReLU network alone. None if the network has activations other than ReLU.
     """
-    if not all(isinstance(network.nodes[index], Relu) for index in network.activations):
+    activations = [network.nodes[index] for index in network.activations]
+    if not all(node in HARDNESS and HARDNESS[node](node) is None for node in activations):
         return None
     properties = linf_properties(images, labels, Fraction(eps), network.output_size)
     found: dict[str, Any] = {"eps": eps, "images": len(images)}
