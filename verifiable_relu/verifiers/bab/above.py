@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from verifiable_relu.bounds.rounding import gamma
-from verifiable_relu.verifiers.bab.folded import OWN, TINY, Folded, Rows
+from verifiable_relu.verifiers.bab.folded import OWN, TINY, Folded, Rows, short
 
 _SHORT = 2.0**20
 """Coefficients are multiples of one part of so many of the pre-activation's."""
@@ -371,7 +371,7 @@ class _Ascent:
 
     def slopes(self) -> Tensor:
         """(m,) of the best bound's lines: of a neuron with a plane, without a meaning."""
-        return self._kept.double()
+        return short(self._folded, self._kept.double())
 
     def planes(self) -> Planes:
         """The planes of the best bound, rounding accounted for."""

@@ -30,6 +30,13 @@ OWN = 1.01
 """What an error bound is multiplied with to cover the rounding of its own computation, which is relative and small."""
 
 
+_SHORT, _SHORT_SMOOTH = 2.0**16, 2.0**24
+"""Slopes are multiples of one part of so many, so that certificates need not write many digits.
+
+The second is for smooth neurons, whose lines touch their curves at points of their own.
+"""
+
+
 @dataclass(frozen=True, eq=False)
 class Rows:
     """Affine forms of inputs and unstable neurons, inputs·e + neurons·r + constant, one a row.
@@ -216,6 +223,18 @@ class Folded:
 def slopes_of(active: Tensor, below: Tensor) -> Tensor:
     """(m,) the slopes of stable neurons: 1 where a neuron is active, else that of its activation below zero."""
     return torch.where(active, torch.ones_like(below), below)
+
+
+def short(folded: Folded, slopes: Tensor) -> Tensor:
+    """Slopes (…, m) with few digits; those of piecewise-linear activations are between their two slopes."""
+    found = (slopes * _SHORT).round() / _SHORT
+    found = torch.minimum(torch.maximum(found, folded.slope.clamp(max=1)), folded.slope.clamp(min=1))
+    return torch.where(folded.smooth, short_smooth(slopes), found)
+
+
+def short_smooth(slopes: Tensor) -> Tensor:
+    """Slopes of lines beside curves, with few digits."""
+    return (slopes * _SHORT_SMOOTH).round() / _SHORT_SMOOTH
 
 
 class _Substitution:

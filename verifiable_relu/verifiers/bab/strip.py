@@ -24,16 +24,10 @@ from verifiable_relu.bounds.rounding import gamma
 from verifiable_relu.verifiers.bab.above import Planes
 from verifiable_relu.verifiers.bab.curves import Curves
 from verifiable_relu.verifiers.bab.fan import Fan
-from verifiable_relu.verifiers.bab.folded import OWN, TINY, Folded, Rows
+from verifiable_relu.verifiers.bab.folded import OWN, TINY, Folded, Rows, short, short_smooth
 
 _LEAST = 2.0**-60
 """A remainder's bound is at least this part of the pre-activation's magnitude, so that dividing by it is harmless."""
-
-_SHORT, _SHORT_SMOOTH = 2.0**16, 2.0**24
-"""Slopes are multiples of one part of so many, so that certificates need not write many digits.
-
-The second is for smooth neurons, whose lines touch their curves at points of their own.
-"""
 
 
 @dataclass(frozen=True)
@@ -115,11 +109,7 @@ class Slopes:
             alpha = alpha + rate / (1 - 0.9**step) * first / size
             alpha = torch.maximum(torch.minimum(alpha, most), least)
             rate *= self.decay
-        found = found.double()
-        short = (found * _SHORT).round() / _SHORT
-        short = torch.maximum(short, folded.slope.clamp(max=1))
-        short = torch.minimum(short, folded.slope.clamp(min=1))
-        return torch.where(folded.smooth, _smooth_short(found), short), best
+        return short(folded, found.double()), best
 
     @staticmethod
     def anywhere(folded: Folded) -> Tensor:
@@ -127,7 +117,7 @@ class Slopes:
         slopes = torch.where(folded.upper > -folded.lower, torch.ones_like(folded.upper), folded.slope)
         if folded.functions:
             fan = Fan.of(folded, torch.float64)
-            slopes[fan.neurons] = _smooth_short(fan.slopes[..., fan.slopes.shape[2] // 2].mean(0))
+            slopes[fan.neurons] = short_smooth(fan.slopes[..., fan.slopes.shape[2] // 2].mean(0))
         return slopes
 
     @staticmethod
@@ -142,11 +132,6 @@ class Slopes:
             z[:, start:end] += r[:, :start] @ wr[start:end, :start].T
             r[:, start:end] = z[:, start:end] * slope[:, start:end] + offset[:, start:end]
         return z
-
-
-def _smooth_short(slopes: Tensor) -> Tensor:
-    """Slopes of lines beside curves, with few digits."""
-    return (slopes * _SHORT_SMOOTH).round() / _SHORT_SMOOTH
 
 
 @dataclass(frozen=True, eq=False)
