@@ -4,8 +4,8 @@
     python -m benchmarks.training.hardening --seeds 1 --images 100
 
 On MNIST, an MLP 2×128 that calls F.gelu and a small CNN with nn.GELU are trained with GELU. Each is then hardened
-(``verifiable_relu.harden()``, all defaults), or its GELUs are replaced by ReLU at once and the network is fine-tuned with
-the same data in the same order, optimizer, rate and number of steps: the control. Each seed of a network leaves a
+by ``verifiable_relu.harden`` with all defaults, or its GELUs are replaced by ReLU at once and the network is fine-tuned
+with the same data in the same order, optimizer, rate and number of steps: the control. Each seed of a network leaves a
 record, and is not trained again. The script needs the data sets (see README.md).
 """
 

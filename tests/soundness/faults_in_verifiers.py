@@ -216,12 +216,12 @@ IN_VERIFIERS: tuple[Fault, ...] = (
     Fault(
         "a child of a split neuron forgotten",
         "trees",
-        instead("verifiers.bab.ascent:children", _both_active),
+        instead("verifiers.bab.nodes:children", _both_active),
     ),
     Fault(
         "a half of a smooth neuron's segment forgotten",
         "segments",
-        instead("verifiers.bab.ascent:children", _both_active),
+        instead("verifiers.bab.nodes:children", _both_active),
     ),
     Fault(
         "lines of a part of a smooth neuron's segment",

@@ -15,8 +15,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from verifiable_relu.verifiers.bab.ascent import Ascent, Batch, Bounded
+from verifiable_relu.verifiers.bab.ascent import Ascent
 from verifiable_relu.verifiers.bab.folded import Folded, Rows
+from verifiable_relu.verifiers.bab.nodes import Batch, Bounded
 from verifiable_relu.verifiers.bab.proof import Proofs
 from verifiable_relu.verifiers.bab.recorded import Refined
 from verifiable_relu.verifiers.bab.strip import Slopes, Strip

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from verifiable_relu.verifiers.bab.ascent import Ascent, Batch, Bounded
+from verifiable_relu.verifiers.bab.ascent import Ascent
 from verifiable_relu.verifiers.bab.folded import Rows
+from verifiable_relu.verifiers.bab.nodes import Batch, Bounded, depth
 from verifiable_relu.verifiers.bab.proof import Proofs
 from verifiable_relu.verifiers.bab.recorded import Recorded
 from verifiable_relu.verifiers.bab.strip import Strip
@@ -370,17 +371,6 @@ class Tree:
         self._stack.append(_Chunk(columns, split, multipliers, batch.mu, bound.float(), neurons))
         if sum(chunk.bytes for chunk in self._stack) > self._memory and self.state is State.OPEN:
             self.state = State.FULL
-
-
-def depth(split: Tensor, smooth: Tensor) -> Tensor:
-    """How many splits led to each node, (nodes,): one for a phase, for a segment as many as it was cut out by.
-
-    Args:
-        split: (nodes, m) int8, as ``Proofs.lower`` takes it.
-        smooth: (m,) bool, which neurons have segments.
-    """
-    cuts = split.double().clamp(min=1).log2().floor()
-    return torch.where(smooth, cuts, (split != 0).double()).sum(1)
 
 
 def gain(children: Tensor, parent: Tensor) -> Tensor:
