@@ -466,10 +466,10 @@ def test_an_instance_that_breaks_its_reader_costs_the_others_nothing(
     (folder / "bad.vnnlib").write_text(spec(SAFE))
     original = getattr(inputs, reader)
 
-    def breaking(path: Path) -> object:
+    def breaking(path: Path, **options: object) -> object:
         if path.stem == "bad":
             raise error
-        return original(path)
+        return original(path, **options)
 
     monkeypatch.setattr(inputs, reader, breaking)
     net, prop = ("bad.onnx", "safe.vnnlib") if reader == "read_onnx" else ("net.onnx", "bad.vnnlib")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tests.support.vnnlib_cases import Writer, cases, holds
 from verifiable_relu.errors import InputError
-from verifiable_relu.spec.joined import Joined, read_joined
+from verifiable_relu.spec.joined import Joined, Tensor, read_joined
 
 POINTS = 8
 
@@ -85,15 +85,20 @@ class TwoNetworks(Writer):
         return found
 
 
+def elements(tensors: tuple[Tensor, ...]) -> list[str]:
+    """The names of the elements of some tensors, one tensor after another."""
+    return [f"{tensor.name}[{i}]" for tensor in tensors for i in range(tensor.size)]
+
+
 def reached(query: Joined, point: dict[str, Fraction]) -> bool:
     """Whether the properties of a query of two networks call a point a counterexample."""
     inputs: dict[int, set[Fraction]] = {}
     outputs: dict[int, Fraction] = {}
     for network in query.networks:
-        for i, place in enumerate(network.places):
-            inputs.setdefault(place, set()).add(point[f"{network.input.name}[{i}]"])
-        for i in range(network.output.size):
-            outputs[network.start + i] = point[f"{network.output.name}[{i}]"]
+        for name, place in zip(elements(network.inputs), network.places, strict=True):
+            inputs.setdefault(place, set()).add(point[name])
+        for i, name in enumerate(elements(network.given)):
+            outputs[network.start + i] = point[name]
     if any(len(values) > 1 for values in inputs.values()):
         return False
     x = [min(inputs[i]) for i in range(query.size)]
