@@ -5,6 +5,7 @@ VERIFIABLE_RELU_CASES asks for another number of cases (20000, say).
 
 from __future__ import annotations
 
+import math
 import random
 from fractions import Fraction
 from pathlib import Path
@@ -87,7 +88,7 @@ class TwoNetworks(Writer):
 
 def elements(tensors: tuple[Tensor, ...]) -> list[str]:
     """The names of the elements of some tensors, one tensor after another."""
-    return [f"{tensor.name}[{i}]" for tensor in tensors for i in range(tensor.size)]
+    return [f"{tensor.name}[{i}]" for tensor in tensors for i in range(math.prod(tensor.shape))]
 
 
 def reached(query: Joined, point: dict[str, Fraction]) -> bool:
