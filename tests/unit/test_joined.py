@@ -5,7 +5,6 @@ VERIFIABLE_RELU_CASES asks for another number of cases (20000, say).
 
 from __future__ import annotations
 
-import math
 import random
 from fractions import Fraction
 from pathlib import Path
@@ -88,7 +87,7 @@ class TwoNetworks(Writer):
 
 def elements(tensors: tuple[Tensor, ...]) -> list[str]:
     """The names of the elements of some tensors, one tensor after another."""
-    return [f"{tensor.name}[{i}]" for tensor in tensors for i in range(math.prod(tensor.shape))]
+    return [f"{tensor.variable.name}[{i}]" for tensor in tensors for i in range(tensor.variable.size)]
 
 
 def reached(query: Joined, point: dict[str, Fraction]) -> bool:
