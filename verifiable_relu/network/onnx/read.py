@@ -168,6 +168,9 @@ class _Reading:
         self._size += sum(made.size for made in self.build.nodes[known:])
         if self._size > MAX_VALUES:
             raise UnsupportedError(f"more than {MAX_VALUES} values in all nodes together", place=place)
+        if isinstance(found, np.generic):
+            # Arithmetic on arrays without axes makes these of them.
+            found = np.asarray(found)
         results = [found] if isinstance(found, Value | np.ndarray) else found
         for name, result in zip(node.output, results, strict=False):
             if name in self.tensors:
