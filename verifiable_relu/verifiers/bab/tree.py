@@ -245,7 +245,7 @@ class Tree:
             stalled = _total(blame) <= self._search.stalled * bound.abs()
             stalled |= (blame < 0).all(1)
             is_open = torch.ones(len(batch), dtype=torch.bool)
-            one = self._work(1, self._search.finishing, self._size)
+            one = max(1.0, self._work(1, self._search.finishing, self._size))
             for part in stalled.nonzero().squeeze(1).split(max(1, min(_MOST, int(_TOGETHER / one)))):
                 if self._left() > 0 and self.state is State.OPEN:
                     is_open[part] = self._finish(batch, blame, part)
