@@ -342,7 +342,7 @@ class _Ascent:
         bound = float(self._backward())
         if bound > self.best:
             self.best = bound
-            self._kept, self._kept_far = self._line, self._far
+            self._kept = self._line
             for block in self._blocks:
                 if block is not None:
                     block.best = block.parameters
