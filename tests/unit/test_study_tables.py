@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Callable
@@ -14,7 +15,7 @@ import pytest
 
 from tests.support.study import ARMS, EPS, LIMIT, METHODS, Record, claim, failed, network, suite
 from verifiable_relu.report.table import Table
-from verifiable_relu.study import accuracy_tables, network_tables, tables, time_tables
+from verifiable_relu.study import accuracy_tables, figures, network_tables, tables, time_tables
 from verifiable_relu.study.claims import Outcome, findings, outcomes
 from verifiable_relu.study.joined import Setting, joined
 from verifiable_relu.study.outcomes import CLAIMED, NUMBERS, number
@@ -316,6 +317,13 @@ def test_figures_are_drawn_of_what_there_is(full: list[Record], tmp_path: Path) 
     assert all(path.read_bytes().startswith(b"%PDF" if path.suffix == ".pdf" else b"\x89PNG") for path in drawn)
     links = re.findall(r"\]\((figures/.*?)\)", (tmp_path / "report.md").read_text())
     assert len(links) == 5 and all((tmp_path / link).is_file() for link in links)
+
+
+def test_a_network_that_no_complete_method_is_asked_about_has_no_times(full: list[Record], tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="needs matplotlib")
+    bounds = json.loads(json.dumps(full).replace('"auto"', '"alpha-crown"'))
+    assert figures.cactus(joined(full), "net", tmp_path / "complete")
+    assert not figures.cactus(joined(bounds), "net", tmp_path / "bounds")
 
 
 def test_a_study_that_is_not_finished_has_its_tables(full: list[Record], tmp_path: Path, monkeypatch: Any) -> None:

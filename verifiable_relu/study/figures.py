@@ -66,11 +66,14 @@ def cactus(study: Study, network: str, path: Path) -> bool:
     """Draw the seconds of the strongest method's answers, a panel for each ε; whether there are any.
 
     The panels are of the first objective and weight. Every arm is asked about the images that all arms classify
-    rightly.
+    rightly. There are no panels of a network that no complete method is asked about.
     """
     method = next(filter(decides, reversed(study.asked_with(network))), "")
     found: Panels = defaultdict(dict)
     limits: dict[str, float] = {}
+    if not method:
+        # Bounds and attacks alone decide too little for a time to tell anything.
+        return False
     for setting, cells in study.settings.items():
         if setting.network == network and (setting.objective, setting.weight) == _first(study, network):
             for eps in study.radii(network):
