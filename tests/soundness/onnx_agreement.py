@@ -298,12 +298,19 @@ def several(network: Network, source: Source, seed: int, compared: Counter[str])
             return
         theirs = np.concatenate([np.asarray(one).astype(np.float64).reshape(-1) for one in made])
         compared["several inputs or outputs"] += 1
-        with np.errstate(all="ignore"):
-            either = np.isfinite(theirs) | np.isfinite(mine) if theirs.shape == mine.shape else np.array([True])
-            agree = theirs.shape == mine.shape and np.allclose(theirs[either], mine[either], rtol=1e-3, atol=1e-3)
-        if not agree:
+        if not _near(mine, theirs):
             yield Disagreement(f"another value than that of {source.runner}", f"{mine[:4]}, {theirs[:4]}")
             return
+
+
+def _near(mine: np.ndarray, theirs: np.ndarray) -> bool:
+    """Whether values computed in floating point differ by no more than rounding in float32 explains."""
+    if theirs.shape != mine.shape:
+        return False
+    # What is divided by zero has no value; floating point has several for it.
+    either = np.isfinite(theirs) | np.isfinite(mine)
+    with np.errstate(all="ignore"):
+        return bool(np.allclose(theirs[either], mine[either], rtol=1e-3, atol=1e-3))
 
 
 def roughly(
@@ -316,11 +323,7 @@ def roughly(
         yield Disagreement(f"no referee: {source.runner} cannot run it, and {unknown}", error)
         return
     compared["source alone"] += 1
-    with np.errstate(all="ignore"):
-        # What is divided by zero has no value; floating point has several for it.
-        either = np.isfinite(theirs) | np.isfinite(mine) if theirs.shape == mine.shape else np.array([True])
-        agree = theirs.shape == mine.shape and np.allclose(theirs[either], mine[either], rtol=1e-3, atol=1e-3)
-    if not agree:
+    if not _near(mine, theirs):
         yield Disagreement(f"another value than that of {source.runner}", f"{unknown}: {mine[:4]}, {theirs[:4]}")
 
 

@@ -235,7 +235,7 @@ class _Block:
         terms = self._exact
         theta, mu, nu = ((p.double() * _SHORT).round() / _SHORT for p in self.best)
         below, lower, upper = folded.slope[self.neurons], folded.lower[self.neurons], folded.upper[self.neurons]
-        chord = (upper - below * lower) / (upper - lower)
+        chord = folded.chords(torch.float64)[self.neurons]
         coefficients = theta * terms.weight
         # θ is one of 2²⁰ parts, so that its differences from μ, ν and 1 are exact; a product with a weight is not.
         active, inactive = 1 - mu, nu + below
@@ -295,9 +295,9 @@ class _Ascent:
         self._matrix, self._constant = system.matrix, system.constant
         self._first = torch.cat([objective.inputs[0], objective.neurons[0]]).to(single)
         self._first_constant = objective.constant[0].to(single)
-        lower, upper, slope = folded.lower.to(single), folded.upper.to(single), folded.slope.to(single)
+        lower, slope = folded.lower.to(single), folded.slope.to(single)
         self._curvature = folded.curvature.to(single)
-        self._chord = (upper - slope * lower) / (upper - lower)
+        self._chord = folded.chords(single)
         self._offset = (slope - self._chord) * lower
         self._least, self._most = slope.clamp(max=1), slope.clamp(min=1)
         self._alpha = slopes.to(single).clone()

@@ -129,6 +129,11 @@ class Folded:
         """(m,) 1 where the activation is convex, −1 where it is concave, its slope being above 1."""
         return torch.where(self.slope > 1, -1.0, torch.ones_like(self.slope))
 
+    def chords(self, dtype: torch.dtype) -> Tensor:
+        """(m,) the slopes of the chords of ReLU-like activations; zero where both bounds are zero in ``dtype``."""
+        lower, upper, slope = (t.to(dtype) for t in (self.lower, self.upper, self.slope))
+        return (upper - slope * lower) / (upper - lower).clamp(min=torch.finfo(dtype).tiny)
+
     @property
     def gap(self) -> Tensor:
         """(m,) how far each neuron's chord is from its activation, at most."""

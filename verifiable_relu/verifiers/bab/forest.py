@@ -110,8 +110,8 @@ class Forest:
         self._ended: set[State] = set()
         self._counted: dict[int, tuple[int, float]] = {}
         planes = any(system.parts[polytope].planes is not None for polytope in polytopes)
-        self._bytes = tree_bytes(system.folded.inputs, system.folded.size, planes)
-        self._most = min(len(polytopes), memory // self._bytes)
+        each = tree_bytes(system.folded.inputs, system.folded.size, planes)
+        self._most = min(len(polytopes), memory // each)
         self._memory = memory // max(1, self._most)
 
     def order(self, polytope: int) -> list[int]:

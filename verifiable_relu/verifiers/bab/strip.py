@@ -54,8 +54,7 @@ class Slopes:
         wx, wr, b = neurons.inputs.to(single), neurons.neurons.to(single), neurons.constant.to(single)
         lower, upper, slope = folded.lower.to(single), folded.upper.to(single), folded.slope.to(single)
         curvature, least, most = folded.curvature.to(single), slope.clamp(max=1), slope.clamp(min=1)
-        # In float32 both bounds of a neuron may be zero.
-        chord = (upper - slope * lower) / (upper - lower).clamp(min=torch.finfo(single).tiny)
+        chord = folded.chords(single)
         offset = (slope - chord) * lower
         alpha = torch.where(upper > -lower, torch.ones_like(upper), slope)
         fan = Fan.of(folded, single) if folded.functions else None
