@@ -43,7 +43,7 @@ _STEP = 16
 
 
 @dataclass(frozen=True, eq=False)
-class _Leaves:
+class Leaves:
     """Leaves with their multipliers.
 
     Attributes:
@@ -63,7 +63,7 @@ class _Leaves:
     mu: np.ndarray
 
     @staticmethod
-    def of(split: Tensor, w: Tensor, mu: Tensor, curves: Curves | None) -> _Leaves:
+    def of(split: Tensor, w: Tensor, mu: Tensor, curves: Curves | None) -> Leaves:
         """From (leaves, neurons) splits, and multipliers that are zero where they are not written.
 
         Segment k of a smooth neuron has come from cutting the segments k/2, k/4, …, 1, rounded down.
@@ -85,7 +85,7 @@ class _Leaves:
         places = w.nonzero()
         values = w[places[:, 0], places[:, 1]]
         parts = (every[order], torch.cat(sides)[order], torch.cat(points)[order], places, values, mu)
-        return _Leaves(*(part.numpy() for part in parts))
+        return Leaves(*(part.numpy() for part in parts))
 
     @property
     def neurons(self) -> np.ndarray:
@@ -93,7 +93,7 @@ class _Leaves:
         return np.concatenate([self.cuts[:, 1], self.places[:, 1]])
 
     @staticmethod
-    def cat(parts: Sequence[_Leaves]) -> _Leaves:
+    def cat(parts: Sequence[Leaves]) -> Leaves:
         """All leaves of several."""
         starts = np.cumsum([0, *(len(part.mu) for part in parts)])
 
@@ -105,7 +105,7 @@ class _Leaves:
 
         rest = (np.concatenate([getattr(part, name) for part in parts]) for name in ("sides", "points", "values", "mu"))
         sides, points, values, mu = rest
-        return _Leaves(moved("cuts"), sides, points, moved("places"), values, mu)
+        return Leaves(moved("cuts"), sides, points, moved("places"), values, mu)
 
     def written(self, numbers: np.ndarray) -> Branches:
         """As a certificate has them; ``numbers``: (neurons,) the number that each neuron has there."""
@@ -188,7 +188,7 @@ class _Short:
 
 
 class Recorded:
-    """The leaves of the tree of a polytope.
+    """How the leaves of the tree of a polytope are written.
 
     Args:
         strip: the tree's relaxation.
@@ -199,18 +199,17 @@ class Recorded:
     def __init__(self, strip: Strip, proofs: Proofs, adaptive: Tensor) -> None:
         self._strip, self._short = strip, _Short(strip, proofs, adaptive)
         self._spare = _SPARE * (strip.rows.matrix[0].abs().sum() + strip.rows.constant[0].abs())
-        self._parts: list[_Leaves] = []
 
-    def closed(self, split: Tensor, columns: Tensor, w: Tensor, mu: Tensor) -> None:
-        """Take nodes that are proven; the arguments are those of ``Proofs.lower``."""
+    def closed(self, split: Tensor, columns: Tensor, w: Tensor, mu: Tensor) -> Leaves:
+        """Nodes that are proven; the arguments are those of ``Proofs.lower``."""
         whole = torch.zeros(len(w), self._strip.folded.size, dtype=torch.float64)
         whole[:, columns] = w.double()
         short, short_mu, _ = self._short.shortened(split, whole, mu, None, self._spare.expand(len(w)))
-        self._parts.append(_Leaves.of(split, short, short_mu, self._strip.curves))
+        return Leaves.of(split, short, short_mu, self._strip.curves)
 
-    def tree(self, activations: Sequence[int]) -> Certified:
-        """The tree, all of whose leaves have been recorded, of a network whose activations are these nodes."""
-        strip, leaves = self._strip, _Leaves.cat(self._parts)
+    def tree(self, parts: Sequence[Leaves], activations: Sequence[int]) -> Certified:
+        """The tree that has these leaves, all of it, of a network whose activations are these nodes."""
+        strip, leaves = self._strip, Leaves.cat(parts)
         chords = self._short.chords.nonzero().squeeze(1).numpy()
         used = np.unique(np.concatenate([chords, leaves.neurons]))
         numbers = np.zeros(strip.folded.size, np.int64)
@@ -232,7 +231,7 @@ class Refined:
 
     def __init__(self, activations: Sequence[int]) -> None:
         self._activations = activations
-        self._bounds: list[tuple[tuple[int, int], float, np.ndarray, _Leaves]] = []
+        self._bounds: list[tuple[tuple[int, int], float, np.ndarray, Leaves]] = []
         self.records: list[Tighter] = []
 
     def take(
@@ -279,7 +278,7 @@ class Refined:
             mine = (objective == row).nonzero().squeeze(1)
             side = 1 if row < len(neurons) else -1
             neuron = int(folded.places[neurons[row % len(neurons)], 1])
-            part = _Leaves.of(split[mine], short[mine], torch.zeros(len(mine), 0), strip.curves)
+            part = Leaves.of(split[mine], short[mine], torch.zeros(len(mine), 0), strip.curves)
             self._bounds.append(((neuron, side), float(bounds[row]), places, part))
         return bounds
 

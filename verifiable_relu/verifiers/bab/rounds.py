@@ -11,14 +11,14 @@ but not always what it is split into: all trees get planes where this one has cl
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from verifiable_relu.errors import OutOfTime
-from verifiable_relu.trust.certificate import Tighter
+from verifiable_relu.trust.certificate import Tighter, Tree
 from verifiable_relu.verifiers.bab.above import Above
-from verifiable_relu.verifiers.bab.forest import Candidates, Ended, Forest
-from verifiable_relu.verifiers.bab.recorded import Recorded, Refined
+from verifiable_relu.verifiers.bab.forest import Candidates, Ended, Forest, Limits
+from verifiable_relu.verifiers.bab.recorded import Refined
 from verifiable_relu.verifiers.bab.refine import Refinement
 from verifiable_relu.verifiers.bab.system import System
 from verifiable_relu.verifiers.bab.tree import Search
@@ -63,7 +63,7 @@ class Searched:
         ended: why there may be something left.
         nodes: how many sub-problems have been bounded.
         rounds: how many refinements were made.
-        recorded: by polytope the order of its rows, the leaves of its tree, and how many of ``tighter`` come before it,
+        recorded: by polytope the order of its rows, its tree, and how many of ``tighter`` come before it,
             where these are recorded.
         tighter: tighter bounds of neurons, where these are recorded.
     """
@@ -72,7 +72,7 @@ class Searched:
     ended: Ended
     nodes: int
     rounds: int
-    recorded: Mapping[int, tuple[list[int], Recorded, int]] = field(default_factory=dict)
+    recorded: Mapping[int, tuple[list[int], Tree, int]] = field(default_factory=dict)
     tighter: Sequence[Tighter] = ()
 
     def open(self, system: System) -> list[int]:
@@ -96,9 +96,7 @@ _TRUST = 8.0
 _IN_TIME = Ended(Reason.TIMEOUT, "the budget ran out")
 
 
-def search(
-    system: System, candidates: Candidates, options: Search, rounds: Rounds, memory: int, left: Callable[[], float]
-) -> Searched:
+def search(system: System, candidates: Candidates, options: Search, rounds: Rounds, limits: Limits) -> Searched:
     """Search the trees of a query, refining the bounds of its neurons now and then, until it is decided.
 
     Args:
@@ -106,9 +104,9 @@ def search(
         candidates: where points are judged; the search ends with the first counterexample.
         options: how each tree is searched.
         rounds: how trees and refinements take turns.
-        memory: bytes for all trees.
-        left: tells how many seconds are left.
+        limits: what the search may use.
     """
+    left = limits.left
     found = Searched({}, _IN_TIME, 0, 0)
     # A neuron that no other one feeds has its exact interval.
     refinement = rounds.refinement if len(system.folded.blocks) > 1 else None
@@ -117,11 +115,11 @@ def search(
     while True:
         # A refinement does more than a linear program for each of many nodes.
         mine = options if refinement is None else replace(options, exact=0.0)
-        forest = Forest(system, found.open(system), candidates, mine, memory, left)
+        forest = Forest(system, found.open(system), candidates, mine, limits)
         ended = forest.search(rounds.first / max(1, len(forest.open)), together=1)
         outdone = False
         if ended is None and rounds.above is not None and not options.record and not system.folded.functions:
-            trial = _Trial(system, rounds.above, candidates, mine, memory, left)
+            trial = _Trial(system, rounds.above, candidates, mine, limits)
             outdone = trial.outdoes(forest)
             if outdone:
                 found = found.and_trees(forest, _IN_TIME)
@@ -138,7 +136,7 @@ def search(
         found = found.and_trees(forest, ended or _IN_TIME)
         if ended is None and refinement is None:
             last = replace(rounds.last, record=options.record)
-            forest = Forest(system, found.open(system), candidates, last, memory, left)
+            forest = Forest(system, found.open(system), candidates, last, limits)
             found = found.and_trees(forest, forest.search() or _IN_TIME)
         is_open = found.open(system)
         if refinement is None or candidates.found is not None or not is_open or left() <= 0:
@@ -160,7 +158,7 @@ class _Trial:
     Args:
         system: where the trees start.
         above: the search for planes.
-        candidates, search, memory, left: as ``Forest`` takes them.
+        candidates, search, limits: as ``Forest`` takes them.
 
     Attributes:
         tried: the tree of the one polytope.
@@ -172,11 +170,10 @@ class _Trial:
         above: Above,
         candidates: Candidates,
         search: Search,
-        memory: int,
-        left: Callable[[], float],
+        limits: Limits,
     ) -> None:
-        self._system, self._above, self._left = system, above, left
-        self._rest = candidates, search, memory, left
+        self._system, self._above, self._left = system, above, limits.left
+        self._rest = candidates, search, limits
 
     def outdoes(self, forest: Forest) -> bool:
         """Whether planes close more of a polytope, with as much work, than the tree that a forest has begun."""
