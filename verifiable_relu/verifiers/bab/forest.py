@@ -17,10 +17,11 @@ from verifiable_relu.spec.row_batch import RowBatch
 from verifiable_relu.trust.certificate import Tree as Certified
 from verifiable_relu.verifiers.attack import claim
 from verifiable_relu.verifiers.bab.frontier import Progress, State
+from verifiable_relu.verifiers.bab.limits import Limits
 from verifiable_relu.verifiers.bab.system import System, tree_bytes
 from verifiable_relu.verifiers.bab.tree import Search, Tree
 from verifiable_relu.verifiers.base import Outcome, Reason
-from verifiable_relu.verifiers.copies import at_once, most
+from verifiable_relu.verifiers.copies import at_once
 
 _LATE = 0.3
 """Seconds that bounding what is open may take once the budget is spent."""
@@ -86,21 +87,6 @@ class Ended:
     detail: str
 
 
-@dataclass(frozen=True)
-class Limits:
-    """What a search may use.
-
-    Attributes:
-        memory: bytes for all trees.
-        left: tells how many seconds are left.
-        processes: how many processes share the work.
-    """
-
-    memory: int
-    left: Callable[[], float]
-    processes: int = 1
-
-
 class Forest:
     """The trees of one query.
 
@@ -135,7 +121,7 @@ class Forest:
         each = tree_bytes(system.folded.inputs, system.folded.size, planes)
         self._most = min(len(polytopes), limits.memory // each)
         # Every process holds the trees' nodes, and of the nodes that it is dealt the children.
-        self._processes = 1 if system.folded.functions else most(limits.processes)
+        self._processes = 1 if system.folded.functions else limits.processes
         self._memory = limits.memory // max(1, self._most * self._processes)
 
     def order(self, polytope: int) -> list[int]:

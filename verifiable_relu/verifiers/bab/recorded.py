@@ -219,6 +219,23 @@ class Recorded:
         return Certified(slopes, neurons, numbers[chords].tolist(), leaves.written(numbers))
 
 
+@dataclass(frozen=True, eq=False)
+class Bound:
+    """A bound of one neuron, with the leaves of its tree.
+
+    Attributes:
+        row: the neuron's number in its activation, and +1 for a lower bound, −1 for the negative of an upper one.
+        value: the bound.
+        places: (m, 2) activation and number of each neuron of the tree's relaxation.
+        leaves: the tree.
+    """
+
+    row: tuple[int, int]
+    value: float
+    places: np.ndarray
+    leaves: Leaves
+
+
 class Refined:
     """Tighter bounds of neurons, each with the leaves of its tree.
 
@@ -231,13 +248,12 @@ class Refined:
 
     def __init__(self, activations: Sequence[int]) -> None:
         self._activations = activations
-        self._bounds: list[tuple[tuple[int, int], float, np.ndarray, Leaves]] = []
         self.records: list[Tighter] = []
 
-    def take(
+    def written(
         self, folded: Folded, neurons: Tensor, strip: Strip, leaves: tuple[Tensor, Tensor, Tensor], found: Tensor
-    ) -> Tensor:
-        """Take the trees of a few neurons' intervals.
+    ) -> tuple[Tensor, list[Bound]]:
+        """What is written of the trees of a few neurons' intervals.
 
         Args:
             folded: the system.
@@ -247,7 +263,7 @@ class Refined:
             found: (2·k,) what the trees prove.
 
         Returns:
-            (2·k,) the lower bounds that are recorded; −inf where none is.
+            (2·k,) the lower bounds that are written, −inf where none is; and these with their trees.
         """
         split, w, objective = leaves
         lower, upper = folded.lower[neurons], folded.upper[neurons]
@@ -261,7 +277,7 @@ class Refined:
         kept = wanted[objective].nonzero().squeeze(1)
         bounds = torch.full_like(found, -torch.inf)
         if not len(kept):
-            return bounds
+            return bounds, []
         split, objective = split[kept], objective[kept]
         every = torch.ones(strip.folded.size, dtype=torch.bool)
         none = torch.zeros(len(kept), 0)
@@ -273,36 +289,36 @@ class Refined:
         step = torch.exp2(torch.floor(torch.log2(width)) - _STEP)
         rounded_ = torch.where((least >= 0) & kinked, 0.0, torch.floor(least / step) * step)
         bounds = torch.where(wanted & (rounded_ > before), rounded_, bounds)
-        places = strip.folded.places.numpy()
+        places, written = strip.folded.places.numpy(), []
         for row in bounds.isfinite().nonzero().squeeze(1).tolist():
             mine = (objective == row).nonzero().squeeze(1)
             side = 1 if row < len(neurons) else -1
             neuron = int(folded.places[neurons[row % len(neurons)], 1])
             part = Leaves.of(split[mine], short[mine], torch.zeros(len(mine), 0), strip.curves)
-            self._bounds.append(((neuron, side), float(bounds[row]), places, part))
-        return bounds
+            written.append(Bound((neuron, side), float(bounds[row]), places, part))
+        return bounds, written
 
-    def close(self, folded: Folded, slopes: Tensor, node: int) -> None:
-        """Put what was taken of one activation into one record.
+    def close(self, folded: Folded, slopes: Tensor, node: int, bounds: Sequence[Bound]) -> None:
+        """Put all bounds of one activation's neurons into one record.
 
         Args:
             folded: the system before.
             slopes: (m,) of its neurons, those of all trees.
             node: the activation.
+            bounds: as ``written`` has made them.
         """
-        if not self._bounds:
+        if not bounds:
             return
         key = int(folded.places[:, 1].max()) + 1
-        keys = [places[:, 0] * key + places[:, 1] for _, _, places, _ in self._bounds]
+        keys = [bound.places[:, 0] * key + bound.places[:, 1] for bound in bounds]
         used = np.unique(np.concatenate(keys))
         neurons = [(self._activations.index(place // key), place % key) for place in used.tolist()]
-        trees = [part.written(np.searchsorted(used, mine)) for mine, (*_, part) in zip(keys, self._bounds, strict=True)]
-        rows, least = np.array([row for row, *_ in self._bounds]), np.array([value for _, value, *_ in self._bounds])
+        trees = [bound.leaves.written(np.searchsorted(used, mine)) for mine, bound in zip(keys, bounds, strict=True)]
+        rows, least = np.array([bound.row for bound in bounds]), np.array([bound.value for bound in bounds])
         number = self._activations.index(node)
         before = _slopes(folded, slopes, self._activations[:number])
         chords = [at for at, place in enumerate(used.tolist()) if place // key not in folded.functions]
         self.records.append(Tighter(number, rows, least, before, neurons, chords, trees))
-        self._bounds = []
 
 
 def _slopes(folded: Folded, slopes: Tensor, activations: Sequence[int]) -> np.ndarray:

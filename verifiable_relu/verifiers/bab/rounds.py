@@ -17,7 +17,8 @@ from dataclasses import dataclass, field, replace
 from verifiable_relu.errors import OutOfTime
 from verifiable_relu.trust.certificate import Tighter, Tree
 from verifiable_relu.verifiers.bab.above import Above
-from verifiable_relu.verifiers.bab.forest import Candidates, Ended, Forest, Limits
+from verifiable_relu.verifiers.bab.forest import Candidates, Ended, Forest
+from verifiable_relu.verifiers.bab.limits import Limits
 from verifiable_relu.verifiers.bab.recorded import Refined
 from verifiable_relu.verifiers.bab.refine import Refinement
 from verifiable_relu.verifiers.bab.system import System
@@ -106,7 +107,6 @@ def search(system: System, candidates: Candidates, options: Search, rounds: Roun
         rounds: how trees and refinements take turns.
         limits: what the search may use.
     """
-    left = limits.left
     found = Searched({}, _IN_TIME, 0, 0)
     # A neuron that no other one feeds has its exact interval.
     refinement = rounds.refinement if len(system.folded.blocks) > 1 else None
@@ -139,10 +139,10 @@ def search(system: System, candidates: Candidates, options: Search, rounds: Roun
             forest = Forest(system, found.open(system), candidates, last, limits)
             found = found.and_trees(forest, forest.search() or _IN_TIME)
         is_open = found.open(system)
-        if refinement is None or candidates.found is not None or not is_open or left() <= 0:
+        if refinement is None or candidates.found is not None or not is_open or limits.over():
             return found
         try:
-            tighter = system.refined(refinement, is_open, lambda: left() <= 0, record)
+            tighter = system.refined(refinement, is_open, limits, record)
         except OutOfTime:
             return replace(found, ended=_IN_TIME)
         proven = () if record is None else tuple(record.records)
@@ -172,7 +172,7 @@ class _Trial:
         search: Search,
         limits: Limits,
     ) -> None:
-        self._system, self._above, self._left = system, above, limits.left
+        self._system, self._above, self._limits = system, above, limits
         self._rest = candidates, search, limits
 
     def outdoes(self, forest: Forest) -> bool:
@@ -189,7 +189,7 @@ class _Trial:
 
     def _planted(self, polytopes: Sequence[int]) -> Forest:
         bare = [polytope for polytope in polytopes if self._system.parts[polytope].planes is None]
-        self._system = self._system.with_planes(self._above, bare, lambda: self._left() <= 0)
+        self._system = self._system.with_planes(self._above, bare, self._limits.over)
         return Forest(self._system, polytopes, *self._rest)
 
 

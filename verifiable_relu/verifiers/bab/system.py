@@ -17,6 +17,7 @@ from verifiable_relu.spec.row_batch import RowBatch
 from verifiable_relu.verifiers.bab.above import Above, Planes
 from verifiable_relu.verifiers.bab.folded import OWN, Folded, Rows
 from verifiable_relu.verifiers.bab.folding import fold
+from verifiable_relu.verifiers.bab.limits import Limits
 from verifiable_relu.verifiers.bab.recorded import Refined
 from verifiable_relu.verifiers.bab.refine import Refinement
 from verifiable_relu.verifiers.bab.strip import Slopes, Strip
@@ -124,17 +125,17 @@ class System:
         self,
         refinement: Refinement,
         polytopes: Collection[int],
-        stop: Callable[[], bool],
+        limits: Limits,
         record: Refined | None = None,
     ) -> System:
         """The system of some of the polytopes, with tighter bounds of the neurons, which may be recorded.
 
         Raises:
-            OutOfTime: once ``stop`` says so.
+            OutOfTime: if no time is left.
         """
         kept = torch.isin(self._polytope, torch.tensor(sorted(polytopes))).nonzero().squeeze(1)
-        folded, rows = refinement.refine(self.folded, self._rows[kept], stop, record)
-        return System(folded, rows, self._scale[kept], self._polytope[kept], self._slopes, stop)
+        folded, rows = refinement.refine(self.folded, self._rows[kept], limits, record)
+        return System(folded, rows, self._scale[kept], self._polytope[kept], self._slopes, limits.over)
 
     def with_planes(self, above: Above, polytopes: Collection[int], stop: Callable[[], bool]) -> System:
         """The system with planes for some of the polytopes."""

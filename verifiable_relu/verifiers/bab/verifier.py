@@ -24,7 +24,8 @@ from verifiable_relu.spec.property import Query
 from verifiable_relu.spec.row_batch import RowBatch
 from verifiable_relu.trust.certificate import Proof, Tighter, Tree
 from verifiable_relu.verifiers.bab.curves import IS_SMOOTH
-from verifiable_relu.verifiers.bab.forest import Candidates, Limits
+from verifiable_relu.verifiers.bab.forest import Candidates
+from verifiable_relu.verifiers.bab.limits import Limits
 from verifiable_relu.verifiers.bab.rounds import Rounds, search
 from verifiable_relu.verifiers.bab.strip import Slopes
 from verifiable_relu.verifiers.bab.system import System, tree_bytes
@@ -42,6 +43,7 @@ from verifiable_relu.verifiers.base import (
     deadline,
     fault,
 )
+from verifiable_relu.verifiers.copies import most
 from verifiable_relu.verifiers.recording import Recorder, certified
 from verifiable_relu.verifiers.root import NONE, Roots, relaxation
 
@@ -147,7 +149,7 @@ class Bab:
         with torch.no_grad():
             system = System.of(candidates.query, bounds.relaxation, number, open_, self.slopes, lambda: left() <= 0)
             options = replace(self.search, record=bounds.recording)
-            limits = Limits(self.memory // 2, left, self.processes)
+            limits = Limits(self.memory // 2, left, most(self.processes))
             found = search(system, candidates, options, self.rounds, limits)
         bounds.prove(number, found.lower)
         told = f"{found.nodes} sub-problems, {found.rounds} refinements"
