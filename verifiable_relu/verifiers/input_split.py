@@ -26,9 +26,11 @@ the bounds of the whole box are hardly ever the tighter ones.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -60,7 +62,14 @@ from verifiable_relu.verifiers.base import (
 )
 from verifiable_relu.verifiers.box_attack import BoxAttack
 from verifiable_relu.verifiers.clipping import Clipped, clip
+from verifiable_relu.verifiers.copies import at_once, most
 from verifiable_relu.verifiers.root import NONE, Roots
+
+_ALONE = 0.5
+"""Seconds of a search before copies of this process share its boxes."""
+
+_SHORT = 0.2
+"""Seconds: where one process had no boxes left so soon, copies are not made again at once."""
 
 NARROW = 64
 """Where more inputs vary, zonotopes have too many symbols."""
@@ -81,6 +90,8 @@ class InputSplit:
         search: how it is attacked.
         device: where to run.
         memory: a limit in bytes on what is held for those; the boxes that wait are not counted.
+        processes: how many processes share the boxes, where these take long and the operating system can copy processes
+            (Linux). The process that calls ``verify`` should have no other threads at work.
     """
 
     batch: int = 128
@@ -93,6 +104,7 @@ class InputSplit:
     search: Pgd = Pgd(rounds=3, more=128, screened=16384)  # noqa: RUF009 -- frozen
     device: str = "cpu"
     memory: int = MEMORY
+    processes: int = field(default=1, repr=False)
 
     name: ClassVar[str] = "split"
 
@@ -105,7 +117,11 @@ class InputSplit:
             try:
                 with torch.no_grad():
                     while search.frontier_size:
-                        search.step()
+                        if search.is_worth_sharing():
+                            search.share()
+                        else:
+                            search.step()
+                        search.settle()
                         for local in search.decided():
                             outcomes[members[local]] = search.outcomes[local]
                             progress.finish(members[local], search.outcomes[local])
@@ -138,6 +154,28 @@ class Lines:
     influence: Tensor
 
 
+@dataclass(frozen=True, eq=False)
+class Share:
+    """What has become of some boxes of a frontier.
+
+    Attributes:
+        lower, upper: (boxes, inputs) those that are left, halved perhaps.
+        owner: (boxes,) the query of each.
+        margin: (queries,) the least proven margin of the other ones; infinite where there are none.
+        boxes: how many boxes of each query have been bounded.
+        outcomes: of queries that have been decided meanwhile; none of them is *unsat*.
+        proven: for each query what proves the boxes that are not left, where that is recorded.
+    """
+
+    lower: Tensor
+    upper: Tensor
+    owner: Tensor
+    margin: Tensor
+    boxes: list[int]
+    outcomes: dict[int, Outcome]
+    proven: list[list[Any]] = field(default_factory=list)
+
+
 class Frontier:
     """The sub-boxes that are still to be bounded, of all queries of one network."""
 
@@ -164,6 +202,8 @@ class Frontier:
         self.boxes = [0] * len(queries)
         self.outcomes: dict[int, Outcome] = {}
         self._new: list[int] = []
+        self._alone = time.perf_counter() + _ALONE
+        self._processes = most(options.processes) if options.device == "cpu" else 1
         self._charge(self.owner)
 
     def simplified(self, network: Network) -> Network:
@@ -191,8 +231,57 @@ class Frontier:
     def undecided(self) -> list[int]:
         return [i for i in range(len(self.queries)) if i not in self.outcomes]
 
+    def is_worth_sharing(self) -> bool:
+        """Whether the search takes long, and there are boxes for every process."""
+        enough = len(self.owner) >= self._processes * self.batch
+        return self._processes > 1 and enough and time.perf_counter() > self._alone
+
+    def share(self) -> None:
+        """Go on with all boxes in several processes, until one of these has none left."""
+        count, boxes = self._processes, (self.lower, self.upper, self.owner)
+        hands = [[part[number::count].clone() for part in boxes] for number in range(count)]
+        self.lower, self.upper, self.owner = hands[0]
+        began = time.perf_counter()
+        shares = [self._go_on, *(partial(self.go_on_elsewhere, hand) for hand in hands[1:])]
+        found = at_once(shares, self.budget.total)[1:]
+        for hand, share in zip(hands[1:], found, strict=True):
+            # Nothing is known of what was dealt to a process that failed.
+            left = hand if share is None else [share.lower, share.upper, share.owner]
+            boxes = (self.lower, self.upper, self.owner)
+            self.lower, self.upper, self.owner = (torch.cat(pair) for pair in zip(boxes, left, strict=True))
+            if share is None:
+                self._processes = 1
+            else:
+                self.take(share)
+        if time.perf_counter() - began < _SHORT:
+            self._alone = time.perf_counter() + _ALONE
+
+    def _go_on(self, pause: Callable[[], bool]) -> None:
+        while self.frontier_size and not pause() and any(self.budget.remaining(i) > 0 for i in self.undecided()):
+            self.step()
+
+    def go_on_elsewhere(self, boxes: Sequence[Tensor], pause: Callable[[], bool]) -> Share:
+        """In a copy of the process that holds the frontier: go on with boxes, given as ``lower, upper, owner`` are."""
+        self.lower, self.upper, self.owner = boxes
+        self.margin = torch.full_like(self.margin, torch.inf)
+        known, counted = set(self.outcomes), list(self.boxes)
+        self._go_on(pause)
+        more = [now - before for now, before in zip(self.boxes, counted, strict=True)]
+        outcomes = {local: outcome for local, outcome in self.outcomes.items() if local not in known}
+        return Share(self.lower, self.upper, self.owner, self.margin, more, outcomes)
+
+    def take(self, share: Share) -> None:
+        """Take note of what has become of boxes elsewhere, but for those that are left."""
+        self.margin = torch.minimum(self.margin, share.margin)
+        self.boxes = [mine + more for mine, more in zip(self.boxes, share.boxes, strict=True)]
+        for local, outcome in share.outcomes.items():
+            self._decide(local, outcome)
+
     def step(self) -> None:
-        """Bound one batch of sub-boxes from the end of the frontier, and put what is left back, halved."""
+        """Bound one batch of sub-boxes from the end of the frontier, and put what is left back, halved.
+
+        No query is *unsat* by this alone: other processes may have boxes of it.
+        """
         cut = max(0, len(self.owner) - self.batch)
         lower, upper, owner = self.lower[cut:], self.upper[cut:], self.owner[cut:]
         self.lower, self.upper, self.owner = self.lower[:cut], self.upper[:cut], self.owner[:cut]
@@ -214,7 +303,8 @@ class Frontier:
             for local in owner.unique().tolist():
                 detail = f"the budget ran out in {self.boxes[local]} boxes"
                 self._decide(local, Outcome.unknown(Reason.TIMEOUT, self.options.name, detail))
-        self._account(owner)
+        self._charge(owner)
+        self._drop()
 
     def _bound(self, lower: Tensor, upper: Tensor, owner: Tensor, thorough: bool) -> None:
         """Drop of these boxes those that are proved, and put the others back, clipped and halved.
@@ -363,9 +453,8 @@ class Frontier:
                 self.budget.charge([local], elapsed * count / len(worked))
                 self.seconds[local] += elapsed * count / len(worked)
 
-    def _account(self, worked: Tensor) -> None:
-        """Charge a step to the queries that it was for; close those that are through or out of time."""
-        self._charge(worked)
+    def settle(self) -> None:
+        """Close the queries that are through, of which no box is left anywhere, or out of time."""
         left = self._counts(self.owner)
         for local in self.undecided():
             if not left[local]:
@@ -375,6 +464,10 @@ class Frontier:
             elif self.budget.remaining(local) <= 0:
                 detail = f"the budget ran out after {self.boxes[local]} boxes, {left[local]} were left"
                 self._decide(local, Outcome.unknown(Reason.TIMEOUT, self.options.name, detail))
+        self._drop()
+
+    def _drop(self) -> None:
+        """Drop the boxes of queries that are decided."""
         closed = torch.tensor([i in self.outcomes for i in range(len(self.queries))], device=self.owner.device)
         keep = ~closed[self.owner]
         self.lower, self.upper, self.owner = self.lower[keep], self.upper[keep], self.owner[keep]

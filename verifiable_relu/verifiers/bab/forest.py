@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -27,10 +28,13 @@ _LATE = 0.3
 """Seconds that bounding what is open may take once the budget is spent."""
 
 _ALONE = 3e9
-"""The work that the trees take before copies of this process share them: some tenths of a second."""
+"""The work of trees alone, some tenths of a second, before copies of this process share them."""
 
-_WORTH = 1e9
-"""The work that the open nodes of each share are to take, at least, if no more nodes came."""
+_SHORT = 0.2
+"""Seconds: where the first process had nothing left so soon, copies are not made again at once."""
+
+_WORTH = 1e10
+"""The work that seems to be left, at least, when copies of this process are made."""
 
 
 class Candidates:
@@ -121,6 +125,7 @@ class Forest:
         each = tree_bytes(system.folded.inputs, system.folded.size, planes)
         self._most = min(len(polytopes), limits.memory // each)
         # Every process holds the trees' nodes, and of the nodes that it is dealt the children.
+        self._alone = _ALONE
         self._processes = 1 if system.folded.functions else limits.processes
         self._memory = limits.memory // max(1, self._most * self._processes)
 
@@ -194,10 +199,10 @@ class Forest:
 
     def _is_worth_sharing(self) -> bool:
         """Whether there is work enough for every process."""
-        if self._processes == 1 or self.work < _ALONE:
+        if self._processes == 1 or self.work < self._alone:
             return False
-        ahead = sum(tree.work / tree.nodes * tree.waiting for tree in self._trees.values())
-        return ahead >= _WORTH * self._processes
+        ahead = (tree.work * (1 / max(1e-9, tree.closed) - 1) for tree in self._trees.values() if tree.waiting > 1)
+        return sum(ahead) >= _WORTH
 
     def _share(self, work: float) -> None:
         """Go on with all trees in several processes, until one of these has nothing left, or for so much work."""
@@ -218,6 +223,7 @@ class Forest:
                     break
             return {polytope: tree.end() for polytope, tree in trees.items()}, self._candidates.found
 
+        began = time.perf_counter()
         found = at_once([partial(share, number) for number in range(count)], self._left)
         for number, one in enumerate(found):
             ended, counterexample = one or ({}, None)
@@ -229,6 +235,8 @@ class Forest:
             self._processes = 1
         for polytope in list(trees):
             self._look(polytope)
+        if time.perf_counter() - began < _SHORT:
+            self._alone = self.work + _ALONE
 
     def _plant(self, polytope: int) -> None:
         """Begin a polytope's tree."""

@@ -117,10 +117,13 @@ def search(system: System, candidates: Candidates, options: Search, rounds: Roun
         mine = options if refinement is None else replace(options, exact=0.0)
         forest = Forest(system, found.open(system), candidates, mine, limits)
         ended = forest.search(rounds.first / max(1, len(forest.open)), together=1)
+        # What the trees may take before a refinement does.
+        work = math.inf if refinement is None else rounds.patience * refinement.work(system.folded)
         outdone = False
         if ended is None and rounds.above is not None and not options.record and not system.folded.functions:
             trial = _Trial(system, rounds.above, candidates, mine, limits)
-            outdone = trial.outdoes(forest)
+            # Planes for all polytopes take longer than trees that are soon given up for a refinement.
+            outdone = trial.outdoes(forest) and trial.closed * _TRUST * work >= rounds.first
             if outdone:
                 found = found.and_trees(forest, _IN_TIME)
                 forest = trial.forest(found.open(system))
@@ -130,7 +133,7 @@ def search(system: System, candidates: Candidates, options: Search, rounds: Roun
             ended = forest.search(rounds.first)
         part = min(1.0, _TRUST * forest.closed) if outdone else forest.closed
         if ended is None and refinement is not None:
-            ended = forest.search(part * rounds.patience * refinement.work(system.folded))
+            ended = forest.search(part * work)
         elif ended is None and system.folded.size > rounds.small * size:
             ended = forest.search()
         found = found.and_trees(forest, ended or _IN_TIME)
@@ -161,7 +164,8 @@ class _Trial:
         candidates, search, limits: as ``Forest`` takes them.
 
     Attributes:
-        tried: the tree of the one polytope.
+        polytope: the one polytope.
+        tried: its tree.
     """
 
     def __init__(
@@ -175,9 +179,14 @@ class _Trial:
         self._system, self._above, self._limits = system, above, limits
         self._rest = candidates, search, limits
 
+    @property
+    def closed(self) -> float:
+        """The part of the tree with planes that is closed."""
+        return self.tried.closed_of(self.polytope) if self.tried.open else 1.0
+
     def outdoes(self, forest: Forest) -> bool:
         """Whether planes close more of a polytope, with as much work, than the tree that a forest has begun."""
-        polytope = forest.open[0]
+        self.polytope = polytope = forest.open[0]
         self.tried = self._planted([polytope])
         ended = self.tried.search(forest.work)
         return ended is not None or self.tried.closed > forest.closed_of(polytope)
@@ -189,7 +198,7 @@ class _Trial:
 
     def _planted(self, polytopes: Sequence[int]) -> Forest:
         bare = [polytope for polytope in polytopes if self._system.parts[polytope].planes is None]
-        self._system = self._system.with_planes(self._above, bare, self._limits.over)
+        self._system = self._system.with_planes(self._above, bare, self._limits)
         return Forest(self._system, polytopes, *self._rest)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -22,6 +23,7 @@ from verifiable_relu.verifiers.bab.recorded import Refined
 from verifiable_relu.verifiers.bab.refine import Refinement
 from verifiable_relu.verifiers.bab.strip import Slopes, Strip
 from verifiable_relu.verifiers.bab.tree import Search, Tree
+from verifiable_relu.verifiers.copies import at_once
 
 
 def tree_bytes(inputs: int, neurons: int, planes: bool = False) -> int:
@@ -137,17 +139,29 @@ class System:
         folded, rows = refinement.refine(self.folded, self._rows[kept], limits, record)
         return System(folded, rows, self._scale[kept], self._polytope[kept], self._slopes, limits.over)
 
-    def with_planes(self, above: Above, polytopes: Collection[int], stop: Callable[[], bool]) -> System:
+    def with_planes(self, above: Above, polytopes: Sequence[int], limits: Limits) -> System:
         """The system with planes for some of the polytopes."""
         found = copy(self)
         found.parts = dict(self.parts)
-        if polytopes:
-            parts = [self.parts[polytope] for polytope in polytopes]
-            objectives, slopes = Rows.cat([part.rows[:1] for part in parts]), torch.stack([p.slopes for p in parts])
-            searched = above.search(self.folded, objectives, slopes, stop)
-            for polytope, (planes, mine, lower) in zip(polytopes, searched, strict=True):
-                found.parts[polytope] = replace(self.parts[polytope], planes=planes, slopes=mine, lower=lower)
+        hands = [part for part in (polytopes[k :: limits.processes] for k in range(limits.processes)) if part]
+        shares = [partial(self._searched, above, hand, limits.over) for hand in hands]
+        for share, parts in zip(shares, at_once(shares, limits.left, whole=True) if shares else [], strict=True):
+            # Where a process has failed, this one does its share.
+            found.parts.update(parts or share(limits.over))
         return found
+
+    def _searched(
+        self, above: Above, polytopes: Sequence[int], stop: Callable[[], bool], pause: Callable[[], bool]
+    ) -> dict[int, Part]:
+        """Some of the polytopes with planes."""
+        parts = [self.parts[polytope] for polytope in polytopes]
+        objectives, slopes = Rows.cat([part.rows[:1] for part in parts]), torch.stack([p.slopes for p in parts])
+        searched = above.search(self.folded, objectives, slopes, lambda: stop() or pause())
+        found = zip(polytopes, parts, searched, strict=True)
+        return {
+            polytope: replace(part, planes=planes, slopes=mine, lower=lower)
+            for polytope, part, (planes, mine, lower) in found
+        }
 
     def tree(
         self, polytope: int, reached: Callable[[Tensor], bool], left: Callable[[], float], search: Search, memory: int
