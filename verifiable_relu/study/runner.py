@@ -12,6 +12,7 @@ from verifiable_relu.campaign.parallel import run_parallel
 from verifiable_relu.campaign.worker import Job
 from verifiable_relu.network import read_onnx
 from verifiable_relu.study import asking
+from verifiable_relu.study.answers import gathered
 from verifiable_relu.study.asking import Answers, Ball, Balls
 from verifiable_relu.study.cells import Cell, Places
 from verifiable_relu.study.measuring import Measuring
@@ -76,14 +77,17 @@ class Study:
         self.places.networks.mkdir(parents=True, exist_ok=True)
         for half in self.places.networks.glob("*.part"):  # A run that was killed can have left half-written files.
             half.unlink()
-        with Pool(self.jobs) as pool:
-            for seed in sorted({cell.options.seed for cell in self.cells}):
-                cells = of_seed(self.cells, seed)
-                self.train(cells, pool)
-                self.choose(cells)
-                self.measure(cells, pool)
-                for method in self.suite.methods:
-                    self.ask(cells, method, pool)
+        try:
+            with Pool(self.jobs) as pool:
+                for seed in sorted({cell.options.seed for cell in self.cells}):
+                    cells = of_seed(self.cells, seed)
+                    self.train(cells, pool)
+                    self.choose(cells)
+                    self.measure(cells, pool)
+                    for method in self.suite.methods:
+                        self.ask(cells, method, pool)
+        finally:
+            self.records.replace(gathered(self.records.all))
         self.list_instances()
 
     def check(self) -> None:
