@@ -6,6 +6,7 @@ import json
 import pickle
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from verifiable_relu.study import asking
 from verifiable_relu.study.__main__ import main
 from verifiable_relu.study.answers import each, gathered, question
 from verifiable_relu.study.cells import Places
+from verifiable_relu.study.pool import executed
 from verifiable_relu.study.records import Records
 from verifiable_relu.study.runner import Study
 from verifiable_relu.study.state import State
@@ -165,6 +167,10 @@ def test_bad_arguments_are_one_line_and_make_no_folder(tmp_path: Path, capsys: p
     for given, said in (
         ([str(tmp_path / "none.toml")], "none.toml: no such file"),
         (["smoke", "--only", "mnist"], "--only: 'mnist' is none of digits-mlp"),
+        (
+            ["smoke", "--executor", "dask://here"],
+            "argument --executor: 'dask://here' is not of the form dask://HOST:PORT",
+        ),
         (["smoke", "--jobs", "0"], "--jobs: must be from 1 to 1,000, not 0"),
     ):
         assert main([*given, *out]) == 2
@@ -224,8 +230,9 @@ def test_a_study_that_is_killed_goes_on_without_losing_or_repeating_anything(
     assert [r["status"] for r in before if r["kind"] == "training"] == ["failed", "trained"]
     places.checkpoint(damaged).unlink()
 
-    with Records(places.folder) as records:
-        Study(suite, places, records, 1, lambda line: None).run()
+    # It goes on elsewhere, over an executor.
+    with Records(places.folder) as records, ThreadPoolExecutor(1) as executor:
+        Study(suite, places, records, executed(executor, 1), lambda line: None).run()
     after = [record for record in lines(places.folder) if record["kind"] != "note"]
     known = [record for record in before if record["kind"] != "answer"]
     assert after[: len(known)] == known

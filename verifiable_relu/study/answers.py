@@ -2,8 +2,8 @@
 
 A record of kind ``answer`` is written as soon as there is an answer, so that a kill loses none. Most of its text is the
 same for many images. When a run ends, the answers about a network, radius and method that agree in all but the image
-and its numbers become one record of kind ``answers``. That has the list of the images, and of each number a list too, or
-the number alone if all are equal.
+and its numbers become one record of kind ``answers``. That has the list of the images, and for each number a list too,
+or the number alone if all are equal.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ class Answers:
 
     Args:
         records: the records of the study.
-        about: the fields with which the record of an instance begins, by the names of its two files.
+        about: the fields with which the record of an instance begins, by the absolute paths of its two files.
     """
 
     def __init__(self, records: Records, about: Mapping[tuple[str, str], Mapping[str, Any]]) -> None:
@@ -85,7 +85,8 @@ class Answers:
     def append(self, result: Result, counterexample: str | None) -> None:
         """Write the record of a result, unless the user interrupted the work on it."""
         if result.reason is not Reason.INTERRUPTED:
-            self._records.append(ONE, {**self._about[result.onnx, result.vnnlib], **fields(result)})
+            files = str(Path(result.onnx).resolve()), str(Path(result.vnnlib).resolve())
+            self._records.append(ONE, {**self._about[files], **fields(result)})
 
     def tabulate(self, results: Iterable[Result]) -> None:
         """Do nothing: the tables are made at the end."""
