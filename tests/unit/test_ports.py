@@ -75,6 +75,23 @@ def test_several_inputs_and_outputs_are_one_vector_each(opset: int) -> None:
         )
 
 
+@pytest.mark.parametrize("inputs", [1, 2])
+def test_no_output_is_lost_where_all_are_numbers(inputs: int) -> None:
+    made = onnx.load_model_from_string(model())
+    del made.graph.output[1]
+    if inputs == 1:
+        del made.graph.input[1]
+        made.graph.initializer.append(numpy_helper.from_array(np.ones((1, 2, 2), np.float32), "b"))
+    network = read_onnx(made.SerializeToString())
+    assert network.output_size == 3 and list(network.ports)[inputs:] == ["y", "mean"]
+    x = np.random.default_rng(0).normal(size=(5, 7)).astype(np.float32)
+    x[:, 3:] = 1
+    hidden = np.maximum(x[:, :3] @ A + 1, 0)
+    expected = np.concatenate([hidden @ B, hidden.mean(1, keepdims=True)], 1)
+    found = network(torch.from_numpy(x[:, : network.input_size])).numpy().reshape(5, -1)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
 def test_tensors_are_taken_in_the_order_in_which_they_are_named() -> None:
     plain, other = read_onnx(model()), read_onnx(model(), chosen=Chosen(("b", "a"), ("mean", "y"), ("hidden",)))
     x = torch.from_numpy(np.random.default_rng(0).normal(size=(4, 7)).astype(np.float32))

@@ -91,7 +91,8 @@ def single(model: onnx.ModelProto, chosen: Chosen = EVERYTHING) -> tuple[str, ..
     graph = model.graph
     inputs = _inputs(model, chosen)
     outputs = _outputs(graph, chosen)
-    if len(inputs) == 1 and outputs == [declared.name for declared in graph.output]:
+    as_declared = len(outputs) == 1 and outputs == [declared.name for declared in graph.output]
+    if len(inputs) == 1 and as_declared:
         return ()
     names = (*(declared.name for declared in inputs), *outputs)
     _keep_needed(graph, outputs)
@@ -99,7 +100,7 @@ def single(model: onnx.ModelProto, chosen: Chosen = EVERYTHING) -> tuple[str, ..
     taken |= {initializer.name for initializer in graph.initializer}
     if len(inputs) > 1:
         _take_from_one(graph, inputs, taken)
-    if outputs != [declared.name for declared in graph.output]:
+    if not as_declared:
         _give_as_one(graph, outputs, taken)
     return names
 
