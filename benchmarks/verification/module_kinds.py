@@ -25,6 +25,7 @@ class Does(nn.Module):
 
 
 def conv(inside: int = 2, out: int = 3, **options: object) -> nn.Conv2d:
+    """A convolution of 3×3 kernels, padded unless told otherwise."""
     return nn.Conv2d(inside, out, 3, **{"padding": 1, **options})
 
 
@@ -71,19 +72,23 @@ class Excited(nn.Module):
 
 
 def attended(x: Tensor, f: nn.Module) -> Tensor:
+    """The output of torch's attention of a sequence to itself, without its weights."""
     found: Tensor = f(x, x, x, need_weights=False)[0]
     return found
 
 
 def transformer(norm_first: bool) -> nn.Module:
+    """Torch's layer of a Transformer, with two heads."""
     return nn.TransformerEncoderLayer(4, 2, 8, activation="gelu", batch_first=True, norm_first=norm_first)
 
 
 def line(*parts: nn.Module) -> nn.Sequential:
+    """Parts of four features between two affine layers."""
     return nn.Sequential(nn.Linear(5, 4), *parts, nn.Linear(4, 2))
 
 
 def image(*parts: nn.Module, out: int = 3) -> nn.Sequential:
+    """Parts between a convolution and the flattening of what they give."""
     return nn.Sequential(conv(2, out), *parts, nn.Flatten())
 
 
