@@ -110,7 +110,7 @@ def compared(network: Network, made: nn.Module, path: Path | None) -> float:
         with torch.no_grad():
             expected = made(x).reshape(len(x), -1).numpy()
     else:
-        session = onnxruntime.InferenceSession(path.read_bytes(), providers=["CPUExecutionProvider"])
+        session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
         (declared,) = session.get_inputs()
         rows = [session.run(None, {declared.name: row[None].numpy()})[0].reshape(-1) for row in x]
         expected = np.stack(rows)
