@@ -49,7 +49,7 @@ def judged(onnx: Path, vnnlib: Path, said: str) -> Judgement:
     """
     pairs = next(terms(said.partition("\n")[2]), [])
     try:
-        values = {str(name): evaluated(value, {}) for name, value in pairs}
+        values = {str(pair[0]): evaluated(pair[1], {}) for pair in pairs if len(pair) == 2}
     except (ValueError, ZeroDivisionError):
         return Judgement.MISSING
     x, y = (vector(values, letter) for letter in "XY")
@@ -134,7 +134,7 @@ def holds(term: Term, values: Mapping[str, Fraction], slack: Fraction) -> bool:
     Raises:
         ValueError: for an operator that is none.
     """
-    operator, *parts = term
+    operator, parts = term[0], term[1:]
     match operator:
         case "and":
             return all(holds(part, values, slack) for part in parts)

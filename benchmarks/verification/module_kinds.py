@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -24,7 +25,7 @@ class Does(nn.Module):
         return self.function(x, **self.layers) if self.layers else self.function(x)
 
 
-def conv(inside: int = 2, out: int = 3, **options: object) -> nn.Conv2d:
+def conv(inside: int = 2, out: int = 3, **options: Any) -> nn.Conv2d:
     """A convolution of 3×3 kernels, padded unless told otherwise."""
     return nn.Conv2d(inside, out, 3, **{"padding": 1, **options})
 
@@ -233,6 +234,7 @@ def module(name: str) -> tuple[nn.Module, Shape]:
         made = make().eval()
         for part in made.modules():
             if isinstance(part, nn.BatchNorm1d | nn.BatchNorm2d):
+                assert part.running_mean is not None and part.running_var is not None
                 for tensor in (part.running_mean, part.weight, part.bias):
                     nn.init.normal_(tensor)
                 nn.init.uniform_(part.running_var, 0.5, 2)
