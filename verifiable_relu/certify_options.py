@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from verifiable_relu.arguments import Parser, seconds
+from verifiable_relu.arguments import Parser, add_debug, seconds
 from verifiable_relu.verifiers.registry import methods
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ def parser() -> Parser:
         help="say of a property file which methods auto would use, in which order and why, and do not answer it",
     )
     shown.add_argument("--quiet", action="store_true", help="print nothing but errors to stderr")
-    shown.add_argument("--debug", action="store_true", help="show the traceback of a fault of the program")
+    add_debug(shown)
     return made
 
 

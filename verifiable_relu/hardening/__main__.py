@@ -14,9 +14,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from verifiable_relu.arguments import Parser, fraction
+from verifiable_relu.arguments import Parser, add_debug, fraction
 from verifiable_relu.data.registry import DATASETS
 from verifiable_relu.errors import InputError
+from verifiable_relu.streams import guarded
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -50,6 +51,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--device", default="cpu", help="a torch device (default: cpu)")
     made.add_argument("--out", type=Path, required=True, metavar="N.onnx", help="the ONNX file to write")
     made.add_argument("--quiet", action="store_true", help="print nothing but errors to stderr")
+    add_debug(made)
     return made
 
 
@@ -70,21 +72,13 @@ def _rate(text: str) -> float:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns the exit status: 0 when done, 2 for bad input, 130 after Ctrl-C."""
+    """Run the command; returns the exit status (``streams.guarded``)."""
     options = parser().parse_args(arguments)
-    try:
-        run(options)
-    except InputError as error:
-        print(f"harden: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("harden: interrupted", file=sys.stderr)
-        return 130
-    return 0
+    return guarded("harden", lambda: run(options), options.debug)
 
 
-def run(options: argparse.Namespace) -> None:
-    """Harden the model that the command's options name, write it, and print the report.
+def run(options: argparse.Namespace) -> int:
+    """Harden the model that the command's options name, write it, and print the report; returns 0.
 
     Raises:
         InputError: for a model, weights, data, a device or an output file that cannot be used.
@@ -125,6 +119,7 @@ def run(options: argparse.Namespace) -> None:
         f"  python -m verifiable_relu.spec --net {options.out} --data {options.data} --correct 20 --eps 1/255 --out P"
     )
     print("  python -m verifiable_relu.certify --spec P")
+    return 0
 
 
 def load(named: str, weights: Path | None = None) -> nn.Module:

@@ -10,7 +10,7 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
-from verifiable_relu.arguments import Parser
+from verifiable_relu.arguments import Parser, add_debug
 from verifiable_relu.data.registry import DATASETS
 from verifiable_relu.errors import InputError
 from verifiable_relu.streams import guarded
@@ -89,6 +89,7 @@ def parser() -> argparse.ArgumentParser:
         help="write curves for TensorBoard there (pip install 'verifiable-relu[tensorboard]')",
     )
     made.add_argument("--out", type=Path, required=True, help="the ONNX file to write; its record goes beside it")
+    add_debug(made)
     return made
 
 
@@ -106,7 +107,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     values = vars(parser().parse_args(arguments))
     out, device, board = values.pop("out"), values.pop("device"), values.pop("tensorboard")
-    return guarded("train", lambda: run(Options(**values), out, device, board))
+    debug = values.pop("debug")
+    return guarded("train", lambda: run(Options(**values), out, device, board), debug)
 
 
 def run(options: Options, out: Path, device: str = "auto", tensorboard: Path | None = None) -> int:
