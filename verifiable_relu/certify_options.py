@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from verifiable_relu.arguments import Parser, add_debug, seconds
+from verifiable_relu.arguments import Parser, add_debug, scheduler, seconds
 from verifiable_relu.verifiers.registry import methods
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def parser() -> Parser:
     )
     many.add_argument(
         "--executor",
-        type=_address,
+        type=scheduler,
         metavar="dask://HOST:PORT",
         help="a running Dask scheduler, whose workers answer the instances; they need the same files under the same "
         "paths (pip install 'verifiable-relu[dask]')",
@@ -192,12 +192,6 @@ def _count(text: str) -> int:
     if not re.fullmatch(r"0*[1-9][0-9]{0,3}", text):
         raise argparse.ArgumentTypeError(f"'{text}' is no number from 1 to 9999")
     return int(text)
-
-
-def _address(text: str) -> str:
-    if not re.fullmatch(r"dask://[^\s/:]+:[0-9]{1,5}", text):
-        raise argparse.ArgumentTypeError(f"'{text}' is not of the form dask://HOST:PORT")
-    return text
 
 
 def _bytes(text: str) -> int:

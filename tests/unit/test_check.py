@@ -350,7 +350,7 @@ def by_hand(prop: bytes, least: str, lower: list[int] | None = None, upper: list
     network = distance()
     digests = {"network": hashlib.sha256(network).hexdigest(), "property": hashlib.sha256(prop).hexdigest()}
     records = [
-        {"certificate": 3, "claim": "unsat", **digests, "says": ""},
+        {"certificate": 4, "claim": "unsat", **digests, "says": ""},
         {"part": {"box": 0, "polytopes": [[{"y": [[0, "-1"]], "most": "-" + least}]]}},
         {"root": 1},
         {"activation": "r", "lower": lower or [0, -1, -1], "upper": upper or [0, 1, 1], "slopes": [0, 0, 0]},

@@ -23,7 +23,8 @@ from verifiable_relu.files import on_disk, read_bytes
 from verifiable_relu.network.family import least_hardness
 from verifiable_relu.spec.comparisons import without_head
 from verifiable_relu.spec.property import Query
-from verifiable_relu.trust.certificate import Cover, Proof, write_sat, write_unsat
+from verifiable_relu.trust.certificate import Cover, Proof
+from verifiable_relu.trust.certificate_file import write_sat, write_unsat
 from verifiable_relu.verifiers.base import Outcome, Verdict
 from verifiable_relu.verifiers.certifying import prove
 

@@ -20,7 +20,7 @@ from verifiable_relu.check.records import opened, rational
 
 Made = TypeVar("Made")
 
-VERSION = 3
+VERSION = 4
 
 MOST_BYTES = 1 << 31
 

@@ -393,5 +393,6 @@ class Frontier:
             outcome.witness,
             detail,
             seconds,
+            subproblems=self.boxes[local],
         )
         self._new.append(local)

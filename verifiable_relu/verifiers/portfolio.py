@@ -106,17 +106,19 @@ class _Run:
             margins = [m for m in (before.margin, outcome.margin) if m is not None]
             seconds = _sum(before.seconds, outcome.seconds)
             unstable = before.unstable if outcome.unstable is None else outcome.unstable
+            counts = [n for n in (before.subproblems, outcome.subproblems) if n is not None]
             if outcome.verdict is Verdict.UNKNOWN:
                 keep = before if before.reason is Reason.UNCONFIRMED else outcome
                 outcome = replace(keep, margin=max(margins, default=None))
-            outcome = replace(outcome, seconds=seconds, unstable=unstable)
+            outcome = replace(outcome, seconds=seconds, unstable=unstable, subproblems=sum(counts) if counts else None)
         if outcome.verdict is Verdict.SAT:
             assert outcome.witness is not None
             start = self.budget.clock()
             checked = confirm(self.queries[index], outcome.witness)
             outcome = replace(outcome, seconds=_sum(outcome.seconds, {"confirm": self.budget.clock() - start}))
             if not checked.confirmed:
-                known = {"seconds": outcome.seconds, "unstable": outcome.unstable, "witness": outcome.witness}
+                kept = ("seconds", "unstable", "subproblems", "witness")
+                known = {name: getattr(outcome, name) for name in kept}
                 outcome = Outcome.unknown(Reason.UNCONFIRMED, outcome.method, checked.detail, **known)
         self.outcomes[index] = outcome
         if outcome.verdict is not Verdict.UNKNOWN:

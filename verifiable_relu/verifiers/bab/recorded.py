@@ -2,8 +2,8 @@
 
 A leaf gives multipliers w to few of its neurons. Some of the others have the one that makes the chord the line over
 the activation, K·(chord − t) where the coefficient K wants the activation to be as large as it can be: whoever checks
-the leaf computes it, from the last layer to the first (``completed``). What a leaf proves is always computed anew with
-the multipliers that are written.
+the leaf computes it, from the last layer to the first (``completed``); likewise all multipliers v of the values of
+neurons with planes. What a leaf proves is always computed anew with the multipliers that are written.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from verifiable_relu.trust.certificate import Branches, Leaf, Tighter
+from verifiable_relu.trust.certificate import Branches, Leaf, Plane, Tighter
 from verifiable_relu.trust.certificate import Tree as Certified
 from verifiable_relu.verifiers.bab.curves import SEGMENTS, Curves
 from verifiable_relu.verifiers.bab.folded import Folded
@@ -25,6 +25,9 @@ from verifiable_relu.verifiers.bab.strip import Strip
 _BITS = (0, 10, 24, 52)
 """How many bits the largest multiplier of a leaf has: the fewest with which the leaf is still proven are taken; with 0
 bits neurons that are not split have no multiplier but the chord's, and those that are split have those of 10 bits."""
+
+_SAME = 2.0**-8
+"""A multiplier that differs from the chord's by no more than this part of it is not written."""
 
 _GRID = 2.0**40
 """Slopes of lines that stand for curves are multiples of one by this."""
@@ -63,8 +66,10 @@ class _Leaves:
     mu: np.ndarray
 
     @staticmethod
-    def of(split: Tensor, w: Tensor, mu: Tensor, curves: Curves | None) -> _Leaves:
+    def of(split: Tensor, w: Tensor, mu: Tensor, curves: Curves | None, zeros: Tensor | None = None) -> _Leaves:
         """From (leaves, neurons) splits, and multipliers that are zero where they are not written.
+
+        Of the neurons ``zeros``, bool, zeros are written, too.
 
         Segment k of a smooth neuron has come from cutting the segments k/2, k/4, …, 1, rounded down.
         """
@@ -82,7 +87,7 @@ class _Leaves:
             points.append(curves.points(at[:, 1], number))
         every = torch.cat(cuts)
         order = every[:, 0].argsort(stable=True)
-        places = w.nonzero()
+        places = (w != 0 if zeros is None else (w != 0) | zeros).nonzero()
         values = w[places[:, 0], places[:, 1]]
         parts = (every[order], torch.cat(sides)[order], torch.cat(points)[order], places, values, mu)
         return _Leaves(*(part.numpy() for part in parts))
@@ -139,44 +144,70 @@ class _Short:
         self._strip, self._proofs, self.chords = strip, proofs, chords & ~folded.smooth
         chord = (folded.upper - folded.slope * folded.lower) / (folded.upper - folded.lower)
         self._rate = (chord - strip.slopes) / strip.width
+        self._over_chord = torch.where(chord > 0, -1 / chord, 0.0)
         self._every = torch.arange(folded.size)
 
-    def completed(self, split: Tensor, w: Tensor, mu: Tensor, objective: Tensor | None) -> Tensor:
+    def completed(
+        self, split: Tensor, w: Tensor, mu: Tensor, objective: Tensor | None, given: Tensor
+    ) -> tuple[Tensor, Tensor | None, Tensor]:
         """(leaves, m) multipliers with the chord's where they are zero and the neuron is in ``chords``, and not split.
 
         The arguments are those of ``Proofs.lower``, with all columns.
+
+        Args:
+            given: (leaves, m) bool, the neurons whose multipliers are written though they are zero.
+
+        Returns:
+            w; v of the neurons with planes, if there are any; and (leaves, m) the coefficients of all q̃.
         """
-        strip = self._strip
-        n, free = strip.folded.inputs, self.chords & (split == 0) & (w == 0)
+        strip, folded = self._strip, self._strip.folded
+        n, free = folded.inputs, self.chords & (split == 0) & (w == 0) & ~strip.over & ~given
         q = of_rows(mu, objective, self._proofs.objectives) @ strip.rows.matrix[:, n:]
         w = w.clone()
-        for start, end in reversed(strip.folded.blocks):
+        v = None if strip.planes is None else torch.zeros(len(w), len(strip.planes.neurons), dtype=torch.float64)
+        for start, end in reversed(folded.blocks):
             mine = q[:, start:end]
             by_chord = free[:, start:end] & (mine < 0)
             w[:, start:end] = torch.where(by_chord, mine * self._rate[start:end], w[:, start:end])
+            if v is not None and strip.planes is not None:
+                which, place = strip.over_of(torch.arange(start, end))
+                over = start + which
+                k, own = mine[:, which] / strip.width[over], w[:, over]
+                by_line = self.chords[over] | given[:, over] | (own != 0)
+                mixed = torch.where(k < 0, own * self._over_chord[over], torch.where(by_line, -k, 0.0))
+                v[:, place] = torch.where(split[:, over] != 0, -k, mixed)
+                q[:, :start] += v[:, place] @ strip.base.matrix[place, n : n + start]
             q[:, :start] += w[:, start:end] @ strip.neurons.matrix[start:end, n : n + start]
-        return w
+        return w, v, q
 
     def shortened(
-        self, split: Tensor, w: Tensor, mu: Tensor, objective: Tensor | None, aim: Tensor
+        self,
+        split: Tensor,
+        w: Tensor,
+        mu: Tensor,
+        objective: Tensor | None,
+        aim: Tensor,
+        given: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Multipliers (leaves, m) to be written and μ with which each leaf proves its aim, and what it proves.
 
-        With the most digits a leaf may prove less than its aim.
+        With the most digits a leaf may prove less than its aim. ``given``: as in ``completed``, by default none.
         """
         w, mu = w.double(), mu.double().clamp(min=0)
-        q_free = self.chords & (split == 0)
+        given = torch.zeros_like(w, dtype=torch.bool) if given is None else given
+        q_free = self.chords & (split == 0) & ~given
         # What the chord's multiplier makes unnecessary.
-        implied = q_free & (self.completed(split, torch.where(q_free, 0.0, w), mu, objective) != 0)
-        w = torch.where(implied, 0.0, w)
+        _, _, q = self.completed(split, w, mu, objective, given)
+        chord = q * self._rate
+        w = torch.where(q_free & ~self._strip.over & (q < 0) & ((w - chord).abs() <= _SAME * chord.abs()), 0.0, w)
         found, found_mu, proven = torch.zeros_like(w), mu.clone(), torch.full((len(w),), -torch.inf).double()
         left = torch.arange(len(w))
         for bits in _BITS:
-            given = torch.where(q_free[left], 0.0, w[left]) if not bits else w[left]
-            short, short_mu = rounded(given, bits or _BITS[1]), rounded(mu[left], bits or _BITS[1])
+            kept = torch.where(q_free[left], 0.0, w[left]) if not bits else w[left]
+            short, short_mu = rounded(kept, bits or _BITS[1]), rounded(mu[left], bits or _BITS[1])
             own = None if objective is None else objective[left]
-            whole = self.completed(split[left], short, short_mu, own)
-            value = self._proofs.lower(split[left], self._every, whole, short_mu, own)
+            whole, v, _ = self.completed(split[left], short, short_mu, own, given[left])
+            value = self._proofs.lower(split[left], self._every, whole, short_mu, own, v)
             value = torch.where(value.isfinite(), value, -torch.inf)
             better = value > proven[left]
             chosen = left[better]
@@ -201,12 +232,31 @@ class Recorded:
         self._spare = _SPARE * (strip.rows.matrix[0].abs().sum() + strip.rows.constant[0].abs())
         self._parts: list[_Leaves] = []
 
-    def closed(self, split: Tensor, columns: Tensor, w: Tensor, mu: Tensor) -> None:
+    def closed(self, split: Tensor, columns: Tensor, w: Tensor, mu: Tensor, v: Tensor | None) -> None:
         """Take nodes that are proven; the arguments are those of ``Proofs.lower``."""
         whole = torch.zeros(len(w), self._strip.folded.size, dtype=torch.float64)
         whole[:, columns] = w.double()
-        short, short_mu, _ = self._short.shortened(split, whole, mu, None, self._spare.expand(len(w)))
-        self._parts.append(_Leaves.of(split, short, short_mu, self._strip.curves))
+        given = torch.zeros_like(whole, dtype=torch.bool)
+        if v is not None:
+            given[:, columns[self._strip.over_of(columns)[0]]] = v != 0
+        self._take(split, whole, mu, given)
+
+    def closed_by_lines(self, split: Tensor, w: Tensor, mu: Tensor, plain: Strip) -> None:
+        """Take nodes that are proven over ``plain``, the tree's relaxation with lines in place of planes.
+
+        The arguments are those of ``Proofs.lower`` with all columns. Neurons with planes have other slopes there.
+        """
+        over = self._strip.over
+        c = of_rows(mu, None, 1) @ plain.rows.matrix + w @ plain.neurons.matrix
+        k = c[:, plain.folded.inputs :] / plain.width
+        whole = torch.where(over, w + (plain.slopes - self._strip.slopes) * k, w)
+        self._take(split, whole, mu, over.expand(len(w), -1))
+
+    def _take(self, split: Tensor, w: Tensor, mu: Tensor, lined: Tensor) -> None:
+        """Take nodes; ``lined``: (nodes, m) bool, the neurons with planes that use their lines there."""
+        given = lined & (split == 0) & ~self._short.chords
+        short, short_mu, _ = self._short.shortened(split, w, mu, None, self._spare.expand(len(w)), given)
+        self._parts.append(_Leaves.of(split, short, short_mu, self._strip.curves, given))
 
     def tree(self, activations: Sequence[int]) -> Certified:
         """The tree, all of whose leaves have been recorded, of a network whose activations are these nodes."""
@@ -217,7 +267,8 @@ class Recorded:
         numbers[used] = np.arange(len(used))
         neurons = _named(strip.folded.places[used], activations)
         slopes = _slopes(strip.folded, strip.slopes, activations)
-        return Certified(slopes, neurons, numbers[chords].tolist(), leaves.written(numbers))
+        branches, planes = leaves.written(numbers), _planes(strip, activations)
+        return Certified(slopes, neurons, numbers[chords].tolist(), branches, planes)
 
 
 class Refined:
@@ -322,6 +373,18 @@ def _slopes(folded: Folded, slopes: Tensor, activations: Sequence[int]) -> np.nd
     return np.concatenate(parts)
 
 
+def _planes(strip: Strip, activations: Sequence[int]) -> list[Plane]:
+    """The planes of a relaxation; neurons are numbered behind all inputs of the network."""
+    folded, planes = strip.folded, strip.planes
+    if planes is None:
+        return []
+    numbers = torch.cat([folded.free, len(folded.center) + torch.arange(folded.size)])
+    counts = torch.bincount(planes.entries[0], minlength=len(planes.neurons)).tolist()
+    neurons, terms = _named(folded.places[planes.neurons], activations), numbers[planes.entries[1]]
+    every = zip(neurons, terms.split(counts), planes.parts.split(counts), planes.bends, strict=True)
+    return [Plane(neuron, *(part.numpy() for part in parts)) for neuron, *parts in every]
+
+
 def _named(places: Tensor, activations: Sequence[int]) -> list[tuple[int, int]]:
     """Neurons, given as nodes and neurons, as numbers of activations and neurons."""
     position = {index: number for number, index in enumerate(activations)}
@@ -332,6 +395,6 @@ def rounded(values: Tensor, bits: int) -> Tensor:
     """Values (leaves, k), each row rounded to multiples of a power of two: the largest has so many bits."""
     if not values.shape[1]:
         return values
-    size = values.abs().amax(1, keepdim=True).clamp(min=2.0**-800)
-    step = torch.exp2(torch.floor(torch.log2(size)) - (bits - 1))
+    size = torch.log2(values.abs().amax(1, keepdim=True).clamp(min=2.0**-800))
+    step = torch.exp2(torch.floor(size) - (bits - 1))
     return (values / step).round() * step

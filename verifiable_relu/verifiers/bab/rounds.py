@@ -120,7 +120,7 @@ def search(
         forest = Forest(system, found.open(system), candidates, mine, memory, left)
         ended = forest.search(rounds.first / max(1, len(forest.open)), together=1)
         outdone = False
-        if ended is None and rounds.above is not None and not options.record and not system.folded.functions:
+        if ended is None and rounds.above is not None and not system.folded.functions:
             trial = _Trial(system, rounds.above, candidates, mine, memory, left)
             outdone = trial.outdoes(forest)
             if outdone:
