@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import re
 from collections.abc import Sequence
@@ -204,9 +205,12 @@ def _bytes(text: str) -> int:
 
 def _hardness(text: str) -> tuple[float, ...]:
     try:
-        return tuple(float(part) for part in text.split(","))
+        found = tuple(float(part) for part in text.split(","))
     except ValueError:
-        raise argparse.ArgumentTypeError(f"'{text}' is no number, nor a list of them") from None
+        found = (math.nan,)
+    if not all(1 <= lam < math.inf for lam in found):
+        raise argparse.ArgumentTypeError(f"'{text}' is no finite number of at least 1, nor a list of them")
+    return found
 
 
 def _named_file(text: str) -> tuple[str, Path]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.util
-import pickle
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from verifiable_relu.arguments import Parser, add_debug, fraction
 from verifiable_relu.data.registry import DATASETS
 from verifiable_relu.errors import InputError
+from verifiable_relu.files import require_writable
 from verifiable_relu.streams import guarded
 
 if TYPE_CHECKING:
@@ -83,8 +83,9 @@ def run(options: argparse.Namespace) -> int:
     Raises:
         InputError: for a model, weights, data, a device or an output file that cannot be used.
     """
-    if options.out.suffix != ".onnx" or not options.out.parent.is_dir():
-        raise InputError("the output is a file *.onnx in a folder that exists", path=options.out)
+    if options.out.suffix != ".onnx":
+        raise InputError("the name of the output file must end in .onnx", path=options.out)
+    require_writable(options.out)
     # Imported here, because the imports load torch, for which --help need not wait.
     import torch
 
@@ -175,7 +176,7 @@ def _load_weights(model: nn.Module, path: Path) -> None:
         model.load_state_dict(state)
     except OSError as error:
         raise InputError(f"cannot be read: {error.strerror}", path=path) from None
-    except (RuntimeError, EOFError, AttributeError, TypeError, ValueError, pickle.UnpicklingError) as error:
+    except Exception as error:  # A damaged file may make torch raise anything.
         raise InputError(f"no weights of this model: {error}", path=path) from None
 
 
