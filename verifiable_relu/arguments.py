@@ -43,6 +43,11 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.label}: {printable(message, LONGEST)} (--help says more)\n")
 
 
+def add_debug(to: argparse._ActionsContainer) -> None:
+    """Add the option ``--debug``, with which ``streams.guarded`` raises what is a fault of the program."""
+    to.add_argument("--debug", action="store_true", help="show the traceback of a fault of the program")
+
+
 def seconds(text: str) -> float:
     """A time limit on the command line: a positive, finite number of seconds.
 

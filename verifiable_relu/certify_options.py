@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from verifiable_relu.arguments import Parser, scheduler, seconds
+from verifiable_relu.arguments import Parser, add_debug, scheduler, seconds
 from verifiable_relu.verifiers.registry import methods
 
 if TYPE_CHECKING:
@@ -128,7 +129,7 @@ def parser() -> Parser:
         help="say of a property file which methods auto would use, in which order and why, and do not answer it",
     )
     shown.add_argument("--quiet", action="store_true", help="print nothing but errors to stderr")
-    shown.add_argument("--debug", action="store_true", help="show the traceback of a fault of the program")
+    add_debug(shown)
     return made
 
 
@@ -204,9 +205,12 @@ def _bytes(text: str) -> int:
 
 def _hardness(text: str) -> tuple[float, ...]:
     try:
-        return tuple(float(part) for part in text.split(","))
+        found = tuple(float(part) for part in text.split(","))
     except ValueError:
-        raise argparse.ArgumentTypeError(f"'{text}' is no number, nor a list of them") from None
+        found = (math.nan,)
+    if not all(1 <= lam < math.inf for lam in found):
+        raise argparse.ArgumentTypeError(f"'{text}' is no finite number of at least 1, nor a list of them")
+    return found
 
 
 def _named_file(text: str) -> tuple[str, Path]:

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from verifiable_relu import __version__
 from verifiable_relu.arguments import Parser, seconds
 from verifiable_relu.errors import InputError
+from verifiable_relu.streams import guarded
 
 if TYPE_CHECKING:
     from verifiable_relu.campaign import Result
@@ -95,7 +96,7 @@ def _named_file(text: str) -> tuple[str, Path]:
 
 
 def main(arguments: Sequence[str] | None = None, alone: bool = False) -> int:
-    """Run the command; returns the exit status: 0 for every verdict, 2 for bad input, 130 if interrupted.
+    """Run the command; returns the exit status (``streams.guarded``): 0 for every verdict.
 
     Args:
         arguments: the command line's arguments; by default those of the process.
@@ -108,17 +109,14 @@ def main(arguments: Sequence[str] | None = None, alone: bool = False) -> int:
         return 0
     if options.command is None:
         made.error("a command is needed: verify or supports")
-    try:
+
+    def work() -> int:
         if options.command == "supports":
             print(_supported(options.capability))
             return 0
         return _verify(options, elapsed() if alone else 0.0)
-    except InputError as error:
-        print(f"solver: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("solver: interrupted", file=sys.stderr)
-        return 130
+
+    return guarded("solver", work)
 
 
 def _supported(capability: str) -> str:

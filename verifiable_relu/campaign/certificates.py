@@ -155,7 +155,9 @@ def check_folder(folder: Path) -> Iterator[tuple[str, str, str, Kept]]:
     try:
         with (folder / TABLE).open(encoding="utf-8", newline="") as file:
             rows = {(row["onnx"], row["vnnlib"]): row["certificate"] for row in csv.DictReader(file)}
-    except (OSError, KeyError, UnicodeDecodeError, csv.Error) as error:
+    except OSError as error:
+        raise InputError(f"no table of certificates: {error.strerror}", path=folder / TABLE) from None
+    except (KeyError, UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"no table of certificates: {error}", path=folder / TABLE) from None
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         waiting = []

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from verifiable_relu.arguments import Parser, scheduler
+from verifiable_relu.arguments import Parser, add_debug, scheduler
 from verifiable_relu.errors import InputError
 from verifiable_relu.streams import complain, guarded
 
@@ -45,7 +45,7 @@ def parser() -> Parser:
     chosen.add_argument("--plan", action="store_true", help="print the cells, what they have and the time; do nothing")
     chosen.add_argument("--table", action="store_true", help="make tables and figures of the records, and nothing else")
     made.add_argument("--quiet", action="store_true", help="print errors only")
-    made.add_argument("--debug", action="store_true", help="show the traceback of a fault of the program")
+    add_debug(made)
     return made
 
 
