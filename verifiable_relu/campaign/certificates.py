@@ -126,6 +126,9 @@ def proofs(queries: Sequence[Query], outcomes: Sequence[Outcome], limit: float) 
     boxes: list[tuple[object, ...]] = []
     for query, outcome in zip(queries, outcomes, strict=True):
         box = tuple(query.property.box.bounds(i) for i in range(query.property.box.size))
+        if not query.property.unsafe:
+            # What never holds is no disjunct, and its box is not counted.
+            continue
         if box not in boxes:
             boxes.append(box)
         proof = outcome.proof or prove(without_head(query), limit)
