@@ -43,6 +43,11 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.label}: {printable(message, LONGEST)} (--help says more)\n")
 
 
+def add_debug(to: argparse._ActionsContainer) -> None:
+    """Add the option ``--debug``, with which ``streams.guarded`` raises what is a fault of the program."""
+    to.add_argument("--debug", action="store_true", help="show the traceback of a fault of the program")
+
+
 def seconds(text: str) -> float:
     """A time limit on the command line: a positive, finite number of seconds.
 
@@ -71,3 +76,14 @@ def fraction(text: str) -> Fraction:
         return Fraction(text)
     except (ValueError, ZeroDivisionError):
         raise ValueError(f"'{printable(text, 40)}' is neither a number nor a fraction like 2/255") from None
+
+
+def scheduler(text: str) -> str:
+    """The address of a Dask scheduler, ``dask://HOST:PORT``.
+
+    Raises:
+        argparse.ArgumentTypeError: for any other text.
+    """
+    if not re.fullmatch(r"dask://[^\s/:]+:[0-9]{1,5}", text):
+        raise argparse.ArgumentTypeError(f"'{printable(text, 80)}' is not of the form dask://HOST:PORT")
+    return text

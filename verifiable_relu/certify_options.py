@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from verifiable_relu.arguments import Parser, seconds
+from verifiable_relu.arguments import Parser, add_debug, scheduler, seconds
 from verifiable_relu.verifiers.registry import methods
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ def parser() -> Parser:
     )
     many.add_argument(
         "--executor",
-        type=_address,
+        type=scheduler,
         metavar="dask://HOST:PORT",
         help="a running Dask scheduler, whose workers answer the instances; they need the same files under the same "
         "paths (pip install 'verifiable-relu[dask]')",
@@ -128,7 +129,7 @@ def parser() -> Parser:
         help="say of a property file which methods auto would use, in which order and why, and do not answer it",
     )
     shown.add_argument("--quiet", action="store_true", help="print nothing but errors to stderr")
-    shown.add_argument("--debug", action="store_true", help="show the traceback of a fault of the program")
+    add_debug(shown)
     return made
 
 
@@ -194,12 +195,6 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def _address(text: str) -> str:
-    if not re.fullmatch(r"dask://[^\s/:]+:[0-9]{1,5}", text):
-        raise argparse.ArgumentTypeError(f"'{text}' is not of the form dask://HOST:PORT")
-    return text
-
-
 def _bytes(text: str) -> int:
     found = re.fullmatch(r"([0-9]+)([KMG]?)", text, re.IGNORECASE)
     size = int(found[1]) << _UNITS[found[2].upper()] if found else 0
@@ -210,9 +205,12 @@ def _bytes(text: str) -> int:
 
 def _hardness(text: str) -> tuple[float, ...]:
     try:
-        return tuple(float(part) for part in text.split(","))
+        found = tuple(float(part) for part in text.split(","))
     except ValueError:
-        raise argparse.ArgumentTypeError(f"'{text}' is no number, nor a list of them") from None
+        found = (math.nan,)
+    if not all(1 <= lam < math.inf for lam in found):
+        raise argparse.ArgumentTypeError(f"'{text}' is no finite number of at least 1, nor a list of them")
+    return found
 
 
 def _named_file(text: str) -> tuple[str, Path]:

@@ -1,11 +1,13 @@
-"""Reading of the user's files, for the whole package: regular files alone, gzipped or not, up to a limit of size."""
+"""The user's files, for the whole package: regular files alone are read, gzipped or not, up to a limit of size."""
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import io
 import os
 import stat
+import tempfile
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -82,6 +84,35 @@ def read_text(path: Path | str, limit: int) -> str:
         return read_bytes(path, limit).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InputError(f"not a text file: byte {error.start} is not UTF-8", path=path) from None
+
+
+def require_writable(path: Path) -> None:
+    """Make certain, before work that takes long, that a file can be written at its end.
+
+    Args:
+        path: the file, which need not exist.
+
+    Raises:
+        InputError: if its folder does not exist or takes no file, if it is a folder itself, or if no file can have its
+            name.
+    """
+    folder = path.parent
+    try:
+        if not folder.is_dir():
+            raise InputError("no such folder", path=folder)
+        if path.is_dir():
+            raise InputError("it is a folder", path=path)
+        # Neither the permissions of a folder nor os.access tell what its file system takes.
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+        with contextlib.suppress(FileNotFoundError):
+            os.lstat(path)
+    except OSError as error:
+        raise InputError(f"cannot be written: {error.strerror}", path=path) from None
+    except InputError:
+        raise
+    except ValueError as error:  # A null character in the name.
+        raise InputError(f"not a file name: {error}", path=path) from None
 
 
 def _all(stream: BinaryIO | gzip.GzipFile | io.RawIOBase, limit: int, check: Callable[[bytes], None] | None) -> bytes:

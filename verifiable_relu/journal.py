@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -195,6 +195,26 @@ class Journal(Generic[T]):
                 written += self._file.write(line[written:])
         except OSError as error:
             self._file.truncate(size)
+            raise unusable(self.folder, error) from None
+
+    def replace(self, records: Iterable[T]) -> None:
+        """Replace all records of the file at once: a kill at any moment leaves the old ones or the new ones.
+
+        Raises:
+            InputError: if the records cannot be written; the file is then as it was before.
+        """
+        assert self._file is not None, "the journal is closed"
+        new = beside(self.path)
+        try:
+            new.unlink(missing_ok=True)
+            with open(os.open(new, NEW, 0o666), "wb") as file:
+                file.writelines(map(self._kind.line, records))
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(new, self.path)
+            self._file.close()
+            self._file = self._opened()
+        except OSError as error:
             raise unusable(self.folder, error) from None
 
     def _opened(self) -> BinaryIO:

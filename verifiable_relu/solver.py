@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from verifiable_relu import __version__
 from verifiable_relu.arguments import Parser, seconds
 from verifiable_relu.errors import InputError
+from verifiable_relu.streams import guarded
 
 if TYPE_CHECKING:
     from verifiable_relu.campaign import Result
@@ -95,7 +96,7 @@ def _named_file(text: str) -> tuple[str, Path]:
 
 
 def main(arguments: Sequence[str] | None = None, alone: bool = False) -> int:
-    """Run the command; returns the exit status: 0 for every verdict, 2 for bad input, 130 if interrupted.
+    """Run the command; returns the exit status (``streams.guarded``): 0 for every verdict.
 
     Args:
         arguments: the command line's arguments; by default those of the process.
@@ -108,17 +109,14 @@ def main(arguments: Sequence[str] | None = None, alone: bool = False) -> int:
         return 0
     if options.command is None:
         made.error("a command is needed: verify or supports")
-    try:
+
+    def work() -> int:
         if options.command == "supports":
             print(_supported(options.capability))
             return 0
         return _verify(options, elapsed() if alone else 0.0)
-    except InputError as error:
-        print(f"solver: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("solver: interrupted", file=sys.stderr)
-        return 130
+
+    return guarded("solver", work)
 
 
 def _supported(capability: str) -> str:
@@ -224,13 +222,14 @@ def _first_version(options: argparse.Namespace, networks: dict[str, Path], left:
     from verifiable_relu.campaign import run
     from verifiable_relu.campaign.inputs import Entry, Loader, verifier
     from verifiable_relu.files import on_disk
+    from verifiable_relu.verifiers.copies import sharing
 
     if options.net is not None:
         networks = {"": on_disk(options.net)}
     if len(networks) != 1:
         raise InputError(f"{len(networks)} networks for a VNN-LIB 1.0 query, which speaks of one", place="--network")
     (file,) = networks.values()
-    method = verifier(options.method)
+    method = verifier(options.method, processes=sharing())
     case = Loader().case(Entry(options.query, file, _UNLIMITED))
     spec = case.spec
     assert spec is not None
@@ -251,8 +250,9 @@ def _second_version(options: argparse.Namespace, networks: dict[str, Path], left
     from verifiable_relu.network.product import Part, product
     from verifiable_relu.spec import Query
     from verifiable_relu.spec.joined import read_joined
+    from verifiable_relu.verifiers.copies import sharing
 
-    method = verifier(options.method)
+    method = verifier(options.method, processes=sharing())
     joined = read_joined(options.query)
     if options.net is not None:
         own = [declared.name for declared in joined.networks if not declared.equal_to]

@@ -20,7 +20,6 @@ from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from benchmarks.common.searched import sub_problems
 from benchmarks.common.study import Study, data_folder
 from benchmarks.verification.competition_instances import instances
 from verifiable_relu.errors import InputError
@@ -163,7 +162,7 @@ def _asked(queries: Sequence[Query], verifier: Verifier, limit: float) -> Mappin
         "reason": str(joined.reason),
         "detail": joined.detail,
         "unstable": joined.unstable,
-        "sub_problems": sub_problems(joined.detail),
+        "sub_problems": joined.subproblems,
         "search": round(joined.seconds.get(verifier.name, 0.0), 4),
         "seconds": round(wall, 4),
         "cpu": round(cpu, 4),

@@ -112,7 +112,7 @@ def _asked(onnx: Path, vnnlib: Path, asked: argparse.Namespace, path: Path) -> d
     from verifiable_relu.check import BadInput, Refused, check
     from verifiable_relu.files import read_bytes
     from verifiable_relu.spec.comparisons import without_head
-    from verifiable_relu.trust.certificate import write_unsat
+    from verifiable_relu.trust.certificate_file import write_unsat
     from verifiable_relu.verifiers.base import Budget, Verdict
     from verifiable_relu.verifiers.certifying import recording
     from verifiable_relu.verifiers.registry import make

@@ -18,7 +18,6 @@ from shutil import rmtree
 from typing import TYPE_CHECKING, Any
 
 import verifiable_relu
-from benchmarks.common.searched import sub_problems
 from benchmarks.verification.competition_instances import Instance
 from verifiable_relu.errors import InputError
 from verifiable_relu.study.machine import commit, load_average
@@ -212,7 +211,7 @@ def _told(result: Result | None, complaint: str) -> dict[str, Any]:
         "trust": record["trust"],
         "decided_by": record["method"],
         "unstable": record["unstable"],
-        "sub_problems": sub_problems(record["detail"]),
+        "sub_problems": record["subproblems"],
         "margin": record["margin"],
         "version": record["versions"]["verifiable_relu"],
     }

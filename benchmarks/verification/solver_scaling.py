@@ -20,7 +20,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.common.searched import sub_problems
 from benchmarks.common.study import Study
 from verifiable_relu.report.markdown import Page
 from verifiable_relu.report.table import Cell, Table
@@ -149,7 +148,7 @@ def _ask(title: dict[str, Any], queries: Iterable[tuple[int, str, Query]], allow
                 "verdict": outcome.verdict.value,
                 "reason": outcome.reason.value,
                 "trust": outcome.trust and outcome.trust.value,
-                "sub_problems": sub_problems(outcome.detail),
+                "sub_problems": outcome.subproblems,
                 "seconds": round(wall, 4),
                 "cpu": round(cpu, 4),
             }

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.common.searched import sub_problems
 from benchmarks.verification import bab_ingredients
 from verifiable_relu.errors import InputError
 from verifiable_relu.study.records import Record, Records, of
@@ -59,18 +58,6 @@ def test_the_options_are_those_of_branch_and_bound() -> None:
     options = dict(bab_ingredients.options_of(Bab()))
     assert bab_ingredients.BATCH in options
     assert {name.partition(".")[0] for name in options} == {field.name for field in fields(Bab)}
-
-
-@pytest.mark.parametrize(
-    ("detail", "count"),
-    [
-        ("24 sub-problems", 24),
-        ("the budget ran out after 3 sub-problems; 4 sub-problems", 7),
-        ("the budget ran out", None),
-    ],
-)
-def test_sub_problems_are_read_from_the_sentence_of_an_outcome(detail: str, count: int | None) -> None:
-    assert sub_problems(detail) == count
 
 
 def test_an_instance_is_asked_once_by_every_variant_and_its_sub_problems_are_counted(

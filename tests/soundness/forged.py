@@ -35,7 +35,7 @@ from verifiable_relu.errors import UnsupportedError
 from verifiable_relu.network import read_onnx
 from verifiable_relu.spec.property import Query
 from verifiable_relu.spec.read import read_vnnlib
-from verifiable_relu.trust.certificate import write_unsat
+from verifiable_relu.trust.certificate_file import write_unsat
 from verifiable_relu.verifiers.bab import Bab
 from verifiable_relu.verifiers.bab.refine import Refinement
 from verifiable_relu.verifiers.bab.rounds import Rounds

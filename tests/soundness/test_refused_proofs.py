@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from tests.support import nets
-from tests.support.certificates import Case, checked, excluded, records
+from tests.support.certificates import Case, checked, excluded, over_planes, records
 from tests.support.solver_cases import ball, mlp, row
 from verifiable_relu.check import Refused
 from verifiable_relu.network import read_onnx, write_onnx
 from verifiable_relu.spec.property import Box, Property, Query
 from verifiable_relu.spec.write import vnnlib_text
-from verifiable_relu.trust.certificate import write_unsat
+from verifiable_relu.trust.certificate_file import write_unsat
 from verifiable_relu.verifiers.bab import Bab
 from verifiable_relu.verifiers.bab.refine import Refinement
 from verifiable_relu.verifiers.bab.rounds import Rounds
@@ -53,19 +53,33 @@ RECORDED = (
 @cache
 def question(kind: str) -> tuple[bytes, Property]:
     """A network, and a property that the outputs at some point of the box violate by next to nothing."""
-    rng = np.random.default_rng({"relu": 5, "leaky": 3, "needle": 1}[kind])
+    rng = np.random.default_rng({"relu": 5, "leaky": 3, "needle": 1, "wide": 3}[kind])
     if kind == "needle":
         point = nets.dyadic(rng, 3, 20)
         wide = Box(point - rng.integers(1, 33, size=3) / 64, point + rng.integers(1, 33, size=3) / 64)
         hidden = nets.needle(rng, point, 2.0**-4, 1 + 2**-12, decoys=3)
         return write_onnx(hidden), excluded(wide, (row({0: 1}, 0),))
-    network = mlp(rng, (3, 4, 4, 2), leaky=kind == "leaky")
+    network = mlp(rng, (3, 12, 2) if kind == "wide" else (3, 4, 4, 2), leaky=kind == "leaky")
     box = ball(np.round(rng.normal(size=3) * 8) / 8, 1.0)
     # The least values of small networks are often at corners.
     shares = np.concatenate([rng.uniform(size=(5_000, 3)), rng.integers(0, 2, (5_000, 3))])
     outputs = network(torch.from_numpy(box.lower + shares * (box.upper - box.lower)))
     value = float((outputs[:, 0] - outputs[:, 1]).min())
     return write_onnx(network), excluded(box, (row({0: 1, 1: -1}, Fraction(int(np.floor(value * 4096)) + 5, 4096)),))
+
+
+def test_planes_that_are_not_above_their_neurons_prove_nothing_to_the_checker(tmp_path: Path) -> None:
+    """The library takes constants of planes that are too small, and the checker computes its own."""
+    network, prop = question("wide")
+    name = "planes that are above their neurons on the active side alone"
+    (fault,) = (fault for fault in FAULTS if fault.name == name)
+    with fault.applied():
+        proof = over_planes(Query(read_onnx(network), prop), SEARCH)
+    text = vnnlib_text(prop).encode()
+    write_unsat(tmp_path / "made", network, text, [(0, proof)])
+    case = Case(network, text, records(tmp_path / "made"))
+    with pytest.raises(Refused, match="not excluded"):
+        checked(tmp_path, case, (tmp_path / "made").read_bytes())
 
 
 @pytest.mark.parametrize(("name", "kind", "method"), RECORDED)

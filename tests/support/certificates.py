@@ -15,16 +15,23 @@ import numpy as np
 import torch
 
 from tests.support.solver_cases import ball, mlp, residual, row
+from verifiable_relu.bounds import crown_relaxation, input_box
 from verifiable_relu.check import check
 from verifiable_relu.network import read_onnx, write_onnx
 from verifiable_relu.spec.property import Box, Polytope, Property, Query
 from verifiable_relu.spec.write import vnnlib_text
-from verifiable_relu.trust.certificate import write_unsat
+from verifiable_relu.trust.certificate import Proof
+from verifiable_relu.trust.certificate_file import write_unsat
 from verifiable_relu.verifiers.bab import Bab
+from verifiable_relu.verifiers.bab.above import Above
+from verifiable_relu.verifiers.bab.forest import Candidates, Forest
 from verifiable_relu.verifiers.bab.refine import Refinement
 from verifiable_relu.verifiers.bab.rounds import Rounds
+from verifiable_relu.verifiers.bab.strip import Slopes
+from verifiable_relu.verifiers.bab.system import System
 from verifiable_relu.verifiers.bab.tree import Search
 from verifiable_relu.verifiers.base import Budget, Verdict, Verifier
+from verifiable_relu.verifiers.recording import Recorder
 from verifiable_relu.verifiers.split_recording import RecordedSplit
 
 Records = list[dict[str, Any]]
@@ -87,7 +94,7 @@ def excluded(box: Box, rows: Polytope) -> Property:
 def one_point(network: bytes, digest_of: bytes, point: list[Fraction]) -> Records:
     """A certificate of sat."""
     digests = {"network": hashlib.sha256(network).hexdigest(), "property": hashlib.sha256(digest_of).hexdigest()}
-    return [{"certificate": 3, "claim": "sat", **digests, "says": ""}, {"point": [str(x) for x in point]}, {"end": 2}]
+    return [{"certificate": 4, "claim": "sat", **digests, "says": ""}, {"point": [str(x) for x in point]}, {"end": 2}]
 
 
 def near(value: float) -> Fraction:
@@ -106,6 +113,42 @@ def refined_case(folder: Path, kind: str = "mlp") -> Case:
     """A network whose proof begins with tighter bounds of neurons."""
     rounds = Rounds(Refinement(leaves=8), first=0, patience=0)
     return proven(folder, *question(kind), Bab(search=Search(record=True, steps=0, finishing=0), rounds=rounds))
+
+
+def over_planes(query: Query, search: Search, above: Above | None = None) -> Proof:
+    """The proof that a query is unsat by trees that have planes over their neurons from the beginning."""
+    prop, recorder = query.property, Recorder.of(query.network)
+    never = lambda: False  # noqa: E731
+    with torch.no_grad():
+        box = input_box([prop], query.network)
+        relaxation = crown_relaxation(query.network.to(torch.float64), box, coarse=recorder.coarse)
+        polytopes = list(range(len(prop.unsafe)))
+        system = System.of(query, relaxation, 0, polytopes, Slopes(), never)
+        system = system.with_planes(above or Above(), polytopes, never)
+        forest = Forest(system, polytopes, Candidates(query, "bab"), search, 1 << 30, lambda: 600.0)
+        forest.search()
+        activations = query.network.activations
+        trees = {number: (forest.order(number), forest.recorded[number].tree(activations), ()) for number in polytopes}
+        proof = recorder.proof(relaxation, 0, prop, trees)
+    assert proof is not None
+    return proof
+
+
+@cache
+def planes_case(folder: Path, seed: int, **search: Any) -> Case:
+    """A network whose proof is a tree of several leaves over planes."""
+    rng = np.random.default_rng(seed)
+    network = mlp(rng, (4, 9, 8, 2))
+    box = ball(np.round(rng.normal(size=4) * 8) / 8, 1.0)
+    shares = np.concatenate([rng.uniform(size=(20_000, 4)), rng.integers(0, 2, (20_000, 4))])
+    outputs = network(torch.from_numpy(box.lower + shares * (box.upper - box.lower)))
+    values = outputs[:, 0] - outputs[:, 1]
+    low, high = float(values.min()), float(values.max())
+    prop = excluded(box, (row({0: 1, 1: -1}, near(low - 0.01 * (high - low))),))
+    data, text = write_onnx(network), vnnlib_text(prop).encode()
+    proof = over_planes(Query(read_onnx(data), prop), Search(record=True, **search))
+    write_unsat(folder / "made", data, text, [(0, proof)])
+    return Case(data, text, records(folder / "made"))
 
 
 @cache

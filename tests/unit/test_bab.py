@@ -68,6 +68,43 @@ def test_verdicts_agree_with_enumeration(leaky: bool) -> None:
         check(query, outcome, margin)
 
 
+def rescaled(query: Query, power: int) -> Query:
+    """The query with every neuron multiplied by 2^power, and with coefficients that become integers of 52 bits."""
+    nodes, before = [], 0
+    last = query.network.nodes[-1]
+    for node in query.network.nodes:
+        if isinstance(node, Linear):
+            after = 0 if node is last else power
+            weight, bias = node.weight.double() * 2.0 ** (after - before), node.bias.double() * 2.0**after
+            node, before = replace(node, weight=weight, bias=bias), after
+        nodes.append(node)
+    longer = 1 + Fraction(1, 2**51)
+    rows = [
+        tuple(replace(r, coefficients=tuple((i, c * longer) for i, c in r.coefficients)) for r in polytope)
+        for polytope in query.property.unsafe
+    ]
+    return Query(chain(nodes), replace(query.property, unsafe=tuple(rows)))
+
+
+@pytest.mark.parametrize("power", [-70, 0, 70])
+def test_linear_programs_decide_whatever_the_scale_of_neurons_and_rows(
+    power: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each node is left to its linear program at once; HiGHS takes no number above 1e15."""
+    programs, solve, asked = Bab(search=Search(steps=0, finishing=0, stalled=1e12, exact=1e12)), Program.solve, []
+
+    def counted(self: Program, split: Tensor, seconds: float) -> Hint:
+        asked.append(split)
+        return solve(self, split, seconds)
+
+    monkeypatch.setattr(Program, "solve", counted)
+    cases = [random_query(seed, leaky=seed % 2 == 0, dyadic=True) for seed in (7, 11)]
+    given = [rescaled(query, power) for query, _ in cases]
+    for query, (_, margin), outcome in zip(given, cases, decide(*given, seconds=60.0, method=programs), strict=True):
+        check(query, outcome, margin)
+    assert len(asked) > 2
+
+
 def folded(network: Network, box: Box) -> tuple[Folded, Rows]:
     """The folded system, and the network's outputs as its forms."""
     bounds = crown_relaxation(network.to(torch.float64), input_box([Property(box, ())], network))

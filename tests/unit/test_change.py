@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tests.support.families import (
     COUPLED,
@@ -34,7 +34,7 @@ from tests.support.families import (
 from verifiable_relu.bounds import Bounds, change, substitution_change
 from verifiable_relu.bounds.activations import image
 from verifiable_relu.errors import InputError, UnsupportedError
-from verifiable_relu.network import hardened, read_onnx
+from verifiable_relu.network import from_torch, hardened, read_onnx
 from verifiable_relu.network.build import Builder
 from verifiable_relu.network.dispatch import Table
 from verifiable_relu.network.graph import Network
@@ -54,6 +54,7 @@ from verifiable_relu.network.nodes import (
     Scale,
     Sparse,
 )
+from verifiable_relu.nn import LambdaGELU, substitute_relu
 
 SPECS = Path(__file__).parents[2] / "specs"
 DEEPEST = 0.16997120747990369
@@ -383,3 +384,22 @@ def test_faults_are_seen(fault: Patch, monkeypatch: pytest.MonkeyPatch) -> None:
             for make in (mlp, residual):
                 family = hardened(make(seed), 1.0)
                 assert_holds(family, boxes(family))
+
+
+@pytest.mark.parametrize("parts", ["normalised before", "relu before and behind"])
+def test_relus_beside_gates_stay_and_the_change_holds_through_them(parts: str) -> None:
+    torch.manual_seed(1)
+    gate = LambdaGELU(4.0)
+    front: list[nn.Module] = [nn.LayerNorm(6)] if parts == "normalised before" else [nn.ReLU()]
+    model = nn.Sequential(nn.Linear(3, 6), *front, nn.Linear(6, 8), gate, nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 2))
+    model = model.double().eval().requires_grad_(False)
+    network = from_torch(model, (3,)).to(torch.float64)
+    family = hardened(network)
+    assert sum(isinstance(node, Hardened) for node in family.nodes) == 1
+    assert any(isinstance(node, Relu) for node in family.nodes)
+    x = 3 * torch.rand(400, 3, dtype=torch.float64) - 1
+    found = substitution_change(network, Bounds(x.amin(0, keepdim=True), x.amax(0, keepdim=True)))
+    assert bool(found.lower.isfinite().all()) and bool(found.upper.isfinite().all())
+    seen = substitute_relu(model)(x) - model(x)
+    assert float(seen.abs().max()) > 0
+    assert_within(found, seen[:, None])

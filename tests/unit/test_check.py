@@ -18,8 +18,17 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from tests.support.certificates import Case, Records, checked, one_point, tree_case, written
+from verifiable_relu.campaign.certificates import proofs
 from verifiable_relu.check import BadInput, Refused
 from verifiable_relu.check.checker import VERSION
+from verifiable_relu.check.conditions import read_property
+from verifiable_relu.network import read_onnx
+from verifiable_relu.spec.property import Query
+from verifiable_relu.spec.read import read_vnnlib
+from verifiable_relu.trust.certificate_file import write_unsat
+from verifiable_relu.verifiers.bab import Bab
+from verifiable_relu.verifiers.base import Budget
+from verifiable_relu.verifiers.certifying import recording
 
 Fault = Callable[[Records], Records | bytes]
 
@@ -350,7 +359,7 @@ def by_hand(prop: bytes, least: str, lower: list[int] | None = None, upper: list
     network = distance()
     digests = {"network": hashlib.sha256(network).hexdigest(), "property": hashlib.sha256(prop).hexdigest()}
     records = [
-        {"certificate": 3, "claim": "unsat", **digests, "says": ""},
+        {"certificate": 4, "claim": "unsat", **digests, "says": ""},
         {"part": {"box": 0, "polytopes": [[{"y": [[0, "-1"]], "most": "-" + least}]]}},
         {"root": 1},
         {"activation": "r", "lower": lower or [0, -1, -1], "upper": upper or [0, 1, 1], "slopes": [0, 0, 0]},
@@ -466,6 +475,51 @@ def test_every_box_is_asked_for(tmp_path: Path) -> None:
     second[0]["part"]["box"] = 1
     # The third box is empty.
     assert "in 2 boxes" in checked(tmp_path, case, written([*case.records[:-1], *second]))
+
+
+@pytest.mark.parametrize("never", ["(>= 1 2)", "(< 2 2)", "(< Y_0 Y_0)", "(>= (- Y_0 Y_0) 1)"])
+@pytest.mark.parametrize("always", ["(<= 1 2)", "(>= Y_0 Y_0)"])
+def test_conditions_without_variables_hold_or_do_not(never: str, always: str, tmp_path: Path) -> None:
+    """As the verifier reads them: what never holds is no disjunct, and what always holds asks for nothing."""
+    head, _, _ = at_most("1.125").decode().rpartition("(assert")
+
+    def said(condition: str, records: Records | None = None) -> str:
+        text = f"{head}(assert {condition})\n"
+        (tmp_path / "p.vnnlib").write_text(text)
+        theirs = [len(each.unsafe) for each in read_vnnlib(tmp_path / "p.vnnlib").properties]
+        assert sum(theirs) == len(read_property(text, 1, 1)), condition
+        case = by_hand(text.encode(), "1.125")
+        return checked(tmp_path, case, written(case.records if records is None else [case.records[0]]))
+
+    assert said(f"(or {never} (and {always} (>= Y_0 1.125)))").startswith("unsat: ")
+    assert said(f"(and {never} (>= Y_0 1))", []).startswith("unsat: ")
+    for condition in (f"(or {always} (>= Y_0 1.125))", f"(or {never} {always})"):
+        with pytest.raises(Refused, match="nothing is said of disjunct"):
+            said(condition)
+        with pytest.raises(Refused, match="nothing is said of disjunct"):
+            said(condition, [])
+
+
+@pytest.mark.parametrize(
+    "empty",
+    [
+        "(and (<= X_0 -2) (>= Y_0 2))",
+        "(and (< X_0 0.5) (>= X_0 0.5) (>= Y_0 0))",
+        "(and (<= X_0 0.5) (> 1 2))",
+    ],
+)
+def test_boxes_that_nothing_lies_in_are_not_counted(empty: str, tmp_path: Path) -> None:
+    """By the checker as by whoever numbers the boxes of a certificate, wherever the disjunct stands."""
+    head, _, _ = at_most("1.125").decode().rpartition("(assert")
+    for parts in (f"{empty} (>= Y_0 1.125)", f"(>= Y_0 1.125) {empty}"):
+        text = f"{head}(assert (or {parts}))\n"
+        (tmp_path / "p.vnnlib").write_text(text)
+        network = read_onnx(distance())
+        queries = [Query(network, prop) for prop in read_vnnlib(tmp_path / "p.vnnlib").properties]
+        outcomes = recording(Bab()).verify(queries, Budget.each(60.0, len(queries)))
+        write_unsat(tmp_path / "made", distance(), text.encode(), list(proofs(queries, outcomes, 60.0)))
+        case = Case(distance(), text.encode(), [])
+        assert checked(tmp_path, case, (tmp_path / "made").read_bytes()).startswith("unsat: ")
 
 
 def test_a_point_is_checked_exactly(tmp_path: Path) -> None:

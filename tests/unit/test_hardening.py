@@ -214,12 +214,25 @@ def test_the_command_hardens_a_model_of_a_file(tmp_path: Path, capsys: pytest.Ca
         ({2: str(tmp_path / "bad.pt")}, "no weights of this model"),
         ({2: str(tmp_path / "none.pt")}, "cannot be read"),
         ({4: str(tmp_path / "none.npz")}, "none.npz"),
-        ({6: str(tmp_path / "n.txt")}, r"a file \*.onnx"),
+        ({6: str(tmp_path / "n.txt")}, "must end in .onnx"),
+        ({6: str(tmp_path / "none" / "n.onnx")}, "no such folder"),
+        ({6: str(tmp_path / ("n" * 5000 + ".onnx"))}, "cannot be written"),
     ):
         assert main([change.get(i, text) for i, text in enumerate(asked)]) == 2
         error = capsys.readouterr().err
         assert error.startswith("harden: ") and error.count("\n") == 1, error
         assert re.search(message, error), error
+
+
+def test_damaged_weights_of_any_kind_are_named(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text("import torch\nnet = torch.nn.Linear(2, 2)\n")
+    named, file = f"{tmp_path / 'net.py'}:net", tmp_path / "w.pt"
+    torch.save(load(named).state_dict(), file)
+    good = file.read_bytes()
+    for damaged in (b"", b"junk", b"\0" * 100, b"\x80\x02.", b"PK\3\4", good[:100], good[: len(good) // 2], good[50:]):
+        file.write_bytes(damaged)
+        with pytest.raises(InputError, match=r"w\.pt: no weights of this model"):
+            load(named, file)
 
 
 def test_the_module_is_the_command() -> None:

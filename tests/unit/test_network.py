@@ -300,7 +300,17 @@ def test_only_the_largest_number_of_its_own_type_stands_for_no_end(kind: str, hi
     of = getattr(TensorProto, kind)
     constant = np.array(high, helper.tensor_dtype_to_np_dtype(of))
     network = read_onnx(model([node("Clip", ["x", "", "h"], ["y"])], (1, 2), {"h": constant}, 13, kind=of))
-    assert network(torch.full((1, 2), 1e40, dtype=torch.float64)).tolist() == [[expected] * 2]
+    found = network(torch.full((1, 2), 1e40, dtype=torch.float64))
+    torch.testing.assert_close(found, torch.full_like(found, expected), rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize(("operator", "end"), [("Min", 1e12), ("Max", -1e9), ("Min", 5e3)])
+def test_an_end_that_is_far_from_the_values_does_not_drown_them_in_rounding(operator: str, end: float) -> None:
+    network = read_onnx(model([node(operator, ["x", "e"], ["y"])], (1, 3), {"e": np.float32(end)}, 13))
+    x = torch.tensor([[0.1, -1e-4, 3.0]])
+    assert torch.equal(network(x), x)
+    beyond = torch.full((1, 3), 2 * end)
+    torch.testing.assert_close(network(beyond), beyond / 2)
 
 
 def test_affine_maps_of_matmul_and_add_are_one() -> None:

@@ -13,7 +13,7 @@ import torch
 from onnx import TensorProto, numpy_helper
 from onnx.helper import make_graph, make_model, make_node, make_opsetid, make_tensor_value_info
 
-from verifiable_relu.errors import InputError
+from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.network import Chosen, read_onnx
 from verifiable_relu.solver import main
 
@@ -75,6 +75,23 @@ def test_several_inputs_and_outputs_are_one_vector_each(opset: int) -> None:
         )
 
 
+@pytest.mark.parametrize("inputs", [1, 2])
+def test_no_output_is_lost_where_all_are_numbers(inputs: int) -> None:
+    made = onnx.load_model_from_string(model())
+    del made.graph.output[1]
+    if inputs == 1:
+        del made.graph.input[1]
+        made.graph.initializer.append(numpy_helper.from_array(np.ones((1, 2, 2), np.float32), "b"))
+    network = read_onnx(made.SerializeToString())
+    assert network.output_size == 3 and list(network.ports)[inputs:] == ["y", "mean"]
+    x = np.random.default_rng(0).normal(size=(5, 7)).astype(np.float32)
+    x[:, 3:] = 1
+    hidden = np.maximum(x[:, :3] @ A + 1, 0)
+    expected = np.concatenate([hidden @ B, hidden.mean(1, keepdims=True)], 1)
+    found = network(torch.from_numpy(x[:, : network.input_size])).numpy().reshape(5, -1)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
 def test_tensors_are_taken_in_the_order_in_which_they_are_named() -> None:
     plain, other = read_onnx(model()), read_onnx(model(), chosen=Chosen(("b", "a"), ("mean", "y"), ("hidden",)))
     x = torch.from_numpy(np.random.default_rng(0).normal(size=(4, 7)).astype(np.float32))
@@ -94,6 +111,33 @@ def test_outputs_of_other_types_are_left_out_with_what_only_they_need() -> None:
     assert network.input_shape == (3,) and network.output_shape == (2,) and list(network.ports) == ["a", "y"]
     operators = {node.op_type for node in onnx.load_model_from_string(network.onnx or b"").graph.node}
     assert "MatMul" in operators and "ArgMax" not in operators
+
+
+def two_outputs(second: int = TensorProto.FLOAT) -> bytes:
+    """Outputs y = x·A and r = relu(y), of which r may be cast to another type."""
+    graph = make_graph(
+        [
+            make_node("MatMul", ["x", "A"], ["y"]),
+            make_node("Relu", ["y"], ["relu"]),
+            make_node("Cast", ["relu"], ["r"], to=second),
+        ],
+        "two",
+        [make_tensor_value_info("x", TensorProto.FLOAT, [1, 3])],
+        [make_tensor_value_info("y", TensorProto.FLOAT, [1, 4]), make_tensor_value_info("r", second, [1, 4])],
+        [numpy_helper.from_array(A, "A")],
+    )
+    made: bytes = make_model(graph, opset_imports=[make_opsetid("", 17)], ir_version=8).SerializeToString()
+    return made
+
+
+def test_all_outputs_are_read_where_every_one_of_them_has_floating_point_numbers() -> None:
+    network = read_onnx(two_outputs())
+    assert network.output_size == 8 and network.ports == {"x": (1, 3), "y": (1, 4), "r": (1, 4)}
+    x = torch.from_numpy(np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32))
+    y = x @ torch.from_numpy(A)
+    torch.testing.assert_close(network(x).reshape(5, 8), torch.cat([y, y.relu()], 1))
+    with pytest.raises(UnsupportedError, match="outputs of different types, double and float"):
+        read_onnx(two_outputs(TensorProto.DOUBLE))
 
 
 @pytest.mark.parametrize(

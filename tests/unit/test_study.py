@@ -6,6 +6,7 @@ import json
 import pickle
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,9 @@ from verifiable_relu.network import read_onnx
 from verifiable_relu.spec import read_vnnlib
 from verifiable_relu.study import asking
 from verifiable_relu.study.__main__ import main
+from verifiable_relu.study.answers import each, gathered, question
 from verifiable_relu.study.cells import Places
+from verifiable_relu.study.pool import executed
 from verifiable_relu.study.records import Records
 from verifiable_relu.study.runner import Study
 from verifiable_relu.study.state import State
@@ -152,7 +155,7 @@ def test_a_fault_of_a_suite_is_an_error_with_its_line(
 
 def test_suites_of_the_package_are_read_and_announce_claims() -> None:
     names = sorted(path.stem for path in SHIPPED.glob("*.toml"))
-    assert names == ["full", "small", "smoke"]
+    assert names == ["full", "pareto", "screening", "small", "smoke"]
     for name in names:
         suite = read(find(name))
         assert suite.name == name and suite.claims and suite.cut and suite.tuning
@@ -169,6 +172,9 @@ def test_bad_arguments_are_one_line_and_make_no_folder(tmp_path: Path, capsys: p
         assert main([*given, *out]) == 2
         error = capsys.readouterr().err
         assert error.startswith("study: ") and error.endswith(f"{said}\n") and error.count("\n") == 1
+    with pytest.raises(SystemExit, match="2"):
+        main(["smoke", "--executor", "dask://here", *out])
+    assert "'dask://here' is not of the form dask://HOST:PORT" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
@@ -223,12 +229,15 @@ def test_a_study_that_is_killed_goes_on_without_losing_or_repeating_anything(
     assert [r["status"] for r in before if r["kind"] == "training"] == ["failed", "trained"]
     places.checkpoint(damaged).unlink()
 
-    with Records(places.folder) as records:
-        Study(suite, places, records, 1, lambda line: None).run()
+    # It goes on elsewhere, over an executor.
+    with Records(places.folder) as records, ThreadPoolExecutor(1) as executor:
+        Study(suite, places, records, executed(executor, 1), lambda line: None).run()
     after = [record for record in lines(places.folder) if record["kind"] != "note"]
-    assert after[: len(before)] == before
-    assert [r["status"] for r in after[len(before) :] if r["kind"] == "training"] == ["trained"]
+    known = [record for record in before if record["kind"] != "answer"]
+    assert after[: len(known)] == known
+    assert [r["status"] for r in after[len(known) :] if r["kind"] == "training"] == ["trained"]
     state = State.of(after)
+    assert State.of(before).answers.items() <= state.answers.items()
     for cell in suite.cells():
         right = state.right(cell, 10)
         assert right and places.network(cell).is_file() and not places.checkpoint(cell).exists()
@@ -236,8 +245,9 @@ def test_a_study_that_is_killed_goes_on_without_losing_or_repeating_anything(
         assert right == asking.right(network, test, np.arange(10)).tolist()
         wanted = {(cell.name, eps, by, i) for eps in ("0.05", "0.2") for by in ("crown", "auto") for i in right}
         assert wanted == {question for question in state.answers if question[0] == cell.name}
-    asked = Counter((r["cell"], r["eps"], r["method"], r["image"]) for r in after if r["kind"] == "answer")
-    assert set(asked.values()) == {1}
+    # The answers that came one by one stand together now, each once.
+    asked = Counter(question(answer) for r in after if r["kind"] == "answers" for answer in each(r))
+    assert set(asked.values()) == {1} and not any(r["kind"] == "answer" for r in after)
     # What one method proves, none refutes; the attack and the search are part of auto.
     for (cell, eps, method, image), answer in state.answers.items():
         other = state.answers[cell, eps, "auto" if method == "crown" else "crown", image]
@@ -269,6 +279,38 @@ def test_answers_are_asked_again_only_where_another_run_could_say_more() -> None
         1.0, verdict="unknown", reason="memory"
     )
     assert not State().answered(("c", "0.1", "auto", 3), 1.0)
+
+
+def answer(image: int, seconds: float, **fields: object) -> dict[str, Any]:
+    known = {"kind": "answer", "cell": "c", "eps": "0.1", "method": "auto", "verdict": "unsat", "limit": 5.0}
+    own = {"seconds": seconds, "subproblems": image, "unstable": None, "margin": 0.5}
+    return {**known, "image": image, **own, **fields}
+
+
+def test_answers_that_stand_together_are_those_that_came_one_by_one_and_the_last_one_counts() -> None:
+    late = answer(2, 5.0, verdict="unknown")
+    records = [answer(1, 0.1), late, answer(3, 0.3), answer(2, 0.2, limit=9.0), answer(1, 0.4, eps="0.2"), answer(1, 7)]
+    together = gathered([{"kind": "note", "text": "n"}, *records])
+    assert [r["kind"] for r in together] == ["note", *3 * ["answers"]]
+    assert together[1]["image"] == [1, 3] and together[1]["seconds"] == [7, 0.3] and together[1]["margin"] == 0.5
+    assert State.of(together).answers == State.of(records).answers and late not in State.of(together).answers.values()
+    more = [*together, answer(4, 0.1), answer(3, 1.0)]
+    assert State.of(gathered(more)).answers == State.of(more).answers and len(gathered(more)) == len(together)
+
+
+def test_a_kill_while_records_are_replaced_leaves_the_old_ones(tmp_path: Path) -> None:
+    with Records(tmp_path) as records:
+        records.append("answer", answer(1, 0.1))
+        with pytest.raises(ValueError, match="JSON"):
+            records.replace([answer(2, 0.2), answer(3, float("nan"))])
+        records.append("answer", answer(4, 0.4))
+        assert [record["image"] for record in lines(tmp_path)] == [record["image"] for record in records.all] == [1, 4]
+    # The half-written file of a run that was killed then is in nobody's way.
+    (tmp_path / ".records.jsonl.new").write_bytes(b'{"kind": "answer"')
+    with Records(tmp_path) as records:
+        records.replace(gathered(records.all))
+        records.append("note", {"text": "n"})
+    assert [record["kind"] for record in lines(tmp_path)] == ["answers", "note"]
 
 
 def test_records_are_the_latest_of_the_cells_that_the_suite_has(tmp_path: Path) -> None:

@@ -272,7 +272,7 @@ def test_numbers_and_sizes_of_the_command_line_are_read() -> None:
 def test_every_option_is_on_the_command_line() -> None:
     values = vars(parser().parse_args(["--data", "digits", "--out", "x.onnx"]))
     assert values.pop("out") == Path("x.onnx") and values.pop("device") == "auto"
-    assert values.pop("tensorboard") is None
+    assert values.pop("tensorboard") is None and not values.pop("debug")
     assert Options(**values) == Options("digits")
 
 

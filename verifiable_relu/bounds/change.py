@@ -50,6 +50,7 @@ from verifiable_relu.network.nodes import (
     Linear,
     Node,
     Permute,
+    Relu,
     Reshape,
     Scale,
     Smooth,
@@ -155,6 +156,9 @@ class Differences(Rules):
                 on, off = pre.lower >= 0, pre.upper <= 0
                 self._slopes[index] = Bounds(on.to(zero), (~off).to(zero))
                 self._gaps[index] = gap(node, pre)
+            case Relu():
+                # Both networks have it, and ``pre`` holds the inputs of both.
+                self._slopes[index] = Bounds((pre.lower >= 0).to(zero), (pre.upper > 0).to(zero))
             case Identity():
                 self._slopes[index] = Bounds(one, one)
             case Smooth():

@@ -23,7 +23,8 @@ from verifiable_relu.files import on_disk, read_bytes
 from verifiable_relu.network.family import least_hardness
 from verifiable_relu.spec.comparisons import without_head
 from verifiable_relu.spec.property import Query
-from verifiable_relu.trust.certificate import Cover, Proof, write_sat, write_unsat
+from verifiable_relu.trust.certificate import Cover, Proof
+from verifiable_relu.trust.certificate_file import write_sat, write_unsat
 from verifiable_relu.verifiers.base import Outcome, Verdict
 from verifiable_relu.verifiers.certifying import prove
 
@@ -125,6 +126,9 @@ def proofs(queries: Sequence[Query], outcomes: Sequence[Outcome], limit: float) 
     boxes: list[tuple[object, ...]] = []
     for query, outcome in zip(queries, outcomes, strict=True):
         box = tuple(query.property.box.bounds(i) for i in range(query.property.box.size))
+        if not query.property.unsafe:
+            # What never holds is no disjunct, and its box is not counted.
+            continue
         if box not in boxes:
             boxes.append(box)
         proof = outcome.proof or prove(without_head(query), limit)
@@ -154,7 +158,9 @@ def check_folder(folder: Path) -> Iterator[tuple[str, str, str, Kept]]:
     try:
         with (folder / TABLE).open(encoding="utf-8", newline="") as file:
             rows = {(row["onnx"], row["vnnlib"]): row["certificate"] for row in csv.DictReader(file)}
-    except (OSError, KeyError, UnicodeDecodeError, csv.Error) as error:
+    except OSError as error:
+        raise InputError(f"no table of certificates: {error.strerror}", path=folder / TABLE) from None
+    except (KeyError, UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"no table of certificates: {error}", path=folder / TABLE) from None
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         waiting = []

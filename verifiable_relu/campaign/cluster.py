@@ -10,6 +10,7 @@ import pickle
 import threading
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -68,6 +69,12 @@ class Cluster:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._client.close()
+
+    @property
+    def executor(self) -> Executor:
+        """The cluster as an executor of ``concurrent.futures``."""
+        made: Executor = self._client.get_executor(pure=False)
+        return made
 
     def submit(self, tell: Callable[[Answered], Any], *arguments: object) -> Any:
         """Dask's future of ``_answer`` with these arguments; ``tell`` takes answers of any part as they come."""

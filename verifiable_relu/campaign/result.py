@@ -74,6 +74,7 @@ class Result:
         detail: a sentence for the user, such as why the verdict is *unknown*.
         stages: the time in seconds, by stage.
         unstable: the largest number of unstable neurons of any query; None where none was computed.
+        subproblems: the number of sub-problems of all queries that were bounded; None where a method did not count.
         network: the digest of the network.
         query: the digest of the queries; empty if the input was bad.
         verifier: the ``repr`` of the verifier.
@@ -95,6 +96,7 @@ class Result:
     detail: str = ""
     stages: Mapping[str, float] = field(default_factory=dict)
     unstable: int | None = None
+    subproblems: int | None = None
     network: str = ""
     query: str = ""
     verifier: str = ""
@@ -246,6 +248,7 @@ _FIELDS: dict[str, Field] = {
     "detail": _text,
     "stages": _named(_number),
     "unstable": _maybe(_count),
+    "subproblems": _maybe(_count),
     "network": _text,
     "query": _text,
     "verifier": _text,
@@ -267,6 +270,8 @@ def join(outcomes: Sequence[Outcome]) -> Outcome:
         for stage, seconds in outcome.seconds.items():
             stages[stage] = stages.get(stage, 0.0) + seconds
     unstable = max((o.unstable for o in outcomes if o.unstable is not None), default=None)
+    counts = [o.subproblems for o in outcomes if o.subproblems is not None]
+    subproblems = sum(counts) if len(counts) == len(outcomes) else None
     for outcome in outcomes:
         if outcome.verdict is Verdict.SAT:
             return Outcome(
@@ -279,6 +284,7 @@ def join(outcomes: Sequence[Outcome]) -> Outcome:
                 outcome.detail,
                 stages,
                 unstable,
+                subproblems,
             )
     margins = [o.margin for o in outcomes if o.margin is not None]
     margin = min(margins) if len(margins) == len(outcomes) else None
@@ -286,12 +292,17 @@ def join(outcomes: Sequence[Outcome]) -> Outcome:
     if not undecided:
         trust = min((o.trust for o in outcomes if o.trust is not None), key=_TRUST.index, default=None)
         details = "; ".join(dict.fromkeys(o.detail for o in outcomes if o.detail))
-        return Outcome(Verdict.UNSAT, Reason.PROVED, _methods(outcomes), trust, margin, None, details, stages, unstable)
+        method = _methods(outcomes)
+        return Outcome(
+            Verdict.UNSAT, Reason.PROVED, method, trust, margin, None, details, stages, unstable, subproblems
+        )
     worst = min(undecided, key=lambda o: _SEVERITY.index(o.reason))
     detail = worst.detail
     if len(outcomes) > 1:
         detail = f"{len(undecided)} of {len(outcomes)} boxes are undecided: {detail}"
-    known = {"margin": margin, "witness": worst.witness, "seconds": stages, "unstable": unstable}
+    known = {
+        "margin": margin, "witness": worst.witness, "seconds": stages, "unstable": unstable, "subproblems": subproblems,
+    }  # fmt: skip
     return Outcome.unknown(worst.reason, _methods(undecided), detail, **known)
 
 

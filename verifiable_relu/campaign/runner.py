@@ -337,6 +337,7 @@ class _Campaign:
                 joined.detail,
                 joined.seconds,
                 joined.unstable,
+                joined.subproblems,
                 network.digest,
                 case.digest,
                 self.method,

@@ -1,6 +1,6 @@
 """``python -m verifiable_relu.check CERTIFICATE --net NET.onnx --spec PROPERTY.vnnlib``: check a certificate.
 
-Exit status 0: accepted; 1: refused; 2: a file cannot be read.
+Exit status 0: accepted; 1: refused; 2: a file cannot be read; 130: interrupted.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from verifiable_relu.check import BadInput, Refused, check
 
@@ -24,12 +25,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BadInput as error:
         print(f"check: {_line(error)}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("check: interrupted", file=sys.stderr)
+        return 130
     return 0
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line, as those of the other commands, whose code the checker does not share."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"check: {_line(message)} (--help says more)\n")
 
 
 def parser() -> argparse.ArgumentParser:
     """The parser of the command line."""
-    made = argparse.ArgumentParser(
+    made = _Parser(
         prog="verifiable-relu check",
         description="Check a certificate without trusting who wrote it.",
         epilog="Exit status 0: accepted; 1: refused; 2: a file cannot be read.",
@@ -40,7 +51,7 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def _line(error: Exception) -> str:
+def _line(error: object) -> str:
     """The message as one line that does nothing to a terminal."""
     text = " ".join(str(error).split())
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)[:500]

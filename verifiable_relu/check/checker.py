@@ -20,7 +20,7 @@ from verifiable_relu.check.records import opened, rational
 
 Made = TypeVar("Made")
 
-VERSION = 3
+VERSION = 4
 
 MOST_BYTES = 1 << 31
 
@@ -87,7 +87,7 @@ def _content(path: Path) -> bytes:
         with gzip.open(path) as stream:
             data = stream.read(MOST_BYTES + 1)
     except (OSError, EOFError, zlib.error) as error:
-        raise BadInput(f"{path}: {error}") from error
+        raise BadInput(f"{path}: {getattr(error, 'strerror', None) or error}") from error
     if len(data) > MOST_BYTES:
         raise BadInput(f"{path}: it is too large")
     return data

@@ -103,7 +103,7 @@ def number(text: str) -> Fraction:
 def read_property(text: str, inputs: int, outputs: int) -> list[Disjunct]:
     """What a property asks for, as a union; disjuncts are in the order in which the file names them.
 
-    An ``or`` is expanded in the place where it stands, and later ones vary fastest.
+    An ``or`` is expanded in the place where it stands, and later ones vary fastest. Empty boxes are left out.
 
     Raises:
         BadInput: if the file is malformed, declares other variables than the network has, or asks for more than linear
@@ -142,6 +142,10 @@ def read_property(text: str, inputs: int, outputs: int) -> list[Disjunct]:
             raise BadInput("an input is not bounded on both sides")
         opened = {(end.at, end.above) for side in ends for end in side if end.strict}
         low, high = ([end.value for end in side] for side in ends)
+        # An end that is open leaves nothing of a single point.
+        points = {at for at, (below, above) in enumerate(zip(low, high, strict=True)) if below == above}
+        if any(below > above for below, above in zip(low, high, strict=True)) or points & {at for at, _ in opened}:
+            continue
         found.append(Disjunct(low, high, rows + [atom for atom in atoms if isinstance(atom, Row)], opened))
     return found
 
@@ -219,32 +223,34 @@ def _union(condition: Any, names: Names) -> list[Atoms]:
         case ["and", *parts] if parts:
             return _joined([_union(part, names) for part in parts])
         case [("<=" | "<") as sign, left, right]:
-            return [[_atom(left, right, sign == "<", names)]]
+            return _side(left, right, sign == "<", names)
         case [(">=" | ">") as sign, left, right]:
-            return [[_atom(right, left, sign == ">", names)]]
+            return _side(right, left, sign == ">", names)
         case [("=" | "=="), left, right]:
-            return [[_atom(left, right, False, names), _atom(right, left, False, names)]]
+            return _joined([_side(left, right, False, names), _side(right, left, False, names)])
         case [("distinct" | "!="), left, right]:
-            return [[_atom(left, right, True, names)], [_atom(right, left, True, names)]]
+            return [*_side(left, right, True, names), *_side(right, left, True, names)]
     raise BadInput(f"the condition '{str(condition)[:60]}' is not known")
 
 
-def _atom(left: Any, right: Any, strict: bool, names: Names) -> Row | End:
-    """left ≤ right."""
+def _side(left: Any, right: Any, strict: bool, names: Names) -> list[Atoms]:
+    """left ≤ right as a union; without variables, all or nothing."""
     for term, value, above in ((left, right, True), (right, left, False)):
         # Most conditions are ends of the box, which need no sums.
         if isinstance(value, str) and value not in names:
             variable, factor = _multiple(term, names)
             if variable[:2] == "X_" and factor:
-                return End(int(variable[2:]), above == (factor > 0), number(value) / factor, strict)
+                return [[End(int(variable[2:]), above == (factor > 0), number(value) / factor, strict)]]
     found, constant = _linear(["-", left, right], names)
     found = {name: value for name, value in found.items() if value}
     if found and all(name[0] == "Y" for name in found):
-        return Row(tuple(sorted((int(name[2:]), value) for name, value in found.items())), -constant, strict)
+        return [[Row(tuple(sorted((int(name[2:]), value) for name, value in found.items())), -constant, strict)]]
     if len(found) == 1:
         ((name, value),) = found.items()
-        return End(int(name[2:]), value > 0, -constant / value, strict)
-    raise BadInput("a condition of several X, or of X and Y, or of neither, is not known")
+        return [[End(int(name[2:]), value > 0, -constant / value, strict)]]
+    if not found:
+        return [[]] if constant < 0 or (constant == 0 and not strict) else []
+    raise BadInput("a condition of several X, or of X and Y, is not known")
 
 
 def _multiple(term: Any, names: Names) -> tuple[str, Fraction]:

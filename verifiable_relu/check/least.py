@@ -15,10 +15,15 @@ allows. Of a curve f, q_j = f(z_j) − t_j·z_j, and with any number t′
 
 whose first part ``curves`` bounds over [a_j, b_j], and whose second part is least at an end. With t′ = t_j + w_j/K_j
 the second part is nothing but what rounding leaves of it.
+
+Of a neuron with a plane, r_j is the plane's value less d_j, which is between 0 and the plane's width. It may have a
+multiplier of its own, v_j: then v_j·(form of r_j − r_j) is added as well, which leaves −v_j·r_j − w_j·z_j, linear on
+either side of 0, and a term of d_j, which takes its better end.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import groupby
@@ -30,7 +35,7 @@ from verifiable_relu.check.arithmetic import EXACT, FLOAT, OWN, TINY, UNIT, Floa
 from verifiable_relu.check.conditions import Row
 from verifiable_relu.check.errors import BadInput, Refused
 from verifiable_relu.check.graph import Activation, Smooth
-from verifiable_relu.check.lines import WORKING, CurvedNeurons, Fixed, Form, Neurons, Relaxation, Signed
+from verifiable_relu.check.lines import WORKING, CurvedNeurons, Fixed, Form, Neurons, Planes, Relaxation, Signed
 
 
 @dataclass
@@ -119,6 +124,7 @@ class Tree:
         slopes: (open,) of all open neurons.
         neurons: those that are split or have multipliers, as (number of the activation, neuron).
         chords: those of ``neurons``, by number, that have the chord's multiplier at a leaf that gives them none.
+        planes: by the number of an activation's node.
     """
 
     def __init__(
@@ -128,9 +134,14 @@ class Tree:
         slopes: Number,
         neurons: list[tuple[int, int]],
         chords: list[int],
+        planes: Mapping[int, Planes],
     ) -> None:
-        self.relaxation, self.rows, self.neurons = relaxation, rows, neurons
-        self._slopes = slopes
+        self.relaxation, self.rows, self.neurons, self._planes = relaxation, rows, neurons, planes
+        self._slopes = slopes.copy()
+        self._width, self._over = np.zeros(len(slopes)), np.zeros(len(slopes), bool)
+        for activation, found in planes.items():
+            of = relaxation.neurons[activation].first + found.at
+            self._slopes[of], self._width[of], self._over[of] = 0, found.width, True
         places, curved = [], []
         for activation, neuron in neurons:
             known = relaxation.neurons[activation]
@@ -142,6 +153,8 @@ class Tree:
         if len(set(places)) < len(places):
             raise Refused("a neuron is named twice")
         self._places, self.curved = np.array(places, dtype=np.intp), np.array(curved, dtype=bool)
+        # Those of the neurons that have planes, by number.
+        self._planed = np.flatnonzero(self._over[self._places])
         if self.curved[chords].any():
             raise Refused("a curve has no chord that would be its own")
         every = relaxation.neurons.values()
@@ -171,13 +184,15 @@ class Tree:
         for known in every:
             if isinstance(known, Neurons):
                 above, below = self._kinked(FLOAT)
-                of_q[known.part] = np.maximum(np.abs(above), np.abs(below))[known.part]
+                of_q[known.part] = (np.maximum(np.abs(above), np.abs(below)) + self._width)[known.part]
             else:
                 of_q[known.part] += 4 * np.abs(slopes[known.part]) * reach[known.part]
         most = np.concatenate([most, of_q])
         # By how much one unit of a multiplier makes all numbers together larger.
         self._sizes = np.abs(form.coefficients) @ most + np.abs(form.constant)
-        self._sizes[len(rows.most) :] += 4 * reach[self._places]
+        of_r = (1 + np.abs(self._slope)) * reach
+        own = np.concatenate([reach[self._places], of_r[self._places[self._planed]]])
+        self._sizes[len(rows.most) :] += 4 * own
         self._spread = 1 + float(most.sum()) + float(reach.sum())
         self._inputs = n
 
@@ -186,14 +201,20 @@ class Tree:
         """l and u of the tree's neurons."""
         return self._low[self._places], self._high[self._places]
 
+    def _source(self, activation: int) -> int:
+        """The node of an activation's pre-activations."""
+        node = self.relaxation.graph.nodes[activation]
+        assert isinstance(node, Activation | Smooth)
+        return node.source
+
     def _kinked(self, ring: Float) -> tuple[Number, Number]:
         """q at the upper and at the lower end, of neurons with a kink."""
         t = ring.of(self._slopes)
         return (1 - t) * ring.of(self._high), (ring.of(self._slope) - t) * ring.of(self._low)
 
     def _pulled_back(self) -> Form:
-        """The forms of the rows, and then of the neurons' pre-activations."""
-        nodes, lines = self.relaxation.graph.nodes, Fixed(self._slopes)
+        """The forms of the rows, of the neurons' pre-activations, and of the values of those with planes."""
+        nodes, lines = self.relaxation.graph.nodes, Fixed(self._slopes, self._planes)
         together = max(1, WORKING // max(node.size for node in nodes))
         found = []
         for at in range(0, len(self.rows.most), together):
@@ -201,41 +222,52 @@ class Tree:
             form = self.relaxation.forms({self.rows.node: part}, lines)
             error = form.error + 8 * UNIT * (np.abs(form.constant) + np.abs(most)) + TINY
             found.append(Form(form.coefficients, form.constant - most, error))
-        for activation, members in groupby(self.neurons, lambda named: named[0]):
-            node = nodes[activation]
-            assert isinstance(node, Activation | Smooth)
-            every = [neuron for _, neuron in members]
-            for at in range(0, len(every), together):
-                some = every[at : at + together]
-                unit = np.zeros((len(some), node.size))
-                unit[np.arange(len(some)), some] = 1
-                found.append(self.relaxation.forms({node.source: unit}, lines))
+        values = [self.neurons[j] for j in self._planed]
+        for wanted, behind in ((self.neurons, False), (values, True)):
+            for activation, members in groupby(wanted, lambda named: named[0]):
+                number, every = activation if behind else self._source(activation), [neuron for _, neuron in members]
+                for at in range(0, len(every), together):
+                    some = every[at : at + together]
+                    unit = np.zeros((len(some), nodes[activation].size))
+                    unit[np.arange(len(some)), some] = 1
+                    found.append(self.relaxation.forms({number: unit}, lines))
         parts = zip(*((f.coefficients, f.constant, f.error) for f in found), strict=True)
         return Form(*(np.concatenate(part) for part in parts))
 
     def multipliers(self, leaves: Leaves) -> Number:
-        """(leaves, neurons) w, completed: where none is given and the chord is wanted, it is K·(chord − t).
+        """(leaves, neurons + planes) w, completed, and behind it v of the neurons with planes.
 
-        K is the neuron's coefficient in the sum of the rows and of the forms of later neurons, times their w. Any w
-        is as sound as any other, so that rounding does not matter here.
+        K is the neuron's coefficient in the sum of the rows and of the forms of later neurons, times their multipliers.
+        Where no w is given and the chord is wanted, w is K·(chord − t). All of a value with a plane is left to splits
+        and to the line below, v = −K, where the neuron is split, or K ≥ 0 and it has a multiplier or is one of those
+        with chords; where K < 0, so much of it is left to the chord as w says. Any multipliers are as sound as others,
+        so that rounding does not matter here.
         """
-        if not self._by_chord.any() or not self.neurons:
-            return leaves.multipliers
-        count = len(self.rows.most)
-        wanted = self._by_chord & ~leaves.split & ~leaves.given
-        w, slope = leaves.multipliers.copy(), (self._chord - self._slopes)[self._places]
+        count, every = len(self.rows.most), len(self.neurons)
+        w = np.concatenate([leaves.multipliers, np.zeros((len(leaves.multipliers), len(self._planed)))], 1)
+        if not self._by_chord.any() and not len(self._planed):
+            return w
+        chord, over = self._chord[self._places], self._over[self._places]
+        slope = chord - self._slopes[self._places]
         concave = (self._slope > 1)[self._places]
         k = leaves.rows @ self._between[:count]
         activations = np.array([activation for activation, _ in self.neurons])
         for activation in sorted(set(activations.tolist()), reverse=True):
             mine = np.flatnonzero(activations == activation)
             far = (k[:, mine] < 0) ^ concave[mine]
-            w[:, mine] = np.where(wanted[:, mine] & far, k[:, mine] * slope[mine], w[:, mine])
-            k = k + w[:, mine] @ self._between[count + mine]
+            wanted = (self._by_chord & ~over)[mine] & ~leaves.split[:, mine] & ~leaves.given[:, mine]
+            w[:, mine] = np.where(wanted & far, k[:, mine] * slope[mine], w[:, mine])
+            at = np.flatnonzero(activations[self._planed] == activation)
+            those = self._planed[at]
+            k_those, by_line = k[:, those], self._by_chord[those] | leaves.given[:, those]
+            by_chord = -w[:, those] / np.where(chord[those] > 0, chord[those], np.inf)
+            v = np.where(k_those < 0, by_chord, np.where(by_line, -k_those, 0))
+            w[:, every + at] = np.where(leaves.split[:, those], -k_those, v)
+            k = k + w[:, mine] @ self._between[count + mine] + w[:, every + at] @ self._between[count + every + at]
         return w
 
     def least(self, leaves: Leaves, w: Number) -> Least:
-        """The least values of Σ μ·row at leaves with multipliers (leaves, neurons), in float64.
+        """The least values of Σ μ·row at leaves with multipliers (leaves, neurons + planes), in float64.
 
         All numbers that are added for a leaf are together at most ``size``.
         """
@@ -253,20 +285,30 @@ class Tree:
         mu, absolute = leaves.rows, np.abs(w)
         size = mu @ self._sizes[:count] + absolute @ self._sizes[count:]
         error = mu @ form.error[:count] + absolute @ form.error[count:]
-        terms = c.shape[1] + len(self.neurons) + count + 16
+        terms = c.shape[1] + w.shape[1] + count + 16
         weight = 1 + mu.sum(1) + absolute.sum(1)
         return Least(value, OWN * (error + 2 * gamma(terms) * size + TINY * self._spread * weight))
 
     def _terms(self, k: Number, leaves: Leaves, w: Number, ring: Float) -> Number:
-        """(leaves, open) the least values of K·q(z) − w·z over what the leaves leave of each neuron."""
+        """(leaves, open) the least values of K·q(z) − w·z over what the leaves leave of each neuron.
+
+        Of a neuron with a plane that of −v·r − w·z, and of −K·d.
+        """
         (above, below), high, low = self._kinked(ring), ring.of(self._high), ring.of(self._low)
-        at_upper, at_lower = k * above, k * below
-        places = self._places
+        places, every = self._places, len(self.neurons)
+        kinked, w, v = k, w[:, :every], w[:, every:]
+        if self._over.any():
+            kinked = k.copy()
+            kinked[:, self._over] = ring.of(np.zeros(1))
+            kinked[:, places[self._planed]] = -v
+        at_upper, at_lower = kinked * above, kinked * below
         at_upper[:, places] = at_upper[:, places] - w * high[places]
         at_lower[:, places] = at_lower[:, places] - w * low[places]
         at_upper[:, places] = np.where(leaves.upper <= 0, 0, at_upper[:, places])
         at_lower[:, places] = np.where(leaves.lower >= 0, 0, at_lower[:, places])
         found = np.minimum(np.minimum(at_upper, at_lower), 0)
+        if self._over.any():
+            found = found + np.where(k > 0, -k * ring.of(self._width), 0)
         for known, columns in self._curves:
             mine = k[:, known.part]
             bound = np.where(mine > 0, ring.of(self._least[known.part]), ring.of(self._most[known.part]))
@@ -293,17 +335,17 @@ class Tree:
         return np.asarray(k * ring.of(bound) + np.minimum(rest * ring.of(low), rest * ring.of(high)))
 
     def exactly(self, leaf: Leaves, w: Number) -> Least:
-        """The least value at one leaf with multipliers (1, neurons), in exact arithmetic: one walk."""
+        """The least value at one leaf with multipliers (1, neurons + planes), in exact arithmetic: one walk."""
         relaxation, ring = self.relaxation, EXACT
         nodes, mu = relaxation.graph.nodes, ring.of(leaf.rows.toarray())
         rows = {self.rows.node: mu @ ring.of(self.rows.matrix)}
-        for (activation, neuron), weight in zip(self.neurons, w[0].tolist(), strict=True):
+        values = [self.neurons[j] for j in self._planed]
+        places = [(self._source(activation), neuron) for activation, neuron in self.neurons] + values
+        for (number, neuron), weight in zip(places, w[0].tolist(), strict=True):
             if weight:
-                node = nodes[activation]
-                assert isinstance(node, Activation | Smooth)
-                row = rows.setdefault(node.source, ring.of(np.zeros((1, relaxation.graph.nodes[node.source].size))))
+                row = rows.setdefault(number, ring.of(np.zeros((1, nodes[number].size))))
                 row[0, neuron] += Fraction(weight)
-        form = relaxation.forms(rows, Fixed(self._slopes), ring)
+        form = relaxation.forms(rows, Fixed(self._slopes, self._planes), ring)
         x = form.coefficients[:, : self._inputs]
         value = form.constant - mu @ ring.of(self.rows.most)
         value = value + np.where(x > 0, x * ring.of(relaxation.lower), x * ring.of(relaxation.upper)).sum(1)

@@ -11,11 +11,13 @@ In float64 a form comes with an ``error``: how far it is from what it stands for
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 
-from verifiable_relu.check.arithmetic import FLOAT, OWN, TINY, UNIT, Exact, Float, Number, gamma
+from verifiable_relu.check.arithmetic import FLOAT, OWN, TINY, UNIT, Exact, Float, Matrix, Number, gamma
 from verifiable_relu.check.graph import Activation, Affine, Graph, Node, Smooth
 
 WORKING = 1 << 22
@@ -108,14 +110,37 @@ class CurvedNeurons(Open):
 
 
 @dataclass(frozen=True, eq=False)
+class Planes:
+    """Upper bounds of some neurons of one activation, affine in inputs and in values of neurons before (``planes``).
+
+    Attributes:
+        at: (planes,) which of the activation's open neurons they are over.
+        terms: the number of a node, and a sparse (planes, size of that node) matrix of the coefficients of its value.
+        constant: (planes,).
+        width: (planes,) by how much a plane is above its neuron's value, at most.
+        unit: (planes,) how much rounding changes a form into which one unit of a plane is put, at most.
+    """
+
+    at: Number
+    terms: list[tuple[int, Matrix]]
+    constant: Number
+    width: Number
+    unit: Number
+
+
+@dataclass(frozen=True, eq=False)
 class Fixed:
     """The same slopes for all rows, whatever the signs of their coefficients.
 
+    Of a neuron with a plane, r is the plane's value less d, and d takes the place of q.
+
     Attributes:
-        vector: one slope for each of the open neurons of all activations.
+        vector: one slope for each of the open neurons of all activations; zero for neurons with planes.
+        planes: by the number of an activation's node.
     """
 
     vector: Number
+    planes: Mapping[int, Planes] = field(default_factory=dict)
 
     def slopes(self, neurons: Neurons | CurvedNeurons, a: Number, ring: Float) -> Number:
         """The slopes t of open neurons, given their coefficients (rows, open), broadcastable to these."""
@@ -134,6 +159,7 @@ class Signed:
     """
 
     vector: Number
+    planes: ClassVar[Mapping[int, Planes]] = {}
 
     def slopes(self, neurons: Neurons | CurvedNeurons, a: Number, ring: Float) -> Number:
         """As those of ``Fixed``."""
@@ -282,6 +308,14 @@ class Relaxation:
                     passing = passing.copy()
                     passing[:, known.open] = slopes.slopes(known, mine, ring)
                 given = [(node.source, a * passing)]
+                if number in slopes.planes:
+                    over = slopes.planes[number]
+                    mine = a[:, known.open[over.at]]
+                    constant = constant + mine @ ring.of(over.constant)
+                    given += [(source, ring.times(mine, matrix)) for source, matrix in over.terms]
+                    if not ring.exact:
+                        spread = sum(1 + float(self.most(source).sum()) for source, _ in over.terms)
+                        error = error + np.abs(mine) @ over.unit + TINY * spread
             elif isinstance(node, Affine):
                 constant = constant + a @ ring.of(node.bias)
                 given = [(source, ring.times(a, matrix)) for source, matrix in node.terms]
@@ -306,7 +340,7 @@ class Relaxation:
                 return np.asarray(np.abs(a) @ ring.of(OWN * self._unit(number, node)[0]))
             return ring.of(np.zeros(len(a)))
         if isinstance(node, Activation | Smooth):
-            ((source, part),) = given
+            source, part = given[0]
             return np.abs(part) @ (UNIT * self.most(source)) + TINY * (1 + float(self.most(source).sum()))
         if isinstance(node, Affine):
             unit, lost = self._unit(number, node)

@@ -52,10 +52,9 @@ class Proof:
             self._cover(*boxes[box], polytopes)
             proven += [(box, {row.key() for row in rows}) for rows in polytopes]
         self.records.end()
-        empty = [any(low > high for low, high in zip(*box, strict=True)) for box in boxes]
         for at, (disjunct, box) in enumerate(zip(self.disjuncts, places, strict=True)):
             keys = {row.key() for row in disjunct.rows}
-            if not empty[box] and not any(box == other and rows <= keys for other, rows in proven):
+            if not any(box == other and rows <= keys for other, rows in proven):
                 raise Refused(f"nothing is said of disjunct {at} of the property")
         return self.counts
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
@@ -16,7 +16,8 @@ from verifiable_relu.check.conditions import Row
 from verifiable_relu.check.errors import Refused
 from verifiable_relu.check.graph import Activation, Graph, Smooth
 from verifiable_relu.check.least import Least, Leaves, Rows, Tree, integral, of_box
-from verifiable_relu.check.lines import Relaxation, Signed
+from verifiable_relu.check.lines import Planes, Relaxation, Signed
+from verifiable_relu.check.planes import taken
 from verifiable_relu.check.records import Records, integer, integers, numbers
 
 WORKING = 1 << 23
@@ -107,7 +108,7 @@ class Trees:
         unit = np.zeros((len(neurons), node.size))
         unit[np.arange(len(neurons)), neurons] = sides
         before = relaxation.neurons[activation].first
-        shared = self._shared(relaxation, Rows(node.source, unit, claims), tree, before)
+        shared = self._shared(relaxation, Rows(node.source, unit, claims), tree, before, {})
         own = np.eye(len(neurons))
         every = (self._leaves(shared, partial(_row, own[at])) for at in range(len(neurons)))
         self._prove(shared, chain.from_iterable(every), strictly=False)
@@ -128,14 +129,18 @@ class Trees:
             plain, slopes = self._records.take("plain", "slopes")
             self._plain(relaxation, values, _weights(plain, len(rows)), numbers(slopes, relaxation.slopes))
             return
-        tree = self._shared(relaxation, values, self._records.take("tree", "neurons", "chords"), relaxation.open)
+        given = self._records.take("tree", "neurons", "chords")
+        planes = taken(self._records, relaxation)
+        tree = self._shared(relaxation, values, given, relaxation.open, planes)
 
         def weights(mu: Any) -> Number:
             return _weights(mu, len(rows)) if mu is not None or len(rows) > 1 else np.ones(1)
 
         self._prove(tree, self._leaves(tree, weights), strictly=True)
 
-    def _shared(self, relaxation: Relaxation, rows: Rows, tree: list[Any], count: int) -> Tree:
+    def _shared(
+        self, relaxation: Relaxation, rows: Rows, tree: list[Any], count: int, planes: Mapping[int, Planes]
+    ) -> Tree:
         """What the leaves of trees share; slopes are given for the first ``count`` open neurons."""
         given, named, chords = tree
         slopes = np.zeros(relaxation.open)
@@ -149,7 +154,7 @@ class Trees:
             size = self._graph.nodes[activation].size
             neurons += [(activation, integer(j, size, "neuron")) for j in integers(group[1])]
         by_chord = [integer(j, len(neurons), "neuron of the tree") for j in integers(chords)]
-        return Tree(relaxation, rows, slopes, neurons, by_chord)
+        return Tree(relaxation, rows, slopes, neurons, by_chord, planes)
 
     def _plain(self, relaxation: Relaxation, rows: Rows, mu: Number, slopes: Number) -> None:
         """A polytope that no split is needed for, with the chord wherever it is the better line."""

@@ -8,15 +8,16 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.util
-import pickle
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from verifiable_relu.arguments import Parser, fraction
+from verifiable_relu.arguments import Parser, add_debug, fraction
 from verifiable_relu.data.registry import DATASETS
 from verifiable_relu.errors import InputError
+from verifiable_relu.files import require_writable
+from verifiable_relu.streams import guarded
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -50,6 +51,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--device", default="cpu", help="a torch device (default: cpu)")
     made.add_argument("--out", type=Path, required=True, metavar="N.onnx", help="the ONNX file to write")
     made.add_argument("--quiet", action="store_true", help="print nothing but errors to stderr")
+    add_debug(made)
     return made
 
 
@@ -70,27 +72,20 @@ def _rate(text: str) -> float:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns the exit status: 0 when done, 2 for bad input, 130 after Ctrl-C."""
+    """Run the command; returns the exit status (``streams.guarded``)."""
     options = parser().parse_args(arguments)
-    try:
-        run(options)
-    except InputError as error:
-        print(f"harden: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("harden: interrupted", file=sys.stderr)
-        return 130
-    return 0
+    return guarded("harden", lambda: run(options), options.debug)
 
 
-def run(options: argparse.Namespace) -> None:
-    """Harden the model that the command's options name, write it, and print the report.
+def run(options: argparse.Namespace) -> int:
+    """Harden the model that the command's options name, write it, and print the report; returns 0.
 
     Raises:
         InputError: for a model, weights, data, a device or an output file that cannot be used.
     """
-    if options.out.suffix != ".onnx" or not options.out.parent.is_dir():
-        raise InputError("the output is a file *.onnx in a folder that exists", path=options.out)
+    if options.out.suffix != ".onnx":
+        raise InputError("the name of the output file must end in .onnx", path=options.out)
+    require_writable(options.out)
     # Imported here, because the imports load torch, for which --help need not wait.
     import torch
 
@@ -125,6 +120,7 @@ def run(options: argparse.Namespace) -> None:
         f"  python -m verifiable_relu.spec --net {options.out} --data {options.data} --correct 20 --eps 1/255 --out P"
     )
     print("  python -m verifiable_relu.certify --spec P")
+    return 0
 
 
 def load(named: str, weights: Path | None = None) -> nn.Module:
@@ -180,7 +176,7 @@ def _load_weights(model: nn.Module, path: Path) -> None:
         model.load_state_dict(state)
     except OSError as error:
         raise InputError(f"cannot be read: {error.strerror}", path=path) from None
-    except (RuntimeError, EOFError, AttributeError, TypeError, ValueError, pickle.UnpicklingError) as error:
+    except Exception as error:  # A damaged file may make torch raise anything.
         raise InputError(f"no weights of this model: {error}", path=path) from None
 
 

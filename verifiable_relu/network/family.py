@@ -47,25 +47,28 @@ def least_hardness(network: Network) -> list[float]:
 
 
 def hardened(network: Network, lam: float | Sequence[float] | None = None) -> Network:
-    """The set of networks with λ'-GELU, λ' ≥ ``lam``, or ReLU in place of every ReLU and λ-GELU.
+    """The set of networks with λ'-GELU, λ' ≥ ``lam``, or ReLU in place of its ReLUs and λ-GELUs.
 
     What bounds prove of it holds for all of them, each layer with a λ' of its own.
 
     Args:
         network: with ReLU or λ-GELU activations.
         lam: ≥ 1; one number, or one for each layer of such activations. None takes the λ of the network's own
-            λ-GELUs, and of nothing else.
+            λ-GELUs, and leaves its ReLUs as they are.
 
     Raises:
-        InputError: if the network has no activation to replace, ReLUs without a λ, or ``lam`` does not fit.
+        InputError: if the network has no activation to replace, no λ-GELU where ``lam`` is None, or ``lam`` does not
+            fit.
     """
     places = [i for i in network.activations if network.nodes[i] in HARDNESS]
     if not places:
         raise InputError(f"the network '{network.name}' has neither ReLU nor λ-GELU activations")
     if lam is None:
-        own = [HARDNESS[node](node) for node in (network.nodes[i] for i in places)]
-        values = [value for value in own if value is not None]
-        if len(values) < len(own):
+        own = {index: HARDNESS[network.nodes[index]](network.nodes[index]) for index in places}
+        # A ReLU beside λ-GELUs, such as those by which a normalisation is clipped, is one in all members.
+        places = [index for index in places if own[index] is not None]
+        values = [value for value in own.values() if value is not None]
+        if not values:
             raise InputError(f"the ReLUs of the network '{network.name}' do not tell which λ they come from")
     else:
         numbers = [float(lam)] * len(places) if isinstance(lam, int | float) else [float(value) for value in lam]

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from verifiable_relu.arguments import Parser
+from verifiable_relu.arguments import Parser, add_debug
 from verifiable_relu.errors import InputError
 from verifiable_relu.streams import guarded
 
@@ -52,7 +52,7 @@ def parser() -> Parser:
         metavar="DIR",
         help="write figures for papers there, as PDF and PNG (needs matplotlib: pip install 'verifiable-relu[report]')",
     )
-    made.add_argument("--debug", action="store_true", help="show the traceback of a fault of the program")
+    add_debug(made)
     return made
 
 

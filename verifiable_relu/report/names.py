@@ -6,6 +6,7 @@ NAMES = {
     "lambda-gelu": "λ-GELU, hardened",
     "lambda-gelu-frozen": "λ-GELU, λ not learned",
     "swish": "λ-Swish, hardened",
+    "gelu": "GELU",
     "gelu-swap": "GELU, swapped",
     "gelu-swap-finetune": "GELU, swapped, fine-tuned",
     "gelu-swap-finetune-extra": "GELU, swapped, fine-tuned longer",

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 _WIDTH, _HEIGHT = 480, 300
-_LEFT, _RIGHT, _TOP, _BOTTOM = 68, 12, 12, 44
+_LEFT, _RIGHT, _TOP, _BOTTOM = 68, 28, 12, 44
 _TICKS = 6
 
 _MOST = 1e150

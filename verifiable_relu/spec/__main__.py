@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from verifiable_relu.arguments import Parser, fraction, seconds
+from verifiable_relu.arguments import Parser, add_debug, fraction, seconds
 from verifiable_relu.data.registry import DATASETS
 from verifiable_relu.errors import InputError
 from verifiable_relu.files import on_disk
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{written} properties written to {options.out}, listed in {options.out / 'instances.csv'}")
         return 0
 
-    return guarded("spec", work)
+    return guarded("spec", work, options.debug)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -83,6 +83,7 @@ def parser() -> argparse.ArgumentParser:
         "--name", help="name of the file for a single property (default: made of network, data set, image and radius)"
     )
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to write to; made if missing")
+    add_debug(parser)
     return parser
 
 

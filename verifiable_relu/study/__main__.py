@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from verifiable_relu.arguments import Parser
+from verifiable_relu.arguments import Parser, add_debug, scheduler
 from verifiable_relu.errors import InputError
 from verifiable_relu.streams import complain, guarded
 
@@ -29,7 +29,15 @@ def parser() -> Parser:
     made.add_argument(
         "--out", type=Path, metavar="DIR", help="folder of networks, records, tables and figures (study-NAME)"
     )
-    made.add_argument("--jobs", type=int, default=1, help="processes that train and answer, of one thread each (1)")
+    hands = made.add_mutually_exclusive_group()
+    hands.add_argument("--jobs", type=int, default=1, help="processes that train and answer, of one thread each (1)")
+    hands.add_argument(
+        "--executor",
+        type=scheduler,
+        metavar="dask://HOST:PORT",
+        help="a running Dask scheduler, whose workers train and answer; they need the same files under the same paths "
+        "(pip install 'verifiable-relu[dask]')",
+    )
     made.add_argument(
         "--only", metavar="NETWORK", action="append", default=[], help="work on this network alone (repeatable)"
     )
@@ -37,7 +45,7 @@ def parser() -> Parser:
     chosen.add_argument("--plan", action="store_true", help="print the cells, what they have and the time; do nothing")
     chosen.add_argument("--table", action="store_true", help="make tables and figures of the records, and nothing else")
     made.add_argument("--quiet", action="store_true", help="print errors only")
-    made.add_argument("--debug", action="store_true", help="show the traceback of a fault of the program")
+    add_debug(made)
     return made
 
 
@@ -73,6 +81,7 @@ def run(options: argparse.Namespace, arguments: Sequence[str]) -> int:
         return 0
     if not options.table:
         from verifiable_relu.study.machine import conditions
+        from verifiable_relu.study.pool import hands
         from verifiable_relu.study.runner import Study
 
         def say(line: str) -> None:
@@ -80,8 +89,11 @@ def run(options: argparse.Namespace, arguments: Sequence[str]) -> int:
                 print(line, file=sys.stderr, flush=True)
 
         try:
-            with Records(places.folder, lambda: conditions("verifiable_relu.study", list(arguments))) as records:
-                Study(suite, places, records, options.jobs, say, options.only).run()
+            with (
+                Records(places.folder, lambda: conditions("verifiable_relu.study", list(arguments))) as records,
+                hands(options.jobs, options.executor) as pool,
+            ):
+                Study(suite, places, records, pool, say, options.only).run()
         except KeyboardInterrupt:
             complain("study", "interrupted; the same command goes on from here")
             return 130

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
@@ -19,6 +18,7 @@ from verifiable_relu.data import Dataset
 from verifiable_relu.network import Network
 from verifiable_relu.spec.balls import linf_property
 from verifiable_relu.spec.property import Property, Query
+from verifiable_relu.study.answers import ONE, fields
 from verifiable_relu.study.records import Records
 from verifiable_relu.study.training import images_of
 from verifiable_relu.verifiers.base import Reason
@@ -71,7 +71,7 @@ class Answers:
 
     Args:
         records: the records of the study.
-        about: the fields with which the record of an instance begins, by the names of its two files.
+        about: the fields with which the record of an instance begins, by the absolute paths of its two files.
     """
 
     def __init__(self, records: Records, about: Mapping[tuple[str, str], Mapping[str, Any]]) -> None:
@@ -85,34 +85,11 @@ class Answers:
     def append(self, result: Result, counterexample: str | None) -> None:
         """Write the record of a result, unless the user interrupted the work on it."""
         if result.reason is not Reason.INTERRUPTED:
-            self._records.append("answer", {**self._about[result.onnx, result.vnnlib], **_fields(result)})
+            files = str(Path(result.onnx).resolve()), str(Path(result.vnnlib).resolve())
+            self._records.append(ONE, {**self._about[files], **fields(result)})
 
     def tabulate(self, results: Iterable[Result]) -> None:
         """Do nothing: the tables are made at the end."""
-
-
-def _fields(result: Result) -> dict[str, Any]:
-    """The fields of the record of a result."""
-    margin = result.margin if result.margin is not None and np.isfinite(result.margin) else None
-    return {
-        "verdict": str(result.verdict),
-        "reason": str(result.reason),
-        "by": result.method,
-        "trust": None if result.trust is None else str(result.trust),
-        "seconds": round(result.seconds, 6),
-        "subproblems": _subproblems(result),
-        "unstable": result.unstable,
-        "margin": margin,
-        "limit": result.timeout,
-        "detail": result.detail,
-    }
-
-
-def _subproblems(result: Result) -> int | None:
-    """The number of sub-problems that branch and bound has bounded; 0 if bounds or an attack sufficed."""
-    if told := re.search(r"(\d+) sub-problems", result.detail):
-        return int(told[1])
-    return 0 if result.reason in (Reason.PROVED, Reason.REFUTED, Reason.INCOMPLETE) else None
 
 
 def right(network: Network, test: Dataset, images: np.ndarray) -> np.ndarray:

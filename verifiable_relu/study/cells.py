@@ -70,6 +70,11 @@ class Places:
     folder: Path
 
     @property
+    def resolved(self) -> Places:
+        """The same folder by its absolute path, under which processes elsewhere find it too."""
+        return Places(self.folder.resolve())
+
+    @property
     def networks(self) -> Path:
         """The folder of the trained networks and of the checkpoints."""
         return self.folder / "networks"

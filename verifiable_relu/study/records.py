@@ -80,6 +80,15 @@ class Records:
         self._journal.append(whole)
         self.all.append(whole)
 
+    def replace(self, records: Sequence[Record]) -> None:
+        """Replace all records by others, which say the same: a kill at any moment leaves the old ones or the new ones.
+
+        Raises:
+            InputError: if the records cannot be written; the file is then as it was before.
+        """
+        self._journal.replace(records)
+        self.all = list(records)
+
 
 def read_records(folder: Path) -> list[Record]:
     """The records of a study, read without opening them for a run.

@@ -12,6 +12,7 @@ from verifiable_relu.campaign.parallel import run_parallel
 from verifiable_relu.campaign.worker import Job
 from verifiable_relu.network import read_onnx
 from verifiable_relu.study import asking
+from verifiable_relu.study.answers import gathered
 from verifiable_relu.study.asking import Answers, Ball, Balls
 from verifiable_relu.study.cells import Cell, Places
 from verifiable_relu.study.measuring import Measuring
@@ -39,7 +40,7 @@ class Study:
         suite: the suite.
         places: the folder.
         records: its records, open for this run.
-        jobs: the number of processes that train and answer, with one thread each.
+        pool: who trains and answers (``pool.processes``, ``pool.executed``).
         say: tells the user what is done.
         only: the names of the settings that this run works on; all of the suite's where there are none.
 
@@ -49,12 +50,12 @@ class Study:
     """
 
     def __init__(
-        self, suite: Suite, places: Places, records: Records, jobs: int, say: Say, only: Sequence[str] = ()
+        self, suite: Suite, places: Places, records: Records, pool: Pool, say: Say, only: Sequence[str] = ()
     ) -> None:
         self.suite = suite
         self.places = places
         self.records = records
-        self.jobs = jobs
+        self.pool = pool
         self.say = say
         self.cells = [cell for cell in suite.cells() if not only or cell.network in only]
 
@@ -76,14 +77,16 @@ class Study:
         self.places.networks.mkdir(parents=True, exist_ok=True)
         for half in self.places.networks.glob("*.part"):  # A run that was killed can have left half-written files.
             half.unlink()
-        with Pool(self.jobs) as pool:
+        try:
             for seed in sorted({cell.options.seed for cell in self.cells}):
                 cells = of_seed(self.cells, seed)
-                self.train(cells, pool)
+                self.train(cells)
                 self.choose(cells)
-                self.measure(cells, pool)
+                self.measure(cells)
                 for method in self.suite.methods:
-                    self.ask(cells, method, pool)
+                    self.ask(cells, method)
+        finally:
+            self.records.replace(gathered(self.records.all))
         self.list_instances()
 
     def check(self) -> None:
@@ -95,7 +98,7 @@ class Study:
         for cell in {cell.network: cell for cell in self.cells}.values():
             build(cell.options, data_of(cell.source)[0])
 
-    def train(self, cells: Sequence[Cell], pool: Pool) -> None:
+    def train(self, cells: Sequence[Cell]) -> None:
         """Train those of the cells whose networks are missing; a training that fails is recorded as such."""
         state = self.state
         missing = [cell for cell in cells if not state.settled(cell)]
@@ -115,7 +118,7 @@ class Study:
             done += not failed
             self.say(f"{done} of {len(self.cells)} trainings: {task.cell.name}: {_of_training(fields)}")
 
-        pool.perform([Training(cell, self.places) for cell in missing], keep)
+        self.pool.perform([Training(cell, self.places.resolved) for cell in missing], keep)
 
     def choose(self, cells: Sequence[Cell]) -> None:
         """Record, for each trained cell, which of the images its network classifies rightly."""
@@ -130,7 +133,7 @@ class Study:
                 about = {"cell": cell.name, "asked": asked, "outputs": network.output_size}
                 self.records.append("images", {**about, **numbers})
 
-    def measure(self, cells: Sequence[Cell], pool: Pool) -> None:
+    def measure(self, cells: Sequence[Cell]) -> None:
         """Measure those of the cells' networks that have no measures; a failure is recorded as such."""
         state = self.state
         known = {cell for cell, name in state.measures if name != FAILED}
@@ -139,7 +142,7 @@ class Study:
             setting = self.suite.setting(cell.network)
             right = state.right(cell, setting.images)
             if state.trained(cell) and right is not None and cell.name not in known:
-                tasks.append(Measuring(cell, self.places, tuple(right), setting.eps))
+                tasks.append(Measuring(cell, self.places.resolved, tuple(right), setting.eps))
 
         def keep(task: Measuring, result: Any) -> None:
             if isinstance(result, Exception):
@@ -150,9 +153,9 @@ class Study:
             for name, value in result.items():
                 self.records.append("measure", {"cell": task.cell.name, "name": name, "value": value})
 
-        pool.perform(tasks, keep)
+        self.pool.perform(tasks, keep)
 
-    def ask(self, cells: Sequence[Cell], method: Method, pool: Pool) -> None:
+    def ask(self, cells: Sequence[Cell], method: Method) -> None:
         """Ask a method about all balls that it has not answered; every answer is recorded as soon as it is known."""
         state = self.state
         entries: list[Ball] = []
@@ -164,13 +167,14 @@ class Study:
             for eps, image in state.open(self.suite, cell, method):
                 path = self.places.property(cell, eps, image)
                 asking.property_file(path, images_of(cell.source), image, eps, outputs)
-                entries.append(Ball(path, onnx, method.limit, cell.source, eps, image, outputs))
-                about[str(onnx), str(path)] = {"cell": cell.name, "eps": eps, "method": method.name, "image": image}
+                ball = Ball(path.resolve(), onnx.resolve(), method.limit, cell.source, eps, image, outputs)
+                entries.append(ball)
+                question = {"cell": cell.name, "eps": eps, "method": method.name, "image": image}
+                about[str(ball.onnx), str(ball.vnnlib)] = question
         if not entries:
             return
-        answers = run_parallel(
-            entries, Job(make(method.name), Balls(), clock=processor_seconds), pool.slots, Answers(self.records, about)
-        )
+        job, keeper = Job(make(method.name), Balls(), clock=processor_seconds), Answers(self.records, about)
+        answers = run_parallel(entries, job, self.pool.slots, keeper)
         counted = Counter(result.answer for result in answers)
         told = ", ".join(f"{count} {answer}" for answer, count in sorted(counted.items()))
         spent = sum(result.seconds for result in answers)

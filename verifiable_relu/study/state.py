@@ -6,13 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from verifiable_relu.study import answers
+from verifiable_relu.study.answers import Question
 from verifiable_relu.study.cells import Cell
 from verifiable_relu.study.records import Record
 from verifiable_relu.study.suite import Method, Suite
 from verifiable_relu.verifiers.base import Reason
-
-Answered = tuple[str, str, str, int]
-"""A question that was asked: cell, radius, method, number of the image."""
 
 
 @dataclass
@@ -30,7 +29,7 @@ class State:
 
     trainings: dict[str, Record] = field(default_factory=dict)
     images: dict[str, Record] = field(default_factory=dict)
-    answers: dict[Answered, Record] = field(default_factory=dict)
+    answers: dict[Question, Record] = field(default_factory=dict)
     measures: dict[tuple[str, str], Record] = field(default_factory=dict)
     suite: Record | None = None
     notes: list[Record] = field(default_factory=list)
@@ -45,8 +44,8 @@ class State:
                     state.trainings[record["cell"]] = record
                 case "images":
                     state.images[record["cell"]] = record
-                case "answer":
-                    state.answers[record["cell"], record["eps"], record["method"], record["image"]] = record
+                case answers.ONE | answers.MANY:
+                    state.answers.update((answers.question(answer), answer) for answer in answers.each(record))
                 case "measure":
                     state.measures[record["cell"], record["name"]] = record
                 case "suite":
@@ -94,7 +93,7 @@ class State:
             if not self.answered((cell.name, eps, method.name, image), method.limit)
         ]
 
-    def answered(self, question: Answered, limit: float) -> bool:
+    def answered(self, question: Question, limit: float) -> bool:
         """Whether a question has an answer to which another run with a time limit in seconds would add nothing."""
         record = self.answers.get(question)
         return record is not None and final(record, limit)

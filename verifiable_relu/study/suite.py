@@ -169,7 +169,7 @@ class Suite:
 
     def source(self, setting: Setting) -> str:
         """The data of a setting as the trainer takes it: a name, or a file's path, which is relative to the suite."""
-        return str(self.path.parent / setting.data) if setting.data.endswith(".npz") else setting.data
+        return str((self.path.parent / setting.data).resolve()) if setting.data.endswith(".npz") else setting.data
 
     def cells(self) -> list[Cell]:
         """All trainings, those of the first seed first: a study that is stopped has few seeds of all arms."""

@@ -13,7 +13,7 @@ from verifiable_relu.errors import InputError
 from verifiable_relu.report.markdown import Page
 from verifiable_relu.report.table import Table
 from verifiable_relu.study import accuracy_tables, figures, network_tables
-from verifiable_relu.study.claims import LEVEL, findings, outcomes
+from verifiable_relu.study.claims import LEVEL, Outcome, findings, outcomes
 from verifiable_relu.study.joined import Record, Study, joined
 from verifiable_relu.study.screening import screening_table
 from verifiable_relu.study.time_tables import time_table
@@ -79,6 +79,14 @@ SECTIONS: Mapping[str, tuple[str, str, Callable[[Study], Table]]] = {
 """The heading, the explanation and the table of each section, by the name of the table's files."""
 
 
+def tables(study: Study, claimed: Sequence[Outcome]) -> dict[str, Table]:
+    """All tables of a study by the name of their files; ``claimed``: the outcomes of its claims."""
+    return {
+        "claims": accuracy_tables.claim_table(claimed),
+        **{name: make(study) for name, (_, _, make) in SECTIONS.items()},
+    }
+
+
 def write(records: Sequence[Record], folder: Path) -> list[Path]:
     """Write the page ``report.md``, the tables into ``tables/`` and, if matplotlib is there, figures into ``figures/``.
 
@@ -99,13 +107,12 @@ def write(records: Sequence[Record], folder: Path) -> list[Path]:
     page.bullets(study.notes)
     described = {"Tuning": study.suite.get("tuning"), "What was cut": study.suite.get("cut")}
     page.bullets(f"{title}: {' '.join(text.split())}" for title, text in described.items() if text)
-    claims = accuracy_tables.claim_table(claimed)
+    made = tables(study, claimed)
     page.add("## Findings")
     page.bullets(findings(claimed))
     page.add(_RULE if claimed else "The suite declares no claims.")
-    made = {"claims": claims, **{name: make(study) for name, (_, _, make) in SECTIONS.items()}}
     if claimed:
-        page.add(claims)
+        page.add(made["claims"])
     for name, (title, explanation, _) in SECTIONS.items():
         if made[name].rows:
             page.add(f"## {title}", explanation, made[name])

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
-from verifiable_relu.arguments import Parser
+from verifiable_relu.arguments import Parser, add_debug
 from verifiable_relu.data.registry import DATASETS
 from verifiable_relu.errors import InputError
+from verifiable_relu.files import require_writable
 from verifiable_relu.streams import guarded
 from verifiable_relu.train.options import CHOICES, Options, flag, number, sizes
 
@@ -89,6 +89,7 @@ def parser() -> argparse.ArgumentParser:
         help="write curves for TensorBoard there (pip install 'verifiable-relu[tensorboard]')",
     )
     made.add_argument("--out", type=Path, required=True, help="the ONNX file to write; its record goes beside it")
+    add_debug(made)
     return made
 
 
@@ -106,7 +107,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     values = vars(parser().parse_args(arguments))
     out, device, board = values.pop("out"), values.pop("device"), values.pop("tensorboard")
-    return guarded("train", lambda: run(Options(**values), out, device, board))
+    debug = values.pop("debug")
+    return guarded("train", lambda: run(Options(**values), out, device, board), debug)
 
 
 def run(options: Options, out: Path, device: str = "auto", tensorboard: Path | None = None) -> int:
@@ -126,7 +128,9 @@ def run(options: Options, out: Path, device: str = "auto", tensorboard: Path | N
     """
     if out.suffix != ".onnx":
         raise InputError("the name of the output file must end in .onnx", path=out)
-    _require_place(out)
+    saved = out.with_suffix(".checkpoint")
+    for written in (out, saved):
+        require_writable(written)
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -145,7 +149,6 @@ def run(options: Options, out: Path, device: str = "auto", tensorboard: Path | N
     where = find_device(device)
     training, test = training_and_test(options.data)
     board = None if tensorboard is None else Board(tensorboard)
-    saved = out.with_suffix(".checkpoint")
     console = Console(stderr=True)
     if training.note:
         console.print(training.note, highlight=False)
@@ -205,28 +208,6 @@ def _value(value: Any, share: bool) -> str:
     if isinstance(value, float):
         return f"{100 * value:.2f} %" if share and 0 <= value <= 1 else f"{value:.4g}"
     return "–" if value is None else str(value)
-
-
-def _require_place(out: Path) -> None:
-    """Check, before a training, that its network can be written.
-
-    Raises:
-        InputError: if the folder does not exist or cannot be written to, or if a file cannot have the name.
-    """
-    try:
-        if not out.parent.is_dir():
-            raise InputError("no such folder", path=out.parent)
-        if not os.access(out.parent, os.W_OK):
-            raise InputError("the folder cannot be written to", path=out.parent)
-        os.lstat(out.with_suffix(".checkpoint"))
-    except FileNotFoundError:
-        pass
-    except OSError as error:
-        raise InputError(f"cannot be written: {error.strerror}", path=out) from None
-    except InputError:
-        raise
-    except ValueError as error:  # A null character in the name.
-        raise InputError(f"not a file name: {error}", path=out) from None
 
 
 if __name__ == "__main__":

@@ -42,6 +42,7 @@ ARMS = {
     "lambda-gelu": Arm("LambdaGELU", "λ-GELU; λ is learned, annealed after the switch; ReLU at the end", "learned"),
     "lambda-gelu-frozen": Arm("LambdaGELU", "λ-GELU; λ is annealed after the switch, never learned", "frozen"),
     "swish": Arm("LambdaSwish", "as lambda-gelu, with Swish at the same distance to ReLU", "learned"),
+    "gelu": Arm("GELU", "GELU, never replaced", swap="never"),
     "gelu-swap": Arm("GELU", "GELU; ReLU at the end"),
     "gelu-swap-finetune": Arm("GELU", "GELU until the switch, then ReLU", swap="switch"),
     "relu": Arm("ReLU", "ReLU from the start", swap="never"),

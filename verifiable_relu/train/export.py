@@ -39,7 +39,7 @@ def finish(
         The network in the form in which it is exported, and the record of the training. The record's ``results`` are
 
         * ``clean``: the accuracy on the test set, in [0, 1];
-        * the measurements of the replacement by ReLU (``train.swap``), unless ReLU or PReLU was trained;
+        * the measurements of the replacement by ReLU (``train.swap``), unless the arm never replaces its activation;
         * ``lam_learned``: λ of each layer when the annealing began;
         * ``seconds_per_step``: the median over the epochs of the mean time of a step;
         * ``monitor``: the measurements during the training (``Monitor.points``);
@@ -51,7 +51,7 @@ def finish(
     """
     model = trained.model.eval()
     images, labels = torch.from_numpy(test.images), torch.from_numpy(test.labels)
-    hard, swap = substitute_relu(model), trained.swap
+    hard, swap = model if ARMS[options.arm].swap == "never" else substitute_relu(model), trained.swap
     assert isinstance(hard, torch.nn.Sequential)
     if swap is None and ARMS[options.arm].swap != "never":
         swap = measure(model, hard, images, labels, options.total_epochs)

@@ -1,40 +1,13 @@
-"""Certificates of *unsat* and *sat* as the verifier writes them; ``docs/certificates.md`` says what they mean.
-
-What is written here is plain data. Nothing is computed but the encoding of numbers, all of which are float64 and are
-written without rounding.
-"""
+"""What proves *unsat*, as certificates hold it: plain data; ``docs/certificates.md`` says what it means."""
 
 from __future__ import annotations
 
-import gzip
-import hashlib
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from fractions import Fraction
-from pathlib import Path
-from typing import Any
 
 import numpy as np
-import onnx
 
-from verifiable_relu.errors import UnsupportedError
 from verifiable_relu.spec.property import Polytope
-
-VERSION = 3
-
-_ACTIVATIONS = ("Erf", "Gelu", "LeakyRelu", "PRelu", "Relu", "Sigmoid", "Tanh")
-"""The operators whose outputs name activations: that of GELU in operators is its Erf."""
-
-_SAYS = {
-    "unsat": "No point of the property's boxes is mapped into its unsafe set by the network's stored weights "
-    "in real arithmetic.",
-    "joint": "No point of the property's boxes is mapped into its unsafe set by any network that has ReLU or λ-GELU, "
-    "λ at least its number in 'joint', in the place of each activation, and the other weights as stored, in real "
-    "arithmetic.",
-    "sat": "The point is in a box of the property, and the network's stored weights map it into the unsafe set "
-    "in real arithmetic.",
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,6 +94,23 @@ class Branches:
 
 
 @dataclass(frozen=True, eq=False)
+class Plane:
+    """An upper bound of one neuron's value that is affine in inputs and in values of open neurons before it.
+
+    Attributes:
+        neuron: the number of its activation, and its number there.
+        terms: (terms,) the variables that have a coefficient: inputs and, behind these, the open neurons.
+        parts: (terms,) their coefficients, as parts of those of the neuron's pre-activation.
+        bends: μ and ν, not negative: how far the plane leaves the activation on either side of zero.
+    """
+
+    neuron: tuple[int, int]
+    terms: np.ndarray
+    parts: np.ndarray
+    bends: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
 class Tree:
     """A polytope that needs splits.
 
@@ -129,12 +119,14 @@ class Tree:
         neurons: for each neuron of the tree the number of its activation, and its number there.
         chords: the neurons of the tree that have their chord's multiplier at leaves that give them none.
         branches: the tree itself.
+        planes: over some neurons.
     """
 
     slopes: np.ndarray
     neurons: Sequence[tuple[int, int]]
     chords: Sequence[int]
     branches: Branches
+    planes: Sequence[Plane] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -206,210 +198,3 @@ class Cover:
     lower: np.ndarray
     upper: np.ndarray
     proofs: Sequence[Sequence[int] | Proof]
-
-
-def write_unsat(
-    path: Path,
-    network: bytes,
-    prop: bytes,
-    proofs: Sequence[tuple[int, Proof | Cover]],
-    joint: Sequence[Fraction] = (),
-) -> None:
-    """Write a certificate that no box reaches the unsafe set.
-
-    Args:
-        path: the file, which is gzipped.
-        network: the bytes of the ONNX file, unpacked.
-        prop: the bytes of the VNN-LIB file, unpacked.
-        proofs: of all queries that the property makes, each with the number of its box among the property's different
-            boxes, in their order.
-        joint: of a proof for all networks with λ-GELU or ReLU in the place of each activation, the least λ of each.
-
-    Raises:
-        UnsupportedError: if a number is out of the format's range, or the network has activations that the format
-            does not know.
-    """
-    names = _activations(network)
-    parts = (record for box, proof in proofs if proof.polytopes for record in _part(box, names, proof))
-    _write(path, "unsat", network, prop, parts, joint)
-
-
-def write_sat(path: Path, network: bytes, prop: bytes, point: Sequence[Fraction]) -> None:
-    """Write a certificate that a point is a counterexample; the arguments are those of ``write_unsat``."""
-    _write(path, "sat", network, prop, iter([{"point": [str(value) for value in point]}]))
-
-
-def _write(
-    path: Path,
-    claim: str,
-    network: bytes,
-    prop: bytes,
-    records: Iterator[dict[str, Any]],
-    joint: Sequence[Fraction] = (),
-) -> None:
-    head: dict[str, Any] = {"certificate": VERSION, "claim": claim}
-    head |= {"network": hashlib.sha256(network).hexdigest(), "property": hashlib.sha256(prop).hexdigest()}
-    head["says"] = _SAYS["joint" if joint else claim]
-    if joint:
-        head["joint"] = [str(value) for value in joint]
-    count = 1
-    with gzip.open(path, "wt", compresslevel=4, encoding="ascii", newline="\n") as file:
-        file.write(json.dumps(head) + "\n")
-        for record in records:
-            file.write(json.dumps(record, separators=(",", ":")) + "\n")
-            count += 1
-        file.write(json.dumps({"end": count}) + "\n")
-
-
-def _activations(network: bytes) -> list[str]:
-    """The outputs of the activations that the network's output depends on, in the order of the file."""
-    graph = onnx.load_from_string(network).graph
-    needed = {graph.output[0].name}
-    found = []
-    for node in reversed(graph.node):
-        if needed.intersection(node.output):
-            needed.update(node.input)
-            if node.op_type in _ACTIVATIONS:
-                found.append(node.output[0])
-    return found[::-1]
-
-
-def _part(box: int, names: list[str], proof: Proof | Cover) -> Iterator[dict[str, Any]]:
-    rows = [
-        [{"y": [[i, str(c)] for i, c in row.coefficients], "most": str(row.bound)} for row in polytope]
-        for polytope in proof.polytopes
-    ]
-    yield {"part": {"box": box, "polytopes": rows}}
-    if isinstance(proof, Proof):
-        yield from _root(names, proof)
-        return
-    for step in halvings(proof.lower, proof.upper):
-        if isinstance(step, tuple):
-            place, middle = step
-            exponent, mantissa = encoded(np.array([middle]))
-            yield {"halve": [place, mantissa, exponent]}
-            continue
-        inner = proof.proofs[step]
-        if isinstance(inner, Proof):
-            yield from _root(names, inner)
-        else:
-            yield {"zonotope": list(inner)}
-
-
-def _root(names: list[str], proof: Proof) -> Iterator[dict[str, Any]]:
-    # Of a network whose head was left out, the last activations of the file are the head's.
-    if len(names) < len(proof.claims):
-        raise UnsupportedError(f"the file has {len(names)} activations, the network {len(proof.claims)}")
-    yield {"root": len(proof.claims)}
-    for name, claim in zip(names, proof.claims, strict=False):
-        bounds = {"lower": encoded(claim.lower), "upper": encoded(claim.upper)}
-        yield {"activation": name, **bounds, "slopes": encoded(claim.slopes)}
-        for own in claim.own:
-            yield {"row": [own.neuron, own.sign], "slopes": encoded(own.slopes)}
-    for each in proof.excluded:
-        for tighter in each.tighter:
-            bounds = {"rows": tighter.rows.ravel().tolist(), "least": encoded(tighter.least)}
-            yield {"tighter": tighter.activation, **bounds, **_shared(tighter)}
-            for tree in tighter.trees:
-                yield from _nodes(tree)
-        if isinstance(each.proof, Plain):
-            yield {"plain": encoded(each.proof.rows), "slopes": encoded(each.proof.slopes)}
-        else:
-            yield _shared(each.proof)
-            yield from _nodes(each.proof.branches)
-
-
-def _shared(tree: Tree | Tighter) -> dict[str, Any]:
-    groups: list[tuple[int, list[int]]] = []
-    for activation, neuron in tree.neurons:
-        if not groups or groups[-1][0] != activation:
-            groups.append((activation, []))
-        groups[-1][1].append(neuron)
-    return {"tree": encoded(tree.slopes), "neurons": groups, "chords": list(tree.chords)}
-
-
-def halvings(lower: np.ndarray, upper: np.ndarray) -> Iterator[tuple[int, float] | int]:
-    """How halving makes boxes (boxes, inputs) of the whole: the input and the place of each cut, or a box's number.
-
-    What is below a cut comes before what is above it. Wherever a cut goes through no box, it may come first.
-
-    Raises:
-        UnsupportedError: if halving makes no such boxes.
-    """
-    waiting = [np.arange(len(lower))]
-    while waiting:
-        members = waiting.pop()
-        if len(members) == 1:
-            yield int(members[0])
-            continue
-        for place in range(lower.shape[1]):
-            order = np.argsort(lower[members, place], kind="stable")
-            low, high = lower[members[order], place], np.maximum.accumulate(upper[members[order], place])
-            inside = (low > low[0]) & (low < high[-1])
-            cuts = np.flatnonzero(inside[1:] & (low[1:] >= high[:-1])) + 1
-            if len(cuts):
-                cut = cuts[np.abs(cuts - len(members) // 2).argmin()]
-                yield place, float(low[cut])
-                waiting += [members[order[cut:]], members[order[:cut]]]
-                break
-        else:
-            raise UnsupportedError("the boxes of a proof do not come from halving")
-
-
-def _nodes(tree: Branches) -> Iterator[dict[str, Any]]:
-    """A tree in preorder. Wherever all leaves of a part of it are on a side of one cut, that cut may come first."""
-    leaves = tree.leaves
-    matrix = np.zeros((len(leaves), len(tree.cuts)), np.int8)
-    for at, leaf in enumerate(leaves):
-        matrix[at, leaf.splits] = leaf.sides
-    waiting = [(np.arange(len(leaves)), np.ones(len(tree.cuts), bool))]
-    while waiting:
-        members, left = waiting.pop()
-        if len(members) == 1 and not (matrix[members[0]] != 0)[left].any():
-            yield _leaf(leaves[members[0]])
-            continue
-        common = left & (matrix[members] != 0).all(0)
-        if not len(members) or not common.any():
-            raise UnsupportedError("the leaves of a tree do not cover it")
-        chosen = int(common.argmax())
-        neuron, point = tree.cuts[chosen]
-        if point is None:
-            yield {"split": neuron}
-        else:
-            exponent, mantissa = encoded(np.array([point]))
-            yield {"split": [neuron, mantissa, exponent]}
-        rest = left.copy()
-        rest[chosen] = False
-        for side in (-1, 1):
-            waiting.append((members[matrix[members, chosen] == side], rest))
-
-
-def _leaf(leaf: Leaf) -> dict[str, Any]:
-    exponent, *mantissas = encoded(leaf.multipliers)
-    pairs = [number for pair in zip(leaf.neurons.tolist(), mantissas, strict=True) for number in pair]
-    record: dict[str, Any] = {"leaf": [exponent, *pairs]}
-    if len(leaf.rows) > 1:
-        record["rows"] = encoded(leaf.rows)
-    return record
-
-
-def encoded(values: np.ndarray) -> list[int]:
-    """[exponent, mantissa, …] of float64 numbers mantissa·2^exponent, as short as they allow.
-
-    Raises:
-        UnsupportedError: if some are not finite, or not of one scale.
-    """
-    flat = np.asarray(values, np.float64).ravel()
-    if not np.isfinite(flat).all():
-        raise UnsupportedError("a number of the certificate is not finite")
-    fraction, exponent = np.frexp(flat)
-    used = fraction != 0
-    if not used.any():
-        return [0, *[0] * len(flat)]
-    # As integers of 53 bits, the zeros at whose ends belong to the exponent.
-    whole = np.ldexp(fraction[used], 53).astype(np.int64)
-    trailing = np.log2((whole & -whole).astype(np.float64)).astype(np.int64)
-    least = int((exponent[used] - 53 + trailing).min())
-    if not -900 <= least <= 900 or float(np.abs(flat).max()) > np.ldexp(1.0, min(least + 53, 1000)):
-        raise UnsupportedError("numbers of the certificate differ too much in size")
-    return [least, *np.ldexp(flat, -least).astype(np.int64).tolist()]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import numpy as np
@@ -110,4 +110,5 @@ class Attack:
             return [fault(error, self.name)] * len(part)
         reason = Reason.TIMEOUT if late else Reason.INCOMPLETE
         detail = "the budget ran out" if late else "no counterexample was found"
-        return [found or Outcome.unknown(reason, self.name, detail, seconds=seconds) for found in claims]
+        undecided = Outcome.unknown(reason, self.name, detail, seconds=seconds)
+        return [replace(found or undecided, subproblems=0) for found in claims]

@@ -101,16 +101,16 @@ class InBalls:
                     seconds = {self.name: elapsed() / len(part)}
                     if margin > 0:
                         proved = Outcome(Verdict.UNSAT, Reason.PROVED, self.name, trust, margin, seconds=seconds)
-                        found.append(proved)
+                        found.append(replace(proved, subproblems=0))
                         continue
                     point = None if query.property.ball is None or stop() else _attack(query)
                     sat = None if point is None else claim(network, query.property, point, self.name, seconds)
                     if sat is not None and sat.witness is not None and query.property.admits(sat.witness):
-                        found.append(sat)
+                        found.append(replace(sat, subproblems=0))
                     else:
                         known = None if math.isnan(margin) else margin
                         undecided = Reason.INCOMPLETE, self.name, "the bounds do not decide"
-                        found.append(Outcome.unknown(*undecided, margin=known, seconds=seconds))
+                        found.append(Outcome.unknown(*undecided, margin=known, seconds=seconds, subproblems=0))
                 return found
         except Exception as error:
             return [fault(error, self.name)] * len(part)

@@ -85,6 +85,8 @@ class Outcome:
         seconds: the time charged to this query, by stage; a stage that worked on several queries at once charges each
             an equal share.
         unstable: the number of unstable neurons under the bounds used; None where it was not computed.
+        subproblems: the number of sub-problems that the query was split into and that were bounded; 0 where bounds or
+            an attack ended the work before any split; None where the method does not count.
         proof: what a certificate of *unsat* needs, if the verifier recorded it; None otherwise.
     """
 
@@ -97,6 +99,7 @@ class Outcome:
     detail: str = ""
     seconds: Mapping[str, float] = field(default_factory=dict)
     unstable: int | None = None
+    subproblems: int | None = None
     proof: Proof | Cover | None = field(default=None, repr=False)
 
     @staticmethod

@@ -26,11 +26,19 @@ _PATIENCE = 1.0
 _ENDING = 5.0
 """The seconds that a copy that has been killed may take to end."""
 
+_SHARING = 8
+"""More processes than so many share a query's work only where that is asked for: every one needs memory."""
+
 
 def most(processes: int) -> int:
     """The number of processes that can share work: ``processes``, but 1 where processes cannot be copied safely."""
     # Forks of processes that use the graphical or numerical libraries of macOS may fail, and Windows has none.
     return max(1, processes) if sys.platform == "linux" else 1
+
+
+def sharing() -> int:
+    """The number of processes that may share a query's work where nothing else is asked for: torch's threads, or 8."""
+    return min(torch.get_num_threads(), _SHARING)
 
 
 def at_once(

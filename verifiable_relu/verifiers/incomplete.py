@@ -144,13 +144,12 @@ class _Bounding:
         return None
 
     def _outcome(self, margin: float, count: int, share: float, late: bool, trust: Trust) -> Outcome:
-        seconds = {self.name: share}
+        known = {"seconds": {self.name: share}, "unstable": count, "subproblems": 0}
         if margin > 0:
-            return Outcome(Verdict.UNSAT, Reason.PROVED, self.name, trust, margin, seconds=seconds, unstable=count)
+            return Outcome(Verdict.UNSAT, Reason.PROVED, self.name, trust, margin, **known)  # type: ignore[arg-type]
         reason = Reason.TIMEOUT if late else Reason.INCOMPLETE
         detail = "the budget ran out" if late else "the bounds do not decide"
-        known = margin if margin == margin else None
-        return Outcome.unknown(reason, self.name, detail, margin=known, seconds=seconds, unstable=count)
+        return Outcome.unknown(reason, self.name, detail, margin=margin if margin == margin else None, **known)
 
 
 @dataclass(frozen=True)

@@ -196,8 +196,8 @@ class Model:
             cost=np.append(np.zeros(self.columns), 1.0),
             lower=np.concatenate([-self._below, np.zeros(3 * self.unstable), [-1.0]]),
             upper=np.concatenate([self._above, self._positive, self._negative, np.ones(self.unstable), [slack]]),
-            row_lower=_within(lower),
-            row_upper=_within(upper),
+            row_lower=within(lower),
+            row_upper=within(upper),
             starts=matrix.indptr,
             columns=matrix.indices,
             entries=matrix.data,
@@ -230,6 +230,6 @@ def exponent(sizes: np.ndarray) -> np.ndarray:
     return np.frexp(sizes)[1]
 
 
-def _within(ends: np.ndarray) -> np.ndarray:
+def within(ends: np.ndarray) -> np.ndarray:
     """Row ends that HiGHS takes for finite numbers: rows themselves are sums of numbers of size 1 at most."""
     return np.where(np.isinf(ends), ends, np.clip(ends, -_FAR, _FAR))

@@ -39,11 +39,13 @@ class Auto:
         memory: a limit in bytes on what each stage holds at once, and on what is handed on; attack, MILP and SMT have
             none.
         prepare: what every stage's verifier becomes before it is asked.
+        processes: how many processes share the work on a query, in the stages that can (``Bab``, ``InputSplit``).
     """
 
     device: str = "cpu"
     memory: int = MEMORY
     prepare: Callable[[Verifier], Verifier] = field(default=_as_it_is, repr=False)
+    processes: int = field(default=1, repr=False)
 
     name: ClassVar[str] = "auto"
 
@@ -53,7 +55,7 @@ class Auto:
         run = _Run(queries, budget, progress, Roots(int(self.memory * _HANDED_ON)) if roots is NONE else roots)
         run.stage(self.prepare(Crown(self.device, self.memory)), run.open(), CROWN_SHARE)
         traits = {i: Traits.of(queries[i], run.unstable(i), self.memory) for i in run.open()}
-        given = Resources(self.device, self.memory)
+        given = Resources(self.device, self.memory, self.processes)
         for stage in STAGES:
             members = [i for i in run.open() if stage.takes(traits[i]) and run.unstable(i) <= stage.most]
             shares = {i: stage.share(traits[i]) for i in members}
@@ -106,17 +108,19 @@ class _Run:
             margins = [m for m in (before.margin, outcome.margin) if m is not None]
             seconds = _sum(before.seconds, outcome.seconds)
             unstable = before.unstable if outcome.unstable is None else outcome.unstable
+            counts = [n for n in (before.subproblems, outcome.subproblems) if n is not None]
             if outcome.verdict is Verdict.UNKNOWN:
                 keep = before if before.reason is Reason.UNCONFIRMED else outcome
                 outcome = replace(keep, margin=max(margins, default=None))
-            outcome = replace(outcome, seconds=seconds, unstable=unstable)
+            outcome = replace(outcome, seconds=seconds, unstable=unstable, subproblems=sum(counts) if counts else None)
         if outcome.verdict is Verdict.SAT:
             assert outcome.witness is not None
             start = self.budget.clock()
             checked = confirm(self.queries[index], outcome.witness)
             outcome = replace(outcome, seconds=_sum(outcome.seconds, {"confirm": self.budget.clock() - start}))
             if not checked.confirmed:
-                known = {"seconds": outcome.seconds, "unstable": outcome.unstable, "witness": outcome.witness}
+                kept = ("seconds", "unstable", "subproblems", "witness")
+                known = {name: getattr(outcome, name) for name in kept}
                 outcome = Outcome.unknown(Reason.UNCONFIRMED, outcome.method, checked.detail, **known)
         self.outcomes[index] = outcome
         if outcome.verdict is not Verdict.UNKNOWN:

@@ -212,9 +212,8 @@ def _solved(
     known = {"margin": problem.margin if problem.margin > -np.inf else None, "unstable": problem.unstable}
     if not problem.open:
         detail = "decided by bounds alone"
-        return Outcome(
-            Verdict.UNSAT, Reason.PROVED, name, Trust.ROUNDED, problem.margin, None, detail, seconds, problem.unstable
-        )
+        proved = Outcome(Verdict.UNSAT, Reason.PROVED, name, Trust.ROUNDED, problem.margin, None, detail, seconds)
+        return replace(proved, unstable=problem.unstable, subproblems=0)
     allowance = budget.remaining(index)
     if allowance <= 0:
         return Outcome.unknown(Reason.TIMEOUT, name, "no time was left", seconds=seconds, **known)

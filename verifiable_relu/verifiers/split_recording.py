@@ -22,8 +22,9 @@ from verifiable_relu.spec.property import Query
 from verifiable_relu.spec.row_batch import RowBatch
 from verifiable_relu.trust.certificate import Cover, Proof
 from verifiable_relu.verifiers.base import Budget, Outcome, Verdict
+from verifiable_relu.verifiers.boxes import Frontier, Lines, Share
 from verifiable_relu.verifiers.clipping import Clipped
-from verifiable_relu.verifiers.input_split import Frontier, InputSplit, Lines, Share
+from verifiable_relu.verifiers.input_split import InputSplit
 from verifiable_relu.verifiers.recording import Recorder
 
 _SPARE = 1e-11
@@ -93,7 +94,7 @@ class _Recorded(Frontier):
             self.network,
             box,
             coarse=recorder.coarse,
-            memory=options.memory // 2,
+            memory=self.memory,
             stop=stop,
             max_unstable=options.most,
         )

@@ -17,6 +17,12 @@ from verifiable_relu.network.nodes import LeakyRelu, Relu
 from verifiable_relu.network.onnx.call import Call, Result, Value, converts, tensor
 from verifiable_relu.network.onnx.elementwise import broadcast, negative
 
+FAR = 2.0**12
+"""Beyond it, an end is not added to and subtracted from values: rounding, relative to the end, would drown them.
+
+The form for nearer ends has one use of the value instead of two, and so has tighter intervals.
+"""
+
 
 def extreme(call: Call, x: int, candidates: np.ndarray, sign: int) -> int:
     """The largest (``sign`` 1) or smallest (−1) of some elements of a node, in a tournament.
@@ -91,6 +97,10 @@ def bounded(call: Call, x: int, end: Tensor, sign: int) -> int:
     if not bool(torch.isfinite(end).all()):
         raise UnsupportedError("an end that is not finite")
     build, name, turn = call.build, call.name, torch.full_like(end, float(sign))
+    if bool((end.abs() > FAR).any()):
+        # x + s·relu(s·(end − x)).
+        beyond = build.activation(build.scale(x, name, center=end, scale=-turn), Relu, name)
+        return build.add(x, build.scale(beyond, name, scale=turn), name)
     # end + s·relu(s·(x − end)).
     above = build.activation(build.scale(x, name, center=end, scale=turn), Relu, name)
     return build.scale(above, name, scale=turn, shift=end)

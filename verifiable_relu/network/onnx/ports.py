@@ -86,12 +86,13 @@ def single(model: onnx.ModelProto, chosen: Chosen = EVERYTHING) -> tuple[str, ..
 
     Raises:
         InputError: if a chosen tensor does not exist, or is chosen twice.
-        UnsupportedError: if no output is a tensor of floating-point numbers, or inputs differ in their types.
+        UnsupportedError: if no output is a tensor of floating-point numbers, or tensors differ in their types.
     """
     graph = model.graph
     inputs = _inputs(model, chosen)
     outputs = _outputs(graph, chosen)
-    if len(inputs) == 1 and outputs == [declared.name for declared in graph.output]:
+    as_declared = len(outputs) == 1 and outputs == [declared.name for declared in graph.output]
+    if len(inputs) == 1 and as_declared:
         return ()
     names = (*(declared.name for declared in inputs), *outputs)
     _keep_needed(graph, outputs)
@@ -99,7 +100,7 @@ def single(model: onnx.ModelProto, chosen: Chosen = EVERYTHING) -> tuple[str, ..
     taken |= {initializer.name for initializer in graph.initializer}
     if len(inputs) > 1:
         _take_from_one(graph, inputs, taken)
-    if outputs != [declared.name for declared in graph.output]:
+    if not as_declared:
         _give_as_one(graph, outputs, taken)
     return names
 
@@ -138,6 +139,10 @@ def _outputs(graph: onnx.GraphProto, chosen: Chosen) -> list[str]:
         if name not in computed:
             raise InputError(f"no node computes a tensor '{name}'")
     found = [*(chosen.outputs or floats), *chosen.hidden]
+    types = {one.name: one.type.tensor_type.elem_type for one in graph.output if one.name not in maps}
+    if len(kinds := {types[name] for name in found if name in types}) > 1:
+        shown = " and ".join(sorted(onnx.TensorProto.DataType.Name(kind).lower() for kind in kinds))
+        raise UnsupportedError(f"outputs of different types, {shown}: convert one of them")
     if len(set(found)) < len(found):
         raise InputError(f"a tensor is named twice among {_listed(found)}")
     return found

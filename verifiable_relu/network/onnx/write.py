@@ -67,7 +67,7 @@ def write_onnx(network: Network, path: Path | str | None = None) -> bytes:
             part.write_bytes(data)
             os.replace(part, path)
         except OSError as error:
-            raise InputError(f"cannot be written: {error}", path=path) from error
+            raise InputError(f"cannot be written: {error.strerror}", path=path) from error
     return data
 
 

@@ -90,11 +90,14 @@ class Marabou:
                     nodes += visited
                     outcome = deeper if deeper.verdict is Verdict.SAT else outcome
                 if outcome.verdict is Verdict.SAT or outcome.reason is Reason.TIMEOUT:
-                    return replace(outcome, detail=f"{outcome.detail} after {nodes} sub-problems".strip())
+                    return replace(
+                        outcome, detail=f"{outcome.detail} after {nodes} sub-problems".strip(), subproblems=nodes
+                    )
                 if outcome.verdict is Verdict.UNKNOWN:
                     undecided = undecided or outcome
         proved = Outcome(Verdict.UNSAT, Reason.PROVED, self.name, Trust.FLOAT, max(problem.margin, 0.0))
-        return undecided or replace(proved, detail=f"it is Marabou's word after {nodes} sub-problems")
+        proved = replace(proved, detail=f"it is Marabou's word after {nodes} sub-problems")
+        return replace(undecided or proved, subproblems=nodes)
 
     def _reach(
         self, problem: Problem, system: _System, polytope: Polytope, loose: float, left: Callable[[], float]

@@ -37,6 +37,8 @@ class Planes:
         neurons: (h,) which, in ascending order.
         entries: (2, count) the plane and the variable, among e and r, of every coefficient; planes in ascending order.
         coefficients: (count,).
+        parts: (count,) θ, what parts of the pre-activation's coefficients these are.
+        bends: (h, 2) μ and ν.
         constant: (h,) of the bounds; it covers all rounding.
         width: (h,) by how much the bounds exceed the values at most.
     """
@@ -44,6 +46,8 @@ class Planes:
     neurons: Tensor
     entries: Tensor
     coefficients: Tensor
+    parts: Tensor
+    bends: Tensor
     constant: Tensor
     width: Tensor
 
@@ -52,12 +56,12 @@ class Planes:
         """All planes of several, whose neurons ascend from one to the next."""
         if not parts:
             none = torch.zeros(0, dtype=torch.float64)
-            return Planes(none.long(), torch.zeros(2, 0, dtype=torch.long), none, none, none)
+            return Planes(none.long(), none.long().repeat(2, 1), none, none, none.repeat(2, 1).T, none, none)
         starts = itertools.accumulate((len(part.neurons) for part in parts[:-1]), initial=0)
         moved = [part.entries + torch.tensor([[s], [0]]) for part, s in zip(parts, starts, strict=True)]
-        fields = zip(*((p.neurons, p.coefficients, p.constant, p.width) for p in parts), strict=True)
-        neurons, coefficients, constant, width = (torch.cat(field) for field in fields)
-        return Planes(neurons, torch.cat(moved, 1), coefficients, constant, width)
+        rest = ((p.coefficients, p.parts, p.bends, p.constant, p.width) for p in parts)
+        fields = (torch.cat(field) for field in zip(*rest, strict=True))
+        return Planes(torch.cat([p.neurons for p in parts]), torch.cat(moved, 1), *fields)
 
     def rows(self, part: slice, inputs: int, neurons: int) -> Rows:
         """Some of the bounds as rows of e and r, by how many of either there are."""
@@ -253,7 +257,8 @@ class _Block:
         error = OWN * (error + (1 + below.abs()) * folded.neurons.error[self.neurons])
         row, term = (terms.weight != 0).nonzero(as_tuple=True)
         entries = torch.stack([row, terms.places[row, term]])
-        return Planes(self.neurons, entries, coefficients[row, term], top - moved + error, width + 2 * error)
+        found = (coefficients[row, term], theta[row, term], torch.stack([mu, nu], 1))
+        return Planes(self.neurons, entries, *found, top - moved + error, width + 2 * error)
 
 
 def higher(active: Tensor, inactive: Tensor) -> Tensor:

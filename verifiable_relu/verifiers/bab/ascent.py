@@ -308,6 +308,8 @@ class _Over:
         view.offset[:, self.which] = torch.where(split, none, none + 1)
         view.of_negative[:, self.which] = torch.where(split, view.of_negative[:, self.which], none)
         chord = ascent._chord[mine]
+        # A chord that does not rise takes the place of no plane.
+        lines = lines & (chord > 0)
         self.mixed = torch.zeros_like(view.sign)
         self.mixed[:, self.which] = torch.where(lines, chord, none)
         # Of v, by w; and what one unit of w takes from the bound.

@@ -10,8 +10,8 @@ from enum import Enum, auto
 import torch
 from torch import Tensor
 
+from verifiable_relu.verifiers.bab.leaves import Leaves
 from verifiable_relu.verifiers.bab.nodes import Batch
-from verifiable_relu.verifiers.bab.recorded import Leaves
 
 
 @dataclass(eq=False)

@@ -3,6 +3,9 @@
 Variables are the inputs e, the pre-activations z and the values r of the unstable neurons; an open neuron lies in the
 triangle that its bounds leave. The solver is asked for multipliers and for a point, and is believed neither: ``proof``
 evaluates the multipliers, and the network the point.
+
+HiGHS's tolerances are absolute, and it takes no coefficients above 1e15. So z and r are multiples of powers of two that
+are about their largest values, and every row is divided by such a power that is about its largest coefficient.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from verifiable_relu.errors import OutOfTime
 from verifiable_relu.verifiers.bab.folded import Rows
 from verifiable_relu.verifiers.bab.strip import Strip
 from verifiable_relu.verifiers.base import PATIENCE
+from verifiable_relu.verifiers.mixed_integer import exponent, within
 from verifiable_relu.verifiers.solvers import highs
 
 _MULTIPLES = 2.0 ** torch.arange(-10, 60, dtype=torch.float64)
@@ -55,9 +59,16 @@ class Program:
         self._slope, self._curvature = folded.slope.numpy(), folded.curvature.numpy()
         m, count = folded.size, len(rows.constant)
         z = [-sparse.eye_array(m), sparse.csr_array((count, m))]
-        t = [sparse.csr_array((m, 1)), sparse.csr_array(-np.ones((count, 1)))]
-        blocks = [[f.inputs.numpy(), z[i], f.neurons.numpy(), t[i]] for i, f in enumerate((neurons, rows))]
-        self._equations = sparse.csr_array(sparse.block_array(blocks))
+        # The columns of z, and those of r, are divided by two to the power of these; equations and rows likewise.
+        self._of_z = exponent(np.maximum(-self._lower, self._upper))
+        self._of_r = exponent(folded.reach.numpy())
+        of_columns = np.concatenate([np.zeros(folded.inputs, int), self._of_z, self._of_r])
+        forms = [[f.inputs.numpy(), z[i], f.neurons.numpy()] for i, f in enumerate((neurons, rows))]
+        system = _times(sparse.csr_array(sparse.block_array(forms)), columns=of_columns)
+        self._of_rows = exponent(abs(system).max(axis=1).toarray())
+        t = sparse.csr_array(np.concatenate([np.zeros(m), -np.ones(count)])[:, None])
+        self._equations = sparse.hstack([_times(system, rows=-self._of_rows), t], format="csr")
+        self._constant = _ldexp(-np.concatenate([f.constant.numpy() for f in (neurons, rows)]), -self._of_rows)
 
     def deepest(self, split: Tensor, seconds: float) -> Tensor | None:
         """A point (1, n) of the node, relaxed, where the largest of the rows is least; None if none was found.
@@ -102,7 +113,9 @@ class Program:
         objective, the rows and the equations, and a_j·r_j − y_j·z_j = a_j·q_j − (y_j − a_j·t_j)·z_j.
         """
         m, others = self._sizes
-        y, mu = -torch.from_numpy(dual[:m].copy()), -torch.from_numpy(dual[m + 1 : m + 1 + others].copy())
+        # The objective is divided by a power of two, too.
+        dual = -_ldexp(dual[: m + 1 + others], self._of_rows[m] - self._of_rows)
+        y, mu = torch.from_numpy(dual[:m]), torch.from_numpy(dual[m + 1 :])
         a = objective * self._rows.neurons[0] + mu @ self._rows.neurons[1:] + y @ self._neurons.neurons
         return y - self._strip.slopes * a, mu
 
@@ -113,37 +126,37 @@ class Program:
         """
         n, m = self._strip.folded.inputs, self._strip.folded.size
         lower, upper, slope = self._lower, self._upper, self._slope
-        lower, upper = np.where(split > 0, 0.0, lower), np.where(split < 0, 0.0, upper)
-        is_open, every = np.flatnonzero(split == 0), np.arange(m)
-        chord = (self._upper - self._slope * self._lower) / (self._upper - self._lower)
+        chord = (upper - slope * lower) / (upper - lower)
+        top = self._curvature * (slope - chord) * lower
+        ends = np.where(split > 0, 0.0, lower), np.where(split < 0, 0.0, upper)
+        is_open, decided = np.flatnonzero(split == 0), np.flatnonzero(split)
 
-        def lines(which: np.ndarray, rate: np.ndarray) -> sparse.csr_array:
-            """r − rate·z of some neurons, negated where the activation is concave."""
-            at, sign = np.arange(len(which)), self._curvature[which]
-            values = np.concatenate([sign, -sign * rate[which]])
+        def lines(which: np.ndarray, rate: np.ndarray) -> tuple[sparse.csr_array, np.ndarray]:
+            """r − rate·z of some neurons, negated where the activation is concave; and what the rows are divided by."""
+            at, sign, rate = np.arange(len(which)), self._curvature[which], rate[which]
+            of_r, of_z = self._of_r[which], self._of_z[which]
+            by = np.maximum(of_r, of_z + exponent(rate))
+            values = np.concatenate([_ldexp(sign, of_r - by), _ldexp(-sign * rate, of_z - by)])
             places = (np.concatenate([at, at]), np.concatenate([n + m + which, n + which]))
-            return sparse.csr_array((values, places), shape=(len(which), n + 2 * m + 1))
+            return sparse.csr_array((values, places), shape=(len(which), n + 2 * m + 1)), by
 
         one = np.ones(m)
-        above, below, over = lines(is_open, one), lines(is_open, slope), lines(is_open, chord)
-        decided = np.setdiff1d(every, is_open)
-        equal = lines(decided, np.where(split > 0, one, slope))
-        free, zero = np.full(len(is_open), np.inf), np.zeros(len(is_open))
-        constant = -self._neurons.constant.numpy()
-        top = (self._curvature * (slope - chord) * self._lower)[is_open]
+        above, below, (over, by) = lines(is_open, one)[0], lines(is_open, slope)[0], lines(is_open, chord)
+        equal, _ = lines(decided, np.where(split > 0, one, slope))
+        free, zero, none = np.full(len(is_open), np.inf), np.zeros(len(is_open)), np.zeros(len(decided))
         matrix = sparse.vstack([self._equations, above, below, over, equal], format="csr")
-        none = np.zeros(len(decided))
-        limits = -self._rows.constant.numpy()
+        constant, limits = self._constant[:m], self._constant[m:].copy()
+        first = self._equations[[m]].toarray()[0]
+        first[-1] = 0.0
         if not deepest:
             limits[0] = np.inf
-        first = np.concatenate([self._rows.inputs[0].numpy(), np.zeros(m), self._rows.neurons[0].numpy(), np.zeros(1)])
         unbounded, end = np.full(m, np.inf), np.inf if deepest else 0.0
         return highs.Program(
             cost=np.append(np.zeros(n + 2 * m), 1.0) if deepest else first,
-            lower=np.concatenate([-np.ones(n), lower, -unbounded, [-end]]),
-            upper=np.concatenate([np.ones(n), upper, unbounded, [end]]),
-            row_lower=np.concatenate([constant, np.full(len(limits), -np.inf), zero, zero, -free, none]),
-            row_upper=np.concatenate([constant, limits, free, free, top, none]),
+            lower=np.concatenate([-np.ones(n), _ldexp(ends[0], -self._of_z), -unbounded, [-end]]),
+            upper=np.concatenate([np.ones(n), _ldexp(ends[1], -self._of_z), unbounded, [end]]),
+            row_lower=within(np.concatenate([constant, np.full(len(limits), -np.inf), zero, zero, -free, none])),
+            row_upper=within(np.concatenate([constant, limits, free, free, _ldexp(top[is_open], -by), none])),
             starts=matrix.indptr,
             columns=matrix.indices,
             entries=matrix.data,
@@ -151,8 +164,30 @@ class Program:
         )
 
 
+def _ldexp(values: np.ndarray, powers: np.ndarray) -> np.ndarray:
+    """Values times powers of two, infinite where they are beyond float64."""
+    with np.errstate(over="ignore"):
+        return np.ldexp(values, powers)
+
+
+def _times(
+    matrix: sparse.csr_array, rows: np.ndarray | None = None, columns: np.ndarray | None = None
+) -> sparse.csr_array:
+    """A matrix whose rows or columns are multiplied by powers of two; entries that vanish are left out."""
+    entries = sparse.coo_array(matrix)
+    row, column = entries.coords
+    by = np.zeros(len(row), int) + (0 if rows is None else rows[row]) + (0 if columns is None else columns[column])
+    found = sparse.csr_array((_ldexp(entries.data, by), (row, column)), shape=matrix.shape)
+    found.eliminate_zeros()
+    return found
+
+
 def _solved(program: highs.Program, seconds: float, *, ray: bool) -> highs.Solved | None:
-    """What HiGHS makes of a program, None if it does not stop in time."""
+    """What HiGHS makes of a program, None if it does not stop in time, or if numbers are beyond float64."""
+    if not (np.isfinite(program.entries).all() and np.isfinite(program.cost).all()):
+        return None
+    if np.isnan(np.concatenate([program.row_lower, program.row_upper, program.lower, program.upper])).any():
+        return None
     task = highs.Task(program, {"output_flag": False, "threads": 1}, seconds, ray)
     try:
         solved: highs.Solved = highs.HIGHS.call(task, max(seconds, 0.0) + PATIENCE)

@@ -2,8 +2,8 @@
 
 A leaf gives multipliers w to few of its neurons. Some of the others have the one that makes the chord the line over
 the activation, K·(chord − t) where the coefficient K wants the activation to be as large as it can be: whoever checks
-the leaf computes it, from the last layer to the first (``completed``). What a leaf proves is always computed anew with
-the multipliers that are written.
+the leaf computes it, from the last layer to the first (``completed``); likewise all multipliers v of the values of
+neurons with planes. What a leaf proves is always computed anew with the multipliers that are written.
 """
 
 from __future__ import annotations
@@ -15,16 +15,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from verifiable_relu.trust.certificate import Branches, Leaf, Tighter
+from verifiable_relu.trust.certificate import Plane, Tighter
 from verifiable_relu.trust.certificate import Tree as Certified
-from verifiable_relu.verifiers.bab.curves import SEGMENTS, Curves
 from verifiable_relu.verifiers.bab.folded import Folded
+from verifiable_relu.verifiers.bab.leaves import Leaves
 from verifiable_relu.verifiers.bab.proof import Proofs, of_rows
 from verifiable_relu.verifiers.bab.strip import Strip
 
 _BITS = (0, 10, 24, 52)
 """How many bits the largest multiplier of a leaf has: the fewest with which the leaf is still proven are taken; with 0
 bits neurons that are not split have no multiplier but the chord's, and those that are split have those of 10 bits."""
+
+_SAME = 2.0**-8
+"""A multiplier that differs from the chord's by no more than this part of it is not written."""
 
 _GRID = 2.0**40
 """Slopes of lines that stand for curves are multiples of one by this."""
@@ -42,89 +45,6 @@ _STEP = 16
 """Tighter bounds are multiples of 2 to the power of minus this of their intervals' widths, about."""
 
 
-@dataclass(frozen=True, eq=False)
-class Leaves:
-    """Leaves with their multipliers.
-
-    Attributes:
-        cuts: (cuts, 3) a leaf, a neuron, and the number of the segment that is cut; 0 where it is a kink that splits.
-        sides: (cuts,) of the leaf, +1 above the cut and −1 below it.
-        points: (cuts,) where a segment is cut.
-        places: (multipliers, 2) leaf and neuron of each multiplier.
-        values: (multipliers,).
-        mu: (leaves, rows) multipliers of rows.
-    """
-
-    cuts: np.ndarray
-    sides: np.ndarray
-    points: np.ndarray
-    places: np.ndarray
-    values: np.ndarray
-    mu: np.ndarray
-
-    @staticmethod
-    def of(split: Tensor, w: Tensor, mu: Tensor, curves: Curves | None) -> Leaves:
-        """From (leaves, neurons) splits, and multipliers that are zero where they are not written.
-
-        Segment k of a smooth neuron has come from cutting the segments k/2, k/4, …, 1, rounded down.
-        """
-        at, number = split.nonzero(), split[split != 0].long()
-        smooth = torch.zeros(len(at), dtype=torch.bool) if curves is None else curves.holds(at[:, 1])
-        cuts = [torch.cat([at, torch.zeros_like(at[:, :1])], 1)[~smooth]]
-        sides, points = [number[~smooth]], [torch.zeros(len(cuts[0]), dtype=torch.float64)]
-        at, number = at[smooth], number[smooth]
-        while curves is not None and len(at):
-            above, number = 2 * (number % 2) - 1, number // 2
-            kept = number > 0
-            at, number = at[kept], number[kept]
-            cuts.append(torch.cat([at, number[:, None]], 1))
-            sides.append(above[kept])
-            points.append(curves.points(at[:, 1], number))
-        every = torch.cat(cuts)
-        order = every[:, 0].argsort(stable=True)
-        places = w.nonzero()
-        values = w[places[:, 0], places[:, 1]]
-        parts = (every[order], torch.cat(sides)[order], torch.cat(points)[order], places, values, mu)
-        return Leaves(*(part.numpy() for part in parts))
-
-    @property
-    def neurons(self) -> np.ndarray:
-        """The neurons that are split or have multipliers, some of them several times."""
-        return np.concatenate([self.cuts[:, 1], self.places[:, 1]])
-
-    @staticmethod
-    def cat(parts: Sequence[Leaves]) -> Leaves:
-        """All leaves of several."""
-        starts = np.cumsum([0, *(len(part.mu) for part in parts)])
-
-        def moved(name: str) -> np.ndarray:
-            arrays = [getattr(part, name).copy() for part in parts]
-            for start, array in zip(starts, arrays, strict=False):
-                array[:, 0] += start
-            return np.concatenate(arrays)
-
-        rest = (np.concatenate([getattr(part, name) for part in parts]) for name in ("sides", "points", "values", "mu"))
-        sides, points, values, mu = rest
-        return Leaves(moved("cuts"), sides, points, moved("places"), values, mu)
-
-    def written(self, numbers: np.ndarray) -> Branches:
-        """As a certificate has them; ``numbers``: (neurons,) the number that each neuron has there."""
-        keys, first, which = np.unique(
-            self.cuts[:, 1] * SEGMENTS + self.cuts[:, 2], return_index=True, return_inverse=True
-        )
-        cuts = []
-        for key, point in zip(keys.tolist(), self.points[first].tolist(), strict=True):
-            cuts.append((int(numbers[key // SEGMENTS]), point if key % SEGMENTS else None))
-        starts = np.arange(len(self.mu) + 1)
-        cuts_of, values_of = (np.searchsorted(places[:, 0], starts) for places in (self.cuts, self.places))
-        of_value = numbers[self.places[:, 1]]
-        leaves = []
-        for at, row in enumerate(np.concatenate([np.ones((len(self.mu), 1)), self.mu], 1)):
-            mine, own = slice(*cuts_of[at : at + 2]), slice(*values_of[at : at + 2])
-            leaves.append(Leaf(which[mine], self.sides[mine], of_value[own], self.values[own], row))
-        return Branches(cuts, leaves)
-
-
 class _Short:
     """Multipliers of leaves of one relaxation, made as short as what the leaves are to prove allows.
 
@@ -139,44 +59,70 @@ class _Short:
         self._strip, self._proofs, self.chords = strip, proofs, chords & ~folded.smooth
         chord = (folded.upper - folded.slope * folded.lower) / (folded.upper - folded.lower)
         self._rate = (chord - strip.slopes) / strip.width
+        self._over_chord = torch.where(chord > 0, -1 / chord, 0.0)
         self._every = torch.arange(folded.size)
 
-    def completed(self, split: Tensor, w: Tensor, mu: Tensor, objective: Tensor | None) -> Tensor:
+    def completed(
+        self, split: Tensor, w: Tensor, mu: Tensor, objective: Tensor | None, given: Tensor
+    ) -> tuple[Tensor, Tensor | None, Tensor]:
         """(leaves, m) multipliers with the chord's where they are zero and the neuron is in ``chords``, and not split.
 
         The arguments are those of ``Proofs.lower``, with all columns.
+
+        Args:
+            given: (leaves, m) bool, the neurons whose multipliers are written though they are zero.
+
+        Returns:
+            w; v of the neurons with planes, if there are any; and (leaves, m) the coefficients of all q̃.
         """
-        strip = self._strip
-        n, free = strip.folded.inputs, self.chords & (split == 0) & (w == 0)
+        strip, folded = self._strip, self._strip.folded
+        n, free = folded.inputs, self.chords & (split == 0) & (w == 0) & ~strip.over & ~given
         q = of_rows(mu, objective, self._proofs.objectives) @ strip.rows.matrix[:, n:]
         w = w.clone()
-        for start, end in reversed(strip.folded.blocks):
+        v = None if strip.planes is None else torch.zeros(len(w), len(strip.planes.neurons), dtype=torch.float64)
+        for start, end in reversed(folded.blocks):
             mine = q[:, start:end]
             by_chord = free[:, start:end] & (mine < 0)
             w[:, start:end] = torch.where(by_chord, mine * self._rate[start:end], w[:, start:end])
+            if v is not None and strip.planes is not None:
+                which, place = strip.over_of(torch.arange(start, end))
+                over = start + which
+                k, own = mine[:, which] / strip.width[over], w[:, over]
+                by_line = self.chords[over] | given[:, over] | (own != 0)
+                mixed = torch.where(k < 0, own * self._over_chord[over], torch.where(by_line, -k, 0.0))
+                v[:, place] = torch.where(split[:, over] != 0, -k, mixed)
+                q[:, :start] += v[:, place] @ strip.base.matrix[place, n : n + start]
             q[:, :start] += w[:, start:end] @ strip.neurons.matrix[start:end, n : n + start]
-        return w
+        return w, v, q
 
     def shortened(
-        self, split: Tensor, w: Tensor, mu: Tensor, objective: Tensor | None, aim: Tensor
+        self,
+        split: Tensor,
+        w: Tensor,
+        mu: Tensor,
+        objective: Tensor | None,
+        aim: Tensor,
+        given: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Multipliers (leaves, m) to be written and μ with which each leaf proves its aim, and what it proves.
 
-        With the most digits a leaf may prove less than its aim.
+        With the most digits a leaf may prove less than its aim. ``given``: as in ``completed``, by default none.
         """
         w, mu = w.double(), mu.double().clamp(min=0)
-        q_free = self.chords & (split == 0)
+        given = torch.zeros_like(w, dtype=torch.bool) if given is None else given
+        q_free = self.chords & (split == 0) & ~given
         # What the chord's multiplier makes unnecessary.
-        implied = q_free & (self.completed(split, torch.where(q_free, 0.0, w), mu, objective) != 0)
-        w = torch.where(implied, 0.0, w)
+        _, _, q = self.completed(split, w, mu, objective, given)
+        chord = q * self._rate
+        w = torch.where(q_free & ~self._strip.over & (q < 0) & ((w - chord).abs() <= _SAME * chord.abs()), 0.0, w)
         found, found_mu, proven = torch.zeros_like(w), mu.clone(), torch.full((len(w),), -torch.inf).double()
         left = torch.arange(len(w))
         for bits in _BITS:
-            given = torch.where(q_free[left], 0.0, w[left]) if not bits else w[left]
-            short, short_mu = rounded(given, bits or _BITS[1]), rounded(mu[left], bits or _BITS[1])
+            kept = torch.where(q_free[left], 0.0, w[left]) if not bits else w[left]
+            short, short_mu = rounded(kept, bits or _BITS[1]), rounded(mu[left], bits or _BITS[1])
             own = None if objective is None else objective[left]
-            whole = self.completed(split[left], short, short_mu, own)
-            value = self._proofs.lower(split[left], self._every, whole, short_mu, own)
+            whole, v, _ = self.completed(split[left], short, short_mu, own, given[left])
+            value = self._proofs.lower(split[left], self._every, whole, short_mu, own, v)
             value = torch.where(value.isfinite(), value, -torch.inf)
             better = value > proven[left]
             chosen = left[better]
@@ -200,12 +146,31 @@ class Recorded:
         self._strip, self._short = strip, _Short(strip, proofs, adaptive)
         self._spare = _SPARE * (strip.rows.matrix[0].abs().sum() + strip.rows.constant[0].abs())
 
-    def closed(self, split: Tensor, columns: Tensor, w: Tensor, mu: Tensor) -> Leaves:
+    def closed(self, split: Tensor, columns: Tensor, w: Tensor, mu: Tensor, v: Tensor | None) -> Leaves:
         """Nodes that are proven; the arguments are those of ``Proofs.lower``."""
         whole = torch.zeros(len(w), self._strip.folded.size, dtype=torch.float64)
         whole[:, columns] = w.double()
-        short, short_mu, _ = self._short.shortened(split, whole, mu, None, self._spare.expand(len(w)))
-        return Leaves.of(split, short, short_mu, self._strip.curves)
+        given = torch.zeros_like(whole, dtype=torch.bool)
+        if v is not None:
+            given[:, columns[self._strip.over_of(columns)[0]]] = v != 0
+        return self._written(split, whole, mu, given)
+
+    def closed_by_lines(self, split: Tensor, w: Tensor, mu: Tensor, plain: Strip) -> Leaves:
+        """Nodes that are proven over ``plain``, the tree's relaxation with lines in place of planes.
+
+        The arguments are those of ``Proofs.lower`` with all columns. Neurons with planes have other slopes there.
+        """
+        over = self._strip.over
+        c = of_rows(mu, None, 1) @ plain.rows.matrix + w @ plain.neurons.matrix
+        k = c[:, plain.folded.inputs :] / plain.width
+        whole = torch.where(over, w + (plain.slopes - self._strip.slopes) * k, w)
+        return self._written(split, whole, mu, over.expand(len(w), -1))
+
+    def _written(self, split: Tensor, w: Tensor, mu: Tensor, lined: Tensor) -> Leaves:
+        """Nodes as they are written; ``lined``: (nodes, m) bool, the neurons with planes that use their lines there."""
+        given = lined & (split == 0) & ~self._short.chords
+        short, short_mu, _ = self._short.shortened(split, w, mu, None, self._spare.expand(len(w)), given)
+        return Leaves.of(split, short, short_mu, self._strip.curves, given)
 
     def tree(self, parts: Sequence[Leaves], activations: Sequence[int]) -> Certified:
         """The tree that has these leaves, all of it, of a network whose activations are these nodes."""
@@ -216,7 +181,8 @@ class Recorded:
         numbers[used] = np.arange(len(used))
         neurons = _named(strip.folded.places[used], activations)
         slopes = _slopes(strip.folded, strip.slopes, activations)
-        return Certified(slopes, neurons, numbers[chords].tolist(), leaves.written(numbers))
+        branches, planes = leaves.written(numbers), _planes(strip, activations)
+        return Certified(slopes, neurons, numbers[chords].tolist(), branches, planes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -337,6 +303,18 @@ def _slopes(folded: Folded, slopes: Tensor, activations: Sequence[int]) -> np.nd
     return np.concatenate(parts)
 
 
+def _planes(strip: Strip, activations: Sequence[int]) -> list[Plane]:
+    """The planes of a relaxation; neurons are numbered behind all inputs of the network."""
+    folded, planes = strip.folded, strip.planes
+    if planes is None:
+        return []
+    numbers = torch.cat([folded.free, len(folded.center) + torch.arange(folded.size)])
+    counts = torch.bincount(planes.entries[0], minlength=len(planes.neurons)).tolist()
+    neurons, terms = _named(folded.places[planes.neurons], activations), numbers[planes.entries[1]]
+    every = zip(neurons, terms.split(counts), planes.parts.split(counts), planes.bends, strict=True)
+    return [Plane(neuron, *(part.numpy() for part in parts)) for neuron, *parts in every]
+
+
 def _named(places: Tensor, activations: Sequence[int]) -> list[tuple[int, int]]:
     """Neurons, given as nodes and neurons, as numbers of activations and neurons."""
     position = {index: number for number, index in enumerate(activations)}
@@ -347,6 +325,6 @@ def rounded(values: Tensor, bits: int) -> Tensor:
     """Values (leaves, k), each row rounded to multiples of a power of two: the largest has so many bits."""
     if not values.shape[1]:
         return values
-    size = values.abs().amax(1, keepdim=True).clamp(min=2.0**-800)
-    step = torch.exp2(torch.floor(torch.log2(size)) - (bits - 1))
+    size = torch.log2(values.abs().amax(1, keepdim=True).clamp(min=2.0**-800))
+    step = torch.exp2(torch.floor(size) - (bits - 1))
     return (values / step).round() * step

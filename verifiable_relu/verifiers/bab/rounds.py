@@ -120,7 +120,7 @@ def search(system: System, candidates: Candidates, options: Search, rounds: Roun
         # What the trees may take before a refinement does.
         work = math.inf if refinement is None else rounds.patience * refinement.work(system.folded)
         outdone = False
-        if ended is None and rounds.above is not None and not options.record and not system.folded.functions:
+        if ended is None and rounds.above is not None and not system.folded.functions:
             trial = _Trial(system, rounds.above, candidates, mine, limits)
             # Planes for all polytopes take longer than trees that are soon given up for a refinement.
             outdone = trial.outdoes(forest) and trial.closed * _TRUST * work >= rounds.first

@@ -113,7 +113,8 @@ class Tree:
         self._reached, self._left, self._search, self._memory = reached, left, search, memory
         self._program: Program | None = None
         self._everywhere: Ascent | None = None
-        self._proofs = self._plain = Proofs(strip)
+        self._lines, self._proofs = strip, Proofs(strip)
+        self._plain = self._proofs
         folded = strip.folded
         self._size = folded.size
         self._batch = max(16, min(search.batch, _WORKING // (24 * (folded.inputs + folded.size + 1))))
@@ -271,7 +272,7 @@ class Tree:
             # Its solver is imported only where a node gets this far.
             from verifiable_relu.verifiers.bab.leaf import Program
 
-            plain = self._strip.without_planes(self._rows)
+            self._lines = plain = self._strip.without_planes(self._rows)
             self._program, self._plain = Program(plain, self._rows), Proofs(plain)
         self._now.work += _PROGRAM
         hint = self._program.solve(split, seconds)
@@ -282,7 +283,8 @@ class Tree:
             self._close(split[None], best)
             if self._recorded is not None:
                 one = margins.argmax()[None]
-                self._now.leaves.append(self._recorded.closed(split[None], every, hint.w[one], hint.mu[one]))
+                leaf = self._recorded.closed_by_lines(split[None], hint.w[one], hint.mu[one], self._lines)
+                self._now.leaves.append(leaf)
             return True
         points = [hint.point]
         if len(self._scale) > 1:
@@ -314,7 +316,8 @@ class Tree:
                 self._close(batch.split[likely[closed]], float(margins[closed].min()))
                 if self._recorded is not None:
                     done = likely[closed]
-                    leaves = self._recorded.closed(batch.split[done], found.columns, found.w[done], batch.mu[done])
+                    mine = found[done]
+                    leaves = self._recorded.closed(batch.split[done], mine.columns, mine.w, batch.mu[done], mine.v)
                     self._now.leaves.append(leaves)
         return proved
 

@@ -120,6 +120,7 @@ class Bab:
         known = {
             "margin": margin if margin > -torch.inf else None,
             "unstable": int(bounds.unstable[number]),
+            "subproblems": 0,
             "seconds": seconds,
         }
         if margin > 0:
@@ -136,8 +137,9 @@ class Bab:
             except Exception as error:
                 outcome = fault(error, self.name)
             seconds[self.name] = elapsed()
-        if outcome.margin is not None:
-            known["margin"] = outcome.margin
+        for name in ("margin", "subproblems"):
+            if (found := getattr(outcome, name)) is not None:
+                known[name] = found
         return replace(outcome, **known)  # type: ignore[arg-type]
 
     def _searched(self, bounds: _Bounds, number: int, left: Callable[[], float]) -> Outcome:
@@ -155,7 +157,7 @@ class Bab:
         told = f"{found.nodes} sub-problems, {found.rounds} refinements"
         margin = bounds.margin(number)
         if candidates.found is not None:
-            return replace(candidates.found, detail=told)
+            return replace(candidates.found, detail=told, subproblems=found.nodes)
         # Nothing but what was proved of every polytope decides.
         if margin > 0:
             trees, done = {}, 0
@@ -163,9 +165,11 @@ class Bab:
                 trees[polytope] = (order, tree, found.tighter[done:count])
                 done = count
             proof = bounds.recorded(number, trees)
-            return Outcome(Verdict.UNSAT, Reason.PROVED, self.name, bounds.trust, margin, detail=told, proof=proof)
-        known = margin if margin > -torch.inf else None
-        return Outcome.unknown(found.ended.reason, self.name, f"{found.ended.detail} after {told}", margin=known)
+            return Outcome(
+                Verdict.UNSAT, Reason.PROVED, self.name, bounds.trust, margin, None, told, {}, None, found.nodes, proof
+            )
+        known = {"margin": margin if margin > -torch.inf else None, "subproblems": found.nodes}
+        return Outcome.unknown(found.ended.reason, self.name, f"{found.ended.detail} after {told}", **known)
 
 
 class _Bounds:

@@ -150,7 +150,7 @@ class _Search:
                 words.append(f"what holds of {total.exactly} sub-problems within rounding of the boundary")
             if words:
                 parts.append(f"it is z3's word {' and '.join(words)}")
-        return replace(outcome, detail="; ".join(part for part in parts if part))
+        return replace(outcome, detail="; ".join(part for part in parts if part), subproblems=total.bounded)
 
     def _reach(self, number: int) -> Outcome:
         """Look for a point whose output lies in one polytope; unsat if there is none."""

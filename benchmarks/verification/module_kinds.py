@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -24,7 +25,8 @@ class Does(nn.Module):
         return self.function(x, **self.layers) if self.layers else self.function(x)
 
 
-def conv(inside: int = 2, out: int = 3, **options: object) -> nn.Conv2d:
+def conv(inside: int = 2, out: int = 3, **options: Any) -> nn.Conv2d:
+    """A convolution of 3×3 kernels, padded unless told otherwise."""
     return nn.Conv2d(inside, out, 3, **{"padding": 1, **options})
 
 
@@ -71,19 +73,23 @@ class Excited(nn.Module):
 
 
 def attended(x: Tensor, f: nn.Module) -> Tensor:
+    """The output of torch's attention of a sequence to itself, without its weights."""
     found: Tensor = f(x, x, x, need_weights=False)[0]
     return found
 
 
 def transformer(norm_first: bool) -> nn.Module:
+    """Torch's layer of a Transformer, with two heads."""
     return nn.TransformerEncoderLayer(4, 2, 8, activation="gelu", batch_first=True, norm_first=norm_first)
 
 
 def line(*parts: nn.Module) -> nn.Sequential:
+    """Parts of four features between two affine layers."""
     return nn.Sequential(nn.Linear(5, 4), *parts, nn.Linear(4, 2))
 
 
 def image(*parts: nn.Module, out: int = 3) -> nn.Sequential:
+    """Parts between a convolution and the flattening of what they give."""
     return nn.Sequential(conv(2, out), *parts, nn.Flatten())
 
 
@@ -228,6 +234,7 @@ def module(name: str) -> tuple[nn.Module, Shape]:
         made = make().eval()
         for part in made.modules():
             if isinstance(part, nn.BatchNorm1d | nn.BatchNorm2d):
+                assert part.running_mean is not None and part.running_var is not None
                 for tensor in (part.running_mean, part.weight, part.bias):
                     nn.init.normal_(tensor)
                 nn.init.uniform_(part.running_var, 0.5, 2)

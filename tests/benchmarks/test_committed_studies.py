@@ -1,0 +1,53 @@
+"""The tables of the studies in the repository are those of the records beside them."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+
+import pytest
+
+from verifiable_relu.study.claims import outcomes
+from verifiable_relu.study.joined import joined
+from verifiable_relu.study.records import read_records
+from verifiable_relu.study.state import State
+from verifiable_relu.study.suite import find, read
+from verifiable_relu.study.tables import tables
+
+STUDIES = sorted(Path(__file__).parents[2].glob("benchmarks/studies/*"))
+
+
+def cells(text: str) -> list[list[str | float]]:
+    """The cells of a CSV file, those that are numbers as numbers."""
+    return [[value(cell) for cell in row] for row in csv.reader(io.StringIO(text))]
+
+
+def value(cell: str) -> str | float:
+    try:
+        return float(cell)
+    except ValueError:
+        return cell
+
+
+def close(cell: str | float) -> object:
+    """What equals a cell: another machine's sums may differ in their last digits."""
+    return cell if isinstance(cell, str) else pytest.approx(cell, rel=1e-4, abs=1e-9, nan_ok=True)
+
+
+@pytest.mark.parametrize("folder", STUDIES, ids=lambda folder: folder.name)
+def test_tables_of_a_study_follow_from_its_records(folder: Path) -> None:
+    suite = read(find(folder.name))
+    state = State.of(read_records(folder))
+    assert state.suite is not None and state.suite["digest"] == suite.record["digest"]
+    study = joined(state.records(suite.cells()))
+    made = {name: each for name, each in tables(study, outcomes(study)).items() if each.rows}
+    files = {path.stem: path.read_text(encoding="utf-8") for path in (folder / "tables").glob("*.csv")}
+    assert made.keys() == files.keys() and "main" in files
+    for name, text in files.items():
+        found, kept = cells(made[name].csv()), cells(text)
+        assert found == [[close(cell) for cell in row] for row in kept], name
+
+
+def test_there_are_studies_in_the_repository() -> None:
+    assert {folder.name for folder in STUDIES} >= {"pareto", "small"}
