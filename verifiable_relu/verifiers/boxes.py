@@ -47,9 +47,6 @@ from verifiable_relu.verifiers.copies import at_once, most
 if TYPE_CHECKING:
     from verifiable_relu.verifiers.input_split import InputSplit
 
-_ALONE = 0.5
-"""Seconds of a search before copies of this process share its boxes."""
-
 _SHORT = 0.2
 """Seconds: where one process had no boxes left so soon, copies are not made again at once."""
 
@@ -120,7 +117,7 @@ class Frontier:
         self.boxes = [0] * len(queries)
         self.outcomes: dict[int, Outcome] = {}
         self._new: list[int] = []
-        self._alone = time.perf_counter() + _ALONE
+        self._alone = time.perf_counter() + options.alone
         self._charge(self.owner)
 
     def simplified(self, network: Network) -> Network:
@@ -160,11 +157,13 @@ class Frontier:
             else:
                 self.take(share)
         now = time.perf_counter()
-        self._alone = now + _ALONE if now - began < _SHORT else now
+        self._alone = now + self.options.alone if now - began < _SHORT else now
 
     def _go_on(self, pause: Callable[[], bool]) -> None:
-        while self.frontier_size and not pause() and any(self.budget.remaining(i) > 0 for i in self.undecided()):
+        while self.frontier_size and any(self.budget.remaining(i) > 0 for i in self.undecided()):
             self.step()
+            if pause():
+                break
 
     def go_on_elsewhere(self, boxes: Sequence[Tensor], pause: Callable[[], bool]) -> Share:
         """In a copy of the process that holds the frontier: go on with boxes, given as ``lower, upper, owner`` are."""

@@ -40,6 +40,7 @@ class InputSplit:
         memory: a limit in bytes on what all processes hold for those; the boxes that wait are not counted.
         processes: how many processes share the boxes, where these take long and the operating system can copy processes
             (Linux). The process that calls ``verify`` should have no other threads at work.
+        alone: the seconds that one process searches alone before others share the boxes.
     """
 
     batch: int = 128
@@ -53,6 +54,7 @@ class InputSplit:
     device: str = "cpu"
     memory: int = MEMORY
     processes: int = field(default=1, repr=False)
+    alone: float = field(default=0.5, repr=False)
 
     name: ClassVar[str] = "split"
 

@@ -27,14 +27,11 @@ from verifiable_relu.verifiers.copies import at_once
 _LATE = 0.3
 """Seconds that bounding what is open may take once the budget is spent."""
 
-_ALONE = 3e9
-"""The work of trees alone, some tenths of a second, before copies of this process share them."""
-
 _SHORT = 0.2
 """Seconds: where the first process had nothing left so soon, copies are not made again at once."""
 
-_WORTH = 1e10
-"""The work that seems to be left, at least, when copies of this process are made."""
+_WORTH = 3.0
+"""Trees are shared where so many times the work that they take alone, at least, seems to be left."""
 
 
 class Candidates:
@@ -125,7 +122,7 @@ class Forest:
         each = tree_bytes(system.folded.inputs, system.folded.size, planes)
         self._most = min(len(polytopes), limits.memory // each)
         # Every process holds the trees' nodes, and of the nodes that it is dealt the children.
-        self._alone = _ALONE
+        self._alone = self._step = limits.alone
         self._processes = 1 if system.folded.functions else limits.processes
         self._memory = limits.memory // max(1, self._most * self._processes)
 
@@ -201,8 +198,9 @@ class Forest:
         """Whether there is work enough for every process."""
         if self._processes == 1 or self.work < self._alone:
             return False
-        ahead = (tree.work * (1 / max(1e-9, tree.closed) - 1) for tree in self._trees.values() if tree.waiting > 1)
-        return sum(ahead) >= _WORTH
+        trees = [tree for tree in self._trees.values() if tree.waiting >= self._processes]
+        ahead = sum(tree.work * (1 / max(1e-9, tree.closed) - 1) for tree in trees)
+        return bool(trees) and ahead >= _WORTH * self._step
 
     def _share(self, work: float) -> None:
         """Go on with all trees in several processes, until one of these has nothing left, or for so much work."""
@@ -213,13 +211,14 @@ class Forest:
             for polytope, tree in trees.items():
                 tree.begin(hands[polytope][number])
             is_open = [tree for tree in trees.values() if tree.waiting]
-            while is_open and not self._over() and not pause():
+            while is_open and not self._over():
                 for tree in is_open:
                     tree.advance()
                     if self._over():
                         break
                 is_open = [tree for tree in is_open if tree.state is State.OPEN]
-                if count * sum(tree.work for tree in trees.values()) >= work:
+                # Asked after some progress, so that there is some however soon others have ended.
+                if pause() or count * sum(tree.work for tree in trees.values()) >= work:
                     break
             return {polytope: tree.end() for polytope, tree in trees.items()}, self._candidates.found
 
@@ -236,7 +235,7 @@ class Forest:
         for polytope in list(trees):
             self._look(polytope)
         if time.perf_counter() - began < _SHORT:
-            self._alone = self.work + _ALONE
+            self._alone = self.work + self._step
 
     def _plant(self, polytope: int) -> None:
         """Begin a polytope's tree."""

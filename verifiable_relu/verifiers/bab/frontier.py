@@ -28,7 +28,7 @@ class _Chunk:
     bound: Tensor
     neurons: Tensor
 
-    def __getitem__(self, chosen: slice) -> _Chunk:
+    def __getitem__(self, chosen: slice | Tensor) -> _Chunk:
         rest = (t[chosen] for t in (self.split, self.multipliers, self.mu, self.bound, self.neurons))
         return _Chunk(self.columns, *rest)
 
@@ -97,9 +97,10 @@ class Frontier:
         begin = 0
         for chunk in self._chunks:
             for number, hand in enumerate(dealt):
-                part = chunk[(number - begin) % hands :: hands]
-                if len(part):
-                    hand._chunks.append(part)
+                # A copy: views of views would have strides without bounds, and be sent with all that they are views of.
+                mine = torch.arange(len(chunk))[(number - begin) % hands :: hands]
+                if len(mine):
+                    hand._chunks.append(chunk[mine])
             begin += len(chunk)
         self._chunks = []
         return dealt

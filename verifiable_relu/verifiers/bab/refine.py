@@ -28,9 +28,6 @@ from verifiable_relu.verifiers.copies import at_once
 _WORKING = 1 << 27
 """Bytes that the trees searched at once may take."""
 
-_WORTH = 5e9
-"""The work of a refinement, at least, for processes to share it: about half a second."""
-
 _LARGE = 8
 """Neurons of one group that a process is dealt, at least, where others get some of this group, too."""
 
@@ -88,7 +85,7 @@ class Refinement:
         Once no time is left, the rest of the neurons keep their bounds. With ``record``, bounds are those that it
         records.
         """
-        processes = 1 if folded.functions or self.work(folded) < _WORTH else limits.processes
+        processes = 1 if folded.functions or self.work(folded) < limits.alone else limits.processes
         for node in _layers(folded):
             mine = _layers(folded)[node]
             # What depends on no other neuron has its exact interval.

@@ -25,7 +25,7 @@ from verifiable_relu.spec.row_batch import RowBatch
 from verifiable_relu.trust.certificate import Proof, Tighter, Tree
 from verifiable_relu.verifiers.bab.curves import IS_SMOOTH
 from verifiable_relu.verifiers.bab.forest import Candidates
-from verifiable_relu.verifiers.bab.limits import Limits
+from verifiable_relu.verifiers.bab.limits import ALONE, Limits
 from verifiable_relu.verifiers.bab.rounds import Rounds, search
 from verifiable_relu.verifiers.bab.strip import Slopes
 from verifiable_relu.verifiers.bab.system import System, tree_bytes
@@ -63,6 +63,7 @@ class Bab:
         memory: a limit in bytes on what bounds hold at once, and on what all trees of a query hold.
         processes: how many processes share the work on a query, where it takes long and the operating system can copy
             processes (Linux). The process that calls ``verify`` should have no other threads at work.
+        alone: the work (``Tree.work``) that one process does alone before others share the rest.
     """
 
     intermediate: Ascent = Ascent(steps=6)  # noqa: RUF009 -- frozen
@@ -71,6 +72,7 @@ class Bab:
     rounds: Rounds = field(default_factory=Rounds)
     memory: int = MEMORY
     processes: int = field(default=1, repr=False)
+    alone: float = field(default=ALONE, repr=False)
 
     name: ClassVar[str] = "bab"
 
@@ -151,7 +153,7 @@ class Bab:
         with torch.no_grad():
             system = System.of(candidates.query, bounds.relaxation, number, open_, self.slopes, lambda: left() <= 0)
             options = replace(self.search, record=bounds.recording)
-            limits = Limits(self.memory // 2, left, most(self.processes))
+            limits = Limits(self.memory // 2, left, most(self.processes), self.alone)
             found = search(system, candidates, options, self.rounds, limits)
         bounds.prove(number, found.lower)
         told = f"{found.nodes} sub-problems, {found.rounds} refinements"
