@@ -26,7 +26,7 @@ def require_device(name: str) -> None:
         InputError: if it does not.
     """
     try:
-        torch.empty(0, device=name)
+        torch.zeros(1, device=name).item()
     except (RuntimeError, AssertionError) as error:
         # What torch says first is enough; it goes on for a page.
         reason = str(error).splitlines()[0].partition(". ")[0]
