@@ -20,7 +20,7 @@ def device(name: str) -> str:
 
 
 def require_device(name: str) -> None:
-    """Make certain that torch has the device.
+    """Make certain that torch has the device, and that numbers come back from it (``meta`` holds none).
 
     Raises:
         InputError: if it does not.
