@@ -242,7 +242,7 @@ def provers() -> list[Prover]:
         by(Crown(record=True)),
         by(Bab(search=search, rounds=refining)),
         by(RecordedSplit(batch=4)),
-        lambda query: over_planes(query, search),
+        lambda query: over_planes(query, search, seconds=SECONDS),
     ]
 
 
