@@ -106,7 +106,8 @@ def drawn(seed: int) -> Drawn:
             if not any(c):
                 c[0] = Fraction(1)
             values = [dot(c, y) for _, _, ys in cells for y in ys]
-            low, high = min(values), max(values)
+            # Values at kinks may be thirds, which no decimal is.
+            low, high = (Fraction(float(end)) for end in (min(values), max(values)))
             beside = rng.choice([Fraction(1, 1000), Fraction(1, 8), (high - low) / 4, Fraction(1)])
             polytope.append((c, low - beside if rng.random() < 0.8 else low + beside))
         found.polytopes.append(polytope)
