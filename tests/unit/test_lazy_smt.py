@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
 from fractions import Fraction
-from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
@@ -203,10 +203,10 @@ def test_whenever_the_time_runs_out_that_is_said() -> None:
     # Only exact arithmetic decides.
     unsafe = ((row({0: -1}, -1 - Fraction(1, 10**30)),),)
     query = Query(chain(nodes), Property(Box(np.array([0.5]), np.array([1.0])), unsafe))
-    ticks = count()
+    ticks = itertools.count()
     (decided,) = LazySmt().verify([query], Budget([1e6], clock=ticks.__next__))
     assert decided.verdict is Verdict.UNSAT
     # Before that, bounds are searched for.
     for limit in range(max(1, next(ticks) - 12), next(ticks)):
-        (outcome,) = LazySmt().verify([query], Budget([float(limit)], clock=count().__next__))
+        (outcome,) = LazySmt().verify([query], Budget([float(limit)], clock=itertools.count().__next__))
         assert outcome.verdict is Verdict.UNSAT or outcome.reason is Reason.TIMEOUT, limit

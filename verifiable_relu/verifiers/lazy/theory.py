@@ -213,7 +213,7 @@ class Theory:
         return Advice(tuple(dict.fromkeys(self._new)), self._next(node, assigned))
 
     def _look_at_clock(self) -> None:
-        """End the search if there is no time left: a sub-problem may then be neither closed nor have a neuron to split."""
+        """End the search if no time is left: a sub-problem may then be open and yet have no neuron to split."""
         if self._left() <= 0:
             self.ended = self.ended or Reason.TIMEOUT
 
