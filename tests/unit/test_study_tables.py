@@ -14,12 +14,13 @@ import numpy as np
 import pytest
 
 from tests.support.study import ARMS, EPS, LIMIT, METHODS, Record, claim, failed, network, suite
+from verifiable_relu.report.estimate import Interval
 from verifiable_relu.report.table import Table
 from verifiable_relu.study import accuracy_tables, figures, network_tables, tables, time_tables
 from verifiable_relu.study.claims import Outcome, findings, outcomes
 from verifiable_relu.study.joined import Setting, joined
 from verifiable_relu.study.outcomes import CLAIMED, NUMBERS, number
-from verifiable_relu.study.pareto import fronts, undominated
+from verifiable_relu.study.pareto import Point, fronts, undominated
 from verifiable_relu.study.screening import precision_at, screening_table
 
 ALL = range(20)
@@ -205,6 +206,17 @@ def test_dominated_points_leave_the_front() -> None:
     assert [point.setting.weight for point in kept] == [0.3, 0.1, 0.0]
     marks = [row["of its arm"] for row in rows(accuracy_tables.pareto_table(study)) if row["ε"] == EPS[0]]
     assert marks == ["front", "front", "dominated", "front", "dominated"]
+
+
+def test_means_that_differ_in_their_last_bit_alone_are_equal() -> None:
+    # 0.1 + 0.2 + 0.3 is another float64 than 0.3 + 0.2 + 0.1.
+    means = [(sum(shares) / 3, certified) for shares, certified in (((0.1, 0.2, 0.3), 0.4), ((0.3, 0.2, 0.1), 0.5))]
+    assert means[0][0] > means[1][0]
+    worse, better = (
+        Point(Setting("net", "plain", weight, "relu"), *(Interval(mean, mean, mean, 3) for mean in pair))
+        for weight, pair in enumerate(means)
+    )
+    assert undominated([worse, better]) == [better]
 
 
 def test_networks_are_matched_by_seed_and_likeness() -> None:

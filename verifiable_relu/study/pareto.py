@@ -9,6 +9,9 @@ from verifiable_relu.report.estimate import Interval
 from verifiable_relu.study.joined import Setting, Study
 from verifiable_relu.study.numbers import mean, share
 
+_DIGITS = 9
+"""The decimals of means that count: fractions of fewer than a million images differ before the ninth decimal."""
+
 
 @dataclass(frozen=True)
 class Point:
@@ -34,9 +37,10 @@ def fronts(study: Study) -> dict[tuple[str, str, str], list[Point]]:
 def undominated(points: Sequence[Point]) -> list[Point]:
     """Those of the points whose means no other point's dominate, by their clean accuracy.
 
-    A point dominates another one if it is at least as good in both means, and better in one.
+    A point dominates another one if it is at least as good in both means, and better in one. Means that differ by
+    rounding alone, since the same numbers were added in another order, are equal.
     """
-    means = [(point.clean.mean, point.certified.mean) for point in points]
+    means = [(round(point.clean.mean, _DIGITS), round(point.certified.mean, _DIGITS)) for point in points]
     kept = [
         point
         for point, (x, y) in zip(points, means, strict=True)
