@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import csv
 import io
+import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -42,7 +43,7 @@ def main(arguments: Sequence[str] | None = None, alone: bool = False) -> int:
             return _check(options.check, out)
         if options.explain:
             return _explain(options, out)
-        many = options.spec.is_dir() or options.spec.suffix == ".csv"
+        many = os.path.isdir(options.spec) or options.spec.suffix == ".csv"
         return _many(options, out) if many else _one(options, out)
 
     return guarded("certify", work, options.debug)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.processes import run
 from verifiable_relu import __version__
 from verifiable_relu.__main__ import main
 from verifiable_relu.commands import COMMANDS
@@ -78,6 +79,45 @@ def test_the_help_of_the_commands_loads_nothing_heavy() -> None:
     variables = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=variables)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("word", ["certify --spec", "study", "report", "check --net n --spec s"])
+def test_a_name_that_is_too_long_is_one_line(word: str) -> None:
+    done = run(["-m", "verifiable_relu", *word.split(), "n" * 300])
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.startswith(f"{word.split()[0]}: ") and done.stderr.count("\n") == 1
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+@pytest.mark.parametrize("place", ["certificate", "--net", "--spec"])
+def test_the_checker_waits_for_no_pipe(place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    files = {"certificate": tmp_path / "c", "--net": tmp_path / "n", "--spec": tmp_path / "s"}
+    for path in files.values():
+        path.write_bytes(b"")
+    files[place] = tmp_path / "pipe"
+    given = ["--net", str(files["--net"]), "--spec", str(files["--spec"])]
+    assert main(["check", str(files["certificate"]), *given]) == 2
+    assert capsys.readouterr().err == f"check: {tmp_path / 'pipe'}: it is not a regular file\n"
+
+
+def test_a_page_never_takes_the_place_of_its_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record = tmp_path / "record.json"
+    record.write_bytes((ROOT / "specs" / "mnist_mlp.json").read_bytes())
+    before = record.read_bytes()
+    assert main(["report", str(record), "--out", str(record)]) == 2
+    assert capsys.readouterr().err == f"report: {record}: the name of the page must end in .html\n"
+    assert record.read_bytes() == before
+
+
+def test_a_network_is_kept_where_its_record_cannot_be_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "net.onnx").write_bytes(b"mine")
+    (tmp_path / "net.json").mkdir()
+    assert main(["train", "--data", "digits", "--out", str(tmp_path / "net.onnx")]) == 2
+    assert capsys.readouterr().err == f"train: {tmp_path / 'net.json'}: it is a folder\n"
+    assert (tmp_path / "net.onnx").read_bytes() == b"mine"
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "tcsh"])

@@ -1,12 +1,13 @@
 """Certificates that somebody forges: none of something false is accepted, and none ends in a traceback.
 
 Small networks of one or two inputs are drawn with their properties, and bounds, branch and bound, the same with tighter
-bounds of neurons, and zonotopes of boxes prove what they can. Their certificates are changed at random: fields, numbers
-(huge and tiny ones, too), order and structure of records, and what they say of the property. Of each that is accepted
-the claim and all claimed bounds are compared with the network's exact values, in rational arithmetic: the box is cut,
-neuron by neuron, into polygons on which the network is affine.
+bounds of neurons, the same over planes, and zonotopes of boxes prove what they can. Their certificates are changed at
+random: fields, numbers (huge and tiny ones, too), order and structure of records, and what they say of the property. Of
+each that is accepted the claim and all claimed bounds are compared with the network's exact values, in rational
+arithmetic: the box is cut, neuron by neuron, into polygons on which the network is affine.
 
-``python -m tests.soundness.forged --count 20000 --seed 1`` prints what is wrong.
+``python -m tests.soundness.forged --count 20000 --seed 1`` prints what is wrong, how many certificates were accepted,
+and why the others were refused. Interrupted, it prints this of the certificates tried so far.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ import contextlib
 import copy
 import hashlib
 import random
+import re
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
@@ -29,12 +31,13 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto, helper, numpy_helper
 
-from tests.support.certificates import Case, Records, checked, records, written
+from tests.support.certificates import Case, Records, checked, over_planes, records, written
 from verifiable_relu.check import BadInput, Refused
 from verifiable_relu.errors import UnsupportedError
 from verifiable_relu.network import read_onnx
 from verifiable_relu.spec.property import Query
 from verifiable_relu.spec.read import read_vnnlib
+from verifiable_relu.trust.certificate import Cover, Proof
 from verifiable_relu.trust.certificate_file import write_unsat
 from verifiable_relu.verifiers.bab import Bab
 from verifiable_relu.verifiers.bab.refine import Refinement
@@ -103,7 +106,8 @@ def drawn(seed: int) -> Drawn:
             if not any(c):
                 c[0] = Fraction(1)
             values = [dot(c, y) for _, _, ys in cells for y in ys]
-            low, high = min(values), max(values)
+            # Values at kinks may be thirds, which no decimal is.
+            low, high = (Fraction(float(end)) for end in (min(values), max(values)))
             beside = rng.choice([Fraction(1, 1000), Fraction(1, 8), (high - low) / 4, Fraction(1)])
             polytope.append((c, low - beside if rng.random() < 0.8 else low + beside))
         found.polytopes.append(polytope)
@@ -223,11 +227,24 @@ def prop(case: Drawn) -> bytes:
     return "\n".join([*lines, f"(assert (or {' '.join(parts)}))"]).encode()
 
 
-def provers() -> list[Verifier]:
-    """Verifiers whose certificates are of different kinds."""
+Prover = Callable[[Query], Proof | Cover | None]
+
+
+def provers() -> list[Prover]:
+    """Each makes certificates of another kind, or none of what it cannot prove."""
     search = Search(record=True, steps=0, finishing=0)
     refining = Rounds(Refinement(leaves=8), first=0, patience=0)
-    return [Bab(search=search), Crown(record=True), Bab(search=search, rounds=refining), RecordedSplit(batch=4)]
+
+    def by(verifier: Verifier) -> Prover:
+        return lambda query: verifier.verify([query], Budget.each(SECONDS, 1))[0].proof
+
+    return [
+        by(Bab(search=search)),
+        by(Crown(record=True)),
+        by(Bab(search=search, rounds=refining)),
+        by(RecordedSplit(batch=4)),
+        lambda query: over_planes(query, search, seconds=SECONDS),
+    ]
 
 
 def certificate(folder: Path, case: Drawn, seed: int) -> Records | None:
@@ -238,9 +255,8 @@ def certificate(folder: Path, case: Drawn, seed: int) -> Records | None:
     queries = [Query(net, each) for each in read_vnnlib(folder / "p.vnnlib").properties]
     proofs = []
     for query in queries:
-        (outcome,) = provers()[seed % 4].verify([query], Budget.each(SECONDS, 1))
-        proof = outcome.proof
-        if proof is None:
+        made = provers()
+        if (proof := made[seed % len(made)](query)) is None:
             return None
         proofs.append((0, proof))
     try:
@@ -253,6 +269,7 @@ def certificate(folder: Path, case: Drawn, seed: int) -> Records | None:
 def lists(found: Records) -> list[list[int]]:
     """All lists of numbers of a certificate."""
     keys = ("lower", "upper", "slopes", "plain", "tree", "leaf", "rows", "row", "halve", "least", "zonotope", "chords")
+    keys += ("plane", "parts", "bends", "terms")
     every = (record[key] for record in found for key in keys if key in record)
     return [value for value in every if isinstance(value, list) and value]
 
@@ -373,43 +390,69 @@ def wrong(case: Drawn, accepted: Records) -> str | None:
 
 @dataclass
 class Findings:
-    """What a number of forged certificates came to."""
+    """What a number of forged certificates came to.
 
-    ended: Counter[str]
-    wrong: list[str]
+    Attributes:
+        ended: how many were accepted, and how many refused.
+        reasons: how many were refused with each reason, numbers and names left out.
+        wrong: what is wrong, a line each.
+    """
+
+    ended: Counter[str] = field(default_factory=Counter)
+    reasons: Counter[str] = field(default_factory=Counter)
+    wrong: list[str] = field(default_factory=list)
 
 
-def forge(count: int, seed: int, each: int = 40) -> Findings:
-    """Try ``count`` certificates, ``each`` made from one."""
-    found = Findings(Counter(), [])
+def forge(count: int, seed: int, each: int = 40, found: Findings | None = None) -> Findings:
+    """Try ``count`` certificates, ``each`` made from one.
+
+    Args:
+        found: what these come to is added to it, certificate by certificate.
+    """
+    found = Findings() if found is None else found
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for number, (case, given) in enumerate(_pool(folder, seed, -(-count // each))):
             rng = random.Random(f"{seed} {number}")
             for attempt in range(each):
                 mine, changed = case, given
-                if attempt and rng.random() < 0.5:
-                    mine, changed = lifted(rng, case, given)
-                if attempt and rng.random() < 0.9:
-                    changed = forged(rng, changed)
-                text = prop(mine)
-                changed[0]["property"] = hashlib.sha256(text).hexdigest()
-                whole = Case(network(mine), text, changed)
+                while attempt and mine is case and changed == given:
+                    if rng.random() < 0.5:
+                        mine, changed = lifted(rng, case, given)
+                    if rng.random() < 0.9:
+                        changed = forged(rng, changed)
                 place = f"case {number} of seed {seed}, attempt {attempt}"
-                try:
-                    checked(folder, whole, written(changed))
-                except (Refused, BadInput) as error:
-                    found.ended["refused"] += 1
-                    if not attempt:
-                        found.wrong.append(f"{place}: a right certificate is refused: {error}")
-                    continue
-                except Exception as error:
-                    found.wrong.append(f"{place}: {type(error).__name__}: {str(error)[:200]}")
-                    continue
-                found.ended["accepted" if attempt else "accepted unchanged"] += 1
-                if (why := wrong(mine, changed)) is not None:
-                    found.wrong.append(f"{place}: accepted, but {why}")
+                _try(folder, mine, changed, place, found, unchanged=not attempt)
     return found
+
+
+def _try(folder: Path, mine: Drawn, changed: Records, place: str, found: Findings, unchanged: bool) -> None:
+    """Whether one certificate is accepted, and whether that is right."""
+    text = prop(mine)
+    changed[0]["property"] = hashlib.sha256(text).hexdigest()
+    try:
+        checked(folder, Case(network(mine), text, changed), written(changed))
+    except (Refused, BadInput) as error:
+        found.ended["refused"] += 1
+        found.reasons[reason(str(error))] += 1
+        if unchanged:
+            found.wrong.append(f"{place}: a right certificate is refused: {error}")
+        return
+    except Exception as error:
+        found.wrong.append(f"{place}: {type(error).__name__}: {str(error)[:200]}")
+        return
+    found.ended["accepted unchanged" if unchanged else "accepted"] += 1
+    if (why := wrong(mine, changed)) is not None:
+        found.wrong.append(f"{place}: accepted, but {why}")
+
+
+def reason(message: str) -> str:
+    """A message of the checker without its place, and without the numbers and names of one certificate."""
+    message = message.split(": ", 1)[1] if message.startswith("record ") else message
+    message = re.sub(r"'[^']*'", "…", message)
+    message = re.sub(r"(a record of [a-z, ]+ is expected).*", r"\1", message)
+    message = re.sub(r"\bnan\b|-?\binf\b|[-+]?\d+(\.\d+)?(e[-+]?\d+)?", "#", message)
+    return re.sub(r"#[#, ]*#", "#", message)[:120]
 
 
 def _pool(folder: Path, seed: int, count: int) -> Iterator[tuple[Drawn, Any]]:
@@ -429,7 +472,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--count", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
-    found = forge(options.count, options.seed)
+    found = Findings()
+    try:
+        forge(options.count, options.seed, found=found)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+    print(*(f"{count:6} {reason}" for reason, count in found.reasons.most_common()), sep="\n")
     print(*found.wrong, sep="\n")
     print(dict(found.ended), f"{len(found.wrong)} wrong")
     return 1 if found.wrong else 0

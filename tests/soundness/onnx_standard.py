@@ -1,21 +1,31 @@
-"""The test cases that the ONNX standard has for its operators, as the ``onnx`` package computes them."""
+"""The test cases that the ONNX standard has for its operators, as the ``onnx`` package computes them.
+
+python -m tests.soundness.onnx_standard > docs/standard.md
+"""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import io
+import re
 import warnings
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
 import numpy as np
 import onnx
+import torch
 from onnx import numpy_helper
 from onnx.backend.test.case import base
 from onnx.backend.test.case import node as standard
 from onnx.reference.ops import op_pool_common
+
+from verifiable_relu.errors import InputError
+from verifiable_relu.network import read_onnx
 
 OPERATORS = frozenset((
     "Add", "AveragePool", "BatchNormalization", "Clip", "Concat", "Constant", "ConstantOfShape", "Conv", "Div",
@@ -124,3 +134,84 @@ def with_constants(model: onnx.ModelProto, given: dict[str, np.ndarray], free: s
                 made.graph.input.remove(declared)
             made.graph.initializer.append(numpy_helper.from_array(given[declared.name], declared.name))
     return made.SerializeToString()
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the reader makes of a case.
+
+    Attributes:
+        case: the case's name.
+        operators: the operators of the case, as one text.
+        refused: why the case is refused; None if it is read.
+        right: whether what was read computes the expected numbers.
+        shown: the first numbers that it computes, and those that are expected.
+    """
+
+    case: str
+    operators: str
+    refused: str | None = None
+    right: bool = False
+    shown: str = ""
+
+
+@functools.cache
+def answers() -> Sequence[Answer]:
+    """What the reader makes of each of ``every_case``."""
+    found = []
+    for name, data, x, expected in every_case():
+        operators = " ".join(dict.fromkeys(node.op_type for node in onnx.load_model_from_string(data).graph.node))
+        try:
+            network = read_onnx(data)
+        except InputError as error:
+            found.append(Answer(name, operators, refused=str(error)))
+            continue
+        made = network(torch.from_numpy(x.astype(np.float64)).reshape(1, *network.input_shape)).reshape(-1).numpy()
+        wanted = expected.reshape(-1)
+        # The cases write some of their numbers with four digits; half-precision numbers have three.
+        tolerance = 2e-3 if x.dtype == np.float16 else 1e-4
+        right = made.size == wanted.size and np.allclose(made, wanted, rtol=tolerance, atol=tolerance)
+        found.append(Answer(name, operators, right=right, shown=f"{made[:4]} instead of {wanted[:4]}"))
+    return tuple(found)
+
+
+def page() -> str:
+    """The page of the documentation with the figures, and with what is refused and why."""
+    every = answers()
+    agree, refused = (sum(a.right for a in every), sum(a.refused is not None for a in every))
+    reasons: dict[str, Counter[str]] = defaultdict(Counter)
+    for answer in every:
+        if answer.refused is not None:
+            reasons[answer.operators][_reason(answer.refused)] += 1
+    read = Counter(answer.operators for answer in every if answer.refused is None)
+    lines = [
+        "# The cases of the ONNX standard",
+        "",
+        "Printed by `python -m tests.soundness.onnx_standard`; a test compares. The `onnx` package has test cases for "
+        "every operator. Asked are those with one output, whose first input is of real numbers: that input is free, "
+        "the others are constants.",
+        "",
+        f"Of {len(_collected())} cases of onnx {onnx.__version__}, {len(every)} are of that form: {agree} are read and "
+        f"agree, {len(every) - agree - refused} differ, {refused} are refused. The others have several outputs, inputs "
+        "that are no real numbers, or no inputs.",
+        "",
+        "| operators of a refused case | refused | agree | most frequent reason |",
+        "|---|---:|---:|---|",
+    ]
+    for operators, why in sorted(reasons.items()):
+        shown = operators if len(operators) <= 60 else operators[:58] + " …"
+        reason = why.most_common(1)[0][0].replace("|", "\\|")
+        lines.append(f"| {shown} | {why.total()} | {read[operators]} | {reason} |")
+    return "\n".join(lines) + "\n"
+
+
+def _reason(error: str) -> str:
+    """An error without the name of the node, which is that of a case, and without what other programs say."""
+    for whose in ("onnxruntime", "the ONNX checker"):
+        if f"{whose} refuses the file" in error:
+            return f"{whose} refuses the file"
+    return re.sub(r"^(node|input|output|initializer) '[^']*'( \(\w+\))?: ", "", error)[:110]
+
+
+if __name__ == "__main__":
+    print(page(), end="")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import time
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
@@ -115,23 +116,27 @@ def refined_case(folder: Path, kind: str = "mlp") -> Case:
     return proven(folder, *question(kind), Bab(search=Search(record=True, steps=0, finishing=0), rounds=rounds))
 
 
-def over_planes(query: Query, search: Search, above: Above | None = None) -> Proof:
-    """The proof that a query is unsat by trees that have planes over their neurons from the beginning."""
+def over_planes(query: Query, search: Search, above: Above | None = None, seconds: float = 600.0) -> Proof | None:
+    """The proof that a query is unsat by trees that have planes over their neurons from the beginning, if there is one.
+
+    Args:
+        seconds: until the search ends without a proof.
+    """
     prop, recorder = query.property, Recorder.of(query.network)
-    never = lambda: False  # noqa: E731
+    never, end = (lambda: False), time.monotonic() + seconds
     with torch.no_grad():
         box = input_box([prop], query.network)
         relaxation = crown_relaxation(query.network.to(torch.float64), box, coarse=recorder.coarse)
         polytopes = list(range(len(prop.unsafe)))
         system = System.of(query, relaxation, 0, polytopes, Slopes(), never)
         system = system.with_planes(above or Above(), polytopes, never)
-        forest = Forest(system, polytopes, Candidates(query, "bab"), search, 1 << 30, lambda: 600.0)
+        forest = Forest(system, polytopes, Candidates(query, "bab"), search, 1 << 30, lambda: end - time.monotonic())
         forest.search()
+        if len(forest.recorded) < len(polytopes):
+            return None
         activations = query.network.activations
         trees = {number: (forest.order(number), forest.recorded[number].tree(activations), ()) for number in polytopes}
-        proof = recorder.proof(relaxation, 0, prop, trees)
-    assert proof is not None
-    return proof
+        return recorder.proof(relaxation, 0, prop, trees)
 
 
 @cache

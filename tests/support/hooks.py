@@ -20,9 +20,19 @@ from verifiable_relu.network.nodes import Node
 
 @cache
 def modules() -> tuple[ModuleType, ...]:
-    """All modules of the library, imported: one that is imported while a fault is in place would keep the fault."""
-    found = pkgutil.walk_packages(verifiable_relu.__path__, "verifiable_relu.")
-    return tuple(import_module(info.name) for info in found if not info.name.endswith("__main__"))
+    """All modules of the library, imported: one that is imported while a fault is in place would keep the fault.
+
+    A module that imports an optional package that is not installed cannot be used, and is left out.
+    """
+    found = []
+    for info in pkgutil.walk_packages(verifiable_relu.__path__, "verifiable_relu."):
+        if not info.name.endswith("__main__"):
+            try:
+                found.append(import_module(info.name))
+            except ModuleNotFoundError as error:
+                if (error.name or "").startswith("verifiable_relu"):
+                    raise
+    return tuple(found)
 
 
 @dataclass(frozen=True)

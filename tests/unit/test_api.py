@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import torch
 from torch import nn
 
 import verifiable_relu
-from verifiable_relu import verify
+from verifiable_relu import certified_radius, verify, verify_radii
 from verifiable_relu.bounds import MEMORY
 from verifiable_relu.campaign import Result
 from verifiable_relu.campaign.inputs import verifier
@@ -154,6 +156,17 @@ def test_progress_goes_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == ""
 
 
+class Returns(nn.Module):
+    """A module that returns what a function makes of its input."""
+
+    def __init__(self, function: Callable[[torch.Tensor], Any]) -> None:
+        super().__init__()
+        self.function, self.layer = function, nn.Linear(2, 2)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.function(self.layer(x))
+
+
 NAN = np.where(np.arange(4).reshape(1, 1, 2, 2) == 2, np.nan, 0.5)
 
 
@@ -178,6 +191,7 @@ NAN = np.where(np.arange(4).reshape(1, 1, 2, 2) == 2, np.nan, 0.5)
         ({"clip": (1, 0)}, "range"),
         ({"method": "magic"}, "unknown method 'magic'"),
         ({"device": "nowhere"}, "nowhere"),
+        ({"device": "meta"}, "no device 'meta'"),
         ({"memory": 0}, "limit of memory is a positive .* not 0"),
         ({"memory": -1}, "limit of memory"),
         ({"memory": 1e9}, "not 1000000000.0"),
@@ -188,6 +202,24 @@ NAN = np.where(np.arange(4).reshape(1, 1, 2, 2) == 2, np.nan, 0.5)
         ({"timeout": None}, "time limit"),
         ({"timeout": "soon"}, "time limit"),
         ({"timeout": np.ones(2)}, "time limit"),
+        ({"timeout": 10**400}, "time limit is too large"),
+        ({"timeout": True}, "time limit"),
+        *(({"progress": value}, "progress is") for value in (None, 1, "yes", np.ones(3), torch.zeros(0))),
+        *(({"mean": value}, "mean: one number") for value in ([], torch.zeros(0), "a", [[0.5]])),
+        *(({"std": value}, "std") for value in ([], 0, [-1.0], float("nan"))),
+        *(
+            ({"patch": value}, "patch")
+            for value in ((0, float("inf")), (1,), 3, "ab", np.ma.masked_array([1, 2], [0, 1]))
+        ),
+        *(({name: np.ma.masked_array([1, 1, 1], [0, 1, 0])}, f"{name}: a masked array") for name in ("eps", "labels")),
+        *(({"top_k": value}, "top_k") for value in (None, 1.0, "1", 0, 2, True)),
+        *(({"targets": value, "labels": None}, "targets|label") for value in ([0, 1], [0, 1, 2], [0.0] * 3, "abc", 3)),
+        *(({"mask": value}, "mask") for value in ([1, 0], np.ones((3, 1, 3, 2), bool), "x", object(), torch.ones(2))),
+        *(({"norm": value}, "norm is") for value in (None, 3, "l3", float("nan"), [2], True)),
+        ({"images": torch.ones(3, 1, 2, 2, device="meta")}, "images"),
+        ({"images": torch.ones(3, 1, 2, 2).to_sparse()}, "images"),
+        ({"images": iter([DARK])}, "images"),
+        *(({"eps": eps}, "eps") for eps in (True, [True] * 3, {0: 1}, iter([0.1]), np.zeros((3, 2)), Fraction(-1, 8))),
         *(({"eps": eps}, "eps") for eps in (None, "2/255", [0.1], np.ones(2), torch.ones(2, 3), 1j, object())),
         *(
             ({"clip": clip}, "clip")
@@ -203,6 +235,17 @@ NAN = np.where(np.arange(4).reshape(1, 1, 2, 2) == 2, np.nan, 0.5)
         *(({"device": device}, "device") for device in (None, 0, ["cpu"])),
         ({"model": "none.onnx"}, "none.onnx: no such file"),
         ({"model": 3}, "int"),
+        *(({"model": value}, "model") for value in (None, Brightness, print, [MODEL], {"a": MODEL})),
+        *(({"model": value}, "onnx|ONNX|file|directory") for value in (b"", b"abc", "/", "", chr(0))),
+        ({"model": Returns(lambda x: (x.flatten(1), x))}, "tuple"),
+        ({"model": Returns(lambda x: {"logits": x.flatten(1)})}, "dict"),
+        ({"model": Returns(lambda x: None)}, "None"),
+        ({"model": Returns(lambda x: x.sum())}, "shape|batch"),
+        ({"model": Returns(lambda x: x.missing)}, "missing"),
+        ({"model": Brightness().half()}, "float16"),
+        ({"model": nn.Sequential(nn.Flatten(), nn.LazyLinear(2))}, "lazy"),
+        ({"model": nn.ModuleList([MODEL])}, "ModuleList"),
+        ({"properties": 3}, "in place of images"),
         ({"model": nn.Sequential(nn.Flatten(), nn.Linear(4, 1))}, "1 output"),
         ({"model": nn.Sequential(nn.Flatten(), nn.Linear(5, 2))}, "5|shape"),
     ],
@@ -212,6 +255,22 @@ def test_bad_arguments_are_refused(changed: dict[str, Any], complaint: str) -> N
     with pytest.raises(InputError, match=complaint) as caught:
         verify(**arguments)
     assert isinstance(caught.value, ValueError) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "asked", [True, 3, 0.5, object(), len, np.array(3), torch.tensor(3), Fraction(1, 3), [3], [], {}]
+)
+def test_what_is_no_property_is_refused(asked: Any) -> None:
+    with pytest.raises(InputError, match="propert") as caught:
+        verify(MODEL, properties=asked)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["eps", "properties"])
+def test_several_radii_take_no_other_question(name: str) -> None:
+    for ask in (certified_radius, partial(verify_radii, radii=[0.1])):
+        with pytest.raises(InputError, match=f"{name} has no meaning"):
+            ask(MODEL, IMAGES, LABELS, **{name: 0.1})
 
 
 def test_numbers_of_numpy_and_torch_are_numbers() -> None:

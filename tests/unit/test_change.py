@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from tests.support.families import (
     COUPLED,
     NETWORKS,
+    Random,
     block,
     boxes,
     climb,
@@ -33,12 +35,13 @@ from tests.support.families import (
 )
 from verifiable_relu.bounds import Bounds, change, substitution_change
 from verifiable_relu.bounds.activations import image
-from verifiable_relu.errors import InputError, UnsupportedError
+from verifiable_relu.errors import InputError
 from verifiable_relu.network import from_torch, hardened, read_onnx
 from verifiable_relu.network.build import Builder
 from verifiable_relu.network.dispatch import Table
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import (
+    FUNCTIONS,
     Activation,
     Add,
     Bilinear,
@@ -52,13 +55,19 @@ from verifiable_relu.network.nodes import (
     Relu,
     Reshape,
     Scale,
+    Sigmoid,
+    Smooth,
     Sparse,
+    Tanh,
 )
 from verifiable_relu.nn import LambdaGELU, substitute_relu
 
 SPECS = Path(__file__).parents[2] / "specs"
 DEEPEST = 0.16997120747990369
 """max t·Φ(−t), at t = 0.7517915…"""
+
+BENDS = torch.tensor([-3.0, 0.0, 3.0], dtype=torch.float64)
+"""Where slopes jump."""
 
 networks = pytest.mark.parametrize("make", NETWORKS.values(), ids=NETWORKS.keys())
 hardnesses = pytest.mark.parametrize("lam", (1.0, 5.0, 20.0, 160.0))
@@ -134,18 +143,60 @@ def test_a_network_without_a_change_has_none() -> None:
     assert not found.lower.any() and not found.upper.any()
 
 
-def test_functions_whose_slopes_rise_and_fall_are_refused_behind_a_gate_alone() -> None:
-    for before in (True, False):
-        build = Builder((2,))
-        x = function(build, 0, "Sin", "sine") if before else 0
-        x = build.activation(x, Relu, "act")
-        x = x if before else function(build, x, "Sin", "sine")
-        family = hardened(build.network(x, name="sine"), 2.0)
-        if before:
-            assert bool((substitution_change(family, boxes(family)).upper <= DEEPEST / 2 + 1e-9).all())
-        else:
-            with pytest.raises(UnsupportedError, match=r"node 'sine' \(Sin\)"):
-                substitution_change(family, boxes(family))
+def kinds() -> dict[str, Callable[[Builder, int], int]]:
+    """What makes each activation that both networks may have, by name."""
+    number = partial(torch.tensor, dtype=torch.float64)
+    made: dict[str, Callable[[Builder, int], int]] = {
+        "Sigmoid": lambda build, x: build.activation(x, Sigmoid, "behind"),
+        "Tanh": lambda build, x: build.activation(x, Tanh, "behind"),
+        **{
+            f"LeakyRelu {slope}": lambda build, x, s=slope: build.activation(x, LeakyRelu, "behind", slope=number(s))
+            for slope in (0.1, -0.5, 1.5)
+        },
+    }
+    for name in FUNCTIONS:
+        for parameter in (0.4, 1.0, 2.5) if name == "ELU" else (1.0,):
+            made[f"{name} {parameter}"] = lambda build, x, n=name, p=parameter: build.append(
+                Smooth(name="behind", inputs=(x,), shape=build.shape(x), function=n, parameter=number(p))
+            )
+    return made
+
+
+@pytest.mark.parametrize("kind", kinds())
+def test_slopes_over_an_interval_are_those_at_its_points(kind: str) -> None:
+    build, rng = Builder((1,)), torch.Generator().manual_seed(0)
+    kinds()[kind](build, 0)
+    node = build.nodes[-1]
+    # Ends on both sides of every bend, at bends, and far out; those of functions for positive numbers are moved there.
+    ends = 6 * torch.rand(2, 200, generator=rng, dtype=torch.float64) - 3
+    ends[:, 150:] = (3 * ends[:, 150:]).round()
+    ends = ends[:, ends[0] != ends[1]]
+    lower, upper = ends.amin(0), ends.amax(0)
+    if kind.split()[0] in ("Log", "Reciprocal", "Sqrt", "InverseRoot"):
+        lower, upper = lower + 9.5, upper + 9.5
+    found = change.slope_range(node, Bounds(lower[:, None], upper[:, None]))
+    x = lower + torch.linspace(0, 1, 601, dtype=torch.float64)[:, None] * (upper - lower)
+    # Where a function has a kink, torch's derivative is any number.
+    x = torch.where(x.abs() < 1e-9, torch.where(upper > 0, 1e-9, -1e-9), x).requires_grad_()
+    (slopes,) = torch.autograd.grad(node.forward(x).sum(), x)
+    # torch's derivatives have absolute errors of a few roundoffs.
+    least, most = slopes.amin(0) + 1e-13, slopes.amax(0) - 1e-13
+    assert bool((found.lower[:, 0] <= least).all()) and bool((most <= found.upper[:, 0]).all())
+    # No wider than the slopes at the points, but for what lies between these; at a bend there may be two slopes.
+    near = 3e-2 * (1 + slopes.abs().amax(0))
+    inside = (slopes.amin(0) - found.lower[:, 0] <= near) & (found.upper[:, 0] - slopes.amax(0) <= near)
+    at_bend = (ends[:, :, None] - BENDS).abs().flatten(2).amin((0, 2)) < 0.05
+    assert bool((inside | at_bend).all())
+
+
+@pytest.mark.parametrize("kind", kinds())
+def test_no_sampled_change_is_larger_behind_any_activation(kind: str) -> None:
+    rng, build = Random(0), Builder((3,))
+    lam = torch.tensor(3.0, dtype=torch.float64)
+    x = build.activation(build.linear(0, rng.normal(4, 3), rng.normal(4), "in"), Gelu, "act", lam=lam)
+    x = kinds()[kind](build, build.linear(x, rng.normal(3, 4) / 3, rng.normal(3), "mid"))
+    network = build.network(build.linear(x, rng.normal(2, 3), None, "out"), name="behind")
+    assert_holds(hardened(network), boxes(network))
 
 
 @pytest.mark.parametrize("name", ("Log", "Reciprocal", "Sqrt", "InverseRoot"))
@@ -276,11 +327,6 @@ def test_smooth_networks_are_taken_as_they_are() -> None:
 def test_bad_networks_are_refused() -> None:
     with pytest.raises(InputError, match="which λ they come from"):
         substitution_change(mlp(), boxes(mlp()))
-    build = Builder((1,))
-    x = build.activation(0, Relu, "act")
-    x = build.activation(x, LeakyRelu, "leaky", slope=torch.tensor(0.1, dtype=torch.float64))
-    with pytest.raises(UnsupportedError, match=r"node 'leaky' \(LeakyRelu\)"):
-        substitution_change(hardened(build.network(x, name="mixed"), 2.0), interval(-1, 1))
 
 
 def test_nan_proves_nothing() -> None:

@@ -7,9 +7,11 @@ import math
 import re
 import runpy
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -22,6 +24,7 @@ from verifiable_relu.network import read_onnx
 from verifiable_relu.nn import LambdaGELU
 
 ROOT = Path(__file__).resolve().parents[2]
+FUNCTIONS = ("loss", "outputs", "optimizer")
 
 
 def squares(count: int) -> tuple[Tensor, Tensor]:
@@ -158,7 +161,7 @@ X, Y = squares(8)
     [
         (lambda: harden(nn.Linear(2, 2), (X, Y)), "no activation to harden"),
         (lambda: harden("model", (X, Y)), "a torch module, not str"),
-        (lambda: harden(trained(), (X, Y), epochs=0), "epochs is a positive number"),
+        (lambda: harden(trained(), (X, Y), epochs=0), "epochs is a number from 1"),
         (lambda: harden(trained(), (X, Y[:3])), "8 inputs, but 3 classes"),
         (lambda: harden(trained(), (X.long(), Y)), "not real numbers"),
         (lambda: harden(trained(), []), "no data"),
@@ -166,7 +169,7 @@ X, Y = squares(8)
         (lambda: harden(trained(), {"x": X}), "not one batch"),
         (lambda: harden(trained(), (torch.rand(4, 3), Y[:4])), "does not take the data's first batch"),
         (lambda: harden(trained(), [X]), "no classes"),
-        (lambda: harden(trained(), (X, Y), target=0.5), "at least 1"),
+        (lambda: harden(trained(), (X, Y), target=0.5), "a number from 1"),
         (lambda: harden(trained(), (X, Y), schedule="cubic"), "no schedule 'cubic'"),
         (lambda: harden(trained(), (X, Y), region=(1, 0)), "no range"),
         (lambda: harden(trained(), (X, Y), region=3), "a least and a greatest value"),
@@ -175,6 +178,22 @@ X, Y = squares(8)
         (lambda: harden(trained(), (X, Y), optimizer=lambda model: 3), "no optimizer of torch"),
         (lambda: harden(nn.Sequential(trained(), Slow()), (X, Y)), "module '1' .* computes gelu"),
         (lambda: Annealing(trained(), 3), "soften it first"),
+        *((partial(harden, trained(), (X, Y), **{name: 3}), f"{name} is a function") for name in FUNCTIONS),
+        *((partial(harden, trained(), (X, Y), epochs=n), "epochs is") for n in (True, 1.0, None, 10**400)),
+        *((partial(harden, trained(), (X, Y), target=n), "the target") for n in (True, None, "9", math.nan, 1e308)),
+        *((partial(harden, trained(), (X, Y), schedule=n), "no schedule") for n in (None, 3, X, np.zeros(3))),
+        *((partial(harden, trained(), (X, Y), progress=n), "progress is") for n in (None, 1, "yes", X)),
+        *((partial(harden, trained(), (X, Y), callbacks=n), "callbacks are") for n in (None, print, "ab", X)),
+        (lambda: harden(trained(), (X, Y), callbacks=[print, 3]), "callback 1 is a function"),
+        *((partial(harden, trained(), (X, Y), activations=n), "activations are") for n in (None, 3, "gelu", X[0, 0])),
+        *((partial(harden, trained(), (X, Y), activations=[n]), "no activation") for n in (None, 3, [], "relu")),
+        *((partial(harden, trained(), (X, Y + n)), "a class is none of the model's") for n in (9, -9)),
+        (lambda: harden(trained(), [(X[:0], Y[:0])]), r"outputs for the data's first batch are \(0, "),
+        *((partial(harden, trained(), (X, Y), outputs=lambda m, b, o=o: o), "outputs for") for o in (3, None, X[0, 0])),
+        (lambda: harden(trained(), (X, Y), loss=lambda m, b: torch.tensor(1.0)), "does not depend"),
+        (lambda: harden(trained(), (X, Y), loss=lambda m, b: X), "one number"),
+        (lambda: harden(nn.GELU(), (X, Y)), "no parameters"),
+        (lambda: harden(nn.Sequential(nn.LazyLinear(3), nn.GELU()), (X, Y)), "a lazy module"),
     ],
 )
 def test_bad_requests_are_one_clear_line(asked: Callable[[], object], said: str) -> None:

@@ -6,9 +6,11 @@ import threading
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 
+import highspy
 import numpy as np
 import pytest
 import torch
+from highspy import HighsStatus
 
 from tests.support import hostile
 from tests.support.solver_cases import ball, mlp, random_query, row
@@ -18,9 +20,10 @@ from verifiable_relu.verifiers import milp, smt
 from verifiable_relu.verifiers.bab import Bab
 from verifiable_relu.verifiers.bab.rounds import Rounds
 from verifiable_relu.verifiers.base import Budget, Outcome, Reason, Verdict, Verifier
+from verifiable_relu.verifiers.lazy import LazySmt
 from verifiable_relu.verifiers.milp import Milp
 from verifiable_relu.verifiers.smt import Smt
-from verifiable_relu.verifiers.solvers import highs
+from verifiable_relu.verifiers.solvers import highs, highs_process
 from verifiable_relu.verifiers.solvers.process import Worker
 
 WORKERS = {"milp": (milp, "HIGHS", "highs"), "smt-exact": (smt, "Z3", "z3")}
@@ -143,3 +146,48 @@ def test_a_linear_program_of_branch_and_bound_costs_its_query_at_most(
     assert asked and margin <= 0 and first.verdict is not Verdict.UNSAT
     assert first.reason is not Reason.ERROR if reason is None else first.reason is reason
     assert second.verdict is answers["milp"][2].verdict
+
+
+def test_a_linear_program_on_which_the_arithmetic_fails_is_a_hint_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The search goes on without, and decides where there is something left to split."""
+    asked = []
+
+    def call(*_: object) -> highs.Solved:
+        asked.append(1)
+        return highs.Solved("kSolveError", np.zeros(0), 0.0, np.zeros(0))
+
+    monkeypatch.setattr(highs, "HIGHS", SimpleNamespace(start=lambda: None, call=call))
+    cases = [random_query(seed) for seed in (2, 7, 11)]
+    for method in (Bab(rounds=Rounds(None)), LazySmt()):
+        outcomes = method.verify([query for query, _ in cases], Budget.each(20, len(cases)))
+        for outcome, (_, margin) in zip(outcomes, cases, strict=True):
+            assert outcome.verdict in (Verdict.UNKNOWN, Verdict.SAT if margin <= 0 else Verdict.UNSAT)
+            assert outcome.verdict is not Verdict.UNKNOWN or outcome.reason is Reason.INCOMPLETE
+        assert any(outcome.verdict is not Verdict.UNKNOWN for outcome in outcomes)
+    assert asked
+
+
+@pytest.mark.parametrize(
+    ("upper", "ray", "failing"), [(1.0, False, 1), (1.0, True, 1), (3.0, False, 1), (1.0, True, 2)]
+)
+def test_of_a_run_that_failed_nothing_is_believed(
+    upper: float, ray: bool, failing: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Least x with 2 ≤ x ≤ ``upper``: whatever HiGHS left behind when its run number ``failing`` failed."""
+
+    class Failing(highspy.Highs):
+        runs = 0
+
+        def run(self) -> HighsStatus:
+            self.runs += 1
+            status = super().run()
+            return HighsStatus.kError if self.runs == failing else status
+
+    one, row = np.ones(1), (np.array([0, 1]), np.array([0]), np.ones(1))
+    program = highs.Program(one, 0 * one, upper * one, 2 * one, np.inf * one, *row, np.zeros(1, dtype=bool))
+    task = highs.Task(program, {"output_flag": False, "presolve": "off"}, 60.0, ray)
+    sound = highs_process.solve(task)
+    assert sound.status == ("kOptimal" if upper > 2 else "kInfeasible") and (sound.ray is not None) is ray
+    monkeypatch.setattr(highspy, "Highs", Failing)
+    failed = highs_process.solve(task)
+    assert failed.status == "kSolveError" and failed.ray is None and not len(failed.values) and not len(failed.duals)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from fractions import Fraction
 from types import SimpleNamespace
 from typing import Any
@@ -190,3 +191,22 @@ def test_a_search_whose_time_runs_out_is_unknown() -> None:
     outcome, none_left = LazySmt().verify([hard, hard], Budget([0.5, 0.0]))
     assert (outcome.verdict, outcome.reason) == (Verdict.UNKNOWN, Reason.TIMEOUT)
     assert none_left.reason is Reason.TIMEOUT
+
+
+def test_whenever_the_time_runs_out_that_is_said() -> None:
+    """A budget whose clock ticks whenever it is looked at; no neuron is left that could be split."""
+    nodes = [
+        Input(name="x", inputs=(), shape=(1,)),
+        Linear(name="fc", inputs=(0,), shape=(1,), weight=torch.ones(1, 1), bias=torch.zeros(1)),
+        Relu(name="act", inputs=(1,), shape=(1,)),
+    ]
+    # Only exact arithmetic decides.
+    unsafe = ((row({0: -1}, -1 - Fraction(1, 10**30)),),)
+    query = Query(chain(nodes), Property(Box(np.array([0.5]), np.array([1.0])), unsafe))
+    ticks = itertools.count()
+    (decided,) = LazySmt().verify([query], Budget([1e6], clock=ticks.__next__))
+    assert decided.verdict is Verdict.UNSAT
+    # Before that, bounds are searched for.
+    for limit in range(max(1, next(ticks) - 12), next(ticks)):
+        (outcome,) = LazySmt().verify([query], Budget([float(limit)], clock=itertools.count().__next__))
+        assert outcome.verdict is Verdict.UNSAT or outcome.reason is Reason.TIMEOUT, limit

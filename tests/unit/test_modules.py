@@ -694,3 +694,22 @@ def test_verdicts_are_those_of_the_module_in_evaluation_mode(make: Callable[[], 
         made.train()
     assert Verdict.UNSAT in verdicts or make is Reuse
     assert Verdict.SAT in verdicts or make is Double
+
+
+@pytest.mark.parametrize("made", [lambda x: x.sum(-1), lambda x: x.amin(1), lambda x: torch.logsumexp(x, 1)])
+def test_one_number_for_each_sample_is_a_vector_of_one(made: Callable[[Tensor], Tensor]) -> None:
+    class One(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return made(x)
+
+    x = torch.randn(4, 3)
+    network = from_torch(One(), (3,))
+    assert network.output_shape == (1,)
+    torch.testing.assert_close(network(x)[:, 0], made(x))
+
+
+def test_a_file_has_no_float64_for_the_numbers_of_a_normalisation() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 2))
+    assert from_torch(model, (3,)).output_shape == (2,)
+    with pytest.raises(UnsupportedError, match=r"module\.float\(\)"):
+        from_torch(model.double(), (3,))

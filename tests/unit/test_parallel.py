@@ -7,7 +7,7 @@ import pickle
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -220,34 +220,56 @@ def test_a_campaign_that_is_killed_keeps_every_answer_and_leaves_no_process(
     assert answers(results) == all_proved(6) and sorted(taken) == [0, 1, 2, 4]
 
 
+class Waiting(Here):
+    """A worker that answers nothing until it is stopped."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.started, self.stopped = threading.Event(), threading.Event()
+
+    def answer(self, job: bytes, part: Sequence[Numbered], tell: Callable[[Any], Any]) -> None:
+        self.started.set()
+        assert self.stopped.wait(60)
+        raise CallFailed("it was stopped")
+
+    def stop(self) -> None:
+        self.stopped.set()
+
+
 def test_an_interrupt_ends_all_workers_and_keeps_what_was_answered(tmp_path: Path) -> None:
-    started = threading.Event()
-
-    class Waiting(Here):
-        """A worker that answers nothing until it is stopped."""
-
-        def answer(self, job: bytes, part: Sequence[Numbered], tell: Callable[[Any], Any]) -> None:
-            self.stopped = threading.Event()
-            started.set()
-            assert self.stopped.wait(60)
-            raise CallFailed("it was stopped")
-
-        def stop(self) -> None:
-            self.stopped.set()
+    waiting = Waiting()
 
     def interrupt() -> None:
-        assert started.wait(60)
+        assert waiting.started.wait(60)
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with Store(tmp_path / "out") as store, pytest.raises(KeyboardInterrupt):
             threading.Thread(target=interrupt).start()
-            run_parallel(entries(tmp_path, range(5, 14)), Job(Hostile(), Loader()), [Here(), Waiting()], store)
+            run_parallel(entries(tmp_path, range(5, 14)), Job(Hostile(), Loader()), [Here(), waiting], store)
     finally:
         signal.signal(signal.SIGINT, before)
     rows = (tmp_path / "out" / "results.csv").read_text().splitlines()
     assert len(rows) - 1 == len((tmp_path / "out" / "records.jsonl").read_text().splitlines()) < 9
+
+
+def test_an_interrupt_while_workers_are_started_ends_those_that_were(tmp_path: Path) -> None:
+    waiting = Waiting()
+
+    class Interrupted(list[Here]):
+        """Workers; the user interrupts when the first is at work and the next is to be started."""
+
+        def __iter__(self) -> Iterator[Here]:
+            yield waiting
+            assert waiting.started.wait(60)
+            if not waiting.stopped.is_set():
+                raise KeyboardInterrupt
+            yield from self[1:]
+
+    with pytest.raises(KeyboardInterrupt):
+        run_parallel(entries(tmp_path, [5]), Job(Hostile(), Loader()), Interrupted([waiting, Here()]))
+    assert waiting.stopped.is_set()
 
 
 @pytest.mark.skipif(find_spec("distributed") is None, reason="needs Dask (distributed)")

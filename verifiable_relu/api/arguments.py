@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from verifiable_relu.errors import InputError
 from verifiable_relu.network import Network, from_torch, read_onnx
 from verifiable_relu.nn import Normalize
+from verifiable_relu.spec.balls import exact_number
 
 _EXACT_INTEGERS = 2**53
 """The largest integer up to which every integer is a float64 number."""
@@ -25,6 +26,8 @@ def array(values: object, what: str) -> np.ndarray:
     Raises:
         InputError: if the values are no array; the message calls them ``what``.
     """
+    if isinstance(values, np.ma.MaskedArray):
+        raise InputError(f"{what}: a masked array, of which some numbers may be missing, is no array of numbers")
     try:
         if isinstance(values, Tensor):
             held = values.detach().cpu()
@@ -66,6 +69,30 @@ def classes(labels: object, what: str = "labels") -> np.ndarray:
     return found.clip(-1, 2**62).astype(np.int64)
 
 
+def flag(value: object, what: str) -> bool:
+    """An argument that is True or False.
+
+    Raises:
+        InputError: if it is neither; the message calls it ``what``.
+    """
+    if isinstance(value, bool | np.bool_):
+        return bool(value)
+    raise InputError(f"{what} is {value!r:.60}, neither True nor False")
+
+
+def number(value: object, what: str) -> float:
+    """A finite number as a float, rounded to the nearest.
+
+    Raises:
+        InputError: for anything else; the message calls it ``what``.
+    """
+    exact = exact_number(value, what)
+    try:
+        return float(exact)
+    except OverflowError:
+        raise InputError(f"{what} is too large") from None
+
+
 def hardness(joint: object) -> float | Sequence[float] | None:
     """The value of λ that the argument ``joint`` states: a number or one per layer; None if ``joint`` is True."""
     if isinstance(joint, bool | np.bool_):
@@ -84,7 +111,7 @@ def radii(eps: object) -> object:
     Raises:
         InputError: if they are neither.
     """
-    if isinstance(eps, Tensor) or (isinstance(eps, np.ndarray) and eps.dtype != object):
+    if isinstance(eps, Tensor | np.ma.MaskedArray) or (isinstance(eps, np.ndarray) and eps.dtype != object):
         found = array(eps, "eps")
         if found.dtype.kind not in "fiu":
             raise InputError(f"radii of dtype {found.dtype} where real numbers are expected")
@@ -127,7 +154,7 @@ def normalize(mean: object, std: object) -> Normalize | None:
         return None
     found = [array(0.0 if mean is None else mean, "mean"), array(1.0 if std is None else std, "std")]
     for numbers, name in zip(found, ("mean", "std"), strict=True):
-        if numbers.dtype.kind not in "fiu" or numbers.ndim > 1:
+        if numbers.dtype.kind not in "fiu" or numbers.ndim > 1 or not numbers.size:
             raise InputError(f"{name}: one number, or one for each channel, is expected")
     try:
         return Normalize(*(numbers.tolist() for numbers in found))

@@ -138,6 +138,13 @@ def certified_radius(
 
 
 def _once(model: Model, pixels: np.ndarray, options: dict[str, Any]) -> Model:
-    """The network of a model, read once for several calls of ``verify``; its normalisation is taken in."""
+    """The network of a model, read once for several calls of ``verify``; its normalisation is taken in.
+
+    Raises:
+        InputError: if the model cannot be read, or for an option of ``verify`` that has no meaning with several radii.
+    """
+    for name in ("eps", "properties"):
+        if name in options:
+            raise InputError(f"several radii are asked about images; {name} has no meaning with them")
     first = arguments.normalize(options.pop("mean", None), options.pop("std", None))
     return arguments.network(model, pixels.shape[1:], first)

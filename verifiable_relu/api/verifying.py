@@ -98,7 +98,8 @@ def verify(
         raise InputError(f"a method is named by a string, not {method!r:.60}")
     if not isinstance(device, str | torch.device):
         raise InputError(f"a device is named by a string, not {device!r:.60}")
-    limit = time_limit(float(exact_number(timeout, "the time limit")))
+    limit = time_limit(arguments.number(timeout, "the time limit"))
+    shown = arguments.flag(progress, "progress")
     chosen = verifier(method, str(device), memory)
     first = arguments.normalize(mean, std)
     if properties is not None:
@@ -123,7 +124,7 @@ def verify(
             for i, props in enumerate(sets)
         ]
     believe(network, [query.property for case in cases for query in case.queries])
-    if not progress:
+    if not shown:
         return run(cases, chosen)
     # Imported here, because the bar alone needs the library rich.
     from verifiable_relu.campaign.console import Watcher
@@ -207,14 +208,17 @@ def _balls(
 def _size(patch: object) -> tuple[int, int]:
     try:
         height, width = (int(extent) for extent in patch)  # type: ignore[attr-defined]
-    except (TypeError, ValueError):
+    except (ArithmeticError, TypeError, ValueError, np.ma.MaskError):
         raise InputError(f"a patch is (height, width) in pixels, not {patch!r:.40}") from None
     return height, width
 
 
 def _specs(asked: Asked | Sequence[Asked]) -> list[tuple[str, Property | SpecFile]]:
     """The properties and files that are asked about, with names."""
-    several = [asked] if isinstance(asked, Property | SpecFile | Path | str) else list(asked)
+    try:
+        several = [asked] if isinstance(asked, Property | SpecFile | Path | str) else list(asked)
+    except TypeError:
+        raise InputError(f"properties are a property, a VNN-LIB file or a list of them, not {asked!r:.40}") from None
     found: list[tuple[str, Property | SpecFile]] = []
     for each in several:
         if isinstance(each, Path | str):

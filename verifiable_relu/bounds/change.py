@@ -25,7 +25,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from verifiable_relu.bounds import rounding
+from verifiable_relu.bounds import rounding, smooth
 from verifiable_relu.bounds.activations import image
 from verifiable_relu.bounds.chunks import chunk_size, groups
 from verifiable_relu.bounds.interval import intersect
@@ -39,7 +39,6 @@ from verifiable_relu.network.dispatch import Table
 from verifiable_relu.network.family import hardened
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import (
-    FUNCTIONS,
     Activation,
     Add,
     Bilinear,
@@ -47,14 +46,17 @@ from verifiable_relu.network.nodes import (
     Hardened,
     Identity,
     Input,
+    LeakyRelu,
     Linear,
     Node,
     Permute,
     Relu,
     Reshape,
     Scale,
+    Sigmoid,
     Smooth,
     Sparse,
+    Tanh,
 )
 
 
@@ -77,7 +79,7 @@ def substitution_change(
 
     Raises:
         InputError: if no λ is known for a ReLU, or there is no activation.
-        UnsupportedError: for a function behind a λ-GELU whose slope both rises and falls.
+        UnsupportedError: for an activation behind a λ-GELU of which the slopes are not known.
     """
     family = hardened(network)
     made = _Differences(family, Relaxation(family, box, preactivation_bounds(family, box, memory=memory, stop=stop)))
@@ -106,24 +108,29 @@ def gap(node: Hardened, pre: Bounds) -> Tensor:
     return -rounding.interval_activation(node, image(node, Bounds(-far, -near))).lower
 
 
-def slope_range(node: Smooth, pre: Bounds) -> Bounds:
-    """The least and the largest slope on [l, u] of a function whose slope only rises or only falls, outward.
-
-    Where the function is not defined on all of [l, u], as a reciprocal at 0 or a logarithm below it, or not finite, its
-    slopes are unknown: NaN.
+def slope_range(node: Activation, pre: Bounds) -> Bounds:
+    """The least and the largest slope on [l, u] of a function that both networks have, outward; NaN if it is unknown.
 
     Raises:
-        UnsupportedError: for a function whose slope does both.
+        UnsupportedError: for an activation of which that is not known.
     """
-    function = FUNCTIONS[node.function]
-    # On either side of 0, where it is not defined, the slope of a reciprocal does one of them only.
-    if function.bends and node.function != "Reciprocal":
-        raise UnsupportedError("the change is not bounded through this function", place=node.place)
-    ends = [function.slope(end, node.parameter) for end in (pre.lower, pre.upper)]
-    values = image(node, pre)
-    unknown = ~(torch.isfinite(values.lower) & torch.isfinite(values.upper))
-    found = Bounds(torch.minimum(*ends).masked_fill(unknown, torch.nan), torch.maximum(*ends))
-    return rounding.widen(Bounds(found.lower, found.upper.masked_fill(unknown, torch.nan)), 16)
+    match node:
+        case Smooth():
+            return smooth.slope_range(node, pre)
+        case Sigmoid() | Tanh():
+            # Steepest at 0, and the flatter the further from it.
+            points = torch.stack([pre.lower, pre.upper, torch.zeros_like(pre.lower).clamp(pre.lower, pre.upper)])
+            found = _logistic_slope(points) if isinstance(node, Sigmoid) else 4 * _logistic_slope(2 * points)
+        case LeakyRelu():
+            ends = torch.stack([pre.lower, pre.upper])
+            found = torch.where(ends.isnan(), ends, torch.where(ends > 0, 1.0, node.slope))
+        case _:
+            raise UnsupportedError("the change is not bounded through this activation", place=node.place)
+    return rounding.widen(Bounds(found.amin(0), found.amax(0)), 64)
+
+
+def _logistic_slope(x: Tensor) -> Tensor:
+    return torch.sigmoid(x) * torch.sigmoid(-x)
 
 
 class Differences(Rules):
@@ -161,10 +168,8 @@ class Differences(Rules):
                 self._slopes[index] = Bounds((pre.lower >= 0).to(zero), (pre.upper > 0).to(zero))
             case Identity():
                 self._slopes[index] = Bounds(one, one)
-            case Smooth():
-                self._slopes[index] = slope_range(node, pre)
             case _:
-                raise UnsupportedError("the change is not bounded through this activation", place=node.place)
+                self._slopes[index] = slope_range(node, pre)
         self.free[index] = self._slopes[index].lower != self._slopes[index].upper
 
     def image(self, index: int, node: Activation, pre: Bounds) -> Bounds:

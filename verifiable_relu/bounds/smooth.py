@@ -132,3 +132,30 @@ def slopes(node: Smooth, bounds: Bounds, ends: bool) -> tuple[Tensor, ...]:
             torch.where(convex, at[2], below),
             torch.where(concave, at[2], above),
         )
+
+
+def slope_range(node: Smooth, bounds: Bounds) -> Bounds:
+    """The least and the largest slope of f on [l, u], moved outward by rounding.
+
+    Between two neighbouring bends the slope only rises or only falls, so that it is extreme at an end or next to a
+    bend, where it may jump. Where f is not defined on all of [l, u], as a reciprocal at 0 or a logarithm below it, or
+    is not finite, its slopes are unknown: NaN.
+    """
+    function, parameter = FUNCTIONS[node.function], node.parameter
+    points = [bounds.lower, bounds.upper]
+    for bend in _within(node, bounds, function.bends):
+        points += [bend, *(torch.nextafter(bend, bend.new_tensor(end)) for end in (-torch.inf, torch.inf))]
+    slopes = torch.stack([function.slope(x, parameter) for x in points])
+    values = image(node, bounds)
+    unknown = ~(torch.isfinite(values.lower) & torch.isfinite(values.upper))
+    lower, upper = slopes.amin(0), slopes.amax(0)
+    if function.period is not None:
+        whole = _is_whole(bounds, function.period)
+        lower = torch.where(whole, -function.steepest, lower)
+        upper = torch.where(whole, function.steepest, upper)
+    # A bounded slope is a sum of numbers of about 1, which may cancel.
+    unit = torch.finfo(lower.dtype).eps
+    absolute = 256 * unit * parameter.clamp(min=1) if function.steepest < torch.inf else torch.finfo(lower.dtype).tiny
+    lower, upper = (ends.masked_fill(unknown, torch.nan) for ends in (lower, upper))
+    relative = 64 * unit
+    return Bounds(lower - relative * lower.abs() - absolute, upper + relative * upper.abs() + absolute)

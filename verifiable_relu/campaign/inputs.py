@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -216,8 +217,9 @@ def instances(path: Path) -> list[tuple[Path, Path | None, float | None]]:
     Raises:
         InputError: if there are no instances, or if the table is bad.
     """
-    table = path / "instances.csv" if path.is_dir() else path
-    if table.is_file() or not path.is_dir():
+    # The methods of Path raise for a name that is too long.
+    table = path / "instances.csv" if os.path.isdir(path) else path
+    if os.path.isfile(table) or not os.path.isdir(path):
         listed: list[tuple[Path, Path | None, float | None]] = [
             (row.vnnlib, row.onnx, row.timeout) for row in read_instances(table)
         ]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import pickle
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import Any, Protocol
@@ -98,15 +99,12 @@ def run_parallel(
     campaign = _Campaign(entries, job, slots, store, observer)
     try:
         with ThreadPoolExecutor(len(slots), "campaign") as threads:
-            working = [threads.submit(campaign.work, slot) for slot in slots]
             try:
+                working = [threads.submit(campaign.work, slot) for slot in slots]
                 wait(working, return_when=FIRST_EXCEPTION)
             finally:
-                # Nothing is left to stop, unless the user has interrupted or a thread has failed. A worker that was
-                # about to start is stopped by the next attempt.
-                while wait(working, timeout=0.0).not_done:
-                    campaign.stop()
-                    wait(working, timeout=0.1)
+                # The user may have interrupted while threads were started, so that not all are in ``working``.
+                campaign.end()
             for one in working:
                 one.result()
     finally:
@@ -126,6 +124,7 @@ class _Campaign:
         waiting: the parts that are next, before what is left of ``line``.
         line: the numbers of the instances that no part had yet, with those of one network together.
         ledger: the results known so far.
+        busy: the number of workers that have a part.
         stopped: whether no further part is given out.
     """
 
@@ -142,6 +141,7 @@ class _Campaign:
         self.waiting: list[list[int]] = []
         self.line = _in_line(entries)
         self.ledger = Ledger(store, observer)
+        self.busy = 0
         self.stopped = False
         self.lock = threading.RLock()
 
@@ -152,16 +152,21 @@ class _Campaign:
                 slot.answer(self.job, [(number, self.entries[number]) for number in part], self.tell)
             except (CallFailed, MemoryError) as error:
                 self.failed(part, error)
+            finally:
+                with self.lock:
+                    self.busy -= 1
 
     def next(self) -> list[int]:
-        """The next part; empty if none is left."""
+        """The next part, for a worker that is busy from now on; empty if none is left."""
         with self.lock:
             if self.stopped:
                 return []
             if self.waiting:
-                return self.waiting.pop()
-            size = math.ceil(len(self.line) / (_SHARE * len(self.slots)))
-            part, self.line = self.line[:size], self.line[size:]
+                part = self.waiting.pop()
+            else:
+                size = math.ceil(len(self.line) / (_SHARE * len(self.slots)))
+                part, self.line = self.line[:size], self.line[size:]
+            self.busy += bool(part)
             return part
 
     def tell(self, message: Answered | Wanted | Stage) -> Result | None:
@@ -200,12 +205,15 @@ class _Campaign:
             )  # fmt: skip
             self.keep(Answered(number, result, False))
 
-    def stop(self) -> None:
-        """Have all workers end soon."""
+    def end(self) -> None:
+        """Give out no further part, stop the workers that are busy, and return when none is."""
         with self.lock:
             self.stopped = True
-        for slot in self.slots:
-            slot.stop()
+        while self.busy:
+            # A worker that was about to start is stopped by the next attempt.
+            for slot in self.slots:
+                slot.stop()
+            time.sleep(0.1)
 
 
 def _in_line(entries: Sequence[Entry]) -> list[int]:

@@ -16,7 +16,7 @@ from verifiable_relu.check.errors import BadInput, Refused
 from verifiable_relu.check.model import read_model
 from verifiable_relu.check.point import check_point
 from verifiable_relu.check.proof import Proof
-from verifiable_relu.check.records import opened, rational
+from verifiable_relu.check.records import opened, rational, require_regular
 
 Made = TypeVar("Made")
 
@@ -81,6 +81,7 @@ def _named(path: Path, read: Callable[[], Made]) -> Made:
 def _content(path: Path) -> bytes:
     """The content of a file, unpacked if it is gzipped."""
     try:
+        require_regular(path)
         data = path.read_bytes()
         if data[:2] != b"\x1f\x8b":
             return data

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
 
@@ -54,11 +54,16 @@ class Affine:
 
 @dataclass(eq=False)
 class Activation:
-    """r = z where z ≥ 0 and slope·z where z ≤ 0, neuron by neuron, of the value z of node ``source``."""
+    """r = z where z ≥ 0 and slope·z where z ≤ 0, neuron by neuron, of the value z of node ``source``.
+
+    Attributes:
+        own: whether the file has it as an activation; otherwise an operator is made of it, a maximum, say.
+    """
 
     source: int
     slope: Number
     name: str
+    own: bool = True
 
     @property
     def size(self) -> int:
@@ -149,7 +154,7 @@ class Graph:
             raise Refused(f"a hardness from 1 on for each of {len(places)} activations is expected")
         for place, value in zip(places, hardness, strict=True):
             node = nodes[place]
-            relu = isinstance(node, Activation) and not node.slope.any()
+            relu = isinstance(node, Activation) and node.own and not node.slope.any()
             if not relu and not (isinstance(node, Smooth) and node.kind == "Gelu"):
                 raise Refused("a family is one of networks with ReLU or GELU alone")
             assert isinstance(node, Activation | Smooth)
@@ -195,14 +200,10 @@ def joined(nodes: list[Node], output: int) -> Graph:
                 place[number] = source
                 continue
             made.append(Affine(given, bias, node.relative))
-        elif isinstance(node, Activation):
-            made.append(Activation(place[node.source], node.slope, node.name))
-        elif isinstance(node, Smooth):
-            made.append(Smooth(place[node.source], node.size, node.name, node.kind, node.curve))
-        elif isinstance(node, Ordered):
-            made.append(Ordered(place[node.source], node.size))
-        else:
+        elif isinstance(node, Source):
             made.append(node)
+        else:
+            made.append(replace(node, source=place[node.source]))
         place[number] = len(made) - 1
     return Graph(made, place[output])
 

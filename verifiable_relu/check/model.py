@@ -12,8 +12,8 @@ from onnx.reference import ReferenceEvaluator
 from verifiable_relu.check.arithmetic import Number
 from verifiable_relu.check.errors import BadInput
 from verifiable_relu.check.graph import Graph, Source, joined
-from verifiable_relu.check.operators import OPERATORS, Call
-from verifiable_relu.check.tensors import LARGEST, Builder, Gate, Tensor, Value
+from verifiable_relu.check.operators import OPERATORS
+from verifiable_relu.check.tensors import LARGEST, Builder, Call, Gate, Tensor, Value
 
 MOVES = {"Cast", "Concat", "Gather", "Identity", "Reshape", "Shape", "Slice", "Squeeze", "Transpose", "Unsqueeze"}
 """Operators that are evaluated where all their inputs are constants: they move numbers and round none."""

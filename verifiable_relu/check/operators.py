@@ -1,107 +1,32 @@
-"""The operators of ONNX that the checker knows, each as nodes of a graph.
-
-A tensor of the file is a node of the graph and an array of places in it: what only moves numbers (Reshape, Transpose,
-Flatten, …) moves places, and what computes makes a node. Nothing is merged and no weight is rounded.
-"""
+"""The operators of ONNX that the checker knows, each as nodes of a graph (``tensors``)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
-from typing import Any
 
 import numpy as np
-from numpy.lib.stride_tricks import sliding_window_view
 from scipy import sparse
 
 from verifiable_relu.check import curves
 from verifiable_relu.check.arithmetic import UNIT, Matrix, Number
 from verifiable_relu.check.errors import BadInput
-from verifiable_relu.check.graph import Activation, Affine, Ordered, Smooth, pick
-from verifiable_relu.check.tensors import LARGEST, Builder, Gate, Multiple, Tensor, Value
+from verifiable_relu.check.graph import Activation, Affine, Ordered, pick
+from verifiable_relu.check.tensors import LARGEST, Call, Gate, Multiple, Tensor, Value, spread
+from verifiable_relu.check.windows import convolution, largest
 
 
-@dataclass
-class Call:
-    """One use of an operator."""
-
-    build: Builder
-    name: str
-    inputs: list[Value | None]
-    attributes: dict[str, Any]
-    opset: int
-
-    def tensor(self, at: int = 0) -> Tensor:
-        value = self.inputs[at]
-        if not isinstance(value, Tensor):
-            raise BadInput(f"input {at} is expected to depend on the network's input")
-        return value
-
-    def numbers(self, at: int) -> Number:
-        """A constant input, floating point, in float64."""
-        value = self.inputs[at]
-        if not isinstance(value, np.ndarray) or value.dtype not in (np.float16, np.float32, np.float64):
-            raise BadInput(f"input {at} is expected to be a constant of floating-point numbers")
-        return value.astype(np.float64)
-
-    def curve(self, x: Tensor, name: str, kind: str, curve: curves.Curve) -> Tensor:
-        """A curve of every entry of a tensor."""
-        return self.build.computed(Smooth(self.build.settled(x), x.index.size, name, kind, curve), x.shape)
-
-    def given(self, at: int) -> bool:
-        return len(self.inputs) > at and self.inputs[at] is not None
-
-    def integers(self, name: str, at: int) -> list[int] | None:
-        """Integers that are an attribute in some operator sets and an input in others."""
-        if self.given(at):
-            value = self.inputs[at]
-            if not isinstance(value, np.ndarray) or value.dtype.kind != "i" or value.ndim != 1:
-                raise BadInput(f"input {at} is expected to be a list of constant integers")
-            return [int(v) for v in value]
-        return self.attributes.get(name)
-
-    def affine(self, source: Tensor, matrix: Matrix, bias: Number, shape: tuple[int, ...], rel: float = 0.0) -> Tensor:
-        """matrix·source + bias as a tensor of the shape."""
-        node = Affine([(self.build.settled(source), matrix)], np.ascontiguousarray(bias, np.float64), rel)
-        sizes = np.abs(matrix.data if sparse.issparse(matrix) else matrix)
-        if not (np.isfinite(sizes).all() and np.isfinite(node.bias).all()):
-            raise BadInput("weights are not finite")
-        # Numbers that are so small are rounded by more than by their own size.
-        if rel and ((sizes > 0) & (sizes < 2.0**-500)).any():
-            raise BadInput("rounded weights are too small")
-        return self.build.computed(node, shape)
-
-    def gate(self) -> tuple[Gate, Fraction] | None:
-        """A gate and a constant, if these are the inputs."""
-        for one, other in (self.inputs, self.inputs[::-1]):
-            if isinstance(one, Gate) and isinstance(other, np.ndarray) and other.size == 1 and np.isfinite(other).all():
-                return one, Fraction(float(other.astype(np.float64).item()))
-        return None
-
-    def scaled(self, factor: Number, bias: Number, rel: float = 0.0) -> Tensor:
-        """factor·x + bias, entry by entry, of the one computed input."""
-        x = next(value for value in self.inputs if isinstance(value, Tensor))
-        shape = spread(x.shape, factor.shape, bias.shape)
-        source = Tensor(x.node, np.broadcast_to(x.index, shape))
-        diagonal = np.broadcast_to(factor, shape).ravel()
-        matrix = sparse.dia_array((diagonal[None], [0]), shape=(len(diagonal), len(diagonal))).tocsr()
-        made = self.affine(source, matrix, np.broadcast_to(bias, shape).ravel(), shape, rel)
-        if factor.size == 1 and not bias.any():
-            self.build.multiples[made.node] = Multiple(source, float(factor.item()), rel)
-        return made
-
-
-def spread(*shapes: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape that shapes are broadcast to."""
-    found = np.broadcast_shapes(*shapes)
-    if np.prod(found, dtype=float) > LARGEST:
-        raise BadInput("it is too large for this checker")
-    return found
+def _with_gate(call: Call) -> tuple[Gate, Fraction] | None:
+    """A gate and a constant, if these are the inputs."""
+    for one, other in (call.inputs, call.inputs[::-1]):
+        if isinstance(one, Gate) and isinstance(other, np.ndarray) and other.size == 1 and np.isfinite(other).all():
+            return one, Fraction(float(other.astype(np.float64).item()))
+    return None
 
 
 def _sum(call: Call, sign: int) -> Value:
-    if (parts := call.gate()) is not None and sign > 0:
+    if (parts := _with_gate(call)) is not None and sign > 0:
         return replace(parts[0], offset=parts[0].offset + parts[1])
     if all(isinstance(value, Tensor) for value in call.inputs):
         first, second = call.tensor(0), call.tensor(1)
@@ -118,7 +43,7 @@ def _sum(call: Call, sign: int) -> Value:
 
 def _product(call: Call) -> Value:
     if any(isinstance(value, Gate) for value in call.inputs):
-        if (parts := call.gate()) is None:
+        if (parts := _with_gate(call)) is None:
             return _gated(call)
         return replace(parts[0], scale=parts[0].scale * parts[1], offset=parts[0].offset * parts[1])
     return call.scaled(call.numbers(1 if isinstance(call.inputs[0], Tensor) else 0), np.zeros(()))
@@ -200,60 +125,6 @@ def _matmul(call: Call) -> Value:
         return _multiplied(call, x, call.numbers(0), np.zeros(()))
     found = _multiplied(call, Tensor(x.node, np.swapaxes(x.index, -1, -2)), call.numbers(0), np.zeros(()))
     return Tensor(found.node, np.swapaxes(found.index, -1, -2))
-
-
-def _windows(call: Call, x: Tensor, kernel: list[int]) -> Number:
-    """(channels, *places of the output, *kernel): the entries that each window covers, −1 in the padding."""
-    rank, get = len(kernel), call.attributes.get
-    if x.shape[0] != 1 or len(x.shape) != rank + 2:
-        raise BadInput("one sample with channels is expected")
-    stride, dilation = get("strides") or [1] * rank, get("dilations") or [1] * rank
-    reach = [(k - 1) * d + 1 for k, d in zip(kernel, dilation, strict=True)]
-    pads = get("pads") or [0] * (2 * rank)
-    mode = get("auto_pad", b"NOTSET")
-    if mode in (b"SAME_UPPER", b"SAME_LOWER"):
-        whole = [max((-(-n // s) - 1) * s + r - n, 0) for n, s, r in zip(x.shape[2:], stride, reach, strict=True)]
-        first = [w // 2 if mode == b"SAME_UPPER" else w - w // 2 for w in whole]
-        pads = first + [w - f for w, f in zip(whole, first, strict=True)]
-        if max(dilation) > 1:
-            raise BadInput("padding to the same size of a dilated window is not known")
-    elif mode not in (b"NOTSET", b"VALID") or (mode == b"VALID" and any(pads)):
-        raise BadInput("the padding is not known")
-    sizes = [len(pads), len(stride), len(dilation)]
-    if sizes != [2 * rank, rank, rank] or min(pads) < 0 or min(stride + dilation) < 1:
-        raise BadInput("the window is malformed")
-    if np.prod([n + sum(pads[i::rank]) for i, n in enumerate(x.shape[2:])], dtype=float) * x.shape[1] > LARGEST:
-        raise BadInput("it is too large for this checker")
-    widths = [(0, 0), *zip(pads[:rank], pads[rank:], strict=True)]
-    padded = np.pad(x.index[0], widths, constant_values=-1)
-    view = sliding_window_view(padded, reach, axis=tuple(range(1, rank + 1)))
-    steps = [slice(None), *(slice(None, None, s) for s in stride), *(slice(None, None, d) for d in dilation)]
-    return view[tuple(steps)]
-
-
-def _conv(call: Call) -> Value:
-    x, weight, groups = call.tensor(), call.numbers(1), call.attributes.get("group", 1)
-    outputs, per_group, *kernel = weight.shape
-    windows = _windows(call, x, kernel)
-    channels, places = windows.shape[0], windows.shape[1 : 1 + len(kernel)]
-    if channels != per_group * groups or outputs % groups or call.attributes.get("kernel_shape", kernel) != kernel:
-        raise BadInput("its inputs do not fit together")
-    count = int(np.prod(places))
-    if count * weight.size > LARGEST:
-        raise BadInput("the convolution is too large for this checker")
-    # (group, place, channel of the group and place of the kernel)
-    columns: Number = windows.reshape(groups, per_group, count, -1).transpose(0, 2, 1, 3).reshape(groups, count, -1)
-    columns = np.repeat(columns, outputs // groups, axis=0).ravel()
-    values = np.repeat(weight.reshape(outputs, 1, -1), count, axis=1).ravel()
-    rows = np.repeat(np.arange(outputs * count), weight[0].size)
-    kept = (columns >= 0) & (values != 0)
-    size = call.build.nodes[x.node].size
-    entries = (values[kept], (rows[kept], columns[kept]))
-    matrix = sparse.csr_array(sparse.coo_array(entries, shape=(outputs * count, size)))
-    bias = np.repeat(call.numbers(2) if call.given(2) else np.zeros(outputs), count)
-    if len(bias) != outputs * count:
-        raise BadInput("its inputs do not fit together")
-    return call.affine(Tensor(x.node, np.arange(size)), matrix, bias, (1, outputs, *places))
 
 
 def _normalisation(call: Call) -> Value:
@@ -347,10 +218,11 @@ def _softmax(call: Call) -> Value:
 
 
 OPERATORS: dict[str, Callable[[Call], Value]] = {
+    "Abs": lambda call: _activation(call, np.full((), -1.0)),
     "Add": lambda call: _sum(call, 1),
     "Atan": _ordered,
     "BatchNormalization": _normalisation,
-    "Conv": _conv,
+    "Conv": convolution,
     "Div": _quotient,
     "Dropout": _dropout,
     "Erf": lambda call: Gate(call.tensor(), call.name),
@@ -362,6 +234,7 @@ OPERATORS: dict[str, Callable[[Call], Value]] = {
     "LeakyRelu": _leaky,
     "LogSoftmax": _softmax,
     "MatMul": _matmul,
+    "MaxPool": largest,
     "Mul": _product,
     "PRelu": lambda call: _activation(call, call.numbers(1)),
     "Relu": lambda call: _activation(call, np.zeros(())),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import stat
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -77,14 +78,26 @@ class Records:
             raise Refused(f"the certificate cannot be read: {error}") from error
 
 
+def require_regular(path: Path) -> None:
+    """Make certain that a path names a regular file.
+
+    Raises:
+        BadInput: if it names a folder, a pipe or a device.
+        OSError: if it names nothing.
+    """
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise BadInput(f"{path}: it is not a regular file")
+
+
 @contextmanager
 def opened(path: Path) -> Iterator[Records]:
     """The records of a file.
 
     Raises:
-        BadInput: if there is no such file.
+        BadInput: if there is no such file, or if it is a pipe or a device, for whose content one would wait.
     """
     try:
+        require_regular(path)
         file = path.open("rb")
     except OSError as error:
         raise BadInput(f"{path}: {error.strerror}") from error

@@ -1,4 +1,8 @@
-"""The tensors of an ONNX file while it is read: places in the nodes of the graph that is made of it."""
+"""The tensors of an ONNX file while it is read, and the uses of operators that make them.
+
+A tensor of the file is a node of the graph and an array of places in it: what only moves numbers (Reshape, Transpose,
+Flatten, …) moves places, and what computes makes a node. Nothing is merged and no weight is rounded.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +11,12 @@ from fractions import Fraction
 from typing import Any
 
 import numpy as np
+from scipy import sparse
 
-from verifiable_relu.check.arithmetic import UNIT, Number
-from verifiable_relu.check.graph import Affine, pick
+from verifiable_relu.check.arithmetic import UNIT, Matrix, Number
+from verifiable_relu.check.curves import Curve
+from verifiable_relu.check.errors import BadInput
+from verifiable_relu.check.graph import Affine, Smooth, pick
 
 LARGEST = 1 << 27
 """Most entries of a matrix that are kept."""
@@ -88,3 +95,74 @@ class Builder:
         """A new node as a tensor."""
         self.nodes.append(node)
         return Tensor(len(self.nodes) - 1, np.arange(node.size).reshape(shape))
+
+
+@dataclass
+class Call:
+    """One use of an operator."""
+
+    build: Builder
+    name: str
+    inputs: list[Value | None]
+    attributes: dict[str, Any]
+    opset: int
+
+    def tensor(self, at: int = 0) -> Tensor:
+        value = self.inputs[at]
+        if not isinstance(value, Tensor):
+            raise BadInput(f"input {at} is expected to depend on the network's input")
+        return value
+
+    def numbers(self, at: int) -> Number:
+        """A constant input, floating point, in float64."""
+        value = self.inputs[at]
+        if not isinstance(value, np.ndarray) or value.dtype not in (np.float16, np.float32, np.float64):
+            raise BadInput(f"input {at} is expected to be a constant of floating-point numbers")
+        return value.astype(np.float64)
+
+    def curve(self, x: Tensor, name: str, kind: str, curve: Curve) -> Tensor:
+        """A curve of every entry of a tensor."""
+        return self.build.computed(Smooth(self.build.settled(x), x.index.size, name, kind, curve), x.shape)
+
+    def given(self, at: int) -> bool:
+        return len(self.inputs) > at and self.inputs[at] is not None
+
+    def integers(self, name: str, at: int) -> list[int] | None:
+        """Integers that are an attribute in some operator sets and an input in others."""
+        if self.given(at):
+            value = self.inputs[at]
+            if not isinstance(value, np.ndarray) or value.dtype.kind != "i" or value.ndim != 1:
+                raise BadInput(f"input {at} is expected to be a list of constant integers")
+            return [int(v) for v in value]
+        return self.attributes.get(name)
+
+    def affine(self, source: Tensor, matrix: Matrix, bias: Number, shape: tuple[int, ...], rel: float = 0.0) -> Tensor:
+        """matrix·source + bias as a tensor of the shape."""
+        node = Affine([(self.build.settled(source), matrix)], np.ascontiguousarray(bias, np.float64), rel)
+        sizes = np.abs(matrix.data if sparse.issparse(matrix) else matrix)
+        if not (np.isfinite(sizes).all() and np.isfinite(node.bias).all()):
+            raise BadInput("weights are not finite")
+        # Numbers that are so small are rounded by more than by their own size.
+        if rel and ((sizes > 0) & (sizes < 2.0**-500)).any():
+            raise BadInput("rounded weights are too small")
+        return self.build.computed(node, shape)
+
+    def scaled(self, factor: Number, bias: Number, rel: float = 0.0) -> Tensor:
+        """factor·x + bias, entry by entry, of the one computed input."""
+        x = next(value for value in self.inputs if isinstance(value, Tensor))
+        shape = spread(x.shape, factor.shape, bias.shape)
+        source = Tensor(x.node, np.broadcast_to(x.index, shape))
+        diagonal = np.broadcast_to(factor, shape).ravel()
+        matrix = sparse.dia_array((diagonal[None], [0]), shape=(len(diagonal), len(diagonal))).tocsr()
+        made = self.affine(source, matrix, np.broadcast_to(bias, shape).ravel(), shape, rel)
+        if factor.size == 1 and not bias.any():
+            self.build.multiples[made.node] = Multiple(source, float(factor.item()), rel)
+        return made
+
+
+def spread(*shapes: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape that shapes are broadcast to."""
+    found = np.broadcast_shapes(*shapes)
+    if np.prod(found, dtype=float) > LARGEST:
+        raise BadInput("it is too large for this checker")
+    return found

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.util
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -47,7 +48,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--target", type=float, default=160.0, metavar="LAMBDA", help="λ at the end (default: 160)")
     made.add_argument("--schedule", choices=_SCHEDULES, default="log", help="how λ grows (default: log)")
     made.add_argument("--activations", metavar="A,B", help="activations to harden (default: all of hidden layers)")
-    made.add_argument("--seed", type=int, default=0, metavar="N", help="seed of torch's random numbers (default: 0)")
+    made.add_argument("--seed", type=_seed, default=0, metavar="N", help="seed of torch's random numbers (default: 0)")
     made.add_argument("--device", default="cpu", help="a torch device (default: cpu)")
     made.add_argument("--out", type=Path, required=True, metavar="N.onnx", help="the ONNX file to write")
     made.add_argument("--quiet", action="store_true", help="print nothing but errors to stderr")
@@ -58,6 +59,12 @@ def parser() -> argparse.ArgumentParser:
 def _count(text: str) -> int:
     if not (text.isascii() and text.isdigit() and 1 <= len(text) < 10 and int(text)):
         raise argparse.ArgumentTypeError(f"'{text}' is no positive number")
+    return int(text)
+
+
+def _seed(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 20 and int(text) < 1 << 63):
+        raise argparse.ArgumentTypeError(f"'{text}' is no integer of at least 0 and below 2^63")
     return int(text)
 
 
@@ -143,7 +150,7 @@ def load(named: str, weights: Path | None = None) -> nn.Module:
         model = found if isinstance(found, nn.Module) else found()
     except InputError:
         raise
-    except Exception as error:  # The user's code may raise anything.
+    except (Exception, SystemExit) as error:  # The user's code may raise anything.
         raise InputError(f"{type(error).__name__}: {error}", path=source, place=name) from error
     if not isinstance(model, nn.Module):
         raise InputError(f"it is a {type(model).__name__}, no torch module", path=source, place=name)
@@ -170,6 +177,9 @@ def _module(source: str) -> Any:
 def _load_weights(model: nn.Module, path: Path) -> None:
     import torch
 
+    # Opening a pipe would wait for its writer.
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise InputError("cannot be read: not a regular file", path=path)
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
         state = next((state[key] for key in ("state_dict", "model") if isinstance(state.get(key), dict)), state)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from torch import nn
@@ -14,6 +13,9 @@ from verifiable_relu.nn.places import Place, replace_smooth
 from verifiable_relu.nn.rectifiers import HIDDEN, Rectifier
 from verifiable_relu.train.options import Schedule
 from verifiable_relu.train.schedule import hardness
+
+LARGEST = 1e6
+"""The largest target of λ; G(λx) in float32 is no better than ReLU beyond."""
 
 SCHEDULES: tuple[Schedule, ...] = ("linear", "log", "inverse")
 """The names of the schedules: λ grows linearly in λ, in log λ or in 1/λ (``train.schedule.hardness``)."""
@@ -78,9 +80,9 @@ class Annealing:
             raise InputError("the model has no λ-gates: soften it first")
         if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
             raise InputError(f"λ grows over a positive number of steps, not {steps!r:.40}")
-        if not isinstance(target, int | float) or not 1 <= target < math.inf:
-            raise InputError(f"the target of λ is a finite number of at least 1, not {target!r:.40}")
-        if schedule not in SCHEDULES:
+        if not isinstance(target, int | float) or isinstance(target, bool) or not 1 <= target <= LARGEST:
+            raise InputError(f"the target of λ is a number from 1 to {LARGEST:g}, not {target!r:.40}")
+        if not isinstance(schedule, str) or schedule not in SCHEDULES:
             raise InputError(f"there is no schedule {schedule!r:.40}; there are {', '.join(SCHEDULES)}")
         self.steps, self.schedule, self.taken = steps, schedule, 0
         self._start = [gate.lam.item() for gate in self.gates]

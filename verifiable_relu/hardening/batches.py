@@ -98,7 +98,7 @@ def loss(model: nn.Module, batch: Batch) -> Tensor:
     """The ``loss`` that the model itself returns for a mapping, or the cross-entropy of its outputs.
 
     Raises:
-        InputError: if the batch has no classes.
+        InputError: if the batch has no classes, or others than the model's outputs.
     """
     if isinstance(batch, Mapping):
         found = model(**batch)
@@ -108,7 +108,13 @@ def loss(model: nn.Module, batch: Batch) -> Tensor:
     true = classes(batch)
     if true is None:
         raise InputError("a batch has no classes (integers): say by loss= what is to become small")
-    return F.cross_entropy(outputs(model, batch), true.long())
+    found = outputs(model, batch)
+    if found.ndim < 2 or (found.shape[0], *found.shape[2:]) != tuple(true.shape):
+        raise InputError(f"outputs of shape {tuple(found.shape)} for classes of shape {tuple(true.shape)}")
+    # The cross-entropy of torch leaves out what has the class −100.
+    if not bool(((true >= 0) & (true < found.shape[1]) | (true == -100)).all()):
+        raise InputError(f"a class is none of the model's, 0 to {found.shape[1] - 1}")
+    return F.cross_entropy(found, true.long())
 
 
 def sample_shape(batch: Batch) -> tuple[int, ...] | None:

@@ -6,12 +6,15 @@ import math
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
+from verifiable_relu.api.arguments import flag
 from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.hardening import batches
 from verifiable_relu.hardening.annealing import Annealing, soften
@@ -27,6 +30,9 @@ from verifiable_relu.train.options import Schedule
 
 SAME = 1e-4
 """The largest difference, relative to the largest output, that putting λ-gates in may make by rounding."""
+
+MOST_EPOCHS = 1_000_000
+"""The largest number of epochs; a larger one is taken for a mistake."""
 
 RATE = 1e-3
 """The first learning rate of the default optimizer."""
@@ -134,8 +140,13 @@ def harden(
             NaN.
         UnsupportedError: if activations cannot be replaced; the error names the module.
     """
-    if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1:
-        raise InputError(f"epochs is a positive number, not {epochs!r:.40}")
+    if isinstance(epochs, bool) or not isinstance(epochs, int) or not 1 <= epochs <= MOST_EPOCHS:
+        raise InputError(f"epochs is a number from 1 to {MOST_EPOCHS}, not {epochs!r:.40}")
+    progress = flag(progress, "progress")
+    _require_functions(loss=loss, outputs=outputs, **({} if optimizer is None else {"optimizer": optimizer}))
+    if not isinstance(callbacks, list | tuple):
+        raise InputError(f"callbacks are a list of functions, not {callbacks!r:.40}")
+    _require_functions(**{f"callback {index}": each for index, each in enumerate(callbacks)})
     region = None if region is None else _region(region)
     train, test = batches.loader(data, True), batches.loader(data if held_out is None else held_out, False)
     before, (soft, places) = model, soften(_copy(model), activations)
@@ -161,6 +172,8 @@ def harden(
                     raise InputError(
                         "the loss is infinite or NaN; a lower learning rate may help", place=f"epoch {epoch}"
                     )
+                if not value.requires_grad:
+                    raise InputError("the loss does not depend on the model's parameters")
                 stepper.zero_grad()
                 value.backward()
                 stepper.step()
@@ -182,9 +195,17 @@ def harden(
     return Hardened(hard, soft, tuple(places), change, tuple(losses), batches.sample_shape(first))
 
 
+def _require_functions(**functions: object) -> None:
+    for name, function in functions.items():
+        if not callable(function) and not isinstance(function, torch.optim.Optimizer):
+            raise InputError(f"{name} is a function, not {function!r:.40}")
+
+
 def _copy(model: object) -> nn.Module:
     if not isinstance(model, nn.Module):
         raise InputError(f"a model is a torch module, not {type(model).__name__}")
+    if any(is_lazy(tensor) for tensor in chain(model.parameters(), model.buffers())):
+        raise InputError("the model has parameters without numbers: call a lazy module once first")
     try:
         return deepcopy(model)
     except Exception as error:  # The classes of a user's model decide what copying raises.
@@ -215,6 +236,9 @@ def _require_same(before: nn.Module, soft: nn.Module, batch: Batch, outputs: Out
         raise
     except (TypeError, ValueError, IndexError, RuntimeError) as error:
         raise InputError(f"the model does not take the data's first batch: {error}") from error
+    if not isinstance(expected, Tensor) or not expected.ndim or not expected.numel():
+        shown = tuple(expected.shape) if isinstance(expected, Tensor) else type(expected).__name__
+        raise InputError(f"the outputs for the data's first batch are {shown}, where a tensor (n, …) is expected")
     found = outputs(soft, batch)
     if found.shape != expected.shape or not (found - expected).abs().max() <= SAME * (1 + expected.abs().max()):
         raise UnsupportedError(
@@ -226,8 +250,14 @@ def _require_same(before: nn.Module, soft: nn.Module, batch: Batch, outputs: Out
 def default_optimizer(
     model: nn.Module, steps: int, rate: float | None = None
 ) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
-    """AdamW with a learning rate that falls from ``rate`` (by default ``RATE``) to 0 as a cosine over ``steps``."""
+    """AdamW with a learning rate that falls from ``rate`` (by default ``RATE``) to 0 as a cosine over ``steps``.
+
+    Raises:
+        InputError: if no parameter of the model requires a gradient.
+    """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if not parameters:
+        raise InputError("the model has no parameters that could be trained")
     optimizer = torch.optim.AdamW(parameters, RATE if rate is None else rate)
     return optimizer, torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
 

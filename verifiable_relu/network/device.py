@@ -20,13 +20,13 @@ def device(name: str) -> str:
 
 
 def require_device(name: str) -> None:
-    """Make certain that torch has the device.
+    """Make certain that torch has the device, and that numbers come back from it (``meta`` holds none).
 
     Raises:
         InputError: if it does not.
     """
     try:
-        torch.empty(0, device=name)
+        torch.zeros(1, device=name).item()
     except (RuntimeError, AssertionError) as error:
         # What torch says first is enough; it goes on for a page.
         reason = str(error).splitlines()[0].partition(". ")[0]

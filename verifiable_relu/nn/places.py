@@ -69,12 +69,14 @@ def replace_smooth(model: nn.Module, make: Made, activations: Sequence[str] = HI
     """
     if not isinstance(model, nn.Module):
         raise InputError(f"a model is a torch module, not {type(model).__name__}")
+    if not isinstance(activations, list | tuple | set | frozenset):
+        raise InputError(f"activations are a list of names, not {activations!r:.40}")
     for name in activations:
-        if name not in RECTIFIERS:
+        if not isinstance(name, str) or name not in RECTIFIERS:
             raise InputError(f"there is no activation {name!r:.40} to harden; there are {', '.join(RECTIFIERS)}")
     if hasattr(model, "_orig_mod"):
         raise InputError("the model is compiled: replace the activations of the model that torch.compile was given")
-    replacement = _Replacement(make, activations)
+    replacement = _Replacement(make, tuple(activations))
     whole = replacement.of(model, "")
     if whole is not None:
         return whole, replacement.places

@@ -68,6 +68,9 @@ def run(options: argparse.Namespace) -> int:
     Raises:
         InputError: if the folder has no results, or if a file cannot be written.
     """
+    if options.out is not None and options.out.suffix != ".html":
+        # A page must never take the place of the records that it shows.
+        raise InputError("the name of the page must end in .html", path=options.out)
     from verifiable_relu.report.page import html
     from verifiable_relu.report.sections import of_source
 

@@ -162,7 +162,7 @@ def exact_number(value: object, what: str) -> Fraction:
     """
     if getattr(value, "shape", None) == () and hasattr(value, "item"):
         value = value.item()
-    if isinstance(value, Rational | Decimal | float):
+    if isinstance(value, Rational | Decimal | float) and not isinstance(value, bool):
         try:
             return Fraction(value)
         except (ValueError, OverflowError):

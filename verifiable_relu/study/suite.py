@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -187,7 +188,7 @@ class Suite:
 def find(name: str) -> Path:
     """The file of a suite: a path, or the name of a suite that comes with the package."""
     shipped = SHIPPED / f"{name}.toml"
-    return shipped if re.fullmatch("[a-z]+", name) and shipped.is_file() else Path(name)
+    return shipped if re.fullmatch("[a-z]+", name) and os.path.isfile(shipped) else Path(name)
 
 
 def read(path: Path) -> Suite:

@@ -129,7 +129,7 @@ def run(options: Options, out: Path, device: str = "auto", tensorboard: Path | N
     if out.suffix != ".onnx":
         raise InputError("the name of the output file must end in .onnx", path=out)
     saved = out.with_suffix(".checkpoint")
-    for written in (out, saved):
+    for written in (out, saved, out.with_suffix(".json")):
         require_writable(written)
     from rich.console import Console
     from rich.progress import (

@@ -8,6 +8,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import math
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -21,8 +22,8 @@ from verifiable_relu.trust.certificate import Branches, Cover, Leaf, Plain, Plan
 
 VERSION = 4
 
-_ACTIVATIONS = ("Erf", "Gelu", "LeakyRelu", "PRelu", "Relu", "Sigmoid", "Tanh")
-"""The operators whose outputs name activations: that of GELU in operators is its Erf."""
+_ACTIVATIONS = ("Abs", "Erf", "Gelu", "LeakyRelu", "PRelu", "Relu", "Sigmoid", "Tanh")
+"""The operators whose outputs name activations: that of GELU in operators is its Erf. MaxPool's names one a round."""
 
 _SAYS = {
     "unsat": "No point of the property's boxes is mapped into its unsafe set by the network's stored weights "
@@ -98,6 +99,9 @@ def _activations(network: bytes) -> list[str]:
             needed.update(node.input)
             if node.op_type in _ACTIVATIONS:
                 found.append(node.output[0])
+            if node.op_type == "MaxPool":
+                (kernel,) = (attribute.ints for attribute in node.attribute if attribute.name == "kernel_shape")
+                found += [node.output[0]] * (math.prod(kernel) - 1).bit_length()
     return found[::-1]
 
 

@@ -174,7 +174,7 @@ class Milp:
                 detail = f"the least margin is within HiGHS's tolerances of zero ({solved.objective:.3g})"
                 return found or _unknown(Reason.INCOMPLETE, detail)
             case status:
-                return _unknown(Reason.ERROR, f"HiGHS ended with status '{status}'")
+                return _unknown(Reason.INCOMPLETE, f"HiGHS failed: it ended with the status '{status}'")
 
 
 def excludes(status: str) -> bool:

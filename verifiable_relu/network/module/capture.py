@@ -302,7 +302,9 @@ class _Recorder(TorchDispatchMode):
             length //= max(real.shape[axis], 1)
             dense = dense and (real.shape[axis] == 1 or real.stride(axis) == length)
         if not dense:
-            self.refuse("view", "a part of a tensor is changed in place")
+            self.refuse(
+                "view", "a part of a tensor is changed in place (torch.onnx.export may write a file that can be read)"
+            )
         return axes
 
     def permuted(self, index: int, real: Tensor, axes: list[int]) -> int:

@@ -77,8 +77,10 @@ def _read(module: nn.Module, shape: Shape, batches: list[Tensor], name: str, com
             for x in batches:
                 _require_output(module, network, x)
         except InputError as error:
+            # An ONNX file has float32 for numbers such as the ε of a normalisation.
+            hint = "; in float32 (module.float()) it may be read" if batches[-1].dtype == torch.float64 else ""
             raise UnsupportedError(
-                f"{refusal.message}; by way of torch's exporter: {error}", place=refusal.place
+                f"{refusal.message}; by way of torch's exporter: {error}{hint}", place=refusal.place
             ) from error
     return network
 
@@ -91,6 +93,9 @@ def _require_output(module: nn.Module, network: Network, x: Tensor) -> None:
     """
     with torch.no_grad():
         output = module(x.clone())
+    if isinstance(output, Tensor) and output.shape == (len(x),) and network.output_shape == (1,):
+        # One number for each sample: a file has it in a vector of one number, as it has a batch of one.
+        output = output[:, None]
     if not isinstance(output, Tensor) or output.shape != (len(x), *network.output_shape):
         raise UnsupportedError("outputs of another shape for several samples")
     _require_agreement(network, x, {len(network.nodes) - 1: output})

@@ -65,7 +65,9 @@ class Program:
         of_columns = np.concatenate([np.zeros(folded.inputs, int), self._of_z, self._of_r])
         forms = [[f.inputs.numpy(), z[i], f.neurons.numpy()] for i, f in enumerate((neurons, rows))]
         system = _times(sparse.csr_array(sparse.block_array(forms)), columns=of_columns)
-        self._of_rows = exponent(abs(system).max(axis=1).toarray())
+        # Of a box of one point without unstable neurons, nothing varies.
+        largest = abs(system).max(axis=1).toarray() if system.shape[1] else np.zeros(system.shape[0])
+        self._of_rows = exponent(largest)
         t = sparse.csr_array(np.concatenate([np.zeros(m), -np.ones(count)])[:, None])
         self._equations = sparse.hstack([_times(system, rows=-self._of_rows), t], format="csr")
         self._constant = _ldexp(-np.concatenate([f.constant.numpy() for f in (neurons, rows)]), -self._of_rows)

@@ -202,15 +202,20 @@ class Theory:
         if not node.children and (node.neuron < 0 or bool((more != node.split).any())):
             node.split = more
             self._bound([node])
+        self._look_at_clock()
         if not node.children and node.clause is None and not self.over:
             # A decision of z3's is that of a split, so that the phases beyond it are implied.
             self._open.pop(node, None)
             self._bound(self._split([node, *self._newest()]))
-        if self._left() <= 0:
-            self.ended = self.ended or Reason.TIMEOUT
+            self._look_at_clock()
         if self.over:
             return Advice(over=True)
         return Advice(tuple(dict.fromkeys(self._new)), self._next(node, assigned))
+
+    def _look_at_clock(self) -> None:
+        """End the search if no time is left: a sub-problem may then be open and yet have no neuron to split."""
+        if self._left() <= 0:
+            self.ended = self.ended or Reason.TIMEOUT
 
     @property
     def over(self) -> bool:

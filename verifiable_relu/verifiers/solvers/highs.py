@@ -67,7 +67,7 @@ class Solved:
 
     Attributes:
         status: HiGHS's name for how it ended: ``kOptimal``, ``kInfeasible``, ``kInterrupt`` where it was told to stop,
-            or another of its ``HighsModelStatus``.
+            ``kSolveError`` where its arithmetic failed, or another of its ``HighsModelStatus``.
         values: (columns,) the last solution; empty if there is none.
         objective: its cost.
         duals: (rows,) the multipliers of the rows; empty if there are none.

@@ -11,6 +11,8 @@ from highspy import HighsModelStatus, HighsStatus
 
 from verifiable_relu.verifiers.solvers.highs import Judge, Program, Solved, Task
 
+_FAILED = Solved("kSolveError", np.zeros(0), 0.0, np.zeros(0))
+
 
 def solve(task: Task, judge: Judge | None = None) -> Solved:
     """Solve a program.
@@ -19,9 +21,11 @@ def solve(task: Task, judge: Judge | None = None) -> Solved:
         task: the program and how to solve it.
         judge: asked about each better solution of an integer program.
 
+    Returns:
+        What HiGHS found; of a run that failed, the status ``kSolveError`` and nothing else, whatever HiGHS left behind.
+
     Raises:
         ValueError: if HiGHS does not take an option or the program.
-        RuntimeError: if it fails.
     """
     end = time.perf_counter() + task.seconds
     solver = highspy.Highs()
@@ -44,12 +48,14 @@ def solve(task: Task, judge: Judge | None = None) -> Solved:
         solver.cbMipImprovingSolution.subscribe(improving)
     solver.cbMipInterrupt.subscribe(interrupt)
     solver.cbSimplexInterrupt.subscribe(interrupt)
-    _run(solver)
+    if not _runs(solver):
+        return _FAILED
     ray = None
     if task.ray and solver.getModelStatus() == HighsModelStatus.kInfeasible and time.perf_counter() < end:
         # Presolving may find that out without a ray.
         solver.setOptionValue("presolve", "off")
-        _run(solver)
+        if not _runs(solver):
+            return _FAILED
         untyped: Any = solver
         found, exists, multipliers = untyped.getDualRay()
         if exists and found == HighsStatus.kOk:
@@ -60,10 +66,10 @@ def solve(task: Task, judge: Judge | None = None) -> Solved:
     return Solved(status, np.array(solution.col_value), solver.getObjectiveValue(), duals, ray)
 
 
-def _run(solver: highspy.Highs) -> None:
+def _runs(solver: highspy.Highs) -> bool:
+    """Let HiGHS run; False if it failed, as it does where a basis is singular to its arithmetic."""
     # Being told to stop is an error to some of HiGHS's algorithms.
-    if solver.run() == HighsStatus.kError and solver.getModelStatus() != HighsModelStatus.kInterrupt:
-        raise RuntimeError("HiGHS failed")
+    return solver.run() != HighsStatus.kError or solver.getModelStatus() == HighsModelStatus.kInterrupt
 
 
 def _model(program: Program) -> highspy.HighsLp:

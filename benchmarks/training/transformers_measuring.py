@@ -1,0 +1,157 @@
+"""The trainings and measurements of the study ``transformers``; it may import torch at its head."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import asdict
+from functools import partial
+from typing import Any
+
+import torch
+from rich.progress import Progress
+from torch import Tensor, nn
+
+from benchmarks.common.questions import Balls, climb, first_exact
+from benchmarks.training.transformers_models import vit
+from verifiable_relu import harden
+from verifiable_relu.bounds import Bounds
+from verifiable_relu.bounds.change import substitution_change
+from verifiable_relu.data import load
+from verifiable_relu.hardening.batches import loader, loss
+from verifiable_relu.hardening.loop import Hardened
+from verifiable_relu.network import Network, from_torch
+from verifiable_relu.nn import HardnessGate, LambdaGELU
+from verifiable_relu.study.records import Record
+from verifiable_relu.train.optimizer import make_optimizer, set_rates
+from verifiable_relu.train.options import Options
+from verifiable_relu.train.schedule import learning_rate
+from verifiable_relu.verifiers.registry import make
+
+HEADS = 2
+TOKENS = 200
+"""Test images whose tokens are the centres of boxes of block inputs."""
+
+RADII = (0.01, 0.1)
+"""The radii of these boxes."""
+
+SAMPLES = 20
+"""Random points in each box at which the change is measured, half of them corners; so many times ``TOKENS`` in one."""
+
+WHOLE = 5
+"""Test images around which the change of the whole network is bounded."""
+
+
+def trained(model: nn.Module, data: tuple[Tensor, Tensor], epochs: int) -> nn.Module:
+    """A model trained with AdamW, the paper's learning rate of λ, and a rate that rises and falls as a cosine."""
+    # The rate of arXiv 2603.21991, at which λ moves within few epochs.
+    options = Options(data="mnist", lam_rate="raw")
+    optimizer, batches = make_optimizer(model, options), loader(data, True)
+    model.train()
+    for step in range(steps := epochs * len(batches)):
+        if step % len(batches) == 0:
+            ahead = iter(batches)
+        set_rates(optimizer, model, learning_rate(options.rate, options.rise, step, steps), options)
+        optimizer.zero_grad()
+        loss(model, next(ahead)).backward()
+        optimizer.step()
+    return model.eval()
+
+
+def measured(title: Mapping[str, Any], radii: Sequence[str], bar: Progress) -> Record:
+    """The figures of one network.
+
+    Returns:
+        ``lam``, the learned λ of each layer; ``change``, what hardening and swap change over all test images;
+        ``blocks``, a record for each feed-forward block and box of its inputs (``block_changes``); ``proven``, the
+        largest change of an output over balls of the smallest radius around test images, None if nothing is known;
+        and ``certified``, for each radius the numbers of images that are ``clean``, ``attacked`` (not refuted), and
+        certified by ``crown`` and by ``alpha-crown``.
+    """
+    training, test = load(title["data"], "train"), load(title["data"], "test")
+    data = torch.from_numpy(training.images[: title["train"]]), torch.from_numpy(training.labels[: title["train"]])
+    held_out = torch.from_numpy(test.images), torch.from_numpy(test.labels)
+    shape = tuple(int(size) for size in test.images.shape[1:])
+    torch.manual_seed(title["seed"])
+    size = title["patch"], title["width"], HEADS, title["hidden"], title["layers"]
+    gate = partial(LambdaGELU, Options.lam_init)
+    model = trained(vit((shape[0], shape[1], shape[2]), *size, test.classes, gate), data, title["epochs"])
+    lam = [gate.lam.item() for gate in model.modules() if isinstance(gate, HardnessGate)]
+    hardened = harden(model, data, epochs=title["finetuning"], held_out=held_out)
+    chosen = first_exact(test, title["images"])
+    network = from_torch(hardened.model, shape)
+    certified = {}
+    for eps in radii:
+        balls = Balls.around(network, test, chosen, eps)
+        ladder = climb(balls, make, bar)
+        certified[eps] = {
+            "clean": len(balls),
+            "attacked": ladder.standing,
+            "crown": ladder.crown,
+            "alpha-crown": ladder.alpha,
+        }
+    return {
+        "lam": lam,
+        "change": asdict(hardened.change),
+        "blocks": list(block_changes(hardened, held_out[0][:TOKENS])),
+        "proven": whole_change(hardened.smooth, held_out[0][:WHOLE], float(radii[0])),
+        "certified": certified,
+    }
+
+
+def read(module: nn.Module, shape: tuple[int, ...]) -> Network:
+    """The network of a module in float64, without gradients of its weights."""
+    nodes = from_torch(module, shape).nodes
+    return Network(tuple(node.map_tensors(Tensor.detach) for node in nodes)).to(torch.float64)
+
+
+def block_changes(hardened: Hardened, images: Tensor) -> Iterator[Record]:
+    """For each feed-forward block and box of its inputs, the change of an output by the swap.
+
+    Yields:
+        The ``layer``, the ``box`` in words, the largest magnitude of an input (``size``), and the largest change
+        ``sampled`` and ``proven`` over all boxes of the kind.
+    """
+    smooth, hard = list(hardened.smooth.children()), list(hardened.model.children())
+    for index in range(2, len(smooth) - 1, 2):
+        with torch.no_grad():
+            tokens = nn.Sequential(*smooth[:index])(images).flatten(0, 1).double()
+        boxes = {f"radius {radius:g}": Bounds(tokens - radius, tokens + radius) for radius in RADII}
+        boxes["range of all"] = Bounds(tokens.amin(0, keepdim=True), tokens.amax(0, keepdim=True))
+        network = read(smooth[index], (1, tokens.shape[1]))
+        for kind, box in boxes.items():
+            change = substitution_change(network, Bounds(box.lower[:, None], box.upper[:, None]))
+            yield {
+                "layer": index // 2,
+                "box": kind,
+                "size": float(tokens.abs().max()),
+                "sampled": sampled(smooth[index], hard[index], box),
+                "proven": largest(change),
+            }
+
+
+@torch.no_grad()
+def sampled(smooth: nn.Module, hard: nn.Module, box: Bounds) -> float:
+    """The largest difference of an output of two modules at random points and corners of boxes."""
+    # In float32, rounding would be part of differences this small.
+    smooth, hard = deepcopy(smooth).double(), deepcopy(hard).double()
+    worst = 0.0
+    generator = torch.Generator().manual_seed(0)
+    for index in range(SAMPLES if len(box.lower) > 1 else SAMPLES * TOKENS):
+        share = torch.rand(box.lower.shape, generator=generator, dtype=torch.float64)
+        x = (box.lower + (share.round() if index % 2 else share) * (box.upper - box.lower))[:, None]
+        worst = max(worst, float((hard(x) - smooth(x)).abs().max()))
+    return worst
+
+
+def whole_change(smooth: nn.Module, images: Tensor, eps: float) -> float | None:
+    """The largest change of an output by the swap, proven over balls around images; None if nothing is known."""
+    network, x = read(smooth, tuple(images.shape[1:])), images.double()
+    return largest(substitution_change(network, Bounds((x - eps).clamp(0, 1), (x + eps).clamp(0, 1))))
+
+
+def largest(change: Bounds) -> float | None:
+    """The largest magnitude that bounds leave; None if it is infinite or unknown."""
+    found = float(torch.maximum(-change.lower, change.upper).max())
+    return found if math.isfinite(found) else None

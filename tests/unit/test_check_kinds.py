@@ -1,0 +1,189 @@
+"""Which networks have certificates, method by method; the table of docs/certificates.md is made here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from fractions import Fraction
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from onnx import TensorProto, helper, numpy_helper
+
+from tests.soundness import check_agreement
+from tests.support import nets, solver_cases
+from tests.support.certificates import Case, checked, excluded, records
+from tests.support.solver_cases import ball, row
+from verifiable_relu.campaign.certificates import proofs
+from verifiable_relu.check import BadInput, Refused
+from verifiable_relu.check.model import read_model
+from verifiable_relu.errors import UnsupportedError
+from verifiable_relu.network import read_onnx, write_onnx
+from verifiable_relu.network.family import hardened, least_hardness
+from verifiable_relu.network.nodes import Activation, Gelu, LeakyRelu, Relu, Sigmoid, Tanh
+from verifiable_relu.spec.property import Query
+from verifiable_relu.spec.write import vnnlib_text
+from verifiable_relu.trust.certificate_file import write_unsat
+from verifiable_relu.verifiers.base import Budget, Verdict
+from verifiable_relu.verifiers.certifying import recording
+from verifiable_relu.verifiers.incomplete import Ibp
+from verifiable_relu.verifiers.registry import make
+
+PAGE = Path(__file__).parents[2] / "docs" / "certificates.md"
+
+METHODS = ("ibp", "crown-ibp", "crown", "alpha-crown", "split", "bab", "milp", "smt", "smt-exact", "auto")
+
+
+def of_architecture(architecture: Callable[..., Any], kind: type[Activation] = Relu) -> Callable[[], bytes]:
+    """The file of a network of ``tests.support.nets`` with an activation."""
+
+    def made() -> bytes:
+        rng = np.random.default_rng(7)
+        return write_onnx(architecture(rng, nets.gaussian(rng), kind))
+
+    return made
+
+
+def with_slopes() -> bytes:
+    return write_onnx(solver_cases.mlp(np.random.default_rng(7), (3, 6, 5, 2), leaky=True))
+
+
+def of_operators(*nodes: Any, inputs: tuple[int, ...], axes: int = 2, **weights: Any) -> bytes:
+    """The file of a network x → y of these nodes; y has so many axes."""
+    shapes = (("x", inputs), ("y", [None] * axes))
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in shapes]
+    stored = [numpy_helper.from_array(np.asarray(value, np.float32), name) for name, value in weights.items()]
+    graph = helper.make_graph(list(nodes), "g", ends[:1], ends[1:], stored)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=8).SerializeToString()
+
+
+def between_layers(*nodes: Any, **weights: Any) -> Callable[[], bytes]:
+    """The file of a network with something between two linear layers: h → r, both (1, 4)."""
+
+    def made() -> bytes:
+        rng = np.random.default_rng(7)
+        before = helper.make_node("Gemm", ["x", "v", "b"], ["h"])
+        after = helper.make_node("Gemm", ["r", "w"], ["y"])
+        given = {"v": rng.normal(size=(3, 4)), "b": rng.normal(size=4), "w": rng.normal(size=(4, 2)), **weights}
+        return of_operators(before, *nodes, after, inputs=(1, 3), **given)
+
+    return made
+
+
+def pooled() -> bytes:
+    """Maxima over windows of six numbers, some of them padding."""
+    rng = np.random.default_rng(7)
+    given = {"v": rng.normal(size=(2, 1, 2, 2)), "b": rng.normal(size=2), "w": rng.normal(size=(8, 2))}
+    return of_operators(
+        helper.make_node("Conv", ["x", "v", "b"], ["z"], pads=[1, 0, 0, 1]),
+        helper.make_node("MaxPool", ["z"], ["p"], kernel_shape=[3, 2], pads=[1, 0, 0, 0]),
+        helper.make_node("Relu", ["p"], ["r"]),
+        helper.make_node("Flatten", ["r"], ["f"]),
+        helper.make_node("Gemm", ["f", "w"], ["y"]),
+        inputs=(1, 1, 3, 3),
+        **given,
+    )
+
+
+KINDS: dict[str, tuple[Callable[[], bytes], float | None]] = {
+    "fully connected, ReLU": (of_architecture(nets.mlp), None),
+    "convolutions": (of_architecture(nets.cnn), None),
+    "residual": (of_architecture(nets.residual), None),
+    "LeakyReLU": (of_architecture(nets.mlp, LeakyRelu), None),
+    "PReLU": (with_slopes, None),
+    "Abs": (between_layers(helper.make_node("Abs", ["h"], ["r"])), None),
+    "MaxPool": (pooled, None),
+    "Sigmoid": (of_architecture(nets.mlp, Sigmoid), None),
+    "Tanh": (of_architecture(nets.cnn, Tanh), None),
+    "λ-GELU": (of_architecture(nets.residual, Gelu), None),
+    "all λ' ≥ λ, of ReLU": (of_architecture(nets.residual), 4.0),
+    "all λ' ≥ λ, of λ-GELU": (of_architecture(nets.cnn, Gelu), 200.0),
+    "Clip, Max, Min": (between_layers(helper.make_node("Max", ["h", "m"], ["r"]), m=np.zeros(4)), None),
+    "other functions of one variable": (between_layers(helper.make_node("Softplus", ["h"], ["r"])), None),
+    "products of computed values": (between_layers(helper.make_node("Mul", ["h", "h"], ["r"])), None),
+}
+"""What a network is made of: its file, and the λ of the family that is asked for."""
+
+
+@cache
+def question(kind: str) -> tuple[Query, bytes, bytes]:
+    """A query that intervals answer, and the files of its network and of its property."""
+    made, lam = KINDS[kind]
+    data = made()
+    network = read_onnx(data)
+    whole = network if lam is None else hardened(network, lam)
+    center = np.round(np.random.default_rng(7).normal(size=network.input_size) * 8) / 8
+    box = ball(center, 1 / 64)
+    outputs = network.to(torch.float64)(torch.from_numpy(center).reshape(1, *network.input_shape)).flatten()
+    coefficients = dict.fromkeys(range(network.output_size), 1)
+    for spare in 2.0 ** np.arange(-2, 12):
+        most = Fraction(round((float(outputs.sum()) - spare) * 64), 64)
+        query = Query(whole, excluded(box, (row(coefficients, most),)))
+        (outcome,) = Ibp().verify([query], Budget.each(60.0, 1))
+        if outcome.verdict is Verdict.UNSAT:
+            return query, data, vnnlib_text(query.property).encode()
+    raise AssertionError(kind)
+
+
+def ended(kind: str, method: str, folder: Path) -> str:
+    """What becomes of the certificate of a question by a method."""
+    query, data, text = question(kind)
+    outcomes = recording(make(method)).verify([query], Budget.each(60.0, 1))
+    if outcomes[0].verdict is not Verdict.UNSAT:
+        return "–"
+    try:
+        joint = [Fraction(lam) for lam in least_hardness(query.network)]
+        write_unsat(folder / "made", data, text, list(proofs([query], outcomes, 60.0)), joint)
+        assert checked(folder, Case(data, text, records(folder / "made")), (folder / "made").read_bytes())
+    except (UnsupportedError, BadInput):
+        return "no"
+    return "yes" if outcomes[0].proof is not None else "again"
+
+
+def table(folder: Path) -> Iterator[str]:
+    """The lines of the page's table."""
+    yield f"| networks | {' | '.join(f'`{method}`' for method in METHODS)} |"
+    yield "|---" * (1 + len(METHODS)) + "|"
+    for kind in KINDS:
+        yield f"| {kind} | {' | '.join(ended(kind, method, folder) for method in METHODS)} |"
+
+
+def test_the_page_says_of_which_networks_each_method_has_certificates(tmp_path: Path) -> None:
+    found = "\n".join(table(tmp_path))
+    assert found in PAGE.read_text(encoding="utf-8"), found
+
+
+def test_maxima_over_any_windows_are_read_as_they_are_defined() -> None:
+    """Exactly, at random points, with strides, dilations, paddings of all kinds, and one to three axes."""
+    read = 0
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        rank = int(rng.integers(1, 4))
+        sizes = (1, int(rng.integers(1, 3)), *rng.integers(2, 6, rank).tolist())
+        kernel = rng.integers(1, 4, rank)
+        # onnxruntime pads to the same size by less than nothing where windows are further apart than they are wide.
+        strides = np.minimum(rng.integers(1, 3, rank), kernel)
+        attributes: dict[str, Any] = {"kernel_shape": kernel.tolist(), "strides": strides.tolist()}
+        if rng.random() < 0.5:
+            attributes["dilations"] = rng.integers(1, 3, rank).tolist()
+        if rng.random() < 0.3:
+            attributes["auto_pad"] = str(rng.choice(["SAME_UPPER", "SAME_LOWER", "VALID"]))
+        elif rng.random() < 0.7:
+            attributes["pads"] = rng.integers(0, 2, 2 * rank).tolist()
+        if rng.random() < 0.2:
+            attributes["ceil_mode"] = 1
+        data = of_operators(helper.make_node("MaxPool", ["x"], ["y"], **attributes), inputs=sizes, axes=len(sizes))
+        found = check_agreement.judge(data, seed)
+        assert not found.disagreements, (attributes, sizes, found.disagreements)
+        read += found.refused is None
+    assert read >= 10
+
+
+def test_the_relus_of_maxima_are_no_activations_of_a_family() -> None:
+    graph = read_model(pooled())
+    assert len(graph.activations) == 4
+    with pytest.raises(Refused, match="ReLU or GELU alone"):
+        graph.hardened([Fraction(4)] * 4)
