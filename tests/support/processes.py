@@ -63,8 +63,8 @@ class Process:
     Attributes:
         pid: its number.
         returncode: None while it runs, then its exit status, below zero for the signal that ended it.
-        seconds, mebibytes: what it took, once it has ended, of processor time and, at most, of memory beside that of the
-            libraries with which it begins.
+        seconds, mebibytes: what it took, once it has ended, of processor time and, at most, of memory beside that with
+            which it begins.
         stdin, stdout, stderr: text streams to and from it.
     """
 
