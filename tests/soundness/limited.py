@@ -41,7 +41,7 @@ class Answer:
     seconds: float
     """Of processor time."""
     mebibytes: float
-    """The most that was resident, libraries included."""
+    """The most that was resident beside the libraries."""
 
     def __str__(self) -> str:
         command = " ".join(Path(a).name if "/" in a else a for a in self.arguments)

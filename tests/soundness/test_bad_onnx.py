@@ -16,7 +16,7 @@ from tests.support.processes import run
 
 from .limited import PROCESSOR_SECONDS, ROOT, Answer, answers
 
-MEBIBYTES = 500
+MEBIBYTES = 300
 LONGEST = 1000
 """Most characters of the line on stderr: the message's own limit, and the names of files."""
 LIMITED = f"""

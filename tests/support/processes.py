@@ -63,7 +63,8 @@ class Process:
     Attributes:
         pid: its number.
         returncode: None while it runs, then its exit status, below zero for the signal that ended it.
-        seconds, mebibytes: what it took of processor time and, at most, of memory, once it has ended.
+        seconds, mebibytes: what it took, once it has ended, of processor time and, at most, of memory beside that with
+            which it begins.
         stdin, stdout, stderr: text streams to and from it.
     """
 
@@ -216,10 +217,12 @@ def _report(child: int, fds: Sequence[int]) -> None:
     """Wait for a command's process, and say its number and how it ended."""
     for fd in fds[:3]:
         os.close(fd)
+    # As much as the command's process, which is a fork of this one, begins with.
+    begun = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 2**20
     os.write(fds[3], str(child).zfill(WIDTH).encode())
     _, ended, used = os.wait4(child, 0)
     found: dict[str, Any] = {"status": os.waitstatus_to_exitcode(ended)}
-    found["seconds"], found["mebibytes"] = used.ru_utime + used.ru_stime, used.ru_maxrss / 1024
+    found["seconds"], found["mebibytes"] = used.ru_utime + used.ru_stime, used.ru_maxrss / 1024 - begun
     try:
         os.write(fds[3], json.dumps(found).encode())
     finally:

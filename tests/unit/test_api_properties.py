@@ -140,6 +140,23 @@ def test_targets_and_top_k() -> None:
     assert answers(verify(net, x, [0], eps=0.5, targets=[2])) == ["sat"]
 
 
+def test_masks_and_targets_stay_with_their_images_where_others_are_decided() -> None:
+    """Of two inputs, the larger one's class is predicted; every image drops out at another radius."""
+    net = linear([[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]], [0.0, 0.0, -9.0])
+    x, labels = np.array([[0.5, 0.5], [0.75, 0.5], [0.875, 0.25], [0.75, 0.5]]), [0, 0, 0, 0]
+    mask = np.array([[True, True], [True, True], [True, False], [False, False]])
+    found = certified_radius(net, x, labels, mask=mask, method="auto")
+    known = [0.0, 0.125, 0.625, 1.0]
+    assert (found.certified <= known).all() and (found.certified >= np.array(known) - 1e-3).all()
+    several = verify_radii(net, x, labels, [0, 0.25, 0.5, 0.75], mask=mask)
+    assert [answers(row) for row in several] == [
+        ["sat"] + ["sat" if r >= k else "unsat" for k in known[1:]] for r in (0, 0.25, 0.5, 0.75)
+    ]
+    targets = [2, 1, 1, 2]
+    found = certified_radius(net, x[[1, 1, 2, 2]], labels, targets=targets, method="auto")
+    assert found.certified == pytest.approx([1, 0.125, 0.3125, 1], abs=1e-3)
+
+
 def test_a_normalisation_that_is_not_part_of_the_model(tmp_path: Path) -> None:
     torch.manual_seed(0)
     body = nn.Sequential(nn.Conv2d(2, 2, 2), nn.ReLU(), nn.Flatten(), nn.Linear(8, 3))

@@ -325,10 +325,11 @@ def test_figures_are_drawn_of_what_there_is(full: list[Record], tmp_path: Path) 
     files = tables.write(one, tmp_path)
     drawn = [path for path in files if path.parent.name == "figures"]
     kinds = {path.stem for path in drawn}
-    assert kinds == {"pareto-net", "certified-net", "cactus-net", "unstable-net", "profiles-net"}
+    assert kinds == {"pareto-net", "cactus-net", "unstable-net", "profiles-net"}, "one radius makes no curve"
+    assert figures.certified(joined(full), "net", tmp_path / "certified-net.png")
     assert all(path.read_bytes().startswith(b"%PDF" if path.suffix == ".pdf" else b"\x89PNG") for path in drawn)
     links = re.findall(r"\]\((figures/.*?)\)", (tmp_path / "report.md").read_text())
-    assert len(links) == 5 and all((tmp_path / link).is_file() for link in links)
+    assert len(links) == 4 and all((tmp_path / link).is_file() for link in links)
 
 
 def test_a_network_that_no_complete_method_is_asked_about_has_no_times(full: list[Record], tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -75,7 +75,8 @@ def verify_radii(
     known: dict[int, Result] = {}
     for radius in sorted(set(exact)):
         open_ = [i for i in range(len(pixels)) if i not in known]
-        results = dict(zip(open_, verify(network, pixels[open_], true[open_], radius, **options), strict=True))
+        answers = verify(network, pixels[open_], true[open_], radius, **_chosen(options, open_, pixels.shape))
+        results = dict(zip(open_, answers, strict=True))
         found[radius] = [results.get(i, known.get(i)) for i in range(len(pixels))]  # type: ignore[misc]
         known |= {i: result for i, result in results.items() if result.verdict is Verdict.SAT}
     return [found[radius] for radius in exact]
@@ -122,7 +123,8 @@ def certified_radius(
     open_ = list(range(count))
     while open_:
         radii = np.array([asked[i] for i in open_], dtype=object)
-        results = verify(network, pixels[open_], true[open_], radii, method, **options)
+        chosen = _chosen(options, open_, pixels.shape)
+        results = verify(network, pixels[open_], true[open_], radii, method, **chosen)
         for i, result in zip(open_, results, strict=True):
             if result.verdict is Verdict.UNSAT:
                 low[i] = asked[i]
@@ -148,3 +150,15 @@ def _once(model: Model, pixels: np.ndarray, options: dict[str, Any]) -> Model:
             raise InputError(f"several radii are asked about images; {name} has no meaning with them")
     first = arguments.normalize(options.pop("mean", None), options.pop("std", None))
     return arguments.network(model, pixels.shape[1:], first)
+
+
+def _chosen(options: Mapping[str, Any], open_: list[int], shape: tuple[int, ...]) -> dict[str, Any]:
+    """The options of ``verify`` for some of the images, (n, …): of targets and masks, those of these images."""
+    found = dict(options)
+    for name, axes in (("targets", 1), ("mask", len(shape))):
+        if found.get(name) is not None:
+            values = arguments.array(found[name], name)
+            # What fits no image is refused by ``verify``, and a mask with fewer axes is for every image.
+            if values.ndim == axes and len(values) == shape[0]:
+                found[name] = values[open_]
+    return found

@@ -38,8 +38,13 @@ def draw(records: Sequence[Record], folder: Path) -> list[Path]:
 
 
 def certified(study: Study, network: str, path: Path) -> bool:
-    """Draw certified accuracy against ε, a panel for each objective and weight; whether there is anything to draw."""
+    """Draw certified accuracy against ε, a panel for each objective and weight; whether there is anything to draw.
+
+    A single radius makes no curve: its accuracies are in the tables.
+    """
     found: Panels = defaultdict(dict)
+    if len(study.radii(network)) < 2:
+        return False
     for setting, cells in study.settings.items():
         if setting.network == network:
             known = [(eps, mean(cells, share("certified", eps))) for eps in study.radii(network)]
