@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from fractions import Fraction
 from functools import cache
@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support.certificates import checked, proven, written
+from tests.support.certificates import checked, over_planes, proven, recorded, written
 from tests.support.solver_cases import ball, mlp, planted, random_query, row
 from verifiable_relu.network.onnx import write_onnx
 from verifiable_relu.spec.property import Box, Property, Query
@@ -29,6 +29,7 @@ from verifiable_relu.verifiers.bab.rounds import Rounds
 from verifiable_relu.verifiers.bab.tree import Search
 from verifiable_relu.verifiers.base import Budget, Outcome, Reason, Verdict, Verifier
 from verifiable_relu.verifiers.input_split import InputSplit
+from verifiable_relu.verifiers.solvers.highs import HIGHS
 from verifiable_relu.verifiers.split_recording import RecordedSplit
 
 pytestmark = pytest.mark.skipif(copies.most(2) == 1, reason="processes are copied on Linux alone")
@@ -38,21 +39,24 @@ SLOW = Search(steps=1, finishing=0, exact=0.0, batch=8)
 
 TREES = Bab(search=SLOW, rounds=Rounds(refinement=None, above=None), processes=2, alone=0)
 REFINED = Bab(search=SLOW, rounds=Rounds(Refinement(leaves=8), first=0, patience=0), processes=2, alone=0)
-PLANES = Bab(search=SLOW, rounds=Rounds(refinement=None, first=0), processes=2, alone=0)
 SPLIT = InputSplit(batch=4, processes=3, alone=0)
-WIDE = {"refinements": 24}
-"""The width of networks in which a layer has unstable neurons for several processes."""
+METHODS = {"trees": TREES, "refinements": REFINED, "input splits": SPLIT}
+SHARING = {"trees": forest, "refinements": refine, "input splits": boxes}
 
-METHODS = {"trees": TREES, "refinements": REFINED, "planes": PLANES, "input splits": SPLIT}
-SHARING = {"trees": forest, "refinements": refine, "planes": system, "input splits": boxes}
+QUESTIONS = {
+    "trees": [(0, -0.2, 10), (1, -1.0, 10)],
+    "refinements": [(1, -0.2, 16), (0, -0.4, 24)],
+    "input splits": [(0, -0.2, 10), (1, -0.6, 10)],
+}
+"""For each method a question (``question``) with a counterexample that is found late, and one that has none."""
 
 
 @cache
-def question(seed: int, spare: float, width: int = 10) -> tuple[Query, bool]:
-    """A query of some tens or hundreds of sub-problems, and whether a counterexample of it is known.
+def question(seed: int, spare: float, width: int = 10) -> Query:
+    """A query that takes some tens to thousands of sub-problems.
 
     The first output is compared with each other one, at the least difference that is found at corners and other points,
-    more or less ``spare``. Layers have so many neurons as ``width``.
+    more or less ``spare``; where that is positive, there is a counterexample. Layers have so many neurons as ``width``.
     """
     rng = np.random.default_rng(seed)
     network = mlp(rng, (4, width, width, 5))
@@ -61,7 +65,7 @@ def question(seed: int, spare: float, width: int = 10) -> tuple[Query, bool]:
     outputs = network.to(torch.float64)(torch.from_numpy(box.lower + shares * (box.upper - box.lower)))
     values = [float((outputs[:, 0] - outputs[:, k]).min()) for k in range(1, 5)]
     unsafe = tuple((row({0: 1, k: -1}, Fraction(v + spare)),) for k, v in enumerate(values, start=1))
-    return Query(network, Property(box, unsafe)), spare > 0
+    return Query(network, Property(box, unsafe))
 
 
 def answer(method: Verifier, query: Query, seconds: float = 300.0) -> Outcome:
@@ -86,17 +90,15 @@ def counted(module: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]
 
 @pytest.mark.parametrize("name", METHODS)
 def test_several_processes_answer_as_one(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    method = METHODS[name]
-    with counted(SHARING[name], monkeypatch) as counts:
-        for seed in range(2):
-            for spare in (-0.4, 0.01):
-                query, reached = question(seed, spare, WIDE.get(name, 10))
-                outcome, alone = answer(method, query), answer(replace(method, processes=1), query)  # type: ignore[type-var]
-                assert outcome.verdict is alone.verdict is not Verdict.UNKNOWN, (seed, outcome, alone)
-                assert not reached or outcome.verdict is Verdict.SAT
-                if outcome.verdict is Verdict.UNSAT:
-                    assert outcome.margin is not None and outcome.margin > 0
-    assert any(count > 1 for count in counts)
+    method, verdicts = METHODS[name], []
+    for query in [question(*one) for one in QUESTIONS[name]]:
+        with counted(SHARING[name], monkeypatch) as counts:
+            outcome = answer(method, query)
+        assert any(count > 1 for count in counts)
+        assert outcome.verdict is answer(replace(method, processes=1), query).verdict  # type: ignore[type-var]
+        assert outcome.margin is not None and (outcome.margin > 0) is (outcome.verdict is Verdict.UNSAT)
+        verdicts.append(outcome.verdict)
+    assert verdicts == [Verdict.SAT, Verdict.UNSAT]
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -113,10 +115,9 @@ def test_no_counterexample_is_denied(name: str) -> None:
         assert answer(METHODS[name], planted(seed), 3.0).verdict is not Verdict.UNSAT
 
 
-@pytest.mark.parametrize("name", ["trees", "refinements", "input splits"])
+@pytest.mark.parametrize("name", METHODS)
 def test_what_several_processes_prove_is_certified(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    query, _ = question(0, -0.4, WIDE.get(name, 10))
-    method = METHODS[name]
+    query, method = question(*QUESTIONS[name][1]), METHODS[name]
     if isinstance(method, Bab):
         method = replace(method, search=replace(method.search, record=True))
     else:
@@ -127,29 +128,40 @@ def test_what_several_processes_prove_is_certified(name: str, tmp_path: Path, mo
     assert "unsat" in checked(tmp_path, case, written(case.records))
 
 
+def test_planes_that_several_processes_found_are_certified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    query, search = question(*QUESTIONS["trees"][1]), replace(SLOW, record=True)
+    with counted(system, monkeypatch) as counts:
+        proof = over_planes(query, search, processes=2)
+    assert counts == [2] and proof is not None
+    case = recorded(tmp_path, write_onnx(query.network), query.property, proof)
+    assert "unsat" in checked(tmp_path, case, written(case.records))
+
+
+def children() -> set[int]:
+    """The processes that this one has started."""
+    found: set[int] = set()
+    for task in Path("/proc/self/task").iterdir():
+        # A thread may have ended meanwhile.
+        with suppress(OSError):
+            found.update(map(int, (task / "children").read_text().split()))
+    return found
+
+
 @contextmanager
 def killing() -> Iterator[list[int]]:
     """Kill this process's copies as they come, but for every third."""
-    killed: list[int] = []
-    seen: set[int] = set()
-    ended = threading.Event()
+    HIGHS.start()
+    others, killed, ended = children(), list[int](), threading.Event()
 
     def kill() -> None:
+        seen = set(others)
         while not ended.wait(0.002):
-            for task in Path("/proc/self/task").iterdir():
-                try:
-                    found = {int(child) for child in (task / "children").read_text().split()}
-                except OSError:
-                    continue
-                for child in sorted(found - seen - known):
-                    seen.add(child)
-                    if len(seen) % 3:
-                        os.kill(child, signal.SIGKILL)
-                        killed.append(child)
+            for child in sorted(children() - seen):
+                seen.add(child)
+                if len(seen - others) % 3:
+                    os.kill(child, signal.SIGKILL)
+                    killed.append(child)
 
-    known = {
-        int(child) for task in Path("/proc/self/task").iterdir() for child in (task / "children").read_text().split()
-    }
     thread = threading.Thread(target=kill, daemon=True)
     thread.start()
     try:
@@ -162,13 +174,8 @@ def killing() -> Iterator[list[int]]:
 @pytest.mark.parametrize("name", METHODS)
 def test_a_copy_that_is_killed_costs_no_more_than_its_work(name: str) -> None:
     with killing() as killed:
-        for seed in range(2):
-            for spare in (-0.4, 0.01):
-                query, reached = question(seed, spare, WIDE.get(name, 10))
-                verdict = answer(METHODS[name], query).verdict
-                alone = answer(replace(METHODS[name], processes=1), query).verdict  # type: ignore[type-var]
-                assert verdict is alone
-                assert not reached or verdict is Verdict.SAT
+        verdicts = [answer(METHODS[name], question(*one)).verdict for one in QUESTIONS[name]]
+    assert verdicts == [Verdict.SAT, Verdict.UNSAT]
     assert killed
 
 
@@ -176,26 +183,27 @@ def test_a_copy_that_is_killed_costs_no_more_than_its_work(name: str) -> None:
 @pytest.mark.parametrize("seconds", [0.01, 0.1, 0.3])
 def test_however_short_the_time_is_no_answer_is_wrong(name: str, seconds: float) -> None:
     for seed in range(2):
-        outcome = answer(METHODS[name], question(seed, 0.01)[0], seconds)
+        outcome = answer(METHODS[name], question(seed, 0.01), seconds)
         assert outcome.verdict is not Verdict.UNSAT
         assert outcome.verdict is Verdict.SAT or outcome.reason is Reason.TIMEOUT
 
 
-def test_memory_that_is_used_up_in_a_copy_is_said() -> None:
-    query, _ = question(0, -0.05)
-    outcome = answer(replace(TREES, memory=1 << 18), query)
+def test_memory_that_is_used_up_in_a_copy_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    with counted(forest, monkeypatch) as counts:
+        outcome = answer(replace(TREES, memory=1 << 15), question(*QUESTIONS["trees"][1]))
     assert outcome.verdict is Verdict.UNKNOWN and outcome.reason is Reason.MEMORY
+    assert any(count > 1 for count in counts)
 
 
 def test_boxes_of_several_queries_are_shared_together() -> None:
-    queries = [question(0, spare)[0] for spare in (-0.4, 0.01, -0.5)]
+    queries = [question(1, spare) for spare in (-0.6, 0.01, -0.7)]
     network = queries[0].network
     outcomes = SPLIT.verify([Query(network, query.property) for query in queries], Budget.each(300.0, 3))
     assert [outcome.verdict for outcome in outcomes] == [Verdict.UNSAT, Verdict.SAT, Verdict.UNSAT]
 
 
 def test_an_interrupt_ends_the_copies() -> None:
-    query, _ = question(2, -0.01)
+    query = question(1, -0.6)
     timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     timer.start()
@@ -211,6 +219,6 @@ def test_an_interrupt_ends_the_copies() -> None:
 
 def test_a_box_of_one_point_needs_no_other_process() -> None:
     point = np.zeros(4)
-    query = Query(question(0, -0.4)[0].network, Property(Box(point, point), ((row({0: 1}, -100),),)))
+    query = Query(question(0, -0.4).network, Property(Box(point, point), ((row({0: 1}, -100),),)))
     for method in METHODS.values():
         assert answer(method, query).verdict is Verdict.UNSAT

@@ -28,7 +28,7 @@ from verifiable_relu.verifiers.copies import at_once
 _WORKING = 1 << 27
 """Bytes that the trees searched at once may take."""
 
-_LARGE = 8
+_LARGE = 4
 """Neurons of one group that a process is dealt, at least, where others get some of this group, too."""
 
 _CALL = 1e7
