@@ -90,8 +90,9 @@ def _one(options: argparse.Namespace, out: TextIO) -> int:
     from verifiable_relu.campaign import run
     from verifiable_relu.campaign.counterexample import assignment
     from verifiable_relu.campaign.inputs import Entry, verifier
+    from verifiable_relu.verifiers.copies import sharing
 
-    method = verifier(options.method, options.device, options.memory)
+    method = verifier(options.method, options.device, options.memory, options.jobs or sharing())
     method, certificates = _certifying(options, method)
     with _store(options) as store:
         case = loader(options).case(Entry(options.spec, options.net, options.timeout or TIMEOUT))
@@ -155,10 +156,12 @@ def _many(options: argparse.Namespace, out: TextIO) -> int:
     """Answer the instances of a folder or a table as one campaign; returns the exit status."""
     from verifiable_relu.campaign.console import Watcher, summary
     from verifiable_relu.campaign.inputs import verifier
+    from verifiable_relu.verifiers.copies import sharing
 
-    method = verifier(options.method, options.device, options.memory)
-    method, certificates = _certifying(options, method)
     listed = entries(options)
+    alone = options.executor is None and not workers(options, len(listed))
+    method = verifier(options.method, options.device, options.memory, (options.jobs or sharing()) if alone else 1)
+    method, certificates = _certifying(options, method)
     watcher = Watcher(len(listed), options.quiet, out)
     try:
         with _store(options) as store, watcher:

@@ -82,8 +82,8 @@ def parser() -> Parser:
         "--jobs",
         type=_count,
         metavar="N",
-        help="the processes that answer instances of a folder or list, each with one thread (default: one for each "
-        "core; 1: this process, with all threads)",
+        help="the processes that answer instances of a folder or list, each with one thread, or that share the search "
+        "for the answer of a single property (default: one for each core; 1: this process alone, with all threads)",
     )
     many.add_argument(
         "--worker-memory",

@@ -222,13 +222,14 @@ def _first_version(options: argparse.Namespace, networks: dict[str, Path], left:
     from verifiable_relu.campaign import run
     from verifiable_relu.campaign.inputs import Entry, Loader, verifier
     from verifiable_relu.files import on_disk
+    from verifiable_relu.verifiers.copies import sharing
 
     if options.net is not None:
         networks = {"": on_disk(options.net)}
     if len(networks) != 1:
         raise InputError(f"{len(networks)} networks for a VNN-LIB 1.0 query, which speaks of one", place="--network")
     (file,) = networks.values()
-    method = verifier(options.method)
+    method = verifier(options.method, processes=sharing())
     case = Loader().case(Entry(options.query, file, _UNLIMITED))
     spec = case.spec
     assert spec is not None
@@ -249,8 +250,9 @@ def _second_version(options: argparse.Namespace, networks: dict[str, Path], left
     from verifiable_relu.network.product import Part, product
     from verifiable_relu.spec import Query
     from verifiable_relu.spec.joined import read_joined
+    from verifiable_relu.verifiers.copies import sharing
 
-    method = verifier(options.method)
+    method = verifier(options.method, processes=sharing())
     joined = read_joined(options.query)
     if options.net is not None:
         own = [declared.name for declared in joined.networks if not declared.equal_to]

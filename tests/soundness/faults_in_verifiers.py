@@ -18,8 +18,8 @@ from verifiable_relu.network.nodes import Affine, Node
 from verifiable_relu.spec.property import Query
 from verifiable_relu.spec.row_batch import RowBatch
 from verifiable_relu.verifiers.base import Outcome, Reason, Trust, Verdict
+from verifiable_relu.verifiers.boxes import Frontier
 from verifiable_relu.verifiers.encoding import Folding
-from verifiable_relu.verifiers.input_split import Frontier
 from verifiable_relu.verifiers.milp import Milp
 from verifiable_relu.verifiers.root import Root, Roots
 from verifiable_relu.verifiers.smt import Smt
@@ -211,7 +211,7 @@ IN_VERIFIERS: tuple[Fault, ...] = (
     Fault(
         "half of a split box forgotten",
         "agreement",
-        instead("verifiers.input_split:Frontier.halve", _first_halves),
+        instead("verifiers.boxes:Frontier.halve", _first_halves),
     ),
     Fault(
         "a child of a split neuron forgotten",

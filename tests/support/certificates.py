@@ -26,6 +26,7 @@ from verifiable_relu.trust.certificate_file import write_unsat
 from verifiable_relu.verifiers.bab import Bab
 from verifiable_relu.verifiers.bab.above import Above
 from verifiable_relu.verifiers.bab.forest import Candidates, Forest
+from verifiable_relu.verifiers.bab.limits import Limits
 from verifiable_relu.verifiers.bab.refine import Refinement
 from verifiable_relu.verifiers.bab.rounds import Rounds
 from verifiable_relu.verifiers.bab.strip import Slopes
@@ -78,12 +79,17 @@ def checked(
 
 def proven(folder: Path, network: bytes, prop: Property, verifier: Verifier | None = None, **search: Any) -> Case:
     """The case of a property that branch and bound, or the verifier given, proves."""
-    text = vnnlib_text(prop).encode()
     method = verifier or Bab(search=Search(record=True, **search))
     (outcome,) = method.verify([Query(read_onnx(network), prop)], Budget.each(600.0, 1))
     assert outcome.verdict is Verdict.UNSAT, outcome
     assert outcome.proof is not None
-    write_unsat(folder / "made", network, text, [(0, outcome.proof)])
+    return recorded(folder, network, prop, outcome.proof)
+
+
+def recorded(folder: Path, network: bytes, prop: Property, proof: Proof) -> Case:
+    """The case of a property that has been proved."""
+    text = vnnlib_text(prop).encode()
+    write_unsat(folder / "made", network, text, [(0, proof)])
     return Case(network, text, records(folder / "made"))
 
 
@@ -116,26 +122,29 @@ def refined_case(folder: Path, kind: str = "mlp") -> Case:
     return proven(folder, *question(kind), Bab(search=Search(record=True, steps=0, finishing=0), rounds=rounds))
 
 
-def over_planes(query: Query, search: Search, above: Above | None = None, seconds: float = 600.0) -> Proof | None:
+def over_planes(
+    query: Query, search: Search, above: Above | None = None, seconds: float = 600.0, processes: int = 1
+) -> Proof | None:
     """The proof that a query is unsat by trees that have planes over their neurons from the beginning, if there is one.
 
     Args:
         seconds: until the search ends without a proof.
+        processes: how many processes share the work from the beginning.
     """
     prop, recorder = query.property, Recorder.of(query.network)
     never, end = (lambda: False), time.monotonic() + seconds
+    limits = Limits(1 << 30, lambda: end - time.monotonic(), processes, alone=0)
     with torch.no_grad():
         box = input_box([prop], query.network)
         relaxation = crown_relaxation(query.network.to(torch.float64), box, coarse=recorder.coarse)
         polytopes = list(range(len(prop.unsafe)))
         system = System.of(query, relaxation, 0, polytopes, Slopes(), never)
-        system = system.with_planes(above or Above(), polytopes, never)
-        forest = Forest(system, polytopes, Candidates(query, "bab"), search, 1 << 30, lambda: end - time.monotonic())
+        system = system.with_planes(above or Above(), polytopes, limits)
+        forest = Forest(system, polytopes, Candidates(query, "bab"), search, limits)
         forest.search()
         if len(forest.recorded) < len(polytopes):
             return None
-        activations = query.network.activations
-        trees = {number: (forest.order(number), forest.recorded[number].tree(activations), ()) for number in polytopes}
+        trees = {number: (forest.order(number), forest.recorded[number], ()) for number in polytopes}
         return recorder.proof(relaxation, 0, prop, trees)
 
 
@@ -150,10 +159,10 @@ def planes_case(folder: Path, seed: int, **search: Any) -> Case:
     values = outputs[:, 0] - outputs[:, 1]
     low, high = float(values.min()), float(values.max())
     prop = excluded(box, (row({0: 1, 1: -1}, near(low - 0.01 * (high - low))),))
-    data, text = write_onnx(network), vnnlib_text(prop).encode()
+    data = write_onnx(network)
     proof = over_planes(Query(read_onnx(data), prop), Search(record=True, **search))
-    write_unsat(folder / "made", data, text, [(0, proof)])
-    return Case(data, text, records(folder / "made"))
+    assert proof is not None
+    return recorded(folder, data, prop, proof)
 
 
 @cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from fractions import Fraction
 
 import numpy as np
@@ -16,6 +17,7 @@ from verifiable_relu.spec.property import Box, Property, Query
 from verifiable_relu.verifiers.bab import Bab
 from verifiable_relu.verifiers.bab.folded import Folded, Rows
 from verifiable_relu.verifiers.bab.folding import fold
+from verifiable_relu.verifiers.bab.limits import Limits
 from verifiable_relu.verifiers.bab.refine import Refinement
 from verifiable_relu.verifiers.bab.rounds import Rounds
 from verifiable_relu.verifiers.base import Budget, Verdict
@@ -23,8 +25,8 @@ from verifiable_relu.verifiers.base import Budget, Verdict
 DEEP = (5, 14, 14, 14, 14, 3)
 
 
-def never() -> bool:
-    return False
+ALL = Limits(1 << 30, lambda: math.inf)
+NONE = Limits(1 << 30, lambda: 0.0)
 
 
 def network_of(seed: int, kind: str) -> Network:
@@ -51,7 +53,7 @@ def test_refined_systems_hold_the_exact_values_of_the_network(seed: int, kind: s
     rng = np.random.default_rng(seed)
     box = ball(rng.integers(-4, 5, network.input_size) / 8, 1.0 if kind == "residual" else 0.2)
     before, outputs = folded(network, box)
-    after, rows = Refinement(leaves=8).refine(before, outputs, never)
+    after, rows = Refinement(leaves=8).refine(before, outputs, ALL)
     assert after.size < before.size or kind == "residual"
     for x in points(box, rng, 8):
         values = exact_values(network, x)
@@ -72,7 +74,7 @@ def test_more_leaves_make_tighter_intervals() -> None:
     before, outputs = folded(network, ball(np.zeros(network.input_size), 0.5))
     sizes = [before.size]
     for leaves in (4, 64):
-        after, _ = Refinement(leaves=leaves).refine(before, outputs, never)
+        after, _ = Refinement(leaves=leaves).refine(before, outputs, ALL)
         kept = [before.places.tolist().index(place) for place in after.places.tolist()]
         assert bool((after.lower >= before.lower[kept]).all()) and bool((after.upper <= before.upper[kept]).all())
         sizes.append(after.size)
@@ -82,7 +84,7 @@ def test_more_leaves_make_tighter_intervals() -> None:
 def test_a_refinement_without_time_changes_nothing() -> None:
     network = network_of(0, "relu")
     before, outputs = folded(network, ball(np.zeros(network.input_size), 0.5))
-    after, rows = Refinement().refine(before, outputs, lambda: True)
+    after, rows = Refinement().refine(before, outputs, NONE)
     assert after is before and rows is outputs
 
 

@@ -89,9 +89,29 @@ class Form:
         return Form(move(self.center), generators, move(self.error))
 
 
+NARROW = 64
+"""Where more inputs vary, zonotopes have too many symbols."""
+
+
 def takes(network: Network) -> bool:
     """Whether every node of a network has an affine form here."""
     return all(node in _STEPS for node in network.nodes[1:])
+
+
+def box_bytes(network: Network, varying: int, most: int) -> int:
+    """About the bytes of one box's affine forms: a few arrays of all symbols at the node where these are largest.
+
+    Args:
+        network: the network.
+        varying: how many inputs vary.
+        most: how many symbols a layer may add.
+    """
+    symbols, largest = varying, 1
+    for node in network.nodes:
+        if isinstance(node, Activation):
+            symbols += min(node.size, most)
+        largest = max(largest, symbols * node.size)
+    return 4 * 8 * largest
 
 
 class Zonotopes:

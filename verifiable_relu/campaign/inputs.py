@@ -22,19 +22,20 @@ from verifiable_relu.verifiers.base import Verifier
 from verifiable_relu.verifiers.registry import make
 
 
-def verifier(method: str, device: str = "cpu", memory: int | None = None) -> Verifier:
+def verifier(method: str, device: str = "cpu", memory: int | None = None, processes: int = 1) -> Verifier:
     """The verifier of a name, on a torch device that exists.
 
     Args:
         method: the verifier's name.
         device: the torch device on which it runs.
         memory: the bytes that its bounds may hold at once, approximately; None leaves the verifier's own limit.
+        processes: how many processes may share the work on a query; a method that cannot share it uses one.
 
     Raises:
         InputError: for an unknown name, a device that torch does not have, a limit that is no positive integer, or a
             device or a limit where the verifier takes none.
     """
-    made = make(method, device, None if memory is None else _memory_limit(memory))
+    made = make(method, device, None if memory is None else _memory_limit(memory), processes)
     require_device(device)
     return made
 

@@ -7,12 +7,13 @@ from dataclasses import fields, replace
 import torch
 
 from verifiable_relu.bounds import Ascent, crown_relaxation, input_box
+from verifiable_relu.bounds.zonotope import NARROW
 from verifiable_relu.spec.property import Query
 from verifiable_relu.trust.certificate import Cover, Proof
 from verifiable_relu.verifiers.bab import Bab
 from verifiable_relu.verifiers.base import Budget, Verifier
 from verifiable_relu.verifiers.incomplete import Crown
-from verifiable_relu.verifiers.input_split import NARROW, InputSplit
+from verifiable_relu.verifiers.input_split import InputSplit
 from verifiable_relu.verifiers.portfolio import Auto
 from verifiable_relu.verifiers.recording import Recorder, certified
 from verifiable_relu.verifiers.split_recording import RecordedSplit

@@ -1,69 +1,26 @@
 """Branch and bound on the input box: complete in the limit, and quick where few inputs vary.
 
-The frontier holds sub-boxes of *all* queries of a network. Every step bounds a full batch of them, drops those that are
-proved, tries the most promising corner and the centre of the others as counterexamples, clips them, and halves them.
-
-**Bounds.** Networks of ReLUs of whose inputs few vary are bounded by zonotopes first (``bounds.zonotope``), which cost
-a fraction of CROWN's bounds of all neurons; rows of the output then go back by CROWN over these. A query that is not
-through after ``cheap`` boxes has every neuron that is still unstable bounded by CROWN, too: that takes about twice the
-time for each box, and hundreds of boxes less where zonotopes are loose. Other networks are bounded by CROWN alone.
-
-**Which input is halved** is decided by what it has to do with the width of the output's rows: directly, and by way of
-every unstable ReLU's contribution, of which each input has a share (``Zonotopes.influence``). Without zonotopes that is
-|A_i|·width_i, A being the coefficients of the linear lower bounds (Wang et al., Formal Security Analysis of Neural
-Networks using Symbolic Intervals, arXiv 1804.10829, section 4.3).
-
-**Counterexamples.** The corner of every open box where its linear bounds are least, and its centre, are tried; and now
-and then the boxes that are furthest from being proved are attacked (``pgd``). A query that takes many boxes is attacked
-as a whole, once.
-
-**Clipping.** Where the linear lower bound of a row of the unsafe set is positive, no counterexample is; that part of
-the box is cut off (``clipping``).
-
-What is known of a query's whole box (``root``) is left alone: the first boxes are cut into many at once, and over these
-the bounds of the whole box are hardly ever the tighter ones.
+The frontier (``boxes``) holds sub-boxes of *all* queries of a network. Every step bounds a full batch of them, drops
+those that are proved, tries points of the others as counterexamples, clips them, and halves them. What is known of a
+query's whole box (``root``) is left alone: the first boxes are cut into many at once, and over these the bounds of the
+whole box are hardly ever the tighter ones.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
-from torch import Tensor
 
-from verifiable_relu.bounds import MEMORY, TUNING, Bounds, crown_relaxation, input_box
-from verifiable_relu.bounds.chunks import chunk_size, groups
-from verifiable_relu.bounds.rounding import covers
-from verifiable_relu.bounds.zonotope import Zonotopes, takes
-from verifiable_relu.errors import OutOfTime
+from verifiable_relu.bounds import MEMORY
 from verifiable_relu.network.graph import Network
-from verifiable_relu.network.nodes import Activation
-from verifiable_relu.network.repeated import without_repeated
 from verifiable_relu.pgd import Pgd
 from verifiable_relu.spec.property import Query
-from verifiable_relu.spec.row_batch import RowBatch
-from verifiable_relu.verifiers.attack import claim
-from verifiable_relu.verifiers.base import (
-    SILENT,
-    Budget,
-    Outcome,
-    Progress,
-    Reason,
-    Trust,
-    Verdict,
-    batch_size,
-    by_network,
-    deadline,
-    fault,
-)
-from verifiable_relu.verifiers.box_attack import BoxAttack
-from verifiable_relu.verifiers.clipping import Clipped, clip
+from verifiable_relu.verifiers.base import SILENT, Budget, Outcome, Progress, by_network, fault
+from verifiable_relu.verifiers.boxes import Frontier
 from verifiable_relu.verifiers.root import NONE, Roots
-
-NARROW = 64
-"""Where more inputs vary, zonotopes have too many symbols."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +37,10 @@ class InputSplit:
         easy: a query that is not through after so many boxes is attacked as a whole.
         search: how it is attacked.
         device: where to run.
-        memory: a limit in bytes on what is held for those; the boxes that wait are not counted.
+        memory: a limit in bytes on what all processes hold for those; the boxes that wait are not counted.
+        processes: how many processes share the boxes, where these take long and the operating system can copy processes
+            (Linux). The process that calls ``verify`` should have no other threads at work.
+        alone: the seconds that one process searches alone before others share the boxes.
     """
 
     batch: int = 128
@@ -93,6 +53,8 @@ class InputSplit:
     search: Pgd = Pgd(rounds=3, more=128, screened=16384)  # noqa: RUF009 -- frozen
     device: str = "cpu"
     memory: int = MEMORY
+    processes: int = field(default=1, repr=False)
+    alone: float = field(default=0.5, repr=False)
 
     name: ClassVar[str] = "split"
 
@@ -105,7 +67,11 @@ class InputSplit:
             try:
                 with torch.no_grad():
                     while search.frontier_size:
-                        search.step()
+                        if search.is_worth_sharing():
+                            search.share()
+                        else:
+                            search.step()
+                        search.settle()
                         for local in search.decided():
                             outcomes[members[local]] = search.outcomes[local]
                             progress.finish(members[local], search.outcomes[local])
@@ -121,278 +87,3 @@ class InputSplit:
     def frontier(self, network: Network, queries: Sequence[Query], budget: Budget) -> Frontier:
         """Where the search begins, for queries of one network."""
         return Frontier(self, network, queries, budget)
-
-
-@dataclass(frozen=True, eq=False)
-class Lines:
-    """Linear lower bounds of the rows of properties over a batch of boxes.
-
-    Attributes:
-        values: (rows,) lower bounds of matrix·y − bound.
-        coefficients: (rows, inputs) of the linear bounds that have these least values.
-        influence: (boxes, inputs) what halving each input is worth per unit of its width; of any scale.
-    """
-
-    values: Tensor
-    coefficients: Tensor
-    influence: Tensor
-
-
-class Frontier:
-    """The sub-boxes that are still to be bounded, of all queries of one network."""
-
-    def __init__(self, options: InputSplit, network: Network, queries: Sequence[Query], budget: Budget) -> None:
-        self.options = options
-        self._charged = budget.clock()
-        self.network = self.simplified(network).to(torch.float64, options.device)
-        self.queries = queries
-        self.budget = budget
-        box = input_box([q.property for q in queries], network, torch.float64, options.device).flat()
-        self.lower, self.upper = box.lower, box.upper
-        varying = int((torch.nextafter(self.lower, self.upper) < self.upper).any(0).sum())
-        self.by_zonotopes = takes(self.network) and varying <= NARROW
-        # Half for the boxes, half for the rows that are bounded.
-        self.batch = batch_size(self.network, options.batch, options.memory // 2)
-        if self.by_zonotopes:
-            self.batch = max(1, min(self.batch, options.memory // 2 // max(1, self._zonotope_bytes(varying))))
-        self.rows = RowBatch.of([q.property for q in queries], network.output_size).to(self.lower)
-        self.owner = torch.arange(len(queries), device=self.lower.device)
-        self.margin = self.lower.new_full((len(queries),), torch.inf)
-        self._attack = BoxAttack(self.network, options.pgd, options.search, options.device)
-        self._steps = 0
-        self.seconds = [0.0] * len(queries)
-        self.boxes = [0] * len(queries)
-        self.outcomes: dict[int, Outcome] = {}
-        self._new: list[int] = []
-        self._charge(self.owner)
-
-    def simplified(self, network: Network) -> Network:
-        """The network that is bounded in place of the queries' network, whose function it computes exactly."""
-        return without_repeated(network)
-
-    def _zonotope_bytes(self, varying: int) -> int:
-        """About what the zonotopes of one box take: a few arrays of all symbols at the node where these are largest."""
-        symbols, most = varying, 0
-        for node in self.network.nodes:
-            if isinstance(node, Activation):
-                symbols += min(node.size, self.options.symbols)
-            most = max(most, symbols * node.size)
-        return 4 * 8 * most
-
-    @property
-    def frontier_size(self) -> int:
-        return len(self.owner)
-
-    def decided(self) -> list[int]:
-        """Queries decided since the last call."""
-        new, self._new = self._new, []
-        return new
-
-    def undecided(self) -> list[int]:
-        return [i for i in range(len(self.queries)) if i not in self.outcomes]
-
-    def step(self) -> None:
-        """Bound one batch of sub-boxes from the end of the frontier, and put what is left back, halved."""
-        cut = max(0, len(self.owner) - self.batch)
-        lower, upper, owner = self.lower[cut:], self.upper[cut:], self.owner[cut:]
-        self.lower, self.upper, self.owner = self.lower[:cut], self.upper[:cut], self.owner[:cut]
-        hard = []
-        for local, count in enumerate(self._counts(owner)):
-            before, self.boxes[local] = self.boxes[local], self.boxes[local] + count
-            if before <= self.options.easy < self.boxes[local]:
-                hard.append(local)
-        self._steps += 1
-        late = torch.tensor([count > self.options.cheap for count in self.boxes], device=owner.device)[owner]
-        try:
-            self._search(hard)
-            for thorough in (False, True):
-                alike = late == thorough
-                if alike.any():
-                    self._bound(lower[alike], upper[alike], owner[alike], thorough)
-        except OutOfTime:
-            # These boxes are not in the frontier any more, and nothing is known of them.
-            for local in owner.unique().tolist():
-                detail = f"the budget ran out in {self.boxes[local]} boxes"
-                self._decide(local, Outcome.unknown(Reason.TIMEOUT, self.options.name, detail))
-        self._account(owner)
-
-    def _bound(self, lower: Tensor, upper: Tensor, owner: Tensor, thorough: bool) -> None:
-        """Drop of these boxes those that are proved, and put the others back, clipped and halved.
-
-        Raises:
-            OutOfTime: if the time of their queries ends meanwhile; then none was put back.
-        """
-        rows = self.rows.take(owner)
-        shape = (len(owner), *self.network.input_shape)
-        box = Bounds(lower.reshape(shape), upper.reshape(shape))
-        start, allowance = self.budget.clock(), self.budget.subset(owner.unique().tolist()).total()
-        stop = deadline(lambda: self.budget.clock() - start, allowance)
-        lines = self.lines(box, rows, owner, thorough, stop)
-        margins = rows.margins(lines.values)
-
-        proved = margins > 0
-        self._known(owner, torch.where(proved, margins, torch.inf))
-        open_ = (~proved).nonzero().squeeze(1)
-        if not len(open_):
-            return
-        direction = torch.zeros_like(lower).index_add_(0, rows.sample, lines.coefficients)
-        self._charge(owner)
-        self._look_for_witness(lower[open_], upper[open_], owner[open_], direction[open_], rows, open_)
-        if self._steps % self.options.attacks == 0:
-            worst = open_[margins[open_].argsort(stable=True)[: self._attack.most]]
-            mine = self.rows.take(owner[worst])
-            for number, point in self._attack.boxes(lower[worst], upper[worst], mine, stop):
-                self._claim(int(owner[worst[number]]), point)
-        clipped = self.clipped(Bounds(lower, upper), rows, lines)
-        self._known(owner, clipped.margin)
-        left = open_[~clipped.empty[open_]]
-        # The boxes at the end of the frontier are the next: those that are furthest from being proved.
-        left = left[margins[left].argsort(descending=True, stable=True)]
-        self.halve(clipped.box.lower[left], clipped.box.upper[left], owner[left], lines.influence[left])
-
-    def lines(self, box: Bounds, rows: RowBatch, owner: Tensor, thorough: bool, stop: Callable[[], bool]) -> Lines:
-        """Linear lower bounds of the rows over boxes that belong to these queries.
-
-        Args:
-            box: (batch, *input_shape).
-            rows: those of the boxes' properties, as a batch.
-            owner: (batch,) the query of each box.
-            thorough: whether every neuron that is unstable by zonotopes is bounded by CROWN, too.
-            stop: asked now and then.
-        """
-        forms = Zonotopes(self.network, box, self.options.symbols, stop) if self.by_zonotopes else None
-        relaxation = crown_relaxation(
-            self.network,
-            box,
-            known=None if forms is None else forms.pre,
-            crown=forms is None or thorough,
-            memory=self.options.memory // 2,
-            stop=stop,
-            max_unstable=self.options.most,
-        )
-        last = len(self.network.nodes) - 1
-        matrix = rows.matrix.reshape(-1, *self.network.output_shape)
-        values, coefficients = matrix.new_empty(len(matrix)), matrix.new_empty(len(matrix), self.network.input_size)
-        size = chunk_size(self.network, matrix, self.options.memory // 2, TUNING)
-        for part, mine in groups(len(matrix), rows.sample, size, len(owner)):
-            stop()
-            values[part], reached = relaxation.lower(last, matrix[part], mine, coefficients=True)
-            assert reached is not None
-            coefficients[part] = relaxation.of_input(reached)
-        if forms is not None:
-            others, slopes = forms.lower(rows.matrix, rows.sample)
-            better = others > values
-            values = torch.where(better, others, values)
-            coefficients = torch.where(better[:, None], slopes, coefficients)
-        values = torch.nextafter(values - rows.bound, values.new_full((), -torch.inf))
-        return Lines(values, coefficients, self.influence(box, rows, coefficients, forms))
-
-    def influence(self, box: Bounds, rows: RowBatch, coefficients: Tensor, forms: Zonotopes | None) -> Tensor:
-        """What halving an input is worth per unit of its width, by its part in the width of the rows."""
-        flat = box.flat()
-        if forms is None:
-            return torch.zeros_like(flat.lower).index_add_(0, rows.sample, coefficients.abs())
-        widths = torch.zeros_like(flat.lower).index_add_(0, rows.sample, forms.influence(rows.matrix, rows.sample))
-        return torch.where(flat.upper > flat.lower, widths / (flat.upper - flat.lower), 0.0)
-
-    def clipped(self, box: Bounds, rows: RowBatch, lines: Lines) -> Clipped:
-        """What is left of boxes (batch, inputs)."""
-        return clip(box, rows, lines.values, lines.coefficients, len(self.network.nodes))
-
-    def _known(self, owner: Tensor, margin: Tensor) -> None:
-        """Take notice of the margins of parts of the queries' boxes that are proved; infinite where no part is."""
-        self.margin.scatter_reduce_(0, owner, margin, "amin")
-
-    def _look_for_witness(
-        self, lower: Tensor, upper: Tensor, owner: Tensor, direction: Tensor, rows: RowBatch, chosen: Tensor
-    ) -> None:
-        points = torch.stack([torch.where(direction >= 0, lower, upper), lower + (upper - lower) / 2])
-        y = self.network(points.reshape(-1, *self.network.input_shape)).flatten(1).reshape(2, len(owner), -1)
-        part = rows.take(chosen)
-        margins = part.margins((y[:, part.sample] * part.matrix).sum(-1) - part.bound)
-        for which, index in (margins <= 0).nonzero().tolist():
-            self._claim(int(owner[index]), points[which, index])
-
-    def _search(self, members: Sequence[int]) -> None:
-        """Look for a counterexample in the whole box of each of these queries."""
-        if members:
-            start, allowance = self.budget.clock(), self.budget.subset(list(members)).total()
-            stop = deadline(lambda: self.budget.clock() - start, allowance)
-            for number, point in self._attack.wholes([self.queries[local].property for local in members], stop):
-                self._claim(members[number], point)
-
-    def _claim(self, local: int, point: Tensor) -> None:
-        """Decide a query by a point, if that is a counterexample."""
-        if local not in self.outcomes:
-            query = self.queries[local]
-            found = claim(query.network, query.property, point.double().cpu().numpy(), self.options.name, {})
-            if found is not None:
-                self._decide(local, found)
-
-    def halve(self, lower: Tensor, upper: Tensor, owner: Tensor, influence: Tensor) -> None:
-        """Put the boxes back, each cut along its most influential inputs: several while the frontier is small."""
-        for _ in range(max(1, (self.batch // (2 * max(1, len(owner)))).bit_length())):
-            width = upper - lower
-            score = torch.where(width > 0, influence * width + 1e-9 * width, -1.0)
-            best, dimension = score.max(1)
-            stuck = best <= 0
-            for local in owner[stuck].unique().tolist():
-                detail = "a box of one point is neither proved nor violated in float64"
-                self._decide(local, Outcome.unknown(Reason.INCOMPLETE, self.options.name, detail))
-            lower, upper, owner, influence = lower[~stuck], upper[~stuck], owner[~stuck], influence[~stuck]
-            dimension = dimension[~stuck, None]
-            middle = (lower + (upper - lower) / 2).gather(1, dimension)
-            lower = torch.cat([lower, lower.scatter(1, dimension, middle)])
-            upper = torch.cat([upper.scatter(1, dimension, middle), upper])
-            owner, influence = owner.repeat(2), influence.repeat(2, 1)
-        self.lower = torch.cat([self.lower, lower])
-        self.upper = torch.cat([self.upper, upper])
-        self.owner = torch.cat([self.owner, owner])
-
-    def _counts(self, owner: Tensor) -> list[int]:
-        """How many boxes each query has among those with these owners."""
-        counts: list[int] = torch.bincount(owner, minlength=len(self.queries)).tolist()
-        return counts
-
-    def _charge(self, worked: Tensor) -> None:
-        """Charge the time since the last charge to the queries that own these boxes, by their share of them."""
-        now = self.budget.clock()
-        elapsed, self._charged = now - self._charged, now
-        for local, count in enumerate(self._counts(worked)):
-            if count:
-                self.budget.charge([local], elapsed * count / len(worked))
-                self.seconds[local] += elapsed * count / len(worked)
-
-    def _account(self, worked: Tensor) -> None:
-        """Charge a step to the queries that it was for; close those that are through or out of time."""
-        self._charge(worked)
-        left = self._counts(self.owner)
-        for local in self.undecided():
-            if not left[local]:
-                margin = float(self.margin[local])
-                trust = Trust.ROUNDED if covers(self.network, torch.float64, self.options.device) else Trust.FLOAT
-                self._decide(local, Outcome(Verdict.UNSAT, Reason.PROVED, "split", trust, margin))
-            elif self.budget.remaining(local) <= 0:
-                detail = f"the budget ran out after {self.boxes[local]} boxes, {left[local]} were left"
-                self._decide(local, Outcome.unknown(Reason.TIMEOUT, self.options.name, detail))
-        closed = torch.tensor([i in self.outcomes for i in range(len(self.queries))], device=self.owner.device)
-        keep = ~closed[self.owner]
-        self.lower, self.upper, self.owner = self.lower[keep], self.upper[keep], self.owner[keep]
-
-    def _decide(self, local: int, outcome: Outcome) -> None:
-        if local in self.outcomes:
-            return
-        detail = outcome.detail or f"{self.boxes[local]} boxes"
-        seconds = {self.options.name: self.seconds[local]}
-        self.outcomes[local] = Outcome(
-            outcome.verdict,
-            outcome.reason,
-            self.options.name,
-            outcome.trust,
-            outcome.margin,
-            outcome.witness,
-            detail,
-            seconds,
-            subproblems=self.boxes[local],
-        )
-        self._new.append(local)

@@ -39,11 +39,13 @@ class Auto:
         memory: a limit in bytes on what each stage holds at once, and on what is handed on; attack, MILP and SMT have
             none.
         prepare: what every stage's verifier becomes before it is asked.
+        processes: how many processes share the work on a query, in the stages that can (``Bab``, ``InputSplit``).
     """
 
     device: str = "cpu"
     memory: int = MEMORY
     prepare: Callable[[Verifier], Verifier] = field(default=_as_it_is, repr=False)
+    processes: int = field(default=1, repr=False)
 
     name: ClassVar[str] = "auto"
 
@@ -53,7 +55,7 @@ class Auto:
         run = _Run(queries, budget, progress, Roots(int(self.memory * _HANDED_ON)) if roots is NONE else roots)
         run.stage(self.prepare(Crown(self.device, self.memory)), run.open(), CROWN_SHARE)
         traits = {i: Traits.of(queries[i], run.unstable(i), self.memory) for i in run.open()}
-        given = Resources(self.device, self.memory)
+        given = Resources(self.device, self.memory, self.processes)
         for stage in STAGES:
             members = [i for i in run.open() if stage.takes(traits[i]) and run.unstable(i) <= stage.most]
             shares = {i: stage.share(traits[i]) for i in members}

@@ -23,6 +23,7 @@ class Method:
         options: the keyword arguments with which the verifier is this method.
         device: whether the verifier has an argument ``device``, any torch device; otherwise it runs on the CPU.
         memory: whether the verifier has an argument ``memory``, the bytes that its bounds may hold at once.
+        processes: whether the verifier has an argument ``processes``, how many of them may share the work on a query.
     """
 
     module: str
@@ -30,17 +31,18 @@ class Method:
     options: Mapping[str, Any] = field(default_factory=dict)
     device: bool = False
     memory: bool = False
+    processes: bool = False
 
 
 METHODS = {
-    "auto": Method("portfolio", "Auto", device=True, memory=True),
+    "auto": Method("portfolio", "Auto", device=True, memory=True, processes=True),
     "attack": Method("attack", "Attack", device=True),
     "ibp": Method("incomplete", "Ibp", device=True, memory=True),
     "crown-ibp": Method("incomplete", "CrownIbp", device=True, memory=True),
     "crown": Method("incomplete", "Crown", device=True, memory=True),
     "alpha-crown": Method("incomplete", "AlphaCrown", device=True, memory=True),
-    "split": Method("input_split", "InputSplit", device=True, memory=True),
-    "bab": Method("bab", "Bab", memory=True),
+    "split": Method("input_split", "InputSplit", device=True, memory=True, processes=True),
+    "bab": Method("bab", "Bab", memory=True, processes=True),
     "milp": Method("milp", "Milp"),
     "smt": Method("lazy", "LazySmt"),
     "smt-exact": Method("smt", "Smt"),
@@ -58,13 +60,14 @@ def methods() -> tuple[str, ...]:
     return tuple(METHODS)
 
 
-def make(name: str, device: str = "cpu", memory: int | None = None) -> Verifier:
+def make(name: str, device: str = "cpu", memory: int | None = None, processes: int = 1) -> Verifier:
     """The verifier of a method, with the method's options.
 
     Args:
         name: the name of the method.
         device: the torch device on which the verifier runs.
         memory: the bytes that the verifier's bounds may hold at once; None leaves the verifier's own limit.
+        processes: how many processes may share the work on a query; a method that cannot share it uses one.
 
     Raises:
         InputError: if there is no such method, if it does not run on ``device``, or if it takes no limit of memory.
@@ -82,5 +85,7 @@ def make(name: str, device: str = "cpu", memory: int | None = None) -> Verifier:
         options["device"] = device
     if memory is not None:
         options["memory"] = memory
+    if method.processes:
+        options["processes"] = processes
     module = import_module(f"verifiable_relu.verifiers.{method.module}")
     return cast("Verifier", getattr(module, method.verifier)(**options))

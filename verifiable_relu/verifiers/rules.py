@@ -47,10 +47,12 @@ class Resources:
     Attributes:
         device: where bounds and attack run.
         memory: a limit in bytes on what each stage holds at once.
+        processes: how many processes may share the work on a query.
     """
 
     device: str = "cpu"
     memory: int = MEMORY
+    processes: int = 1
 
 
 @dataclass(frozen=True)
@@ -122,11 +124,11 @@ def _alpha_crown(given: Resources) -> Verifier:
 
 
 def _bab(given: Resources) -> Verifier:
-    return Bab(memory=given.memory)
+    return Bab(memory=given.memory, processes=given.processes)
 
 
 def _split(given: Resources) -> Verifier:
-    return InputSplit(device=given.device, memory=given.memory)
+    return InputSplit(device=given.device, memory=given.memory, processes=given.processes)
 
 
 def _milp(_: Resources) -> Verifier:

@@ -22,8 +22,9 @@ from verifiable_relu.spec.property import Query
 from verifiable_relu.spec.row_batch import RowBatch
 from verifiable_relu.trust.certificate import Cover, Proof
 from verifiable_relu.verifiers.base import Budget, Outcome, Verdict
+from verifiable_relu.verifiers.boxes import Frontier, Lines, Share
 from verifiable_relu.verifiers.clipping import Clipped
-from verifiable_relu.verifiers.input_split import Frontier, InputSplit, Lines
+from verifiable_relu.verifiers.input_split import InputSplit
 from verifiable_relu.verifiers.recording import Recorder
 
 _SPARE = 1e-11
@@ -93,7 +94,7 @@ class _Recorded(Frontier):
             self.network,
             box,
             coarse=recorder.coarse,
-            memory=options.memory // 2,
+            memory=self.memory,
             stop=stop,
             max_unstable=options.most,
         )
@@ -110,6 +111,15 @@ class _Recorded(Frontier):
                 proof = recorder.shared(relaxation, number, prop, _positive(rows, values, number))
                 self._keep(box, number, owner, proof)
         return found
+
+    def go_on_elsewhere(self, boxes: Sequence[Tensor], pause: Callable[[], bool]) -> Share:
+        self._proven = [[] for _ in self.queries]
+        return replace(super().go_on_elsewhere(boxes, pause), proven=self._proven)
+
+    def take(self, share: Share) -> None:
+        for mine, more in zip(self._proven, share.proven, strict=True):
+            mine += more
+        super().take(share)
 
     def _keep(self, box: Bounds, number: int, owner: Tensor, proof: list[int] | Proof) -> None:
         lower, upper = box.lower[number].flatten().clone(), box.upper[number].flatten().clone()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -13,14 +15,23 @@ from torch import Tensor
 
 from verifiable_relu.spec.property import Query
 from verifiable_relu.spec.row_batch import RowBatch
+from verifiable_relu.trust.certificate import Tree as Certified
 from verifiable_relu.verifiers.attack import claim
-from verifiable_relu.verifiers.bab.recorded import Recorded
+from verifiable_relu.verifiers.bab.frontier import Progress, State
+from verifiable_relu.verifiers.bab.limits import Limits
 from verifiable_relu.verifiers.bab.system import System, tree_bytes
-from verifiable_relu.verifiers.bab.tree import Search, State, Tree
+from verifiable_relu.verifiers.bab.tree import Search, Tree
 from verifiable_relu.verifiers.base import Outcome, Reason
+from verifiable_relu.verifiers.copies import at_once
 
 _LATE = 0.3
 """Seconds that bounding what is open may take once the budget is spent."""
+
+_SHORT = 0.2
+"""Seconds: where the first process had nothing left so soon, copies are not made again at once."""
+
+_WORTH = 3.0
+"""Trees are shared where so many times the work that they take alone, at least, seems to be left."""
 
 
 class Candidates:
@@ -85,12 +96,11 @@ class Forest:
         polytopes: which of its polytopes get a tree.
         candidates: where points are judged.
         search: how each tree is searched.
-        memory: bytes for all trees.
-        left: tells how many seconds are left.
+        limits: what all trees may use.
 
     Attributes:
         lower: by polytope a proven lower bound of its largest row, so far as it is known.
-        recorded: by polytope the leaves of its tree, if they are recorded and all of them are closed.
+        recorded: by polytope its tree as it is written, if trees are recorded and all of its nodes are closed.
     """
 
     def __init__(
@@ -99,20 +109,22 @@ class Forest:
         polytopes: Sequence[int],
         candidates: Candidates,
         search: Search,
-        memory: int,
-        left: Callable[[], float],
+        limits: Limits,
     ) -> None:
-        self._system, self._candidates, self._search, self._left = system, candidates, search, left
+        self._system, self._candidates, self._search, self._left = system, candidates, search, limits.left
         self.lower: dict[int, float] = {}
-        self.recorded: dict[int, Recorded] = {}
+        self.recorded: dict[int, Certified] = {}
         self._waiting = list(polytopes)
         self._trees: dict[int, Tree] = {}
         self._ended: set[State] = set()
         self._counted: dict[int, tuple[int, float]] = {}
         planes = any(system.parts[polytope].planes is not None for polytope in polytopes)
         each = tree_bytes(system.folded.inputs, system.folded.size, planes)
-        self._most = min(len(polytopes), memory // each)
-        self._memory = memory // max(1, self._most)
+        self._most = min(len(polytopes), limits.memory // each)
+        # Every process holds the trees' nodes, and of the nodes that it is dealt the children.
+        self._alone = self._step = limits.alone
+        self._processes = 1 if system.folded.functions else limits.processes
+        self._memory = limits.memory // max(1, self._most * self._processes)
 
     def order(self, polytope: int) -> list[int]:
         """The rows of a polytope in the order in which its tree counts them."""
@@ -138,6 +150,9 @@ class Forest:
                 continue
             if self.work >= work:
                 return None
+            if self._is_worth_sharing():
+                self._share(work - self.work)
+                continue
             for polytope, tree in list(self._trees.items()):
                 tree.advance()
                 self._look(polytope)
@@ -179,6 +194,49 @@ class Forest:
     def _over(self) -> bool:
         return self._candidates.found is not None or self._left() <= 0
 
+    def _is_worth_sharing(self) -> bool:
+        """Whether there is work enough for every process."""
+        if self._processes == 1 or self.work < self._alone:
+            return False
+        trees = [tree for tree in self._trees.values() if tree.waiting >= self._processes]
+        ahead = sum(tree.work * (1 / max(1e-9, tree.closed) - 1) for tree in trees)
+        return bool(trees) and ahead >= _WORTH * self._step
+
+    def _share(self, work: float) -> None:
+        """Go on with all trees in several processes, until one of these has nothing left, or for so much work."""
+        trees, count = self._trees, self._processes
+        hands = {polytope: tree.deal(count) for polytope, tree in trees.items()}
+
+        def share(number: int, pause: Callable[[], bool]) -> tuple[dict[int, Progress], Outcome | None]:
+            for polytope, tree in trees.items():
+                tree.begin(hands[polytope][number])
+            is_open = [tree for tree in trees.values() if tree.waiting]
+            while is_open and not self._over():
+                for tree in is_open:
+                    tree.advance()
+                    if self._over():
+                        break
+                is_open = [tree for tree in is_open if tree.state is State.OPEN]
+                # Asked after some progress, so that there is some however soon others have ended.
+                if pause() or count * sum(tree.work for tree in trees.values()) >= work:
+                    break
+            return {polytope: tree.end() for polytope, tree in trees.items()}, self._candidates.found
+
+        began = time.perf_counter()
+        found = at_once([partial(share, number) for number in range(count)], self._left)
+        for number, one in enumerate(found):
+            ended, counterexample = one or ({}, None)
+            for polytope, tree in trees.items():
+                # Nothing is known of what was dealt to a process that failed.
+                tree.take(ended.get(polytope) or Progress(hands[polytope][number]))
+            self._candidates.found = self._candidates.found or counterexample
+        if None in found:
+            self._processes = 1
+        for polytope in list(trees):
+            self._look(polytope)
+        if time.perf_counter() - began < _SHORT:
+            self._alone = self.work + self._step
+
     def _plant(self, polytope: int) -> None:
         """Begin a polytope's tree."""
         reached = lambda e: self._candidates.reached(self._system.folded.point(e))  # noqa: E731
@@ -191,8 +249,9 @@ class Forest:
         self._counted[polytope] = tree.nodes, tree.work
         if tree.state is State.PROVED:
             self.lower[polytope] = tree.lower
-            if tree.recorded is not None:
-                self.recorded[polytope] = tree.recorded
+            recorded = tree.certified(self._candidates.query.network.activations)
+            if recorded is not None:
+                self.recorded[polytope] = recorded
         if tree.state is not State.OPEN:
             self._ended.add(tree.state)
             del self._trees[polytope]

@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from verifiable_relu.trust.certificate import Branches, Leaf, Plane, Tighter
+from verifiable_relu.trust.certificate import Plane, Tighter
 from verifiable_relu.trust.certificate import Tree as Certified
-from verifiable_relu.verifiers.bab.curves import SEGMENTS, Curves
 from verifiable_relu.verifiers.bab.folded import Folded
+from verifiable_relu.verifiers.bab.leaves import Leaves
 from verifiable_relu.verifiers.bab.proof import Proofs, of_rows
 from verifiable_relu.verifiers.bab.strip import Strip
 
@@ -43,91 +43,6 @@ _GIVEN_UP = 0.02
 
 _STEP = 16
 """Tighter bounds are multiples of 2 to the power of minus this of their intervals' widths, about."""
-
-
-@dataclass(frozen=True, eq=False)
-class _Leaves:
-    """Leaves with their multipliers.
-
-    Attributes:
-        cuts: (cuts, 3) a leaf, a neuron, and the number of the segment that is cut; 0 where it is a kink that splits.
-        sides: (cuts,) of the leaf, +1 above the cut and −1 below it.
-        points: (cuts,) where a segment is cut.
-        places: (multipliers, 2) leaf and neuron of each multiplier.
-        values: (multipliers,).
-        mu: (leaves, rows) multipliers of rows.
-    """
-
-    cuts: np.ndarray
-    sides: np.ndarray
-    points: np.ndarray
-    places: np.ndarray
-    values: np.ndarray
-    mu: np.ndarray
-
-    @staticmethod
-    def of(split: Tensor, w: Tensor, mu: Tensor, curves: Curves | None, zeros: Tensor | None = None) -> _Leaves:
-        """From (leaves, neurons) splits, and multipliers that are zero where they are not written.
-
-        Of the neurons ``zeros``, bool, zeros are written, too.
-
-        Segment k of a smooth neuron has come from cutting the segments k/2, k/4, …, 1, rounded down.
-        """
-        at, number = split.nonzero(), split[split != 0].long()
-        smooth = torch.zeros(len(at), dtype=torch.bool) if curves is None else curves.holds(at[:, 1])
-        cuts = [torch.cat([at, torch.zeros_like(at[:, :1])], 1)[~smooth]]
-        sides, points = [number[~smooth]], [torch.zeros(len(cuts[0]), dtype=torch.float64)]
-        at, number = at[smooth], number[smooth]
-        while curves is not None and len(at):
-            above, number = 2 * (number % 2) - 1, number // 2
-            kept = number > 0
-            at, number = at[kept], number[kept]
-            cuts.append(torch.cat([at, number[:, None]], 1))
-            sides.append(above[kept])
-            points.append(curves.points(at[:, 1], number))
-        every = torch.cat(cuts)
-        order = every[:, 0].argsort(stable=True)
-        places = (w != 0 if zeros is None else (w != 0) | zeros).nonzero()
-        values = w[places[:, 0], places[:, 1]]
-        parts = (every[order], torch.cat(sides)[order], torch.cat(points)[order], places, values, mu)
-        return _Leaves(*(part.numpy() for part in parts))
-
-    @property
-    def neurons(self) -> np.ndarray:
-        """The neurons that are split or have multipliers, some of them several times."""
-        return np.concatenate([self.cuts[:, 1], self.places[:, 1]])
-
-    @staticmethod
-    def cat(parts: Sequence[_Leaves]) -> _Leaves:
-        """All leaves of several."""
-        starts = np.cumsum([0, *(len(part.mu) for part in parts)])
-
-        def moved(name: str) -> np.ndarray:
-            arrays = [getattr(part, name).copy() for part in parts]
-            for start, array in zip(starts, arrays, strict=False):
-                array[:, 0] += start
-            return np.concatenate(arrays)
-
-        rest = (np.concatenate([getattr(part, name) for part in parts]) for name in ("sides", "points", "values", "mu"))
-        sides, points, values, mu = rest
-        return _Leaves(moved("cuts"), sides, points, moved("places"), values, mu)
-
-    def written(self, numbers: np.ndarray) -> Branches:
-        """As a certificate has them; ``numbers``: (neurons,) the number that each neuron has there."""
-        keys, first, which = np.unique(
-            self.cuts[:, 1] * SEGMENTS + self.cuts[:, 2], return_index=True, return_inverse=True
-        )
-        cuts = []
-        for key, point in zip(keys.tolist(), self.points[first].tolist(), strict=True):
-            cuts.append((int(numbers[key // SEGMENTS]), point if key % SEGMENTS else None))
-        starts = np.arange(len(self.mu) + 1)
-        cuts_of, values_of = (np.searchsorted(places[:, 0], starts) for places in (self.cuts, self.places))
-        of_value = numbers[self.places[:, 1]]
-        leaves = []
-        for at, row in enumerate(np.concatenate([np.ones((len(self.mu), 1)), self.mu], 1)):
-            mine, own = slice(*cuts_of[at : at + 2]), slice(*values_of[at : at + 2])
-            leaves.append(Leaf(which[mine], self.sides[mine], of_value[own], self.values[own], row))
-        return Branches(cuts, leaves)
 
 
 class _Short:
@@ -219,7 +134,7 @@ class _Short:
 
 
 class Recorded:
-    """The leaves of the tree of a polytope.
+    """How the leaves of the tree of a polytope are written.
 
     Args:
         strip: the tree's relaxation.
@@ -230,19 +145,18 @@ class Recorded:
     def __init__(self, strip: Strip, proofs: Proofs, adaptive: Tensor) -> None:
         self._strip, self._short = strip, _Short(strip, proofs, adaptive)
         self._spare = _SPARE * (strip.rows.matrix[0].abs().sum() + strip.rows.constant[0].abs())
-        self._parts: list[_Leaves] = []
 
-    def closed(self, split: Tensor, columns: Tensor, w: Tensor, mu: Tensor, v: Tensor | None) -> None:
-        """Take nodes that are proven; the arguments are those of ``Proofs.lower``."""
+    def closed(self, split: Tensor, columns: Tensor, w: Tensor, mu: Tensor, v: Tensor | None) -> Leaves:
+        """Nodes that are proven; the arguments are those of ``Proofs.lower``."""
         whole = torch.zeros(len(w), self._strip.folded.size, dtype=torch.float64)
         whole[:, columns] = w.double()
         given = torch.zeros_like(whole, dtype=torch.bool)
         if v is not None:
             given[:, columns[self._strip.over_of(columns)[0]]] = v != 0
-        self._take(split, whole, mu, given)
+        return self._written(split, whole, mu, given)
 
-    def closed_by_lines(self, split: Tensor, w: Tensor, mu: Tensor, plain: Strip) -> None:
-        """Take nodes that are proven over ``plain``, the tree's relaxation with lines in place of planes.
+    def closed_by_lines(self, split: Tensor, w: Tensor, mu: Tensor, plain: Strip) -> Leaves:
+        """Nodes that are proven over ``plain``, the tree's relaxation with lines in place of planes.
 
         The arguments are those of ``Proofs.lower`` with all columns. Neurons with planes have other slopes there.
         """
@@ -250,17 +164,17 @@ class Recorded:
         c = of_rows(mu, None, 1) @ plain.rows.matrix + w @ plain.neurons.matrix
         k = c[:, plain.folded.inputs :] / plain.width
         whole = torch.where(over, w + (plain.slopes - self._strip.slopes) * k, w)
-        self._take(split, whole, mu, over.expand(len(w), -1))
+        return self._written(split, whole, mu, over.expand(len(w), -1))
 
-    def _take(self, split: Tensor, w: Tensor, mu: Tensor, lined: Tensor) -> None:
-        """Take nodes; ``lined``: (nodes, m) bool, the neurons with planes that use their lines there."""
+    def _written(self, split: Tensor, w: Tensor, mu: Tensor, lined: Tensor) -> Leaves:
+        """Nodes as they are written; ``lined``: (nodes, m) bool, the neurons with planes that use their lines there."""
         given = lined & (split == 0) & ~self._short.chords
         short, short_mu, _ = self._short.shortened(split, w, mu, None, self._spare.expand(len(w)), given)
-        self._parts.append(_Leaves.of(split, short, short_mu, self._strip.curves, given))
+        return Leaves.of(split, short, short_mu, self._strip.curves, given)
 
-    def tree(self, activations: Sequence[int]) -> Certified:
-        """The tree, all of whose leaves have been recorded, of a network whose activations are these nodes."""
-        strip, leaves = self._strip, _Leaves.cat(self._parts)
+    def tree(self, parts: Sequence[Leaves], activations: Sequence[int]) -> Certified:
+        """The tree that has these leaves, all of it, of a network whose activations are these nodes."""
+        strip, leaves = self._strip, Leaves.cat(parts)
         chords = self._short.chords.nonzero().squeeze(1).numpy()
         used = np.unique(np.concatenate([chords, leaves.neurons]))
         numbers = np.zeros(strip.folded.size, np.int64)
@@ -269,6 +183,23 @@ class Recorded:
         slopes = _slopes(strip.folded, strip.slopes, activations)
         branches, planes = leaves.written(numbers), _planes(strip, activations)
         return Certified(slopes, neurons, numbers[chords].tolist(), branches, planes)
+
+
+@dataclass(frozen=True, eq=False)
+class Bound:
+    """A bound of one neuron, with the leaves of its tree.
+
+    Attributes:
+        row: the neuron's number in its activation, and +1 for a lower bound, −1 for the negative of an upper one.
+        value: the bound.
+        places: (m, 2) activation and number of each neuron of the tree's relaxation.
+        leaves: the tree.
+    """
+
+    row: tuple[int, int]
+    value: float
+    places: np.ndarray
+    leaves: Leaves
 
 
 class Refined:
@@ -283,13 +214,12 @@ class Refined:
 
     def __init__(self, activations: Sequence[int]) -> None:
         self._activations = activations
-        self._bounds: list[tuple[tuple[int, int], float, np.ndarray, _Leaves]] = []
         self.records: list[Tighter] = []
 
-    def take(
+    def written(
         self, folded: Folded, neurons: Tensor, strip: Strip, leaves: tuple[Tensor, Tensor, Tensor], found: Tensor
-    ) -> Tensor:
-        """Take the trees of a few neurons' intervals.
+    ) -> tuple[Tensor, list[Bound]]:
+        """What is written of the trees of a few neurons' intervals.
 
         Args:
             folded: the system.
@@ -299,7 +229,7 @@ class Refined:
             found: (2·k,) what the trees prove.
 
         Returns:
-            (2·k,) the lower bounds that are recorded; −inf where none is.
+            (2·k,) the lower bounds that are written, −inf where none is; and these with their trees.
         """
         split, w, objective = leaves
         lower, upper = folded.lower[neurons], folded.upper[neurons]
@@ -313,7 +243,7 @@ class Refined:
         kept = wanted[objective].nonzero().squeeze(1)
         bounds = torch.full_like(found, -torch.inf)
         if not len(kept):
-            return bounds
+            return bounds, []
         split, objective = split[kept], objective[kept]
         every = torch.ones(strip.folded.size, dtype=torch.bool)
         none = torch.zeros(len(kept), 0)
@@ -325,36 +255,36 @@ class Refined:
         step = torch.exp2(torch.floor(torch.log2(width)) - _STEP)
         rounded_ = torch.where((least >= 0) & kinked, 0.0, torch.floor(least / step) * step)
         bounds = torch.where(wanted & (rounded_ > before), rounded_, bounds)
-        places = strip.folded.places.numpy()
+        places, written = strip.folded.places.numpy(), []
         for row in bounds.isfinite().nonzero().squeeze(1).tolist():
             mine = (objective == row).nonzero().squeeze(1)
             side = 1 if row < len(neurons) else -1
             neuron = int(folded.places[neurons[row % len(neurons)], 1])
-            part = _Leaves.of(split[mine], short[mine], torch.zeros(len(mine), 0), strip.curves)
-            self._bounds.append(((neuron, side), float(bounds[row]), places, part))
-        return bounds
+            part = Leaves.of(split[mine], short[mine], torch.zeros(len(mine), 0), strip.curves)
+            written.append(Bound((neuron, side), float(bounds[row]), places, part))
+        return bounds, written
 
-    def close(self, folded: Folded, slopes: Tensor, node: int) -> None:
-        """Put what was taken of one activation into one record.
+    def close(self, folded: Folded, slopes: Tensor, node: int, bounds: Sequence[Bound]) -> None:
+        """Put all bounds of one activation's neurons into one record.
 
         Args:
             folded: the system before.
             slopes: (m,) of its neurons, those of all trees.
             node: the activation.
+            bounds: as ``written`` has made them.
         """
-        if not self._bounds:
+        if not bounds:
             return
         key = int(folded.places[:, 1].max()) + 1
-        keys = [places[:, 0] * key + places[:, 1] for _, _, places, _ in self._bounds]
+        keys = [bound.places[:, 0] * key + bound.places[:, 1] for bound in bounds]
         used = np.unique(np.concatenate(keys))
         neurons = [(self._activations.index(place // key), place % key) for place in used.tolist()]
-        trees = [part.written(np.searchsorted(used, mine)) for mine, (*_, part) in zip(keys, self._bounds, strict=True)]
-        rows, least = np.array([row for row, *_ in self._bounds]), np.array([value for _, value, *_ in self._bounds])
+        trees = [bound.leaves.written(np.searchsorted(used, mine)) for mine, bound in zip(keys, bounds, strict=True)]
+        rows, least = np.array([bound.row for bound in bounds]), np.array([bound.value for bound in bounds])
         number = self._activations.index(node)
         before = _slopes(folded, slopes, self._activations[:number])
         chords = [at for at, place in enumerate(used.tolist()) if place // key not in folded.functions]
         self.records.append(Tighter(number, rows, least, before, neurons, chords, trees))
-        self._bounds = []
 
 
 def _slopes(folded: Folded, slopes: Tensor, activations: Sequence[int]) -> np.ndarray:

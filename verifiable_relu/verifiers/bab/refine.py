@@ -9,22 +9,27 @@ neurons that become stable leave the system, and every later layer is bounded ov
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from verifiable_relu.verifiers.bab.ascent import Ascent
 from verifiable_relu.verifiers.bab.folded import Folded, Rows
+from verifiable_relu.verifiers.bab.limits import Limits
 from verifiable_relu.verifiers.bab.nodes import Batch, Bounded
 from verifiable_relu.verifiers.bab.proof import Proofs
-from verifiable_relu.verifiers.bab.recorded import Refined
+from verifiable_relu.verifiers.bab.recorded import Bound, Refined
 from verifiable_relu.verifiers.bab.strip import Slopes, Strip
+from verifiable_relu.verifiers.copies import at_once
 
 _WORKING = 1 << 27
 """Bytes that the trees searched at once may take."""
 
+_LARGE = 4
+"""Neurons of one group that a process is dealt, at least, where others get some of this group, too."""
 
 _CALL = 1e7
 """Multiplications that could be done in the time that the calls of one step of an ascent take."""
@@ -74,44 +79,64 @@ class Refinement:
         most = max(work for layer, work in each.items() if layer >= node)
         return round(self.leaves * min(self.earlier, most / max(1, each[node])))
 
-    def refine(
-        self, folded: Folded, rows: Rows, stop: Callable[[], bool], record: Refined | None = None
-    ) -> tuple[Folded, Rows]:
+    def refine(self, folded: Folded, rows: Rows, limits: Limits, record: Refined | None = None) -> tuple[Folded, Rows]:
         """The system with bounds that are refined, layer after layer, and rows expressed by it.
 
-        Once ``stop`` says so, the rest of the neurons keep their bounds. With ``record``, bounds are those that it
+        Once no time is left, the rest of the neurons keep their bounds. With ``record``, bounds are those that it
         records.
         """
+        processes = 1 if folded.functions or self.work(folded) < limits.alone else limits.processes
         for node in _layers(folded):
             mine = _layers(folded)[node]
             # What depends on no other neuron has its exact interval.
             mine = mine[(folded.neurons.neurons[mine] != 0).any(1)]
-            if stop() or not len(mine):
+            if limits.over() or not len(mine):
                 continue
             options = replace(self, leaves=self._leaves(folded, node))
-            lower, upper = folded.lower.clone(), folded.upper.clone()
-            for part in _alike(folded.support(folded.neurons[mine])):
-                chosen = mine[part]
-                forms = folded.neurons[chosen]
-                found = options._least(folded, Rows.cat([forms, -forms]), stop, chosen, record)
-                lower[chosen] = torch.maximum(lower[chosen], found[: len(chosen)])
-                upper[chosen] = torch.minimum(upper[chosen], -found[len(chosen) :])
+            groups = [mine[part] for part in _alike(folded.support(folded.neurons[mine]))]
+            shares = [
+                partial(options._share, folded, share, limits, record) for share in _dealt(groups, processes) if share
+            ]
+            found = at_once(shares, limits.left, whole=True)
+            lower, upper, written = folded.lower.clone(), folded.upper.clone(), []
+            for share, one in zip(shares, found, strict=True):
+                # Where a process has failed, this one does its share.
+                for chosen, least, bounds in one or share(limits.over):
+                    lower[chosen] = torch.maximum(lower[chosen], least[: len(chosen)])
+                    upper[chosen] = torch.minimum(upper[chosen], -least[len(chosen) :])
+                    written += bounds
             if record is not None:
-                record.close(folded, Slopes.anywhere(folded), node)
+                record.close(folded, Slopes.anywhere(folded), node, written)
             folded, rows = folded.tightened(lower, upper, rows)
         return folded, rows
 
+    def _share(
+        self,
+        folded: Folded,
+        groups: Sequence[Tensor],
+        limits: Limits,
+        record: Refined | None,
+        pause: Callable[[], bool],
+    ) -> list[tuple[Tensor, Tensor, list[Bound]]]:
+        """For some groups of neurons: the neurons (k,), what is proven of them (2·k,), and what is recorded of that."""
+        found = []
+        for chosen in groups:
+            forms = folded.neurons[chosen]
+            stop = lambda: limits.over() or pause()  # noqa: E731
+            found.append((chosen, *self._least(folded, Rows.cat([forms, -forms]), stop, chosen, record)))
+        return found
+
     def _least(
         self, whole: Folded, rows: Rows, stop: Callable[[], bool], neurons: Tensor, record: Refined | None
-    ) -> Tensor:
-        """(2·k,) lower bounds over the box of rows and, in the second half of ``rows``, of their negatives; proven.
+    ) -> tuple[Tensor, list[Bound]]:
+        """Lower bounds over the box of rows and, in the second half of ``rows``, of their negatives.
 
-        The rows are those of k ``neurons`` of the system.
+        The rows are those of k ``neurons`` of the system. Returned are (2·k,) proven bounds, and what is recorded.
         """
         folded, rows = whole.restricted(rows)
         half = len(rows) // 2
         together = max(1, _WORKING // (2 * self.leaves * 16 * (folded.size + folded.inputs)))
-        found = torch.full((2, half), -torch.inf, dtype=torch.float64)
+        found, bounds = torch.full((2, half), -torch.inf, dtype=torch.float64), []
         for part in torch.arange(half).split(together):
             if stop():
                 break
@@ -119,9 +144,10 @@ class Refinement:
             trees.search(stop)
             proven = trees.proven()
             if record is not None:
-                proven = record.take(whole, neurons[part], trees.strip, trees.leaves(), proven)
+                proven, written = record.written(whole, neurons[part], trees.strip, trees.leaves(), proven)
+                bounds += written
             found[:, part] = proven.reshape(2, -1)
-        return found.flatten()
+        return found.flatten(), bounds
 
 
 def _layers(folded: Folded) -> dict[int, Tensor]:
@@ -133,6 +159,19 @@ def _alike(support: Tensor) -> Iterator[Tensor]:
     """The numbers of the rows (rows, m) that are alike, group by group."""
     _, group = support.unique(dim=0, return_inverse=True)
     return ((group == number).nonzero().squeeze(1) for number in group.unique())
+
+
+def _dealt(groups: Sequence[Tensor], hands: int) -> list[list[Tensor]]:
+    """Groups of neurons dealt out so that every hand has about as many neurons; large groups are divided."""
+    dealt: list[list[Tensor]] = [[] for _ in range(hands)]
+    sizes = [0] * hands
+    for group in groups:
+        pieces = hands if len(group) >= _LARGE * hands else 1
+        for number in range(pieces):
+            piece, hand = group[number::pieces], sizes.index(min(sizes))
+            dealt[hand].append(piece)
+            sizes[hand] += len(piece)
+    return dealt
 
 
 class _Trees:

@@ -11,14 +11,15 @@ but not always what it is split into: all trees get planes where this one has cl
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from verifiable_relu.errors import OutOfTime
-from verifiable_relu.trust.certificate import Tighter
+from verifiable_relu.trust.certificate import Tighter, Tree
 from verifiable_relu.verifiers.bab.above import Above
 from verifiable_relu.verifiers.bab.forest import Candidates, Ended, Forest
-from verifiable_relu.verifiers.bab.recorded import Recorded, Refined
+from verifiable_relu.verifiers.bab.limits import Limits
+from verifiable_relu.verifiers.bab.recorded import Refined
 from verifiable_relu.verifiers.bab.refine import Refinement
 from verifiable_relu.verifiers.bab.system import System
 from verifiable_relu.verifiers.bab.tree import Search
@@ -63,7 +64,7 @@ class Searched:
         ended: why there may be something left.
         nodes: how many sub-problems have been bounded.
         rounds: how many refinements were made.
-        recorded: by polytope the order of its rows, the leaves of its tree, and how many of ``tighter`` come before it,
+        recorded: by polytope the order of its rows, its tree, and how many of ``tighter`` come before it,
             where these are recorded.
         tighter: tighter bounds of neurons, where these are recorded.
     """
@@ -72,7 +73,7 @@ class Searched:
     ended: Ended
     nodes: int
     rounds: int
-    recorded: Mapping[int, tuple[list[int], Recorded, int]] = field(default_factory=dict)
+    recorded: Mapping[int, tuple[list[int], Tree, int]] = field(default_factory=dict)
     tighter: Sequence[Tighter] = ()
 
     def open(self, system: System) -> list[int]:
@@ -96,9 +97,7 @@ _TRUST = 8.0
 _IN_TIME = Ended(Reason.TIMEOUT, "the budget ran out")
 
 
-def search(
-    system: System, candidates: Candidates, options: Search, rounds: Rounds, memory: int, left: Callable[[], float]
-) -> Searched:
+def search(system: System, candidates: Candidates, options: Search, rounds: Rounds, limits: Limits) -> Searched:
     """Search the trees of a query, refining the bounds of its neurons now and then, until it is decided.
 
     Args:
@@ -106,8 +105,7 @@ def search(
         candidates: where points are judged; the search ends with the first counterexample.
         options: how each tree is searched.
         rounds: how trees and refinements take turns.
-        memory: bytes for all trees.
-        left: tells how many seconds are left.
+        limits: what the search may use.
     """
     found = Searched({}, _IN_TIME, 0, 0)
     # A neuron that no other one feeds has its exact interval.
@@ -117,12 +115,15 @@ def search(
     while True:
         # A refinement does more than a linear program for each of many nodes.
         mine = options if refinement is None else replace(options, exact=0.0)
-        forest = Forest(system, found.open(system), candidates, mine, memory, left)
+        forest = Forest(system, found.open(system), candidates, mine, limits)
         ended = forest.search(rounds.first / max(1, len(forest.open)), together=1)
+        # What the trees may take before a refinement does.
+        work = math.inf if refinement is None else rounds.patience * refinement.work(system.folded)
         outdone = False
         if ended is None and rounds.above is not None and not system.folded.functions:
-            trial = _Trial(system, rounds.above, candidates, mine, memory, left)
-            outdone = trial.outdoes(forest)
+            trial = _Trial(system, rounds.above, candidates, mine, limits)
+            # Planes for all polytopes take longer than trees that are soon given up for a refinement.
+            outdone = trial.outdoes(forest) and trial.closed * _TRUST * work >= rounds.first
             if outdone:
                 found = found.and_trees(forest, _IN_TIME)
                 forest = trial.forest(found.open(system))
@@ -132,19 +133,19 @@ def search(
             ended = forest.search(rounds.first)
         part = min(1.0, _TRUST * forest.closed) if outdone else forest.closed
         if ended is None and refinement is not None:
-            ended = forest.search(part * rounds.patience * refinement.work(system.folded))
+            ended = forest.search(part * work)
         elif ended is None and system.folded.size > rounds.small * size:
             ended = forest.search()
         found = found.and_trees(forest, ended or _IN_TIME)
         if ended is None and refinement is None:
             last = replace(rounds.last, record=options.record)
-            forest = Forest(system, found.open(system), candidates, last, memory, left)
+            forest = Forest(system, found.open(system), candidates, last, limits)
             found = found.and_trees(forest, forest.search() or _IN_TIME)
         is_open = found.open(system)
-        if refinement is None or candidates.found is not None or not is_open or left() <= 0:
+        if refinement is None or candidates.found is not None or not is_open or limits.over():
             return found
         try:
-            tighter = system.refined(refinement, is_open, lambda: left() <= 0, record)
+            tighter = system.refined(refinement, is_open, limits, record)
         except OutOfTime:
             return replace(found, ended=_IN_TIME)
         proven = () if record is None else tuple(record.records)
@@ -160,10 +161,11 @@ class _Trial:
     Args:
         system: where the trees start.
         above: the search for planes.
-        candidates, search, memory, left: as ``Forest`` takes them.
+        candidates, search, limits: as ``Forest`` takes them.
 
     Attributes:
-        tried: the tree of the one polytope.
+        polytope: the one polytope.
+        tried: its tree.
     """
 
     def __init__(
@@ -172,15 +174,19 @@ class _Trial:
         above: Above,
         candidates: Candidates,
         search: Search,
-        memory: int,
-        left: Callable[[], float],
+        limits: Limits,
     ) -> None:
-        self._system, self._above, self._left = system, above, left
-        self._rest = candidates, search, memory, left
+        self._system, self._above, self._limits = system, above, limits
+        self._rest = candidates, search, limits
+
+    @property
+    def closed(self) -> float:
+        """The part of the tree with planes that is closed."""
+        return self.tried.closed_of(self.polytope) if self.tried.open else 1.0
 
     def outdoes(self, forest: Forest) -> bool:
         """Whether planes close more of a polytope, with as much work, than the tree that a forest has begun."""
-        polytope = forest.open[0]
+        self.polytope = polytope = forest.open[0]
         self.tried = self._planted([polytope])
         ended = self.tried.search(forest.work)
         return ended is not None or self.tried.closed > forest.closed_of(polytope)
@@ -192,7 +198,7 @@ class _Trial:
 
     def _planted(self, polytopes: Sequence[int]) -> Forest:
         bare = [polytope for polytope in polytopes if self._system.parts[polytope].planes is None]
-        self._system = self._system.with_planes(self._above, bare, lambda: self._left() <= 0)
+        self._system = self._system.with_planes(self._above, bare, self._limits)
         return Forest(self._system, polytopes, *self._rest)
 
 

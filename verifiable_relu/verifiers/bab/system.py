@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -17,10 +18,12 @@ from verifiable_relu.spec.row_batch import RowBatch
 from verifiable_relu.verifiers.bab.above import Above, Planes
 from verifiable_relu.verifiers.bab.folded import OWN, Folded, Rows
 from verifiable_relu.verifiers.bab.folding import fold
+from verifiable_relu.verifiers.bab.limits import Limits
 from verifiable_relu.verifiers.bab.recorded import Refined
 from verifiable_relu.verifiers.bab.refine import Refinement
 from verifiable_relu.verifiers.bab.strip import Slopes, Strip
 from verifiable_relu.verifiers.bab.tree import Search, Tree
+from verifiable_relu.verifiers.copies import at_once
 
 
 def tree_bytes(inputs: int, neurons: int, planes: bool = False) -> int:
@@ -124,29 +127,41 @@ class System:
         self,
         refinement: Refinement,
         polytopes: Collection[int],
-        stop: Callable[[], bool],
+        limits: Limits,
         record: Refined | None = None,
     ) -> System:
         """The system of some of the polytopes, with tighter bounds of the neurons, which may be recorded.
 
         Raises:
-            OutOfTime: once ``stop`` says so.
+            OutOfTime: if no time is left.
         """
         kept = torch.isin(self._polytope, torch.tensor(sorted(polytopes))).nonzero().squeeze(1)
-        folded, rows = refinement.refine(self.folded, self._rows[kept], stop, record)
-        return System(folded, rows, self._scale[kept], self._polytope[kept], self._slopes, stop)
+        folded, rows = refinement.refine(self.folded, self._rows[kept], limits, record)
+        return System(folded, rows, self._scale[kept], self._polytope[kept], self._slopes, limits.over)
 
-    def with_planes(self, above: Above, polytopes: Collection[int], stop: Callable[[], bool]) -> System:
+    def with_planes(self, above: Above, polytopes: Sequence[int], limits: Limits) -> System:
         """The system with planes for some of the polytopes."""
         found = copy(self)
         found.parts = dict(self.parts)
-        if polytopes:
-            parts = [self.parts[polytope] for polytope in polytopes]
-            objectives, slopes = Rows.cat([part.rows[:1] for part in parts]), torch.stack([p.slopes for p in parts])
-            searched = above.search(self.folded, objectives, slopes, stop)
-            for polytope, (planes, mine, lower) in zip(polytopes, searched, strict=True):
-                found.parts[polytope] = replace(self.parts[polytope], planes=planes, slopes=mine, lower=lower)
+        hands = [part for part in (polytopes[k :: limits.processes] for k in range(limits.processes)) if part]
+        shares = [partial(self._searched, above, hand, limits.over) for hand in hands]
+        for share, parts in zip(shares, at_once(shares, limits.left, whole=True) if shares else [], strict=True):
+            # Where a process has failed, this one does its share.
+            found.parts.update(parts or share(limits.over))
         return found
+
+    def _searched(
+        self, above: Above, polytopes: Sequence[int], stop: Callable[[], bool], pause: Callable[[], bool]
+    ) -> dict[int, Part]:
+        """Some of the polytopes with planes."""
+        parts = [self.parts[polytope] for polytope in polytopes]
+        objectives, slopes = Rows.cat([part.rows[:1] for part in parts]), torch.stack([p.slopes for p in parts])
+        searched = above.search(self.folded, objectives, slopes, lambda: stop() or pause())
+        found = zip(polytopes, parts, searched, strict=True)
+        return {
+            polytope: replace(part, planes=planes, slopes=mine, lower=lower)
+            for polytope, part, (planes, mine, lower) in found
+        }
 
     def tree(
         self, polytope: int, reached: Callable[[Tensor], bool], left: Callable[[], float], search: Search, memory: int

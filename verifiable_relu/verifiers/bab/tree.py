@@ -8,16 +8,17 @@ counterexamples all along.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from enum import Enum, auto
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from verifiable_relu.trust.certificate import Tree as Certified
 from verifiable_relu.verifiers.bab.ascent import Ascent
 from verifiable_relu.verifiers.bab.folded import Rows
+from verifiable_relu.verifiers.bab.frontier import Frontier, Progress, State
 from verifiable_relu.verifiers.bab.nodes import Batch, Bounded, depth
 from verifiable_relu.verifiers.bab.proof import Proofs
 from verifiable_relu.verifiers.bab.recorded import Recorded
@@ -78,53 +79,6 @@ class Search:
     record: bool = field(default=False, repr=False)
 
 
-class State(Enum):
-    """What is known of a tree."""
-
-    OPEN = auto()
-    PROVED = auto()
-    REACHED = auto()
-    STUCK = auto()
-    FULL = auto()
-
-
-@dataclass(eq=False)
-class _Chunk:
-    """Open nodes with their bounds, each with the neurons that it may be split on, the likeliest first.
-
-    Columns without splits or multipliers are left out.
-    """
-
-    columns: Tensor
-    split: Tensor
-    multipliers: Tensor
-    mu: Tensor
-    bound: Tensor
-    neurons: Tensor
-
-    def take(self, count: int) -> tuple[_Chunk, _Chunk]:
-        """All but the last ``count`` nodes, and these."""
-        return self._part(slice(None, -count)), self._part(slice(-count, None))
-
-    def _part(self, chosen: slice) -> _Chunk:
-        rest = (t[chosen] for t in (self.split, self.multipliers, self.mu, self.bound, self.neurons))
-        return _Chunk(self.columns, *rest)
-
-    def batch(self, size: int) -> Batch:
-        """The nodes with all their ``size`` columns."""
-        split = torch.zeros(len(self), size, dtype=torch.int8)
-        multipliers = torch.zeros(len(self), size)
-        split[:, self.columns], multipliers[:, self.columns] = self.split, self.multipliers
-        return Batch(split, multipliers, self.mu, torch.zeros(len(self.mu), dtype=torch.long))
-
-    def __len__(self) -> int:
-        return len(self.bound)
-
-    @property
-    def bytes(self) -> int:
-        return len(self) * (5 * len(self.columns) + 4 * self.mu.shape[1] + 4 + 8 * self.neurons.shape[1])
-
-
 class Tree:
     """The proof, or refutation, that no point of the box makes all of some rows at most zero.
 
@@ -143,7 +97,6 @@ class Tree:
         work: about how many multiplications, or what takes as long, that took.
         lower: a proven lower bound, on the nodes that are closed, of the largest of the property's rows.
         closed: the part of the tree that is closed, a node with d splits counted as 2⁻ᵈ.
-        recorded: the nodes that are closed, if they are to be recorded.
     """
 
     def __init__(
@@ -165,12 +118,8 @@ class Tree:
         folded = strip.folded
         self._size = folded.size
         self._batch = max(16, min(search.batch, _WORKING // (24 * (folded.inputs + folded.size + 1))))
-        self._stack: list[_Chunk] = []
-        self.state = State.OPEN
-        self.nodes = 0
-        self.work = 0.0
-        self.lower = torch.inf
-        self.closed = 0.0
+        self._now = Progress(Frontier(folded.size))
+        self._before = self._now
         none = torch.zeros(self._size, dtype=torch.bool)
         root = Batch.roots(self._size, len(scale) - 1)
         # A line below the activation is better for being adaptive where the coefficient is positive.
@@ -179,10 +128,35 @@ class Tree:
         weight = torch.where(folded.smooth | strip.over, weight.abs(), weight)
         matter = weight.topk(min(self._size, search.adaptive)).indices
         self._ascent = Ascent(strip, none.index_fill(0, matter, True), torch.float32)
-        self.recorded = Recorded(strip, self._proofs, self._ascent.adaptive) if search.record else None
+        self._recorded = Recorded(strip, self._proofs, self._ascent.adaptive) if search.record else None
         root = Batch.roots(self._size, len(scale) - 1)
         self._at_root = float(self._margins(root, self._ascent.run(root, search.finishing))[0])
         self._bound(root)
+
+    @property
+    def state(self) -> State:
+        return self._now.state
+
+    @property
+    def nodes(self) -> int:
+        return self._now.nodes
+
+    @property
+    def work(self) -> float:
+        return self._now.work
+
+    @property
+    def lower(self) -> float:
+        return self._now.lower
+
+    @property
+    def closed(self) -> float:
+        return self._now.closed
+
+    @property
+    def waiting(self) -> int:
+        """How many nodes are open."""
+        return len(self._now.open)
 
     def advance(self) -> None:
         """Split the open nodes that are next, and bound what they are split into."""
@@ -191,28 +165,37 @@ class Tree:
     def bound(self, stop: Callable[[], bool]) -> float:
         """``lower`` for closed and open nodes together; that of the root once ``stop`` says that there is no time."""
         lower = self.lower
-        for chunk in self._stack:
-            for batch in chunk.batch(self._size).parts(self._batch):
-                if stop():
-                    return self._at_root
-                found = self._ascent.run(batch, 0)
-                lower = min(lower, float(self._margins(batch, found).min()))
+        for batch in self._now.open.batches(self._batch):
+            if stop():
+                return self._at_root
+            found = self._ascent.run(batch, 0)
+            lower = min(lower, float(self._margins(batch, found).min()))
         return max(lower, self._at_root)
+
+    def certified(self, activations: Sequence[int]) -> Certified | None:
+        """The tree as it is written, once it is proved, of a network whose activations are these nodes."""
+        return None if self._recorded is None else self._recorded.tree(self._now.leaves, activations)
+
+    def deal(self, hands: int) -> list[Frontier]:
+        """The open nodes in so many parts, each of which ``begin`` takes, here or in a copy of this process."""
+        return self._now.open.dealt(hands)
+
+    def begin(self, part: Frontier) -> None:
+        """Go on with a part of the open nodes alone, until ``end``."""
+        self._before, self._now = self._now, Progress(part)
+
+    def end(self) -> Progress:
+        """What has become of the part; the tree is as it was before ``begin``."""
+        ended, self._now = self._now, self._before
+        return ended
+
+    def take(self, progress: Progress) -> None:
+        """Take what has become of a part of the nodes."""
+        self._now.add(progress)
 
     def _children(self) -> Batch:
         """The last open nodes, split on their neurons."""
-        chosen: list[_Chunk] = []
-        count = self._batch
-        while self._stack and count:
-            chunk = self._stack.pop()
-            if len(chunk) > count:
-                rest, chunk = chunk.take(count)
-                self._stack.append(rest)
-            chosen.append(chunk)
-            count -= len(chunk)
-        nodes = Batch.cat([chunk.batch(self._size) for chunk in chosen])
-        bound, neurons = torch.cat([chunk.bound for chunk in chosen]), torch.cat([chunk.neurons for chunk in chosen])
-        return self._split(nodes, bound, neurons)
+        return self._split(*self._now.open.pop(self._batch))
 
     def _split(self, nodes: Batch, bound: Tensor, neurons: Tensor) -> Batch:
         """The children of nodes with these bounds by the best of some neurons, (nodes, choices), −1 for none."""
@@ -234,14 +217,14 @@ class Tree:
     def _bound(self, batch: Batch) -> None:
         """Bound nodes, close those that are proved, and put the others where they are split later."""
         found = self._ascent.run(batch, self._search.steps)
-        self.nodes += len(batch)
+        self._now.nodes += len(batch)
         self._count(len(batch), self._search.steps, len(found.columns))
         rest = (~self.prove(batch, found)).nonzero().squeeze(1)
         batch, blame, bound = batch[rest], found.blame[rest], found.bound[rest]
         if len(batch):
             worst = bound.topk(min(len(bound), self._search.candidates), largest=False).indices
             if self._reached(self._ascent.minimisers(batch[worst])):
-                self.state = State.REACHED
+                self._now.state = State.REACHED
                 return
             stalled = _total(blame) <= self._search.stalled * bound.abs()
             stalled |= (blame < 0).all(1)
@@ -251,8 +234,8 @@ class Tree:
                 if self._left() > 0 and self.state is State.OPEN:
                     is_open[part] = self._finish(batch, blame, part)
             self.push(batch[is_open], blame[is_open], bound[is_open])
-        if self.state is State.OPEN and not self._stack:
-            self.state = State.PROVED
+        if self.state is State.OPEN and not self.waiting:
+            self._now.state = State.PROVED
 
     def _finish(self, batch: Batch, blame: Tensor, part: Tensor) -> Tensor:
         """Which of the nodes ``part`` stay open after more steps and, where these have settled, a linear program."""
@@ -267,7 +250,7 @@ class Tree:
         if self._strip.curves is not None:
             # There are no linear programs of smooth neurons.
             if bool((is_open & last).any()):
-                self.state = State.STUCK
+                self._now.state = State.STUCK
             settled = torch.zeros_like(settled)
         for number in (is_open & settled).nonzero().squeeze(1).tolist():
             if self._left() <= 0 or self.state is not State.OPEN:
@@ -291,30 +274,31 @@ class Tree:
 
             self._lines = plain = self._strip.without_planes(self._rows)
             self._program, self._plain = Program(plain, self._rows), Proofs(plain)
-        self.work += _PROGRAM
+        self._now.work += _PROGRAM
         hint = self._program.solve(split, seconds)
         every = torch.arange(self._size)
         margins = self._proven(self._plain, split.expand(len(hint.w), -1), every, hint.w, hint.mu)
         best = float(margins.amax()) if len(margins) else -torch.inf
         if best > 0:
             self._close(split[None], best)
-            if self.recorded is not None:
+            if self._recorded is not None:
                 one = margins.argmax()[None]
-                self.recorded.closed_by_lines(split[None], hint.w[one], hint.mu[one], self._lines)
+                leaf = self._recorded.closed_by_lines(split[None], hint.w[one], hint.mu[one], self._lines)
+                self._now.leaves.append(leaf)
             return True
         points = [hint.point]
         if len(self._scale) > 1:
             # Where the objective is least, the other rows are zero at best: a point between them is further inside.
             points.append(self._program.deepest(split, seconds))
         if any(point is not None and self._reached(point) for point in points):
-            self.state = State.REACHED
+            self._now.state = State.REACHED
         elif last and self._left() > 0:
-            self.state = State.STUCK
+            self._now.state = State.STUCK
         return False
 
     def _count(self, nodes: int, steps: int, rows: int) -> None:
         """Take note of the work of so many steps with so many rows of the system."""
-        self.work += self._work(nodes, steps, rows)
+        self._now.work += self._work(nodes, steps, rows)
 
     def _work(self, nodes: int, steps: int, rows: int) -> float:
         """The work of so many steps with so many rows of the system, for so many nodes."""
@@ -330,16 +314,17 @@ class Tree:
             proved[likely] = closed
             if bool(closed.any()):
                 self._close(batch.split[likely[closed]], float(margins[closed].min()))
-                if self.recorded is not None:
+                if self._recorded is not None:
                     done = likely[closed]
                     mine = found[done]
-                    self.recorded.closed(batch.split[done], mine.columns, mine.w, batch.mu[done], mine.v)
+                    leaves = self._recorded.closed(batch.split[done], mine.columns, mine.w, batch.mu[done], mine.v)
+                    self._now.leaves.append(leaves)
         return proved
 
     def _close(self, split: Tensor, lower: float) -> None:
         """Take note of nodes (nodes, m) that are closed, with this bound."""
-        self.lower = min(self.lower, lower)
-        self.closed = min(1.0, self.closed + float((-depth(split, self._strip.folded.smooth)).exp2().sum()))
+        self._now.lower = min(self.lower, lower)
+        self._now.closed = min(1.0, self.closed + float((-depth(split, self._strip.folded.smooth)).exp2().sum()))
 
     def _margins(self, batch: Batch, found: Bounded) -> Tensor:
         """What the multipliers that were found prove."""
@@ -363,16 +348,14 @@ class Tree:
         """Keep open nodes."""
         if not len(batch):
             return
-        columns = ((batch.split != 0) | (batch.multipliers != 0)).any(0).nonzero().squeeze(1)
-        split, multipliers = batch.split[:, columns], batch.multipliers[:, columns]
         neurons = torch.zeros(len(batch), 1, dtype=torch.long)
         if self._size:
             likely, neurons = blame.topk(min(self._search.choices, self._size), 1)
             # The first is split on though nothing may be to blame.
             neurons[:, 1:].masked_fill_(likely[:, 1:] <= 0, -1)
-        self._stack.append(_Chunk(columns, split, multipliers, batch.mu, bound.float(), neurons))
-        if sum(chunk.bytes for chunk in self._stack) > self._memory and self.state is State.OPEN:
-            self.state = State.FULL
+        self._now.open.push(batch, bound, neurons)
+        if self._now.open.bytes > self._memory and self.state is State.OPEN:
+            self._now.state = State.FULL
 
 
 def gain(children: Tensor, parent: Tensor) -> Tensor:

@@ -25,6 +25,7 @@ from verifiable_relu.spec.row_batch import RowBatch
 from verifiable_relu.trust.certificate import Proof, Tighter, Tree
 from verifiable_relu.verifiers.bab.curves import IS_SMOOTH
 from verifiable_relu.verifiers.bab.forest import Candidates
+from verifiable_relu.verifiers.bab.limits import ALONE, Limits
 from verifiable_relu.verifiers.bab.rounds import Rounds, search
 from verifiable_relu.verifiers.bab.strip import Slopes
 from verifiable_relu.verifiers.bab.system import System, tree_bytes
@@ -42,6 +43,7 @@ from verifiable_relu.verifiers.base import (
     deadline,
     fault,
 )
+from verifiable_relu.verifiers.copies import most
 from verifiable_relu.verifiers.recording import Recorder, certified
 from verifiable_relu.verifiers.root import NONE, Roots, relaxation
 
@@ -59,6 +61,9 @@ class Bab:
         search: how trees are searched.
         rounds: how trees and tighter bounds of neurons take turns.
         memory: a limit in bytes on what bounds hold at once, and on what all trees of a query hold.
+        processes: how many processes share the work on a query, where it takes long and the operating system can copy
+            processes (Linux). The process that calls ``verify`` should have no other threads at work.
+        alone: the work (``Tree.work``) that one process does alone before others share the rest.
     """
 
     intermediate: Ascent = Ascent(steps=6)  # noqa: RUF009 -- frozen
@@ -66,6 +71,8 @@ class Bab:
     search: Search = field(default_factory=Search)
     rounds: Rounds = field(default_factory=Rounds)
     memory: int = MEMORY
+    processes: int = field(default=1, repr=False)
+    alone: float = field(default=ALONE, repr=False)
 
     name: ClassVar[str] = "bab"
 
@@ -146,7 +153,8 @@ class Bab:
         with torch.no_grad():
             system = System.of(candidates.query, bounds.relaxation, number, open_, self.slopes, lambda: left() <= 0)
             options = replace(self.search, record=bounds.recording)
-            found = search(system, candidates, options, self.rounds, self.memory // 2, left)
+            limits = Limits(self.memory // 2, left, most(self.processes), self.alone)
+            found = search(system, candidates, options, self.rounds, limits)
         bounds.prove(number, found.lower)
         told = f"{found.nodes} sub-problems, {found.rounds} refinements"
         margin = bounds.margin(number)
@@ -154,10 +162,9 @@ class Bab:
             return replace(candidates.found, detail=told, subproblems=found.nodes)
         # Nothing but what was proved of every polytope decides.
         if margin > 0:
-            activations = candidates.query.network.activations
             trees, done = {}, 0
-            for polytope, (order, leaves, count) in found.recorded.items():
-                trees[polytope] = (order, leaves.tree(activations), found.tighter[done:count])
+            for polytope, (order, tree, count) in found.recorded.items():
+                trees[polytope] = (order, tree, found.tighter[done:count])
                 done = count
             proof = bounds.recorded(number, trees)
             return Outcome(

@@ -1,0 +1,224 @@
+"""Several processes that share the work on a query: what they answer is what one process answers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from fractions import Fraction
+from functools import cache
+from multiprocessing import active_children
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.support.certificates import checked, over_planes, proven, recorded, written
+from tests.support.solver_cases import ball, mlp, planted, random_query, row
+from verifiable_relu.network.onnx import write_onnx
+from verifiable_relu.spec.property import Box, Property, Query
+from verifiable_relu.verifiers import boxes, copies
+from verifiable_relu.verifiers.bab import Bab, forest, refine, system
+from verifiable_relu.verifiers.bab.refine import Refinement
+from verifiable_relu.verifiers.bab.rounds import Rounds
+from verifiable_relu.verifiers.bab.tree import Search
+from verifiable_relu.verifiers.base import Budget, Outcome, Reason, Verdict, Verifier
+from verifiable_relu.verifiers.input_split import InputSplit
+from verifiable_relu.verifiers.solvers.highs import HIGHS
+from verifiable_relu.verifiers.split_recording import RecordedSplit
+
+pytestmark = pytest.mark.skipif(copies.most(2) == 1, reason="processes are copied on Linux alone")
+
+SLOW = Search(steps=1, finishing=0, exact=0.0, batch=8)
+"""A search that makes many sub-problems of a small network."""
+
+TREES = Bab(search=SLOW, rounds=Rounds(refinement=None, above=None), processes=2, alone=0)
+REFINED = Bab(search=SLOW, rounds=Rounds(Refinement(leaves=8), first=0, patience=0), processes=2, alone=0)
+SPLIT = InputSplit(batch=4, processes=3, alone=0)
+METHODS = {"trees": TREES, "refinements": REFINED, "input splits": SPLIT}
+SHARING = {"trees": forest, "refinements": refine, "input splits": boxes}
+
+QUESTIONS = {
+    "trees": [(0, -0.2, 10), (1, -1.0, 10)],
+    "refinements": [(1, -0.2, 16), (0, -0.4, 24)],
+    "input splits": [(0, -0.2, 10), (1, -0.6, 10)],
+}
+"""For each method a question (``question``) with a counterexample that is found late, and one that has none."""
+
+
+@cache
+def question(seed: int, spare: float, width: int = 10) -> Query:
+    """A query that takes some tens to thousands of sub-problems.
+
+    The first output is compared with each other one, at the least difference that is found at corners and other points,
+    more or less ``spare``; where that is positive, there is a counterexample. Layers have so many neurons as ``width``.
+    """
+    rng = np.random.default_rng(seed)
+    network = mlp(rng, (4, width, width, 5))
+    box = ball(np.round(rng.normal(size=4) * 8) / 8, 0.75)
+    shares = np.concatenate([rng.uniform(size=(20_000, 4)), rng.integers(0, 2, (200, 4))])
+    outputs = network.to(torch.float64)(torch.from_numpy(box.lower + shares * (box.upper - box.lower)))
+    values = [float((outputs[:, 0] - outputs[:, k]).min()) for k in range(1, 5)]
+    unsafe = tuple((row({0: 1, k: -1}, Fraction(v + spare)),) for k, v in enumerate(values, start=1))
+    return Query(network, Property(box, unsafe))
+
+
+def answer(method: Verifier, query: Query, seconds: float = 300.0) -> Outcome:
+    (outcome,) = method.verify([query], Budget.each(seconds, 1))
+    assert not active_children()
+    return outcome
+
+
+@contextmanager
+def counted(module: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """How many shares each piece of work of a module was dealt in."""
+    counts: list[int] = []
+
+    def counting(shares: Sequence[Callable[..., Any]], *rest: Any, **named: Any) -> list[Any]:
+        counts.append(len(shares))
+        return copies.at_once(shares, *rest, **named)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "at_once", counting)
+        yield counts
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_several_processes_answer_as_one(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    method, verdicts = METHODS[name], []
+    for query in [question(*one) for one in QUESTIONS[name]]:
+        with counted(SHARING[name], monkeypatch) as counts:
+            outcome = answer(method, query)
+        assert any(count > 1 for count in counts)
+        assert outcome.verdict is answer(replace(method, processes=1), query).verdict  # type: ignore[type-var]
+        assert outcome.margin is not None and (outcome.margin > 0) is (outcome.verdict is Verdict.UNSAT)
+        verdicts.append(outcome.verdict)
+    assert verdicts == [Verdict.SAT, Verdict.UNSAT]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_verdicts_are_those_of_enumeration(name: str) -> None:
+    for seed in range(12):
+        query, gap = random_query(seed)
+        verdict = answer(METHODS[name], query).verdict
+        assert verdict is (Verdict.SAT if gap < 0 else Verdict.UNSAT), (seed, gap)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_no_counterexample_is_denied(name: str) -> None:
+    for seed in range(4):
+        assert answer(METHODS[name], planted(seed), 3.0).verdict is not Verdict.UNSAT
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_what_several_processes_prove_is_certified(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    query, method = question(*QUESTIONS[name][1]), METHODS[name]
+    if isinstance(method, Bab):
+        method = replace(method, search=replace(method.search, record=True))
+    else:
+        method = RecordedSplit(batch=4, processes=3, alone=0)
+    with counted(SHARING[name], monkeypatch) as counts:
+        case = proven(tmp_path, write_onnx(query.network), query.property, method)
+    assert any(count > 1 for count in counts)
+    assert "unsat" in checked(tmp_path, case, written(case.records))
+
+
+def test_planes_that_several_processes_found_are_certified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    query, search = question(*QUESTIONS["trees"][1]), replace(SLOW, record=True)
+    with counted(system, monkeypatch) as counts:
+        proof = over_planes(query, search, processes=2)
+    assert counts == [2] and proof is not None
+    case = recorded(tmp_path, write_onnx(query.network), query.property, proof)
+    assert "unsat" in checked(tmp_path, case, written(case.records))
+
+
+def children() -> set[int]:
+    """The processes that this one has started."""
+    found: set[int] = set()
+    for task in Path("/proc/self/task").iterdir():
+        # A thread may have ended meanwhile.
+        with suppress(OSError):
+            found.update(map(int, (task / "children").read_text().split()))
+    return found
+
+
+@contextmanager
+def killing() -> Iterator[list[int]]:
+    """Kill this process's copies as they come, but for every third."""
+    HIGHS.start()
+    others, killed, ended = children(), list[int](), threading.Event()
+
+    def kill() -> None:
+        seen = set(others)
+        while not ended.wait(0.002):
+            for child in sorted(children() - seen):
+                seen.add(child)
+                if len(seen - others) % 3:
+                    os.kill(child, signal.SIGKILL)
+                    killed.append(child)
+
+    thread = threading.Thread(target=kill, daemon=True)
+    thread.start()
+    try:
+        yield killed
+    finally:
+        ended.set()
+        thread.join()
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_copy_that_is_killed_costs_no_more_than_its_work(name: str) -> None:
+    with killing() as killed:
+        verdicts = [answer(METHODS[name], question(*one)).verdict for one in QUESTIONS[name]]
+    assert verdicts == [Verdict.SAT, Verdict.UNSAT]
+    assert killed
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("seconds", [0.01, 0.1, 0.3])
+def test_however_short_the_time_is_no_answer_is_wrong(name: str, seconds: float) -> None:
+    for seed in range(2):
+        outcome = answer(METHODS[name], question(seed, 0.01), seconds)
+        assert outcome.verdict is not Verdict.UNSAT
+        assert outcome.verdict is Verdict.SAT or outcome.reason is Reason.TIMEOUT
+
+
+def test_memory_that_is_used_up_in_a_copy_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    with counted(forest, monkeypatch) as counts:
+        outcome = answer(replace(TREES, memory=1 << 15), question(*QUESTIONS["trees"][1]))
+    assert outcome.verdict is Verdict.UNKNOWN and outcome.reason is Reason.MEMORY
+    assert any(count > 1 for count in counts)
+
+
+def test_boxes_of_several_queries_are_shared_together() -> None:
+    queries = [question(1, spare) for spare in (-0.6, 0.01, -0.7)]
+    network = queries[0].network
+    outcomes = SPLIT.verify([Query(network, query.property) for query in queries], Budget.each(300.0, 3))
+    assert [outcome.verdict for outcome in outcomes] == [Verdict.UNSAT, Verdict.SAT, Verdict.UNSAT]
+
+
+def test_an_interrupt_ends_the_copies() -> None:
+    query = question(1, -0.6)
+    timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    timer.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            while True:
+                SPLIT.verify([query], Budget.each(300.0, 1))
+    finally:
+        signal.signal(signal.SIGINT, before)
+        timer.join()
+    assert not active_children()
+
+
+def test_a_box_of_one_point_needs_no_other_process() -> None:
+    point = np.zeros(4)
+    query = Query(question(0, -0.4).network, Property(Box(point, point), ((row({0: 1}, -100),),)))
+    for method in METHODS.values():
+        assert answer(method, query).verdict is Verdict.UNSAT

@@ -1,0 +1,143 @@
+"""Work that is dealt out among this process and copies of it, which the operating system makes (fork).
+
+A copy begins with everything that this process has prepared, and costs milliseconds, where another Python process
+would import torch first. It returns what it has found, and ends; it also ends with this process, however that ends.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from typing import Generic, TypeVar
+
+import torch
+
+Found = TypeVar("Found")
+"""The result of a share of some work."""
+
+_PATIENCE = 1.0
+"""The seconds after the end of the time limit in which copies may still return a result before they are killed."""
+
+_ENDING = 5.0
+"""The seconds that a copy that has been killed may take to end."""
+
+_SHARING = 8
+"""More processes than so many share a query's work only where that is asked for: every one needs memory."""
+
+
+def most(processes: int) -> int:
+    """The number of processes that can share work: ``processes``, but 1 where processes cannot be copied safely."""
+    # Forks of processes that use the graphical or numerical libraries of macOS may fail, and Windows has none.
+    return max(1, processes) if sys.platform == "linux" else 1
+
+
+def sharing() -> int:
+    """The number of processes that may share a query's work where nothing else is asked for: torch's threads, or 8."""
+    return min(torch.get_num_threads(), _SHARING)
+
+
+def at_once(
+    shares: Sequence[Callable[[Callable[[], bool]], Found]], left: Callable[[], float], whole: bool = False
+) -> list[Found | None]:
+    """Do several shares of some work at once: the first in this process, each of the others in a copy of it.
+
+    What the others change in memory is lost but for what they return, which must be picklable. Ctrl-C is for this
+    process alone: copies are killed when an exception ends this function.
+
+    Args:
+        shares: the shares, at least one. Each looks often at its argument, and returns soon once that is true.
+        left: tells how many seconds are left; a copy that has not returned soon after these is killed.
+        whole: whether every share is to be done to its end, rather than until the first one has ended.
+
+    Returns:
+        What each share has found; None for one whose process failed or came too late, so that nothing is known of
+        this share.
+    """
+    threads = torch.get_num_threads()
+    copies: list[_Copy[Found]] = []
+    try:
+        # More threads would not get more cores, and those that this process has started do not exist in a copy.
+        torch.set_num_threads(1)
+        for share in shares[1:]:
+            copies.append(_Copy(share, copies))
+        mine = shares[0](lambda: not whole and any(copy.has_ended() for copy in copies))
+        if not whole:
+            for copy in copies:
+                copy.hurry()
+        return [mine, *(copy.found(left) for copy in copies)]
+    finally:
+        for copy in copies:
+            copy.end()
+        torch.set_num_threads(threads)
+
+
+class _Copy(Generic[Found]):
+    """A copy of this process that does a share of the work.
+
+    Args:
+        share: the share.
+        others: the copies that were made before.
+    """
+
+    def __init__(self, share: Callable[[Callable[[], bool]], Found], others: Sequence[_Copy[Found]]) -> None:
+        context = multiprocessing.get_context("fork")
+        self._pipe, theirs = context.Pipe()
+        ours = [*(other._pipe for other in others), self._pipe]
+        self._process = context.Process(target=_serve, args=(share, theirs, ours), daemon=True)
+        # Between its start and its first line a copy has this process's handlers.
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+        try:
+            self._process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+            theirs.close()
+
+    def has_ended(self) -> bool:
+        """Whether there is a result, or no process any more."""
+        return self._pipe.poll()
+
+    def hurry(self) -> None:
+        """Have the copy return what there is by now."""
+        with suppress(OSError):
+            self._pipe.send_bytes(b"now")
+
+    def found(self, left: Callable[[], float]) -> Found | None:
+        """What the copy returns; None if it fails, or returns nothing before the time is up."""
+        while not self._pipe.poll(0.05):
+            if left() < -_PATIENCE:
+                return None
+        with suppress(EOFError, OSError):
+            found: Found | None = pickle.loads(self._pipe.recv_bytes())
+            return found
+        return None
+
+    def end(self) -> None:
+        """End the copy's process."""
+        self._process.kill()
+        self._process.join(_ENDING)
+        self._pipe.close()
+
+
+def _serve(share: Callable[[Callable[[], bool]], Found], pipe: Connection, ours: Sequence[Connection]) -> None:
+    """In a copy: do a share and send what it finds.
+
+    Args:
+        share: the share.
+        pipe: this process's end of the pipe to the process that it is a copy of.
+        ours: that process's ends of its pipes, which stay open with that process alone.
+    """
+    # Ctrl-C in a terminal is for all its processes, and is for the first one alone to handle.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    for end in ours:
+        end.close()
+    # What fails here is done again by the other process, which fails too if the share is at fault, and reports it.
+    with suppress(Exception):
+        # Where the other process has gone, there is something to be read as well: the end of the pipe.
+        pipe.send_bytes(pickle.dumps(share(pipe.poll), pickle.HIGHEST_PROTOCOL))
