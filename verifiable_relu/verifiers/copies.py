@@ -10,6 +10,7 @@ import multiprocessing
 import pickle
 import signal
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
@@ -92,7 +93,10 @@ class _Copy(Generic[Found]):
         # Between its start and its first line a copy has this process's handlers.
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
         try:
-            self._process.start()
+            with warnings.catch_warnings():
+                # Python 3.12 and later warn of threads that hold locks: those of torch and BLAS wait for work by now.
+                warnings.simplefilter("ignore", DeprecationWarning)
+                self._process.start()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
             theirs.close()
