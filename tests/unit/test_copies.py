@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import itertools
 import math
 import os
 import signal
@@ -75,6 +77,23 @@ def returns_what_cannot_be_sent(_: Pause) -> object:
 @pytest.mark.parametrize("share", [fails, is_killed, exits, returns_what_cannot_be_sent])
 def test_of_a_copy_that_fails_nothing_is_known(share: Callable[[Pause], object]) -> None:
     assert at_once([lambda _: 1, share, lambda _: 3], unlimited, whole=True) == [1, None, 3]
+    assert not active_children()
+
+
+@pytest.mark.parametrize("allowed", [0, 1])
+def test_where_no_more_processes_are_allowed_the_shares_that_were_not_done_are_known(
+    allowed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fork, forks = os.fork, itertools.count()
+
+    def limited() -> int:
+        if next(forks) >= allowed:
+            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+        return fork()
+
+    monkeypatch.setattr(os, "fork", limited)
+    shares: list[Callable[[Pause], int]] = [lambda _, k=k: k for k in range(3)]  # type: ignore[misc]
+    assert at_once(shares, unlimited, whole=True) == [0, *range(1, 1 + allowed), *[None] * (2 - allowed)]
     assert not active_children()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import threading
@@ -200,6 +201,18 @@ def test_boxes_of_several_queries_are_shared_together() -> None:
     network = queries[0].network
     outcomes = SPLIT.verify([Query(network, query.property) for query in queries], Budget.each(300.0, 3))
     assert [outcome.verdict for outcome in outcomes] == [Verdict.UNSAT, Verdict.SAT, Verdict.UNSAT]
+
+
+def test_no_boxes_are_halved_whose_query_is_out_of_time_though_another_query_has_time() -> None:
+    now = itertools.count()
+    queries = [question(1, spare) for spare in (-0.6, -0.7)]
+    queries = [Query(queries[0].network, query.property) for query in queries]
+    frontier = SPLIT.frontier(queries[0].network, queries, Budget([0.02, 1e9], clock=lambda: next(now) / 1000))
+    hand = [part[:1] for part in (frontier.lower, frontier.upper, frontier.owner)]
+    with torch.no_grad():
+        share = frontier.go_on_elsewhere(hand, lambda: False)
+    # By its 150th box the query would be proved.
+    assert len(share.owner) and share.boxes[0] < 50
 
 
 def test_an_interrupt_ends_the_copies() -> None:

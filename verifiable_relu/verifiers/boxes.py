@@ -147,9 +147,11 @@ class Frontier:
         hands = [[part[number::count].clone() for part in boxes] for number in range(count)]
         self.lower, self.upper, self.owner = hands[0]
         began = time.perf_counter()
+        start, allowance = self.budget.clock(), self.budget.subset(self.undecided()).total()
+        left = lambda: allowance - (self.budget.clock() - start)  # noqa: E731
         shares: list[Callable[[Callable[[], bool]], Share | None]] = [self._go_on]
         shares += [partial(self.go_on_elsewhere, hand) for hand in hands[1:]]
-        for hand, share in zip(hands[1:], at_once(shares, self.budget.total)[1:], strict=True):
+        for hand, share in zip(hands[1:], at_once(shares, left)[1:], strict=True):
             # Nothing is known of what was dealt to a process that failed.
             self._put(*(hand if share is None else (share.lower, share.upper, share.owner)))
             if share is None:
@@ -160,7 +162,8 @@ class Frontier:
         self._alone = now + self.options.alone if now - began < _SHORT else now
 
     def _go_on(self, pause: Callable[[], bool]) -> None:
-        while self.frontier_size and any(self.budget.remaining(i) > 0 for i in self.undecided()):
+        # A query that is out of time is closed, and its boxes dropped, where the frontier is settled: not here.
+        while self.frontier_size and all(self.budget.remaining(i) > 0 for i in self.owner.unique().tolist()):
             self.step()
             if pause():
                 break

@@ -56,21 +56,24 @@ def at_once(
         whole: whether every share is to be done to its end, rather than until the first one has ended.
 
     Returns:
-        What each share has found; None for one whose process failed or came too late, so that nothing is known of
-        this share.
+        What each share has found; None for one whose process could not be made, failed or came too late, so that
+        nothing is known of this share.
     """
     threads = torch.get_num_threads()
     copies: list[_Copy[Found]] = []
     try:
         # More threads would not get more cores, and those that this process has started do not exist in a copy.
         torch.set_num_threads(1)
-        for share in shares[1:]:
-            copies.append(_Copy(share, copies))
+        # Where the system allows no further process, pipe or memory, the rest is left to those that there are.
+        with suppress(OSError):
+            for share in shares[1:]:
+                copies.append(_Copy(share, copies))
         mine = shares[0](lambda: not whole and any(copy.has_ended() for copy in copies))
         if not whole:
             for copy in copies:
                 copy.hurry()
-        return [mine, *(copy.found(left) for copy in copies)]
+        missing = len(shares) - 1 - len(copies)
+        return [mine, *(copy.found(left) for copy in copies), *[None] * missing]
     finally:
         for copy in copies:
             copy.end()
