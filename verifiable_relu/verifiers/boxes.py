@@ -1,9 +1,9 @@
 """The sub-boxes of a search that splits inputs: bounded, tried for counterexamples, clipped and halved, in batches.
 
-**Bounds.** Networks of ReLUs of whose inputs few vary are bounded by zonotopes first (``bounds.zonotope``), which cost
-a fraction of CROWN's bounds of all neurons; rows of the output then go back by CROWN over these. A query that is not
-through after ``cheap`` boxes has every neuron that is still unstable bounded by CROWN, too: that takes about twice the
-time for each box, and hundreds of boxes less where zonotopes are loose. Other networks are bounded by CROWN alone.
+**Bounds.** Networks of ReLUs of whose inputs few vary are bounded by zonotopes (``bounds.zonotope``), which cost a
+fraction of CROWN's bounds of all neurons; rows of the output then go back by CROWN over these. CROWN's bounds of the
+neurons that zonotopes leave unstable would save a tenth to a third of the boxes, and cost more than that. Other
+networks are bounded by CROWN alone.
 
 **Which input is halved** is decided by what it has to do with the width of the output's rows: directly, and by way of
 every unstable ReLU's contribution, of which each input has a share (``Zonotopes.influence``). Without zonotopes that is
@@ -49,6 +49,10 @@ if TYPE_CHECKING:
 
 _SHORT = 0.2
 """Seconds: where one process had no boxes left so soon, copies are not made again at once."""
+
+
+_WIDE = 128
+"""A frontier of fewer boxes has these cut several times at once, so that the next batch is a large one."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,13 +203,9 @@ class Frontier:
             if before <= self.options.easy < self.boxes[local]:
                 hard.append(local)
         self._steps += 1
-        late = torch.tensor([count > self.options.cheap for count in self.boxes], device=owner.device)[owner]
         try:
             self._search(hard)
-            for thorough in (False, True):
-                alike = late == thorough
-                if alike.any():
-                    self._bound(lower[alike], upper[alike], owner[alike], thorough)
+            self._bound(lower, upper, owner)
         except OutOfTime:
             # These boxes are not in the frontier any more, and nothing is known of them.
             for local in owner.unique().tolist():
@@ -214,7 +214,7 @@ class Frontier:
         self._charge(owner)
         self._drop()
 
-    def _bound(self, lower: Tensor, upper: Tensor, owner: Tensor, thorough: bool) -> None:
+    def _bound(self, lower: Tensor, upper: Tensor, owner: Tensor) -> None:
         """Drop of these boxes those that are proved, and put the others back, clipped and halved.
 
         Raises:
@@ -225,7 +225,7 @@ class Frontier:
         box = Bounds(lower.reshape(shape), upper.reshape(shape))
         start, allowance = self.budget.clock(), self.budget.subset(owner.unique().tolist()).total()
         stop = deadline(lambda: self.budget.clock() - start, allowance)
-        lines = self.lines(box, rows, owner, thorough, stop)
+        lines = self.lines(box, rows, owner, stop)
         margins = rows.margins(lines.values)
 
         proved = margins > 0
@@ -248,14 +248,13 @@ class Frontier:
         left = left[margins[left].argsort(descending=True, stable=True)]
         self.halve(clipped.box.lower[left], clipped.box.upper[left], owner[left], lines.influence[left])
 
-    def lines(self, box: Bounds, rows: RowBatch, owner: Tensor, thorough: bool, stop: Callable[[], bool]) -> Lines:
+    def lines(self, box: Bounds, rows: RowBatch, owner: Tensor, stop: Callable[[], bool]) -> Lines:
         """Linear lower bounds of the rows over boxes that belong to these queries.
 
         Args:
             box: (batch, *input_shape).
             rows: those of the boxes' properties, as a batch.
             owner: (batch,) the query of each box.
-            thorough: whether every neuron that is unstable by zonotopes is bounded by CROWN, too.
             stop: asked now and then.
         """
         forms = Zonotopes(self.network, box, self.options.symbols, stop) if self.by_zonotopes else None
@@ -263,7 +262,7 @@ class Frontier:
             self.network,
             box,
             known=None if forms is None else forms.pre,
-            crown=forms is None or thorough,
+            crown=forms is None,
             memory=self.memory,
             stop=stop,
             max_unstable=self.options.most,
@@ -329,7 +328,7 @@ class Frontier:
 
     def halve(self, lower: Tensor, upper: Tensor, owner: Tensor, influence: Tensor) -> None:
         """Put the boxes back, each cut along its most influential inputs: several while the frontier is small."""
-        for _ in range(max(1, (self.batch // (2 * max(1, len(owner)))).bit_length())):
+        for _ in range(max(1, (min(self.batch, _WIDE) // (2 * max(1, len(owner)))).bit_length())):
             width = upper - lower
             score = torch.where(width > 0, influence * width + 1e-9 * width, -1.0)
             best, dimension = score.max(1)

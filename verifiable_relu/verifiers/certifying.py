@@ -28,8 +28,7 @@ def recording(verifier: Verifier) -> Verifier:
     if isinstance(verifier, Bab):
         return replace(verifier, search=replace(verifier.search, record=True))
     if isinstance(verifier, InputSplit):
-        own = {"symbols", "cheap"}
-        names = (field.name for field in fields(InputSplit) if field.name not in own)
+        names = (field.name for field in fields(InputSplit) if field.name != "symbols")
         return RecordedSplit(**{name: getattr(verifier, name) for name in names})
     return verifier
 

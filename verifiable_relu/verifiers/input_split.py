@@ -31,7 +31,6 @@ class InputSplit:
         batch: most sub-boxes bounded at once.
         most: layers with more unstable neurons in a box are not bounded by CROWN there.
         symbols: how many unstable neurons of a layer have a noise symbol of their own in a zonotope.
-        cheap: how many boxes of a query are bounded by zonotopes alone.
         attacks: boxes are attacked in every so-manieth step.
         pgd: how they are attacked.
         easy: a query that is not through after so many boxes is attacked as a whole.
@@ -43,10 +42,9 @@ class InputSplit:
         alone: the seconds that one process searches alone before others share the boxes.
     """
 
-    batch: int = 128
+    batch: int = 256
     most: int = 512
     symbols: int = 256
-    cheap: int = 4096
     attacks: int = 4
     pgd: Pgd = Pgd(steps=10, starts=8)  # noqa: RUF009 -- frozen
     easy: int = 512

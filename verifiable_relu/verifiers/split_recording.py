@@ -1,7 +1,7 @@
 """``split``, recording what proves each of its boxes (``trust.certificate.Cover``).
 
 A box is proven by its zonotope alone, of which nothing needs to be written but which row of each polytope is positive;
-or, where zonotopes do not apply or were not enough for many boxes, by CROWN's bounds of its neurons, which are written.
+or, where zonotopes do not apply, by CROWN's bounds of its neurons, which are written.
 Nothing is cut off: what halving leaves covers the query's box.
 """
 
@@ -37,8 +37,6 @@ class RecordedSplit(InputSplit):
 
     # Whoever checks a zonotope gives every unstable neuron a symbol.
     symbols: int = 1 << 30
-    # CROWN's bounds take a hundred times as long to check.
-    cheap: int = 1 << 14
 
     def frontier(self, network: Network, queries: Sequence[Query], budget: Budget) -> Frontier:
         return _Recorded(self, network, queries, budget)
@@ -62,7 +60,7 @@ class _Recorded(Frontier):
         # The network of the file is what the certificate speaks of.
         return network
 
-    def lines(self, box: Bounds, rows: RowBatch, owner: Tensor, thorough: bool, stop: Callable[[], bool]) -> Lines:
+    def lines(self, box: Bounds, rows: RowBatch, owner: Tensor, stop: Callable[[], bool]) -> Lines:
         below = rows.bound.new_full((), -torch.inf)
         if not self.by_zonotopes:
             return self._by_claims(box, rows, owner, stop)
@@ -75,16 +73,8 @@ class _Recorded(Frontier):
         )
         values = torch.nextafter(values - rows.bound - _SPARE * size, below)
         found = Lines(values, coefficients, self.influence(box, rows, coefficients, forms))
-        proved = rows.margins(values) > 0
-        for number in proved.nonzero().squeeze(1).tolist():
+        for number in (rows.margins(values) > 0).nonzero().squeeze(1).tolist():
             self._keep(box, number, owner, _positive(rows, values, number))
-        rest = (~proved).nonzero().squeeze(1)
-        if thorough and len(rest):
-            part = rows.take(rest)
-            mine = torch.isin(rows.sample, rest)
-            claimed = self._by_claims(Bounds(box.lower[rest], box.upper[rest]), part, owner[rest], stop)
-            found.values[mine] = torch.maximum(found.values[mine], claimed.values)
-            found.coefficients[mine] = claimed.coefficients
         return found
 
     def _by_claims(self, box: Bounds, rows: RowBatch, owner: Tensor, stop: Callable[[], bool]) -> Lines:
