@@ -3,9 +3,11 @@
     python -m benchmarks.verification.competition
     python -m benchmarks.verification.competition oval21 mnist_fc --modes campaign --pin 1
     python -m benchmarks.verification.competition --set peers --modes process
+    python -m benchmarks.verification.competition --set peers --modes process cores --results benchmarks/results/cores
 
 Verdicts are judged by the competition's consensus. Each family is answered twice: as one campaign in one process, and
-with one process for every instance (as the competition runs tools). Each answer is a record: what was interrupted or
+with one process for every instance (as the competition runs tools). With the mode ``cores`` every instance has a
+command of its own, whose search is shared by a process for each core. Each answer is a record: what was interrupted or
 killed goes on after the last one. Needs the benchmarks under VERIFIABLE_RELU_DATA/vnncomp, and matplotlib for the
 figure. The answers of other tools are read once, from ``peers/peers.csv`` beside that folder, and kept as records.
 """
@@ -22,7 +24,11 @@ from benchmarks.verification import competition_asking, competition_instances, c
 from verifiable_relu.errors import InputError
 from verifiable_relu.study.records import Records
 
-MODES = {"campaign": competition_asking.campaign, "process": competition_asking.processes}
+MODES = {
+    "campaign": competition_asking.campaign,
+    "process": competition_asking.processes,
+    "cores": competition_asking.sharing,
+}
 SETS = ("standing", "peers")
 
 
@@ -67,7 +73,9 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--method", default="auto", help="of certify (default auto)")
     parser.add_argument("--limit", type=float, default=60.0, help="seconds per instance at the most (default 60)")
     parser.add_argument("--count", type=int, help="only the first COUNT instances of each family")
-    parser.add_argument("--modes", nargs="+", choices=MODES, default=tuple(MODES), help="(default both)")
+    parser.add_argument(
+        "--modes", nargs="+", choices=MODES, default=("campaign", "process"), help="(default %(default)s)"
+    )
     parser.add_argument("--pin", type=int, metavar="CORE", help="run everything on this core alone (Linux)")
     parser.add_argument(
         "--peers", type=Path, metavar="CSV", help="answers of other tools (default ../peers/peers.csv beside the data)"

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import verifiable_relu
 from benchmarks.verification.competition_instances import Instance
+from verifiable_relu.certify_options import cores
 from verifiable_relu.errors import InputError
 from verifiable_relu.study.machine import commit, load_average
 from verifiable_relu.study.records import Records
@@ -113,8 +114,15 @@ def certify(patience: float, *arguments: str) -> Ran:
     return Ran(status, (said.strip().splitlines() or [""])[-1], wall, cpu)
 
 
-def processes(question: Question, instances: Sequence[Instance], records: Records) -> None:
-    """One process, and one record of kind ``answer``, for each instance that has none."""
+def processes(question: Question, instances: Sequence[Instance], records: Records, jobs: int = 1) -> None:
+    """One command, and one record of kind ``answer``, for each instance that has none.
+
+    Args:
+        question: what is asked.
+        instances: of the family.
+        records: of the study.
+        jobs: how many processes share the search.
+    """
     from rich.console import Console
     from rich.progress import track
 
@@ -125,11 +133,16 @@ def processes(question: Question, instances: Sequence[Instance], records: Record
         seconds = question.seconds(instance)
         with tempfile.TemporaryDirectory() as folder:
             asked = ("--spec", vnnlib, "--net", onnx, "--method", question.method, "--timeout", str(seconds))
-            ran = certify(3 * seconds + 120, *asked, "--out", folder, "--quiet")
+            ran = certify(3 * seconds + 120, *asked, "--out", folder, "--quiet", "--jobs", str(jobs))
             result = _results(Path(folder)).get((onnx, vnnlib))
         found = {"seconds": round(ran.wall, 3), "cpu": round(ran.cpu, 3), "load": round(load_average(), 2)}
         complaint = ran.complaint or f"it ended with status {ran.status}"
         records.append("answer", {**question.of(instance), **_told(result, complaint), **found, **_known(instance)})
+
+
+def sharing(question: Question, instances: Sequence[Instance], records: Records) -> None:
+    """As ``processes``, with a search that a process for each core shares."""
+    processes(question, instances, records, cores())
 
 
 def campaign(question: Question, instances: Sequence[Instance], records: Records) -> None:

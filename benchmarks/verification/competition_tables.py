@@ -16,6 +16,9 @@ SOLVED = ("sat", "unsat")
 PROOFS = ("rounded", "exact")
 """How far an unsat is trusted that rests on bounds with rounding accounted for, or on exact arithmetic."""
 
+ALONE = ("process", "cores")
+"""The modes in which every instance has a command of its own."""
+
 KEYS = ("family", "set", "mode", "method", "limit")
 """Of an answer: what was asked, and how."""
 
@@ -43,6 +46,9 @@ _NAMES = {
     "neuralsat": "NeuralSAT",
     "marabou": "Marabou",
 }
+_LONG = 10.0
+"""Seconds of a command: of shorter ones the most goes into starting up, which is not shared."""
+
 _SHORTEST = 1e-3
 """Seconds; the figure shows shorter ones as this."""
 
@@ -95,7 +101,7 @@ def families(records: Sequence[Record]) -> Table:
         undecided = len(mine) - count["sat"] - count["unsat"] - count["error"]
         counts = (len(mine), count["sat"], count["unsat"], proven, undecided, count["error"])
         whole = wholes.get(key)
-        if key[KEYS.index("mode")] == "process":
+        if key[KEYS.index("mode")] in ALONE:
             wall, cpu = (sum(record[name] for record in mine) for name in ("seconds", "cpu"))
         elif whole is not None and whole["count"] == len(mine):
             wall, cpu = whole["seconds"], whole["cpu"]
@@ -105,6 +111,32 @@ def families(records: Sequence[Record]) -> Table:
         against = (sum(map(wrong, mine)), sum(map(outvoted, mine)))
         rows.append((*key, *counts, *against, wall, cpu, slowest))
     return Table((*columns, *times), rows, {"limit, s": "g", **dict.fromkeys(times, ".1f")})
+
+
+def shared(records: Sequence[Record]) -> Table:
+    """A row per family that was asked by one process and by one for each core: what both solved, and in what time.
+
+    The second of each pair of rows has only the instances on which one process works for ``_LONG`` seconds or more.
+    """
+    columns = ("family", "one process takes", "asked", "solved by one", "solved by all cores", "solved by both")
+    times = ("one: wall s", "all cores: wall s", "one: CPU s", "all cores: CPU s")
+    rows: list[tuple[Cell, ...]] = []
+    alone, together = (ours(records, mode) for mode in ALONE)
+    for method in (name for name in alone if name in together):
+        one, all_ = alone[method], together[method]
+        for family in dict.fromkeys(key[0] for key in one):
+            asked = [key for key in one if key[0] == family and key in all_]
+            for title, least in (("any time", 0.0), (f"{_LONG:g} s or more", _LONG)):
+                mine = {key for key in asked if one[key]["seconds"] >= least}
+                if not mine:
+                    continue
+                won = [mine & solved(answers, "seconds").keys() for answers in (one, all_)]
+                both = won[0] & won[1]
+                sums = [
+                    sum(answers[key][name] for key in both) for name in ("seconds", "cpu") for answers in (one, all_)
+                ]
+                rows.append((family, title, len(mine), *map(len, won), len(both), *sums))
+    return Table((*columns, *times), rows, dict.fromkeys(times, ".1f"))
 
 
 def deciders(records: Sequence[Record]) -> Table:
@@ -254,8 +286,8 @@ def page(records: Sequence[Record], folder: Path) -> Page:
         families(records),
         "*set*: *standing*, the whole family (of safenlp the first 300 instances), or *peers*, the instances that "
         "other tools were asked about on such a machine. *mode*: *campaign*, one process for the whole family; "
-        "*process*, one for each instance, start-up included. *limit*: per instance, where the competition did not "
-        "give less. "
+        "*process*, one for each instance, start-up included; *cores*, for each instance one for each core. *limit*: "
+        "per instance, where the competition did not give less. "
         "*proven*: those of the unsats that rest on bounds with rounding accounted for or on exact arithmetic, and not "
         "on a solver's word in floating point. *wrong*: sat where the competition's tools agree on unsat, or unsat "
         "where they agree on sat or a counterexample of theirs was replayed. *outvoted*: unlike the majority where "
@@ -265,6 +297,14 @@ def page(records: Sequence[Record], folder: Path) -> Page:
     if figure(records, folder / "competition.png"):
         made.add("![instances solved within so many seconds](competition.png)")
     _beside(made, records)
+    cores = shared(records)
+    if cores.rows:
+        made.add(
+            "## Several processes for one query",
+            "Every instance by a command of its own, start-up included, whose search has one process or one for each "
+            "core. The times are those of the instances that both solved; those of other instances are limits.",
+            cores,
+        )
     made.add(
         "## Beside the competition",
         "How many instances the tools solved in the competition within the limit of our answers, on the competition's "

@@ -37,11 +37,19 @@ ANSWERS = {"agreed": SAT, "disputed": SAT, "replayed": LATE}
 
 
 class Certify:
-    """The command, with an answer for each property file; at one without an answer it ends as it is told to."""
+    """The command, with an answer for each property file; at one without an answer it ends as it is told to.
+
+    Attributes:
+        calls: the name of each property that it was asked about, or ``campaign``.
+        jobs: the processes that each call was to have.
+    """
+
+    ran = FINE
 
     def __init__(self, answers: dict[str, Result], end: Callable[[], Ran] = lambda: CRASHED) -> None:
         self.answers, self.end = answers, end
         self.calls: list[str] = []
+        self.jobs: list[int] = []
 
     def __call__(self, patience: float, *arguments: str) -> Ran:
         value = dict(pairwise(arguments))
@@ -51,13 +59,14 @@ class Certify:
             [row[:2] for row in csv.reader(spec.read_text().splitlines())] if many else [[value["--net"], str(spec)]]
         )
         self.calls += ["campaign"] if many else [spec.stem]
+        self.jobs.append(int(value["--jobs"]))
         with Store(value["--out"]) as store:
             for onnx, vnnlib in asked:
                 answer = self.answers.get(Path(vnnlib).stem)
                 if answer is None:
                     return self.end()
                 store.append(Result(**{**vars(answer), "onnx": onnx, "vnnlib": vnnlib}))
-        return FINE
+        return self.ran
 
 
 def interrupted() -> Ran:
@@ -130,7 +139,7 @@ def test_an_unsat_is_proven_unless_it_is_trusted_as_floating_point(
     assert (record["decided_by"], record["unstable"], record["seconds"], record["cpu"]) == ("bab", 7, 1.0, 0.75)
 
 
-@pytest.mark.parametrize("mode", ["campaign", "process"])
+@pytest.mark.parametrize("mode", ["campaign", "process", "cores"])
 def test_an_instance_at_which_the_command_crashes_is_an_error_with_its_complaint(
     family: Path, out: Path, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
@@ -182,6 +191,25 @@ def test_the_page_has_every_table_the_figure_and_all_answers(
         assert part in printed
     assert (out / "competition.png").stat().st_size > 0
     assert len((out / "competition.csv").read_text().splitlines()) == 1 + 6
+
+
+def test_one_process_and_one_for_each_core_are_compared_on_what_both_solve(
+    family: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(competition_asking, "cores", lambda: 3)
+    slow = Ran(0, "", 12.0, 11.0)
+    for mode, answers, ran in (
+        ("process", {"agreed": PROVEN, "disputed": PROVEN, "replayed": LATE}, slow),
+        ("cores", {"agreed": PROVEN, "disputed": LATE, "replayed": SAT}, FINE),
+    ):
+        certify = Certify(answers)
+        monkeypatch.setattr(Certify, "ran", ran)
+        ask(out, certify, monkeypatch, "--modes", mode)
+        assert certify.jobs == [{"process": 1, "cores": 3}[mode]] * 3
+    assert competition_tables.shared(read_records(out)).rows == [
+        ("shapes", "any time", 3, 2, 2, 1, 12.0, 1.0, 11.0, 0.75),
+        ("shapes", "10 s or more", 3, 2, 2, 1, 12.0, 1.0, 11.0, 0.75),
+    ]
 
 
 PEERS = """\
