@@ -35,6 +35,11 @@ def _negative(right: Right, *args: object) -> Tensor:
     return -right(*args)
 
 
+def _bounds_dropped(right: Right, rows: RowBatch, *args: Tensor) -> RowBatch:
+    found = right(rows, *args)
+    return replace(found, bound=found.bound - found.bound.abs())
+
+
 def _constants_dropped(right: Right, folding: Folding, index: int, name: str) -> Dyadic:
     found = right(folding, index, name)
     return Dyadic(0 * found.numbers, found.exponent) if name in ("bias", "shift") else found
@@ -207,6 +212,11 @@ IN_VERIFIERS: tuple[Fault, ...] = (
         "a union of polytopes taken for their intersection",
         "points",
         instead("spec.row_batch:RowBatch.least", _intersection),
+    ),
+    Fault(
+        "a sum of rows without the sum of their bounds",
+        "agreement",
+        instead("spec.row_batch:RowBatch.sums", _bounds_dropped),
     ),
     Fault(
         "half of a split box forgotten",

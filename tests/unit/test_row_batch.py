@@ -76,3 +76,41 @@ def test_a_witness_is_a_point_of_its_box(ends: tuple[float, float], x: float) ->
     assert box.contains((value,))
     inside = low <= x <= high and float(np.float32(np.clip(x, -3e38, 3e38))) == x
     assert not inside or value == Fraction(x)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    polytopes=st.lists(st.lists(rows, min_size=1, max_size=3).map(tuple), min_size=1, max_size=3).map(tuple),
+    weights=st.lists(st.integers(0, 1024), min_size=3, max_size=3),
+    y=st.lists(numbers, min_size=2, max_size=2),
+)
+def test_a_sum_of_rows_holds_where_all_of_them_hold_and_is_no_larger_than_the_largest(
+    polytopes: tuple[Polytope, ...], weights: list[int], y: list[Fraction]
+) -> None:
+    batch = RowBatch.of([Property(Box(np.zeros(1), np.ones(1)), polytopes)], 2)
+    count = torch.bincount(batch.polytope, minlength=len(batch.owner)).tolist()
+    given_ = [part for part, number in enumerate(count) if number]
+    members = [(batch.polytope == part).nonzero().flatten().tolist() for part in given_]
+    width = max((len(mine) for mine in members), default=1)
+    padded = [mine + [0] * (width - len(mine)) for mine in members]
+    zeroed = [weights[: len(mine)] + [0] * (width - len(mine)) for mine in members]
+    index = torch.tensor(padded, dtype=torch.long).reshape(-1, width)
+    sums = batch.sums(torch.tensor(given_, dtype=torch.long), index, torch.tensor(zeroed).double().reshape(-1, width))
+    both = batch.and_sums(sums)
+    assert both.matrix.tolist() == batch.matrix.tolist() + sums.matrix.tolist()
+    for row in range(len(batch.bound), len(both.bound)):
+        part = int(both.polytope[row])
+        assert both.sample[row] == batch.owner[part]
+        mine = (batch.polytope == part).nonzero().flatten().tolist()
+        values = [slack(batch, one, y) / Fraction(float(batch.scale[one])) for one in mine]
+        assert slack(both, row, y) / Fraction(float(both.scale[row])) <= max(values) + abs(max(values)) / 2**50
+        assert max(values) > 0 or slack(both, row, y) <= 0, "the polytope's point is cut off by a sum of its rows"
+
+
+def test_sums_that_float64_cannot_hold_are_left_out() -> None:
+    large, small = Row(((0, Fraction(2**52)),), Fraction(0)), Row(((0, Fraction(1)),), Fraction(1))
+    batch = RowBatch.of([Property(Box(np.zeros(1), np.ones(1)), ((large, small), (small, small)))], 1)
+    members = torch.tensor([[0, 1], [2, 3]])
+    found = batch.sums(torch.tensor([0, 1]), members, torch.tensor([[512.0, 3.0], [1.0, 2.0]]))
+    assert (found.polytope.tolist(), found.matrix.tolist(), found.scale[0] >= 3) == ([1], [[3.0]], True)
+    assert 3 <= found.bound[0] < 3.0001

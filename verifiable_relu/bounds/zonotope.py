@@ -188,18 +188,22 @@ class Zonotopes:
             (R,) values, and (R, inputs) coefficients that are off by a few units of roundoff of themselves.
         """
         form, info = self.output, torch.finfo(matrix.dtype)
-        generators = form.generators.flatten(2)[sample]
-        along = torch.einsum("ro,rko->rk", matrix, generators)
+        middle, along = self.along(matrix, sample)
         center, size, error = (part.flatten(1)[sample] for part in (form.center, form.size, form.error))
         row = matrix.abs()
         relative = rounding.gamma(matrix.shape[1] + along.shape[1] + 16, matrix.dtype)
-        lost = 2 * relative * (row * (center.abs() + size)).sum(1) + 4 * info.tiny * generators.shape[1:].numel()
-        values = (matrix * center).sum(1) - along.abs().sum(1) - (row * error).sum(1) - lost
+        lost = 2 * relative * (row * (center.abs() + size)).sum(1) + 4 * info.tiny * along.shape[1] * matrix.shape[1]
+        values = middle - along.abs().sum(1) - (row * error).sum(1) - lost
         radius = self.radius[sample]
         own = along[:, : len(self.varying)] / radius
         coefficients = matrix.new_zeros(len(matrix), self.share.shape[2])
         coefficients[:, self.varying] = torch.where(radius > 0, own, 0.0)
         return values, coefficients
+
+    def along(self, matrix: Tensor, sample: Tensor) -> tuple[Tensor, Tensor]:
+        """The forms of rows·y without their errors: centers (R,) and coefficients (R, symbols), rounding aside."""
+        center, generators = self.output.center.flatten(1), self.output.generators.flatten(2)
+        return (matrix * center[sample]).sum(1), torch.einsum("ro,rko->rk", matrix, generators[sample])
 
     def influence(self, matrix: Tensor, sample: Tensor) -> Tensor:
         """How much of the width of rows·y comes from each input, directly and by way of unstable ReLUs.
@@ -211,8 +215,7 @@ class Zonotopes:
         Returns:
             (R, inputs), in units of the rows; rounding is not accounted for.
         """
-        generators = self.output.generators.flatten(2)
-        widths = torch.einsum("ro,rko->rk", matrix, generators[sample]).abs()
+        widths = self.along(matrix, sample)[1].abs()
         return torch.einsum("rk,rki->ri", widths, self.share[sample, : widths.shape[1]])
 
 

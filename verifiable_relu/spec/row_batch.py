@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
@@ -187,6 +187,50 @@ class RowBatch:
         polytope = self.polytope[row] - first[self.sample[row]] + position[row_of]
         values = self.matrix[row], self.bound[row], self.scale[row]
         return RowBatch(*values, row_of, polytope, polytope_of, self.origin[chosen], len(samples))
+
+    def sums(self, polytopes: Tensor, members: Tensor, weights: Tensor) -> RowBatch:
+        """A row for each of some polytopes: a weighted sum of its rows, which is at most 0 where all of these are.
+
+        Coefficients are integers, as are weights, so that sums below 2⁵³ are exact; polytopes with larger ones are left
+        out. Bounds are rounded up. A sum's value divided by its scale Σ w·scale is a mean of the rows' values, each
+        divided by its own scale, and so at most the largest of them.
+
+        Args:
+            polytopes: (p,) their numbers.
+            members: (p, r) rows of each.
+            weights: (p, r) their weights: integers, none negative; 0 where there is no such row.
+
+        Returns:
+            A batch with the samples and polytopes of this one, of which others have no row.
+        """
+        import torch
+
+        matrix = self.matrix[members]
+        exact = ((weights[..., None] * matrix.abs()).sum(1).amax(1) < 2**53) & (weights.sum(1) > 0)
+        polytopes, members, weights, matrix = polytopes[exact], members[exact], weights[exact], matrix[exact]
+        up = weights.new_full((), math.inf)
+        terms = weights * self.bound[members]
+        # Twice what the products and the sum may be off by.
+        lost = 2 * (weights.shape[1] + 2) * torch.finfo(terms.dtype).eps * terms.abs().sum(1)
+        bound = torch.nextafter(terms.sum(1) + lost, up)
+        scale = torch.nextafter((weights * self.scale[members]).sum(1) * (1 + 2 * torch.finfo(terms.dtype).eps), up)
+        owner = self.owner[polytopes]
+        total = (weights[..., None] * matrix).sum(1)
+        return RowBatch(total, bound, scale, owner, polytopes, self.owner, self.origin, self.samples)
+
+    def and_sums(self, sums: RowBatch) -> RowBatch:
+        """These rows, and behind them their ``sums``: a batch of which ``take`` takes none."""
+        import torch
+
+        both = (self, sums)
+        return replace(
+            self,
+            matrix=torch.cat([rows.matrix for rows in both]),
+            bound=torch.cat([rows.bound for rows in both]),
+            scale=torch.cat([rows.scale for rows in both]),
+            sample=torch.cat([rows.sample for rows in both]),
+            polytope=torch.cat([rows.polytope for rows in both]),
+        )
 
     def unscaled(self, row_values: Tensor) -> Tensor:
         """The values (…, rows) of matrix·y − bound divided by ``scale``, rounded down: in the units of the margin."""

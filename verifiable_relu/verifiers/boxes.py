@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from verifiable_relu.bounds import TUNING, Bounds, crown_relaxation, input_box
+from verifiable_relu.bounds import TUNING, Bounds, Relaxation, crown_relaxation, input_box
 from verifiable_relu.bounds.chunks import chunk_size, groups
 from verifiable_relu.bounds.rounding import covers
 from verifiable_relu.bounds.zonotope import NARROW, Zonotopes, box_bytes, takes
@@ -43,6 +43,7 @@ from verifiable_relu.verifiers.base import Budget, Outcome, Reason, Trust, Verdi
 from verifiable_relu.verifiers.box_attack import BoxAttack
 from verifiable_relu.verifiers.clipping import Clipped, clip
 from verifiable_relu.verifiers.copies import at_once, most
+from verifiable_relu.verifiers.sums import sums
 
 if TYPE_CHECKING:
     from verifiable_relu.verifiers.input_split import InputSplit
@@ -60,11 +61,13 @@ class Lines:
     """Linear lower bounds of the rows of properties over a batch of boxes.
 
     Attributes:
+        rows: what is bounded: the rows of the boxes' properties, and sums of them perhaps.
         values: (rows,) lower bounds of matrix·y − bound.
         coefficients: (rows, inputs) of the linear bounds that have these least values.
         influence: (boxes, inputs) what halving each input is worth per unit of its width; of any scale.
     """
 
+    rows: RowBatch
     values: Tensor
     coefficients: Tensor
     influence: Tensor
@@ -226,14 +229,14 @@ class Frontier:
         start, allowance = self.budget.clock(), self.budget.subset(owner.unique().tolist()).total()
         stop = deadline(lambda: self.budget.clock() - start, allowance)
         lines = self.lines(box, rows, owner, stop)
-        margins = rows.margins(lines.values)
+        margins = lines.rows.margins(lines.values)
 
         proved = margins > 0
         self._known(owner, torch.where(proved, margins, torch.inf))
         open_ = (~proved).nonzero().squeeze(1)
         if not len(open_):
             return
-        direction = torch.zeros_like(lower).index_add_(0, rows.sample, lines.coefficients)
+        direction = torch.zeros_like(lower).index_add_(0, lines.rows.sample, lines.coefficients)
         self._charge(owner)
         self._look_for_witness(lower[open_], upper[open_], owner[open_], direction[open_], rows, open_)
         if self._steps % self.options.attacks == 0:
@@ -241,7 +244,7 @@ class Frontier:
             mine = self.rows.take(owner[worst])
             for number, point in self._attack.boxes(lower[worst], upper[worst], mine, stop):
                 self._claim(int(owner[worst[number]]), point)
-        clipped = self.clipped(Bounds(lower, upper), rows, lines)
+        clipped = self.clipped(Bounds(lower, upper), lines)
         self._known(owner, clipped.margin)
         left = open_[~clipped.empty[open_]]
         # The boxes at the end of the frontier are the next: those that are furthest from being proved.
@@ -267,11 +270,33 @@ class Frontier:
             stop=stop,
             max_unstable=self.options.most,
         )
+        values, coefficients = self._lower(rows, relaxation, forms, len(owner), stop)
+
+        def affine(part: Tensor) -> tuple[Tensor, Tensor]:
+            sample = rows.sample[part]
+            if forms is not None:
+                center, reach = forms.along(rows.matrix[part], sample)
+                return center - rows.bound[part], reach
+            reach = coefficients[part] * half[sample]
+            return values[part] + reach.abs().sum(1), reach
+
+        half = (box.upper - box.lower).flatten(1) / 2
+        more = sums(rows, values, affine)
+        if more is not None:
+            found = self._lower(more, relaxation, forms, len(owner), stop)
+            rows = rows.and_sums(more)
+            values, coefficients = torch.cat([values, found[0]]), torch.cat([coefficients, found[1]])
+        return Lines(rows, values, coefficients, self.influence(box, rows, coefficients, forms))
+
+    def _lower(
+        self, rows: RowBatch, relaxation: Relaxation, forms: Zonotopes | None, boxes: int, stop: Callable[[], bool]
+    ) -> tuple[Tensor, Tensor]:
+        """Lower bounds (rows,) of the rows' values and the coefficients (rows, inputs) of linear lower bounds."""
         last = len(self.network.nodes) - 1
         matrix = rows.matrix.reshape(-1, *self.network.output_shape)
         values, coefficients = matrix.new_empty(len(matrix)), matrix.new_empty(len(matrix), self.network.input_size)
         size = chunk_size(self.network, matrix, self.memory, TUNING)
-        for part, mine in groups(len(matrix), rows.sample, size, len(owner)):
+        for part, mine in groups(len(matrix), rows.sample, size, boxes):
             stop()
             values[part], reached = relaxation.lower(last, matrix[part], mine, coefficients=True)
             assert reached is not None
@@ -281,8 +306,7 @@ class Frontier:
             better = others > values
             values = torch.where(better, others, values)
             coefficients = torch.where(better[:, None], slopes, coefficients)
-        values = torch.nextafter(values - rows.bound, values.new_full((), -torch.inf))
-        return Lines(values, coefficients, self.influence(box, rows, coefficients, forms))
+        return torch.nextafter(values - rows.bound, values.new_full((), -torch.inf)), coefficients
 
     def influence(self, box: Bounds, rows: RowBatch, coefficients: Tensor, forms: Zonotopes | None) -> Tensor:
         """What halving an input is worth per unit of its width, by its part in the width of the rows."""
@@ -292,9 +316,9 @@ class Frontier:
         widths = torch.zeros_like(flat.lower).index_add_(0, rows.sample, forms.influence(rows.matrix, rows.sample))
         return torch.where(flat.upper > flat.lower, widths / (flat.upper - flat.lower), 0.0)
 
-    def clipped(self, box: Bounds, rows: RowBatch, lines: Lines) -> Clipped:
+    def clipped(self, box: Bounds, lines: Lines) -> Clipped:
         """What is left of boxes (batch, inputs)."""
-        return clip(box, rows, lines.values, lines.coefficients, len(self.network.nodes))
+        return clip(box, lines.rows, lines.values, lines.coefficients, len(self.network.nodes))
 
     def _known(self, owner: Tensor, margin: Tensor) -> None:
         """Take notice of the margins of parts of the queries' boxes that are proved; infinite where no part is."""

@@ -72,7 +72,7 @@ class _Recorded(Frontier):
             + (rows.matrix.abs() * forms.output.center.flatten(1)[rows.sample].abs()).sum(1)
         )
         values = torch.nextafter(values - rows.bound - _SPARE * size, below)
-        found = Lines(values, coefficients, self.influence(box, rows, coefficients, forms))
+        found = Lines(rows, values, coefficients, self.influence(box, rows, coefficients, forms))
         for number in (rows.margins(values) > 0).nonzero().squeeze(1).tolist():
             self._keep(box, number, owner, _positive(rows, values, number))
         return found
@@ -94,7 +94,7 @@ class _Recorded(Frontier):
         assert reached is not None
         coefficients = relaxation.of_input(reached)
         values = torch.nextafter(values - rows.bound, values.new_full((), -torch.inf))
-        found = Lines(values, coefficients, self.influence(box, rows, coefficients, None))
+        found = Lines(rows, values, coefficients, self.influence(box, rows, coefficients, None))
         for number in (rows.margins(values) > 0).nonzero().squeeze(1).tolist():
             prop = self.queries[int(owner[number])].property
             if len(prop.unsafe) == int((rows.owner == number).sum()):
@@ -115,7 +115,7 @@ class _Recorded(Frontier):
         lower, upper = box.lower[number].flatten().clone(), box.upper[number].flatten().clone()
         self._proven[int(owner[number])].append((lower, upper, proof))
 
-    def clipped(self, box: Bounds, rows: RowBatch, lines: Lines) -> Clipped:
+    def clipped(self, box: Bounds, lines: Lines) -> Clipped:
         none = torch.zeros(len(box.lower), dtype=torch.bool, device=box.lower.device)
         return Clipped(box, none, box.lower.new_full((len(none),), torch.inf))
 

@@ -1,0 +1,63 @@
+"""Weights of a conjunction's rows: what no row proves over a box, a sum of rows may."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import linprog
+
+from tests.support import nets
+from verifiable_relu.spec.property import Box, Property, Query, Row
+from verifiable_relu.spec.row_batch import RowBatch
+from verifiable_relu.verifiers import boxes
+from verifiable_relu.verifiers.base import Budget, Verdict
+from verifiable_relu.verifiers.input_split import InputSplit
+from verifiable_relu.verifiers.sums import sums
+
+
+def rows_of(counts: list[int]) -> RowBatch:
+    """A property of polytopes with so many rows each, every row over an output of its own."""
+    outputs = iter(range(sum(counts)))
+    unsafe = tuple(tuple(Row(((next(outputs), Fraction(1)),), Fraction(0)) for _ in range(count)) for count in counts)
+    return RowBatch.of([Property(Box(np.zeros(1), np.ones(1)), unsafe)], sum(counts))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_weights_are_nearly_as_good_as_those_of_a_linear_program(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    rows = rows_of([1, 2, 4, 3])
+    center, reach = torch.tensor(rng.normal(size=10)), torch.tensor(rng.normal(size=(10, 5)))
+    found = sums(rows, center - reach.abs().sum(1), lambda part: (center[part], reach[part]))
+    polytopes = [] if found is None else found.polytope.tolist()
+    assert 0 not in polytopes, "a polytope of one row has no sums"
+    for part in range(1, 4):
+        mine = (rows.polytope == part).nonzero().flatten()
+        single = float((center - reach.abs().sum(1))[mine].max())
+        # The least t such that at some point no row is above t: the dual of the best weights.
+        columns = np.column_stack([-reach[mine].numpy(), -np.ones(len(mine))])
+        program = linprog([0] * 5 + [1], columns, -center[mine].numpy(), bounds=[(-1, 1)] * 5 + [(None, None)])
+        if part in polytopes:
+            assert found is not None
+            total = found.matrix[polytopes.index(part)]
+            assert (total >= 0).all() and total.sum() == total[mine].sum()
+            weights = total / total.sum()
+            value = float((weights * center).sum() - (weights[:, None] * reach).sum(0).abs().sum())
+            assert program.fun - 0.3 * (program.fun - single) <= value <= program.fun + 1e-9
+        else:
+            assert program.fun <= single + 0.15 * abs(single)
+
+
+def test_a_conjunction_that_no_row_proves_takes_one_box(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    network = nets.mlp(rng, nets.gaussian(rng))
+    both = Row(((0, Fraction(1)),), Fraction(0)), Row(((0, Fraction(-1)),), Fraction(-1))
+    query = Query(network, Property(Box(np.full(3, -100.0), np.full(3, 100.0)), (both,)))
+    (found,) = InputSplit().verify([query], Budget.each(math.inf, 1))
+    assert (found.verdict, found.subproblems) == (Verdict.UNSAT, 1)
+    monkeypatch.setattr(boxes, "sums", lambda *_: None)
+    (without,) = InputSplit().verify([query], Budget.each(math.inf, 1))
+    assert without.verdict is Verdict.UNSAT and (without.subproblems or 0) > 1
