@@ -28,8 +28,8 @@ class Kind(Generic[T]):
     """A kind of record, and how it is written as JSON.
 
     Attributes:
-        start: the bytes with which the line of every record begins. A last line that begins with them and has no end
-            of line was being written when its writer was killed.
+        start: the bytes with which the line of every record begins. A last line that begins with them, or is a
+            beginning of them, and has no end of line was being written when its writer was killed.
         encode: turns a record into a JSON object, without NaN and infinities.
         decode: the inverse of ``encode``; raises a ValueError for a value that is no record.
     """
@@ -99,7 +99,7 @@ def read_lines(file: BinaryIO, kind: Kind[T]) -> Iterator[Line[T]]:
         try:
             yield Line(number, data, kind.record(data))
         except ValueError as error:
-            torn = inside and data.startswith(kind.start)
+            torn = inside and (data.startswith(kind.start) or kind.start.startswith(data))
             yield Line(number, data, None, str(error)[:_SHOWN], torn)
 
 
