@@ -13,6 +13,7 @@ import textwrap
 import time
 from collections.abc import Callable
 from multiprocessing import active_children
+from multiprocessing.context import ForkProcess
 from pathlib import Path
 
 import pytest
@@ -104,6 +105,28 @@ def test_what_fails_in_the_first_process_is_raised_and_ends_the_copies() -> None
 
     with pytest.raises(ValueError, match="a fault"):
         at_once([fails, sleeps], unlimited)
+    assert not active_children()
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_copies_are_ended_whenever_an_interrupt_comes(ends: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It comes in the middle of making copies, or of ending them."""
+    name = "kill" if ends else "start"
+    right = getattr(ForkProcess, name)
+
+    def interrupted(process: ForkProcess) -> None:
+        right(process)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(ForkProcess, name, interrupted)
+    shares = [lambda _: 1, *[lambda _: time.sleep(600)] * 3]
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            at_once(shares, lambda: -2.0)
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert not active_children()
 
 

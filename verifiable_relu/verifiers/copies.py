@@ -10,9 +10,10 @@ import multiprocessing
 import pickle
 import signal
 import sys
+import threading
 import warnings
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from typing import Generic, TypeVar
 
@@ -65,7 +66,7 @@ def at_once(
         # More threads would not get more cores, and those that this process has started do not exist in a copy.
         torch.set_num_threads(1)
         # Where the system allows no further process, pipe or memory, the rest is left to those that there are.
-        with suppress(OSError):
+        with _uninterrupted(), suppress(OSError):
             for share in shares[1:]:
                 copies.append(_Copy(share, copies))
         mine = shares[0](lambda: not whole and any(copy.has_ended() for copy in copies))
@@ -75,9 +76,33 @@ def at_once(
         missing = len(shares) - 1 - len(copies)
         return [mine, *(copy.found(left) for copy in copies), *[None] * missing]
     finally:
-        for copy in copies:
-            copy.end()
-        torch.set_num_threads(threads)
+        with _uninterrupted():
+            for copy in copies:
+                copy.end()
+            torch.set_num_threads(threads)
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Signals that come meanwhile are handled when this has ended.
+
+    A signal that one thread blocks comes by way of another, so that a handler takes note of them instead. Threads other
+    than the main one have none to handle.
+    """
+    came: list[int] = []
+    handlers = {}
+    if threading.current_thread() is threading.main_thread():
+        handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        handlers = {number: handler for number, handler in handlers.items() if callable(handler)}
+    for number in handlers:
+        signal.signal(number, lambda sent, _: came.append(sent))
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        for sent in came:
+            signal.raise_signal(sent)
 
 
 class _Copy(Generic[Found]):
@@ -93,15 +118,12 @@ class _Copy(Generic[Found]):
         self._pipe, theirs = context.Pipe()
         ours = [*(other._pipe for other in others), self._pipe]
         self._process = context.Process(target=_serve, args=(share, theirs, ours), daemon=True)
-        # Between its start and its first line a copy has this process's handlers.
-        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
         try:
             with warnings.catch_warnings():
                 # Python 3.12 and later warn of threads that hold locks: those of torch and BLAS wait for work by now.
                 warnings.simplefilter("ignore", DeprecationWarning)
                 self._process.start()
         finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
             theirs.close()
 
     def has_ended(self) -> bool:
@@ -141,7 +163,6 @@ def _serve(share: Callable[[Callable[[], bool]], Found], pipe: Connection, ours:
     # Ctrl-C in a terminal is for all its processes, and is for the first one alone to handle.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     for end in ours:
         end.close()
     # What fails here is done again by the other process, which fails too if the share is at fault, and reports it.
