@@ -167,7 +167,7 @@ class Network:
         float32 weights widen exactly; where narrowing changes a weight, ``weight_error`` grows by as much.
         """
         key = (dtype, torch.device(device))
-        if self._holds_only(*key):
+        if self._kinds <= {key}:
             return self
         return self.once(key, lambda: replace(self, nodes=tuple(_converted(node, *key) for node in self.nodes)))
 
@@ -190,11 +190,11 @@ class Network:
             )
         return self.to(x.dtype, x.device).values(x)[-1]
 
-    def _holds_only(self, dtype: torch.dtype, device: torch.device) -> bool:
-        """Whether all tensors have this dtype and are on this device."""
+    @cached_property
+    def _kinds(self) -> frozenset[tuple[torch.dtype, torch.device]]:
+        """The dtypes and devices of all tensors of floating point."""
         tensors = (getattr(node, f.name) for node in self.nodes for f in fields(node))
-        numbers = (t for t in tensors if isinstance(t, Tensor) and t.is_floating_point())
-        return all(t.dtype == dtype and t.device == device for t in numbers)
+        return frozenset((t.dtype, t.device) for t in tensors if isinstance(t, Tensor) and t.is_floating_point())
 
 
 def _finite(value: Tensor) -> bool:
