@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import gzip
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 from tests.support.solver_cases import ball, mlp, row
+from verifiable_relu.campaign import certificates
 from verifiable_relu.certify import main
 from verifiable_relu.network import write_onnx
 from verifiable_relu.spec.property import Box, Property
@@ -84,3 +86,44 @@ def test_a_folder_is_checked_again(instances: Path, tmp_path: Path, capsys: pyte
     assert capsys.readouterr().out.split(",")[3] == "refused"
     assert main(["--check", str(tmp_path / "none")]) == 2
     assert "no table of certificates" in capsys.readouterr().err
+
+
+def test_a_verdict_stands_where_its_certificate_cannot_be_kept(
+    instances: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec, net = str(instances.parent / "bounds.vnnlib"), str(instances.parent / "net.onnx")
+    command = ["--spec", spec, "--net", net, "--method", "crown"]
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def broken(*_: object) -> None:
+        raise RecursionError("the checker fails")
+
+    for number, (name, fault, said) in enumerate(
+        [("writer", full, "No space left on device"), ("check", broken, "RecursionError: the checker fails")]
+    ):
+        with monkeypatch.context() as patched:
+            # The table has been made before the disk is full.
+            module = csv if name == "writer" else certificates
+            folder = tmp_path / str(number)
+            certificates.Certificates(folder)
+            patched.setattr(module, name, fault)
+            assert main([*command, "--certificates", str(folder)]) == 0
+        found = capsys.readouterr()
+        assert found.out == "unsat\n" and said in found.err and "checked" not in found.err
+
+
+def test_a_line_of_the_table_that_was_not_written_to_its_end_spoils_no_other(
+    instances: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, spec = tmp_path / "certificates", str(instances.parent / "bounds.vnnlib")
+    certificates.Certificates(folder)
+    with (folder / "certificates.csv").open("a") as file:
+        file.write("splits.jsonl.gz,net.on")
+    assert main(["--spec", spec, "--net", str(instances.parent / "net.onnx"), "--certificates", str(folder)]) == 0
+    capsys.readouterr()
+    assert main(["--check", str(folder)]) == 1
+    rows = list(csv.reader(capsys.readouterr().out.splitlines()))
+    assert rows[0][4] == "the line of the table is not whole"
+    assert [row[3] for row in rows] == ["refused", "accepted"]

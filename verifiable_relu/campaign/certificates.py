@@ -65,6 +65,9 @@ class Certificates:
             folder.mkdir(parents=True, exist_ok=True)
             if not self._table.exists():
                 self._append(_HEADER)
+            elif not self._table.read_bytes().endswith(b"\n"):
+                # The writer of the last line was killed, or found no space.
+                self._append(())
         except OSError as error:
             raise InputError(f"certificates cannot be written: {error.strerror}", path=folder) from None
 
@@ -77,7 +80,19 @@ class Certificates:
             queries: that the property makes of the network.
             outcomes: theirs; for sat at least one that is sat.
             limit: seconds for proving again what was not recorded.
+
+        Returns:
+            Also for a certificate that cannot be made, checked or kept: a verdict stands without.
         """
+        try:
+            return self._keep(onnx, vnnlib, queries, outcomes, limit)
+        except Exception as error:
+            known = isinstance(error, InputError | OSError)
+            return Kept(False, str(error) if known else f"{type(error).__name__}: {error}")
+
+    def _keep(
+        self, onnx: str, vnnlib: str, queries: Sequence[Query], outcomes: Sequence[Outcome], limit: float
+    ) -> Kept:
         name = hashlib.sha256(f"{onnx}\n{vnnlib}".encode()).hexdigest()[:8]
         path = self._folder / f"{Path(vnnlib).name.split('.vnnlib')[0][:80]}-{name}.jsonl.gz"
         start = time.perf_counter()
@@ -157,7 +172,7 @@ def check_folder(folder: Path) -> Iterator[tuple[str, str, str, Kept]]:
     """
     try:
         with (folder / TABLE).open(encoding="utf-8", newline="") as file:
-            rows = {(row["onnx"], row["vnnlib"]): row["certificate"] for row in csv.DictReader(file)}
+            rows = {(row["onnx"], row["vnnlib"]): row["certificate"] for row in csv.DictReader(file, restval="")}
     except OSError as error:
         raise InputError(f"no table of certificates: {error.strerror}", path=folder / TABLE) from None
     except (KeyError, UnicodeDecodeError, csv.Error) as error:
@@ -166,9 +181,11 @@ def check_folder(folder: Path) -> Iterator[tuple[str, str, str, Kept]]:
         waiting = []
         for (onnx, vnnlib), name in rows.items():
             files = (folder / name, on_disk(onnx), on_disk(vnnlib))
-            waiting.append((name, onnx, vnnlib, pool.submit(_alone, *files) if name else None))
+            waiting.append((name, onnx, vnnlib, pool.submit(_alone, *files) if name and onnx and vnnlib else None))
         for name, onnx, vnnlib, future in waiting:
-            yield name, onnx, vnnlib, Kept(False, "no certificate") if future is None else future.result()
+            # Of the line that was being written when a run was killed, or the disk was full, the end is missing.
+            missing = Kept(False, "the line of the table is not whole" if name else "no certificate")
+            yield name, onnx, vnnlib, missing if future is None else future.result()
 
 
 def _alone(path: Path, onnx: Path, vnnlib: Path) -> Kept:
