@@ -120,8 +120,8 @@ class Axis:
         if self.linear:
             # The numbers of the nearly linear part would lie on one another.
             first, last = (round(math.log10(v)) for v in (10 * self.linear, max(-self.low, self.high)))
-            step = max(1, math.ceil((last - first) / (_TICKS / 2)))
-            sizes = [10.0**power for power in range(first, last + 1, step)]
+            powers = range(first, last + 1, max(1, math.ceil((last - first) / (_TICKS / 2))))
+            sizes = [10.0**power for power in powers]
             return [v for v in (*(-s for s in reversed(sizes)), 0.0, *sizes) if self.low <= v <= self.high]
         raw = (self.high - self.low) / _TICKS
         size = 10.0 ** math.floor(math.log10(raw))
