@@ -169,7 +169,7 @@ NO_NUMBERS = (math.inf, math.nan)
         (lambda: harden(trained(), []), "no data"),
         (lambda: harden(trained(), iter([(X, Y)])), "not list_iterator"),
         (lambda: harden(trained(), {"x": X}), "not one batch"),
-        (lambda: harden(trained(), (torch.rand(4, 3), Y[:4])), "does not take the data's first batch"),
+        (lambda: harden(trained(), (torch.rand(4, 3), Y[:4])), "first batch: the model does not take it"),
         (lambda: harden(trained(), [X]), "no classes"),
         (lambda: harden(trained(), (X, Y), target=0.5), "a number from 1"),
         (lambda: harden(trained(), (X, Y), schedule="cubic"), "no schedule 'cubic'"),
@@ -195,7 +195,7 @@ NO_NUMBERS = (math.inf, math.nan)
         ),
         (lambda: harden(trained(), (X, torch.arange(8))), "sample 2: the class is 2, but the model has 2 outputs"),
         (lambda: harden(trained(), (X, Y), held_out=(X, torch.arange(8))), "sample 2: the class is 2"),
-        (lambda: harden(trained(), [(X, Y), (X, Y + 9)]), "a class is none of the model's, 0 to 1"),
+        (lambda: harden(trained(), [(X, Y), (X, Y + 9)]), "batch 1: a class is none of the model's, 0 to 1"),
         (lambda: harden(trained(), (X, Y.double())), "not integers"),
         (lambda: harden(trained(), (X, Y[:, None])), r"int64 of shape \(8, 1\), not integers of shape \(n,\)"),
         (lambda: harden(trained(), (X[:0], Y[:0])), r"no data: the inputs have the shape \(0, 2\)"),
@@ -206,8 +206,11 @@ NO_NUMBERS = (math.inf, math.nan)
             for n in NO_NUMBERS
         ),
         (lambda: harden(trained(), [(X * math.nan, Y)]), "outputs for the data's first batch are infinite or NaN"),
-        (lambda: harden(trained(), [(X, Y), (X[:, :1], Y)]), "loss of batch 1 of the data cannot be computed"),
-        (lambda: harden(trained(), (X, Y), held_out=[(X, Y), (X[:, :1], Y)]), "not take batch 1 of the held-out data"),
+        (lambda: harden(trained(), [(X, Y), (X[:, :1], Y)]), "batch 1: the model does not take it"),
+        (
+            lambda: harden(trained(), (X, Y), held_out=[(X, Y), (X[:, :1], Y)]),
+            "batch 1 of the held-out data: the model does not",
+        ),
         (lambda: harden(trained(), [(X[:0], Y[:0])]), r"outputs for the data's first batch are \(0, "),
         *((partial(harden, trained(), (X, Y), outputs=lambda m, b, o=o: o), "outputs for") for o in (3, None, X[0, 0])),
         (lambda: harden(trained(), (X, Y), loss=lambda m, b: torch.tensor(1.0)), "does not depend"),
@@ -272,7 +275,7 @@ def test_the_command_hardens_a_model_of_a_file(tmp_path: Path, capsys: pytest.Ca
         ({"labels": Y[:3]}, "integers of shape (n,)"),
         ({"images": X * math.nan}, "image 0: a pixel is nan"),
         ({"images": X[:0], "labels": Y[:0]}, "no pixel"),
-        ({"images": X[:, :1]}, "the model does not take the data's first batch"),
+        ({"images": X[:, :1]}, "first batch: the model does not take it"),
         ({"images": X.bool().numpy().astype(str)}, "where real numbers"),
     ],
 )
@@ -289,6 +292,15 @@ def test_the_command_names_the_file_whose_arrays_do_not_fit(
     assert error.startswith(f"harden: {file}: ") and said in error and error.count("\n") == 1
 
 
+@pytest.mark.parametrize("name", ["loss", "outputs"])
+def test_what_a_function_of_the_user_raises_reaches_the_user(name: str) -> None:
+    def fails(model: nn.Module, batch: Any) -> Tensor:
+        raise IndexError("mine")
+
+    with pytest.raises(IndexError, match=r"^mine$"):
+        harden(trained(), (X, Y), **{name: fails})
+
+
 def test_arrays_of_the_other_byte_order_are_the_same_data() -> None:
     swapped = X.numpy().astype(">f4"), Y.numpy().astype(">i8")
     found = [harden(trained(), data, epochs=1) for data in ((X, Y), swapped)]
@@ -301,7 +313,7 @@ def test_a_last_batch_of_one_sample_is_no_batch_for_a_normalisation() -> None:
     steps: list[int] = []
     change = harden(model, (x, y), epochs=2, callbacks=[lambda step: steps.append(step.steps)]).change
     assert steps == [2, 2] and change.samples == BATCH_SIZE + 1
-    with pytest.raises(InputError, match="loss of batch 0 of the data cannot be computed: Expected more than 1 value"):
+    with pytest.raises(InputError, match="batch 0: the model does not take it: Expected more than 1 value"):
         harden(model, (x[:1], y[:1]))
 
 

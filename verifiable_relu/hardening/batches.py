@@ -29,21 +29,18 @@ class DataError(InputError):
 
 
 @contextmanager
-def blaming(message: str) -> Iterator[None]:
-    """Where a model or a function of the user is called with a batch: what it raises is said to be about the batch.
+def at(place: str) -> Iterator[None]:
+    """Name the place of a ``DataError`` that names none.
 
     Args:
-        message: what the call was for, with the batch.
-
-    Raises:
-        DataError: in place of the exceptions by which torch refuses shapes, types and classes.
+        place: the batch that is at work, such as ``batch 3``.
     """
     try:
         yield
-    except InputError:
-        raise
-    except (TypeError, ValueError, IndexError, RuntimeError) as error:
-        raise DataError(f"{message}: {error}") from error
+    except DataError as error:
+        if error.place is not None:
+            raise
+        raise DataError(error.message, place=place) from error.__cause__
 
 
 def loader(data: Any, shuffled: bool, seed: int = 0) -> Collection[Batch]:
@@ -150,8 +147,9 @@ def outputs(model: nn.Module, batch: Batch) -> Tensor:
 
     Raises:
         InputError: if these are no tensor.
+        DataError: if the model does not take the batch.
     """
-    found = model(**batch) if isinstance(batch, Mapping) else model(_inputs(batch))
+    found = _called(model, batch)
     if isinstance(found, Mapping) and "logits" in found:
         found = found["logits"]
     found = getattr(found, "logits", found)
@@ -174,10 +172,10 @@ def loss(model: nn.Module, batch: Batch) -> Tensor:
     """The ``loss`` that the model itself returns for a mapping, or the cross-entropy of its outputs.
 
     Raises:
-        DataError: if the batch has no classes, or others than the model's outputs.
+        DataError: if the model does not take the batch, or if it has no classes, or others than the model's outputs.
     """
     if isinstance(batch, Mapping):
-        found = model(**batch)
+        found = _called(model, batch)
         own = found.get("loss") if isinstance(found, Mapping) else getattr(found, "loss", None)
         if isinstance(own, Tensor):
             return own
@@ -190,6 +188,20 @@ def loss(model: nn.Module, batch: Batch) -> Tensor:
     if bool(_beyond(true, found.shape[1]).any()):
         raise DataError(f"a class is none of the model's, 0 to {found.shape[1] - 1}")
     return F.cross_entropy(found, true.long())
+
+
+def _called(model: nn.Module, batch: Batch) -> Any:
+    """What a model returns for a batch.
+
+    Raises:
+        DataError: in place of the exceptions by which torch refuses shapes, types and classes.
+    """
+    try:
+        return model(**batch) if isinstance(batch, Mapping) else model(_inputs(batch))
+    except InputError:
+        raise
+    except (TypeError, ValueError, IndexError, RuntimeError) as error:
+        raise DataError(f"the model does not take it: {error}") from error
 
 
 def sample_shape(batch: Batch) -> tuple[int, ...] | None:

@@ -14,7 +14,7 @@ from verifiable_relu.bounds.change import substitution_change
 from verifiable_relu.bounds.types import Bounds
 from verifiable_relu.errors import InputError
 from verifiable_relu.hardening import batches
-from verifiable_relu.hardening.batches import Batch, blaming
+from verifiable_relu.hardening.batches import Batch, at
 from verifiable_relu.network import Network, from_torch
 from verifiable_relu.nn import LambdaGELU
 from verifiable_relu.nn.hardness import Hardness
@@ -108,7 +108,7 @@ def measure(
     shape: tuple[int, ...] | None = None
     for index, batch in enumerate(data):
         batch = batches.moved(batch, hard)
-        with blaming(f"the model does not take batch {index} of the held-out data"):
+        with at(f"batch {index} of the held-out data"):
             results = [outputs(model, batch) for model in (before, smooth, hard)]
         change = (results[2].double() - results[1].double()).abs()
         predicted = [result.argmax(-1) for result in results]

@@ -18,7 +18,7 @@ from verifiable_relu.api.arguments import flag
 from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.hardening import batches
 from verifiable_relu.hardening.annealing import Annealing, soften
-from verifiable_relu.hardening.batches import Batch, DataError, blaming
+from verifiable_relu.hardening.batches import Batch, DataError, at
 from verifiable_relu.hardening.change import Change, Outputs, Region, measure
 from verifiable_relu.hardening.leftover import leftovers
 from verifiable_relu.hardening.progress import shown
@@ -168,7 +168,7 @@ def harden(
             for index, batch in enumerate(train):
                 soft.train()
                 annealing.step()
-                with blaming(f"the loss of batch {index} of the data cannot be computed"):
+                with at(f"batch {index}"):
                     value = loss(soft, batches.moved(batch, soft))
                 if not isinstance(value, Tensor) or value.numel() != 1:
                     raise InputError("the loss is not a tensor of one number")
@@ -238,7 +238,7 @@ def _require_same(before: nn.Module, soft: nn.Module, batch: Batch, outputs: Out
         DataError: if the model does not take the batch.
         UnsupportedError: if the outputs differ.
     """
-    with blaming("the model does not take the data's first batch"):
+    with at("first batch"):
         expected = outputs(before, batch)
     if not isinstance(expected, Tensor) or not expected.ndim or not expected.numel():
         shown = tuple(expected.shape) if isinstance(expected, Tensor) else type(expected).__name__
