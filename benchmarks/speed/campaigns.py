@@ -2,6 +2,7 @@
 
     python -m benchmarks.speed.campaigns
     python -m benchmarks.speed.campaigns --limit 60
+    python -m benchmarks.speed.campaigns --instances 3 --results trial
 
 The instances are the first ones of two families of the verification competition, below the folder that
 VERIFIABLE_RELU_DATA names. Each way answers all of them once, by the command ``certify``, and leaves one record. The
@@ -20,7 +21,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,9 +75,10 @@ def measure(asked: argparse.Namespace, records: Records) -> None:
     """
     from rich.progress import track
 
-    rows = instances(data_folder().resolve() / "vnncomp", asked.limit)
+    families = {name: min(count, asked.instances or count) for name, count in FAMILIES.items()}
+    rows = instances(data_folder().resolve() / "vnncomp", families, asked.limit)
     for name, way in track(list(WAYS.items()), "ways"):
-        about = {"way": name, "families": FAMILIES, "limit": asked.limit}
+        about = {"way": name, "families": families, "limit": asked.limit}
         if records.has("campaign", about):
             continue
         with tempfile.TemporaryDirectory() as folder:
@@ -89,14 +91,14 @@ def measure(asked: argparse.Namespace, records: Records) -> None:
         records.append("campaign", {**about, "count": len(rows), **found})
 
 
-def instances(folder: Path, limit: float) -> list[tuple[str, str, float]]:
-    """Network, property and time limit of each instance, in their order.
+def instances(folder: Path, families: Mapping[str, int], limit: float) -> list[tuple[str, str, float]]:
+    """Network, property and time limit of so many instances of each family, in their order.
 
     Raises:
         InputError: if a family's table is missing.
     """
     found = []
-    for family, count in FAMILIES.items():
+    for family, count in families.items():
         lines = read_text(folder / family / "instances.csv", _LARGEST).splitlines()
         for onnx, vnnlib, _ in list(csv.reader(lines))[:count]:
             found.append((str(folder / family / onnx), str(folder / family / vnnlib), limit))
@@ -189,21 +191,23 @@ def _environment() -> dict[str, str]:
 
 def page(records: Sequence[Record], folder: Path) -> Page:
     """The page with a row for each way, by its latest record."""
-    latest = {(record["way"], record["limit"]): record for record in of(records, "campaign")}
+    campaigns: dict[tuple[int, float], dict[str, Record]] = {}
+    for record in of(records, "campaign"):
+        campaigns.setdefault((record["count"], record["limit"]), {})[record["way"]] = record
     made = Page("campaigns")
     made.add("# Campaigns")
     made.bullets(notes(records))
-    for limit in dict.fromkeys(limit for _, limit in latest):
-        rows = [_row(record) for (_, other), record in latest.items() if other == limit]
-        first = next(record for (_, other), record in latest.items() if other == limit)
+    for ways in campaigns.values():
+        first, rows = next(iter(ways.values())), [_row(record) for record in ways.values()]
         families = " and ".join(f"{count} of `{name}`" for name, count in first["families"].items())
-        title = f"{first['count']} instances, {families}; at most {limit:g} s of the clock each."
+        title = f"{first['count']} instances, {families}; at most {first['limit']:g} s of the clock each."
         made.add(title, Table(("way", "s", "processor s", "answers", "load average"), rows))
-    for record in latest.values():
+    for record in (record for ways in campaigns.values() for record in ways.values()):
         if "known" in record:
             made.add(
-                f"Limit {record['limit']:g} s: killed (SIGKILL) with {record['known']} instances decided; the same "
-                f"command, started again, lost {record['lost']} of these and asked {record['again']} again."
+                f"{record['count']} instances, limit {record['limit']:g} s: killed (SIGKILL) with {record['known']} "
+                f"instances decided; the same command, started again, lost {record['lost']} of these and asked "
+                f"{record['again']} again."
             )
     return made
 
@@ -215,7 +219,9 @@ def _row(record: Record) -> tuple[str, str, str | None, str, str]:
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    """Add the option of the time limit."""
+    """Add the options of the instances and their time limit."""
+    most = max(FAMILIES.values())
+    parser.add_argument("--instances", type=int, choices=range(1, most + 1), metavar="N", help="at most N of a family")
     parser.add_argument("--limit", type=float, default=20.0, help="seconds of each instance at the most (default 20)")
 
 

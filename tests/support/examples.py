@@ -15,7 +15,7 @@ from pathlib import Path
 from tests.support.processes import ROOT, run
 
 FENCE = re.compile(r"^( *)```(\w*)[^\n]*\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)
-SET_UP = ("python3 dev.py ", "pip install ", "docker ")
+SET_UP = ("python3 dev.py ", ". .venv/bin/activate", "pip install ", "docker ")
 """How a command begins that is shown and not run."""
 STATUS = re.compile(r"\n\[exit status (\d+)\]\s*$")
 

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.hardening import Annealing, Hardened, Step, harden, soften
 from verifiable_relu.hardening.__main__ import load, main
+from verifiable_relu.hardening.batches import BATCH_SIZE
 from verifiable_relu.network import read_onnx
 from verifiable_relu.nn import LambdaGELU
 
@@ -154,6 +155,7 @@ class Slow(nn.Module):
 
 
 X, Y = squares(8)
+NO_NUMBERS = (math.inf, math.nan)
 
 
 @pytest.mark.parametrize(
@@ -162,12 +164,12 @@ X, Y = squares(8)
         (lambda: harden(nn.Linear(2, 2), (X, Y)), "no activation to harden"),
         (lambda: harden("model", (X, Y)), "a torch module, not str"),
         (lambda: harden(trained(), (X, Y), epochs=0), "epochs is a number from 1"),
-        (lambda: harden(trained(), (X, Y[:3])), "8 inputs, but 3 classes"),
+        (lambda: harden(trained(), (X, Y[:3])), r"inputs of shape \(8, 2\), but classes of \(3,\)"),
         (lambda: harden(trained(), (X.long(), Y)), "not real numbers"),
         (lambda: harden(trained(), []), "no data"),
         (lambda: harden(trained(), iter([(X, Y)])), "not list_iterator"),
         (lambda: harden(trained(), {"x": X}), "not one batch"),
-        (lambda: harden(trained(), (torch.rand(4, 3), Y[:4])), "does not take the data's first batch"),
+        (lambda: harden(trained(), (torch.rand(4, 3), Y[:4])), "first batch: the model does not take it"),
         (lambda: harden(trained(), [X]), "no classes"),
         (lambda: harden(trained(), (X, Y), target=0.5), "a number from 1"),
         (lambda: harden(trained(), (X, Y), schedule="cubic"), "no schedule 'cubic'"),
@@ -187,7 +189,28 @@ X, Y = squares(8)
         (lambda: harden(trained(), (X, Y), callbacks=[print, 3]), "callback 1 is a function"),
         *((partial(harden, trained(), (X, Y), activations=n), "activations are") for n in (None, 3, "gelu", X[0, 0])),
         *((partial(harden, trained(), (X, Y), activations=[n]), "no activation") for n in (None, 3, [], "relu")),
-        *((partial(harden, trained(), (X, Y + n)), "a class is none of the model's") for n in (9, -9)),
+        *(
+            (partial(harden, trained(), (X, Y + n)), "sample 0: the class is .* the model has 2 outputs")
+            for n in (9, -9)
+        ),
+        (lambda: harden(trained(), (X, torch.arange(8))), "sample 2: the class is 2, but the model has 2 outputs"),
+        (lambda: harden(trained(), (X, Y), held_out=(X, torch.arange(8))), "sample 2: the class is 2"),
+        (lambda: harden(trained(), [(X, Y), (X, Y + 9)]), "batch 1: a class is none of the model's, 0 to 1"),
+        (lambda: harden(trained(), (X, Y.double())), "not integers"),
+        (lambda: harden(trained(), (X, Y[:, None])), r"int64 of shape \(8, 1\), not integers of shape \(n,\)"),
+        (lambda: harden(trained(), (X[:0], Y[:0])), r"no data: the inputs have the shape \(0, 2\)"),
+        (lambda: harden(trained(), (X[0, 0], Y[0])), r"inputs of shape \(\), but classes of \(\)"),
+        (lambda: harden(trained(), (np.full((8, 2), "x"), Y)), "an array is <U1, not numbers"),
+        *(
+            (lambda n=n: harden(trained(), (X.index_fill(0, torch.tensor(3), n), Y)), "sample 3: an input is inf")
+            for n in NO_NUMBERS
+        ),
+        (lambda: harden(trained(), [(X * math.nan, Y)]), "outputs for the data's first batch are infinite or NaN"),
+        (lambda: harden(trained(), [(X, Y), (X[:, :1], Y)]), "batch 1: the model does not take it"),
+        (
+            lambda: harden(trained(), (X, Y), held_out=[(X, Y), (X[:, :1], Y)]),
+            "batch 1 of the held-out data: the model does not",
+        ),
         (lambda: harden(trained(), [(X[:0], Y[:0])]), r"outputs for the data's first batch are \(0, "),
         *((partial(harden, trained(), (X, Y), outputs=lambda m, b, o=o: o), "outputs for") for o in (3, None, X[0, 0])),
         (lambda: harden(trained(), (X, Y), loss=lambda m, b: torch.tensor(1.0)), "does not depend"),
@@ -241,6 +264,57 @@ def test_the_command_hardens_a_model_of_a_file(tmp_path: Path, capsys: pytest.Ca
         error = capsys.readouterr().err
         assert error.startswith("harden: ") and error.count("\n") == 1, error
         assert re.search(message, error), error
+
+
+@pytest.mark.parametrize(
+    ("arrays", "said"),
+    [
+        ({"labels": torch.arange(8)}, "sample 2: the class is 2, but the model has 2 outputs"),
+        ({"labels": Y - 1}, "image 5: the label -1 is below 0"),
+        ({"labels": Y.double()}, "integers of shape (n,)"),
+        ({"labels": Y[:3]}, "integers of shape (n,)"),
+        ({"images": X * math.nan}, "image 0: a pixel is nan"),
+        ({"images": X[:0], "labels": Y[:0]}, "no pixel"),
+        ({"images": X[:, :1]}, "first batch: the model does not take it"),
+        ({"images": X.bool().numpy().astype(str)}, "where real numbers"),
+    ],
+)
+def test_the_command_names_the_file_whose_arrays_do_not_fit(
+    arrays: dict[str, Any], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "net.py").write_text(
+        "from torch import nn\nnet = nn.Sequential(nn.Linear(2, 4), nn.GELU(), nn.Linear(4, 2))\n"
+    )
+    file = tmp_path / "own.npz"
+    np.savez(file, **{name: np.asarray(array) for name, array in {"images": X, "labels": Y, **arrays}.items()})
+    assert main([f"{tmp_path}/net.py:net", "--data", str(file), "--out", str(tmp_path / "n.onnx"), "--quiet"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"harden: {file}: ") and said in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", ["loss", "outputs"])
+def test_what_a_function_of_the_user_raises_reaches_the_user(name: str) -> None:
+    def fails(model: nn.Module, batch: Any) -> Tensor:
+        raise IndexError("mine")
+
+    with pytest.raises(IndexError, match=r"^mine$"):
+        harden(trained(), (X, Y), **{name: fails})
+
+
+def test_arrays_of_the_other_byte_order_are_the_same_data() -> None:
+    swapped = X.numpy().astype(">f4"), Y.numpy().astype(">i8")
+    found = [harden(trained(), data, epochs=1) for data in ((X, Y), swapped)]
+    assert found[0].losses == found[1].losses and found[0].change.worst == found[1].change.worst
+
+
+def test_a_last_batch_of_one_sample_is_no_batch_for_a_normalisation() -> None:
+    x, y = squares(BATCH_SIZE + 1)
+    model = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.GELU(), nn.Linear(4, 2))
+    steps: list[int] = []
+    change = harden(model, (x, y), epochs=2, callbacks=[lambda step: steps.append(step.steps)]).change
+    assert steps == [2, 2] and change.samples == BATCH_SIZE + 1
+    with pytest.raises(InputError, match="batch 0: the model does not take it: Expected more than 1 value"):
+        harden(model, (x[:1], y[:1]))
 
 
 def test_damaged_weights_of_any_kind_are_named(tmp_path: Path) -> None:

@@ -45,6 +45,15 @@ def test_the_files_own_test_images_are_taken(tmp_path: Path) -> None:
     assert (len(training), len(test), training.classes) == (60, 7, 3)
 
 
+def test_arrays_of_the_other_byte_order_are_the_same_data(tmp_path: Path) -> None:
+    images, labels = arrays(20)
+    np.savez(tmp_path / "own.npz", images=images, labels=labels)
+    np.savez(tmp_path / "swapped.npz", images=images.astype(">f8"), labels=labels.astype(">i4"))
+    expected, found = (training_and_test(str(tmp_path / name))[0] for name in ("own.npz", "swapped.npz"))
+    assert found.images.dtype.isnative and np.array_equal(found.images, expected.images)
+    assert found.labels.dtype.isnative and np.array_equal(found.labels, expected.labels)
+
+
 def test_a_pixel_that_never_varies_is_not_divided_by_zero(tmp_path: Path) -> None:
     images, labels = arrays(20, (5,))
     images[:, 2] = 0.25
@@ -61,6 +70,12 @@ def test_a_pixel_that_never_varies_is_not_divided_by_zero(tmp_path: Path) -> Non
         ({"images": np.zeros((60, 1, 1, 1, 4))}, "three axes"),
         ({"images": np.zeros((5, 4, 4)), "labels": np.arange(5) % 2}, "none can be kept"),
         ({"labels": np.zeros(60, int)}, "one class"),
+        ({"labels": np.array([0, 1, 10**9] * 20)}, "image 2: the label is 1000000000, where classes from 0 to 99,999"),
+        ({"labels": np.arange(60) - 1}, "image 0: the label -1 is below 0"),
+        ({"labels": np.zeros(60)}, "integers of shape (n,)"),
+        ({"images": np.full((60, 4, 4), np.nan)}, "image 0: a pixel is nan"),
+        ({"images": np.zeros((0, 4, 4)), "labels": np.zeros(0, int)}, "'images' has shape (0, 4, 4)"),
+        ({"test_images": np.zeros((0, 4, 4)), "test_labels": np.zeros(0, int)}, "'test_images' has shape (0, 4, 4)"),
         ({"test_images": np.zeros((3, 5, 5)), "test_labels": np.zeros(3, int)}, "test images of (5, 5)"),
         ({"test_images": np.zeros((3, 4, 4)), "test_labels": np.full(3, 9)}, "label 9"),
         ({"test_images": np.zeros((3, 4, 4))}, "no array 'test_labels'"),

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import base64
 import io
+import math
 import re
 import shutil
 import subprocess
+from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
@@ -20,10 +23,14 @@ import torch
 from tests.support.scripted import Scripted
 from verifiable_relu.campaign import Store, run
 from verifiable_relu.campaign.inputs import Entry, Loader
+from verifiable_relu.campaign.store import read_results
 from verifiable_relu.network import write_onnx
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Input, Linear, Relu, Reshape
 from verifiable_relu.report.__main__ import main
+from verifiable_relu.report.campaign import AtRadius, certified
+from verifiable_relu.report.counterexamples import spread
+from verifiable_relu.report.names import natural
 from verifiable_relu.report.picture import as_image, png, shades
 from verifiable_relu.report.radius import radius
 from verifiable_relu.report.svg import Axis
@@ -77,7 +84,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         cases.append(loader.case(Entry(path, where / "left_right.onnx", 9.0)))
     with Store(where / "out") as store:
         results = run(cases, Scripted(answer), store)
-        late = replace(results[0], vnnlib='<script src="x">&.vnnlib', verdict=Verdict.UNKNOWN,
+        late = replace(results[0], vnnlib='<script src="x">&_0.01.vnnlib', verdict=Verdict.UNKNOWN,
                        reason=Reason.TIMEOUT, trust=None, margin=-0.25, detail="a & b < c", query="late")  # fmt: skip
         store.append(late)
     assert [r.answer for r in results] == ["unsat", "unsat", "sat"]
@@ -127,7 +134,7 @@ def test_the_page_needs_no_other_file_and_runs_no_foreign_text(page: str) -> Non
     assert links and all(link and link.startswith(("data:image/png;base64,", "#")) for link in links)
     assert len(reader.all("script")) == 1 and not reader.all("link") and "@import" not in page
     assert "url(" not in page and any("default-src 'none'" in (a.get("content") or "") for a in reader.all("meta"))
-    assert ("td", '<script src="x">&.vnnlib') in reader.texts
+    assert ("td", '<script src="x">&_0.01.vnnlib') in reader.texts
 
 
 def test_the_page_has_landmarks_captions_and_texts_for_pictures(page: str) -> None:
@@ -307,9 +314,43 @@ def test_the_radius_is_that_of_the_name_where_there_is_no_file(name: str, eps: F
 @pytest.mark.parametrize(
     "values", [[0.0, 1.0], [5.0], [-3.0, 1e-9, 7e5], [1e-4, 1e3], [0.0], [1e100], [-1e-100, 1e-100]]
 )
-@pytest.mark.parametrize("log", [False, True])
-def test_an_axis_has_room_for_all_values_and_a_few_ticks(values: list[float], log: bool) -> None:
-    axis = Axis.over("x", values, log)
+@pytest.mark.parametrize("made", [Axis.over, partial(Axis.over, log=True), Axis.about_zero])
+def test_an_axis_has_room_for_all_values_and_a_few_ticks(
+    values: list[float], made: Callable[[str, list[float]], Axis]
+) -> None:
+    axis = made("x", values)
     assert all(-1e-9 <= axis.place(v) <= 1 + 1e-9 for v in values)
     ticks = axis.ticks()
     assert 1 <= len(ticks) <= 8 and all(-1e-9 <= axis.place(tick) <= 1 + 1e-9 for tick in ticks)
+
+
+def test_values_far_below_the_largest_have_room_on_an_axis_about_zero() -> None:
+    margins = [-8000.0, -300.0, *(0.01 * number for number in range(-50, 50)), 7.0]
+    axis = Axis.about_zero("margin", margins)
+    assert 0.2 < axis.place(0.4) - axis.place(-0.4) < 0.8 and axis.place(-8000) < 0.1 < axis.place(-300)
+    assert 0 in axis.ticks() and {round(math.log10(abs(tick))) for tick in axis.ticks() if tick} == {-1, 1, 3}
+    places = [axis.place(value) for value in sorted(margins)]
+    assert places == sorted(places) and len(set(places)) == len(set(margins))
+    assert Axis.about_zero("margin", [-1.0, 0.0, 2.0]) == Axis.over("margin", [-1.0, 0.0, 2.0])
+
+
+def test_a_share_needs_several_instances_of_a_radius() -> None:
+    def row(eps: str, instances: int, network: str = "a.onnx") -> AtRadius:
+        return AtRadius(network, "auto", Fraction(eps), instances, 1, 0)
+
+    alone = [row("1/100", 1, "b.onnx"), row("1/50", 1, "b.onnx")]
+    assert certified(alone) is None and certified([row("1/100", 3), *alone]) is None
+    drawn = certified([row("1/100", 3), row("1/50", 2), *alone])
+    assert drawn is not None and "a.onnx" in drawn and "b.onnx" not in drawn
+
+
+def test_every_network_has_a_counterexample_among_those_shown(folder: Path) -> None:
+    violated = next(result for result in read_results(folder) if result.answer == "sat")
+    results = [replace(violated, onnx=network, vnnlib=str(n)) for n, network in enumerate("aaaabbc")]
+    assert [result.vnnlib for result in spread(results, 4)] == ["0", "1", "4", "6"]
+    assert spread(results, 9) == results
+
+
+def test_numbers_in_names_are_sorted_as_numbers() -> None:
+    names = ["net_10.onnx", "net_9.onnx", "net.onnx", "9.onnx", "net_9_2.onnx"]
+    assert sorted(names, key=natural) == ["9.onnx", "net.onnx", "net_9.onnx", "net_9_2.onnx", "net_10.onnx"]

@@ -97,7 +97,7 @@ def run(options: argparse.Namespace) -> int:
     import torch
 
     from verifiable_relu.hardening import harden
-    from verifiable_relu.hardening.batches import BATCH_SIZE
+    from verifiable_relu.hardening.batches import DataError, loader
     from verifiable_relu.hardening.loop import default_optimizer
     from verifiable_relu.network.device import device
     from verifiable_relu.nn.rectifiers import HIDDEN
@@ -106,19 +106,22 @@ def run(options: argparse.Namespace) -> int:
     model = load(options.model, options.weights).to(device(options.device))
     training, test = _data(options.data)
     training = (training[0][: options.samples], training[1][: options.samples])
-    steps = options.epochs * -(-len(training[0]) // BATCH_SIZE)
-    hardened = harden(
-        model,
-        training,
-        epochs=options.epochs,
-        held_out=test,
-        optimizer=lambda model: default_optimizer(model, steps, options.rate),
-        target=options.target,
-        schedule=options.schedule,
-        activations=HIDDEN if options.activations is None else options.activations.split(","),
-        region=(0.0, 1.0),
-        progress=not options.quiet,
-    )
+    steps = options.epochs * len(loader(training, True))
+    try:
+        hardened = harden(
+            model,
+            training,
+            epochs=options.epochs,
+            held_out=test,
+            optimizer=lambda model: default_optimizer(model, steps, options.rate),
+            target=options.target,
+            schedule=options.schedule,
+            activations=HIDDEN if options.activations is None else options.activations.split(","),
+            region=(0.0, 1.0),
+            progress=not options.quiet,
+        )
+    except DataError as error:
+        raise error.located(options.data) from None
     hardened.model.cpu()
     hardened.write(options.out)
     print(hardened)

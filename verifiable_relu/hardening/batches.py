@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sized
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sized
+from contextlib import contextmanager
 from itertools import chain
 from typing import Any, cast
 
@@ -19,6 +20,28 @@ Batch = Any
 BATCH_SIZE = 128
 """The size of batches of data given as arrays."""
 
+_LEFT_OUT = -100
+"""The class of samples that torch's cross-entropy leaves out."""
+
+
+class DataError(InputError):
+    """Data that cannot be used, or that the model does not take."""
+
+
+@contextmanager
+def at(place: str) -> Iterator[None]:
+    """Name the place of a ``DataError`` that names none.
+
+    Args:
+        place: the batch that is at work, such as ``batch 3``.
+    """
+    try:
+        yield
+    except DataError as error:
+        if error.place is not None:
+            raise
+        raise DataError(error.message, place=place) from error.__cause__
+
 
 def loader(data: Any, shuffled: bool, seed: int = 0) -> Collection[Batch]:
     """The batches of a user's data, which can be gone through any number of times.
@@ -30,29 +53,79 @@ def loader(data: Any, shuffled: bool, seed: int = 0) -> Collection[Batch]:
         seed: the seed of that order.
 
     Raises:
-        InputError: if the data are neither, or empty.
+        DataError: if the data are neither, empty, or inputs that are no finite real numbers.
     """
-    if isinstance(data, tuple) and len(data) == 2 and all(isinstance(each, Tensor | np.ndarray) for each in data):
-        inputs, classes = (torch.as_tensor(each) for each in data)
-        if len(inputs) != len(classes):
-            raise InputError(f"{len(inputs)} inputs, but {len(classes)} classes")
-        if not len(inputs):
-            raise InputError("there are no data")
+    if _is_pair(data):
+        inputs, classes = map(_tensor, data)
+        if not inputs.ndim or inputs.shape[:1] != classes.shape[:1]:
+            raise DataError(f"inputs of shape {tuple(inputs.shape)}, but classes of {tuple(classes.shape)}")
+        if not inputs.numel():
+            raise DataError(f"there are no data: the inputs have the shape {tuple(inputs.shape)}")
         if not inputs.is_floating_point():
-            raise InputError(f"the inputs are {inputs.dtype}, not real numbers: scale pixels to [0, 1]")
+            raise DataError(f"the inputs are {inputs.dtype}, not real numbers: scale pixels to [0, 1]")
+        finite = inputs.flatten(1).isfinite().all(1) if inputs.ndim > 1 else inputs.isfinite()
+        if not bool(finite.all()):
+            raise DataError("an input is infinite or NaN", place=f"sample {int(finite.int().argmin())}")
         held = torch.utils.data.TensorDataset(inputs, classes)
-        generator = torch.Generator().manual_seed(seed)
-        batches: Any = torch.utils.data.DataLoader(held, BATCH_SIZE, shuffle=shuffled, generator=generator)
+        # A batch normalisation cannot be trained on a last batch of one sample; each epoch leaves out another.
+        alone = shuffled and len(inputs) > BATCH_SIZE and len(inputs) % BATCH_SIZE == 1
+        batches: Any = torch.utils.data.DataLoader(
+            held, BATCH_SIZE, shuffle=shuffled, drop_last=alone, generator=torch.Generator().manual_seed(seed)
+        )
         return cast(Collection[Batch], batches)
     if not isinstance(data, Iterable) or not isinstance(data, Sized) or isinstance(data, Tensor | np.ndarray | str):
-        raise InputError(
+        raise DataError(
             f"data are a DataLoader, a list of batches or a pair (inputs, classes) of arrays, not {type(data).__name__}"
         )
     if isinstance(data, Mapping):
-        raise InputError("data are a list of batches, not one batch")
+        raise DataError("data are a list of batches, not one batch")
     if not len(data):
-        raise InputError("there are no data")
+        raise DataError("there are no data")
     return cast(Collection[Batch], data)
+
+
+def require_classes(data: Any, count: int) -> None:
+    """Make certain that each sample of a pair (inputs, classes) has one class of the model's.
+
+    Args:
+        data: the user's data; of others than a pair, each batch is looked at when its loss is computed.
+        count: the number of the model's classes.
+
+    Raises:
+        DataError: if a class is none of them; the error names the sample.
+    """
+    if not _is_pair(data):
+        return
+    true = _tensor(data[1])
+    if true.ndim != 1 or true.is_floating_point() or true.is_complex():
+        raise DataError(f"the classes are {true.dtype} of shape {tuple(true.shape)}, not integers of shape (n,)")
+    beyond = _beyond(true, count)
+    if bool(beyond.any()):
+        index = int(beyond.int().argmax())
+        raise DataError(f"the class is {true[index]}, but the model has {count} outputs", place=f"sample {index}")
+
+
+def _beyond(true: Tensor, count: int) -> Tensor:
+    true = true.long()
+    return ((true < 0) | (true >= count)) & (true != _LEFT_OUT)
+
+
+def _is_pair(data: object) -> bool:
+    return isinstance(data, tuple) and len(data) == 2 and all(isinstance(each, Tensor | np.ndarray) for each in data)
+
+
+def _tensor(array: Tensor | np.ndarray) -> Tensor:
+    """A tensor of an array, whatever the order of its bytes.
+
+    Raises:
+        DataError: if its elements are no numbers that torch knows.
+    """
+    if isinstance(array, Tensor):
+        return array
+    try:
+        return torch.as_tensor(array.astype(array.dtype.newbyteorder("="), copy=False))
+    except TypeError:
+        raise DataError(f"an array is {array.dtype}, not numbers") from None
 
 
 def moved(batch: Batch, model: nn.Module) -> Batch:
@@ -74,8 +147,9 @@ def outputs(model: nn.Module, batch: Batch) -> Tensor:
 
     Raises:
         InputError: if these are no tensor.
+        DataError: if the model does not take the batch.
     """
-    found = model(**batch) if isinstance(batch, Mapping) else model(_inputs(batch))
+    found = _called(model, batch)
     if isinstance(found, Mapping) and "logits" in found:
         found = found["logits"]
     found = getattr(found, "logits", found)
@@ -98,23 +172,36 @@ def loss(model: nn.Module, batch: Batch) -> Tensor:
     """The ``loss`` that the model itself returns for a mapping, or the cross-entropy of its outputs.
 
     Raises:
-        InputError: if the batch has no classes, or others than the model's outputs.
+        DataError: if the model does not take the batch, or if it has no classes, or others than the model's outputs.
     """
     if isinstance(batch, Mapping):
-        found = model(**batch)
+        found = _called(model, batch)
         own = found.get("loss") if isinstance(found, Mapping) else getattr(found, "loss", None)
         if isinstance(own, Tensor):
             return own
     true = classes(batch)
     if true is None:
-        raise InputError("a batch has no classes (integers): say by loss= what is to become small")
+        raise DataError("a batch has no classes (integers): say by loss= what is to become small")
     found = outputs(model, batch)
     if found.ndim < 2 or (found.shape[0], *found.shape[2:]) != tuple(true.shape):
-        raise InputError(f"outputs of shape {tuple(found.shape)} for classes of shape {tuple(true.shape)}")
-    # The cross-entropy of torch leaves out what has the class −100.
-    if not bool(((true >= 0) & (true < found.shape[1]) | (true == -100)).all()):
-        raise InputError(f"a class is none of the model's, 0 to {found.shape[1] - 1}")
+        raise DataError(f"outputs of shape {tuple(found.shape)} for classes of shape {tuple(true.shape)}")
+    if bool(_beyond(true, found.shape[1]).any()):
+        raise DataError(f"a class is none of the model's, 0 to {found.shape[1] - 1}")
     return F.cross_entropy(found, true.long())
+
+
+def _called(model: nn.Module, batch: Batch) -> Any:
+    """What a model returns for a batch.
+
+    Raises:
+        DataError: in place of the exceptions by which torch refuses shapes, types and classes.
+    """
+    try:
+        return model(**batch) if isinstance(batch, Mapping) else model(_inputs(batch))
+    except InputError:
+        raise
+    except (TypeError, ValueError, IndexError, RuntimeError) as error:
+        raise DataError(f"the model does not take it: {error}") from error
 
 
 def sample_shape(batch: Batch) -> tuple[int, ...] | None:

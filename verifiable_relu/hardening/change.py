@@ -14,7 +14,7 @@ from verifiable_relu.bounds.change import substitution_change
 from verifiable_relu.bounds.types import Bounds
 from verifiable_relu.errors import InputError
 from verifiable_relu.hardening import batches
-from verifiable_relu.hardening.batches import Batch
+from verifiable_relu.hardening.batches import Batch, at
 from verifiable_relu.network import Network, from_torch
 from verifiable_relu.nn import LambdaGELU
 from verifiable_relu.nn.hardness import Hardness
@@ -98,14 +98,18 @@ def measure(
         data: the batches on which the models are compared.
         outputs: a model's outputs for a batch.
         region: the region over which the change is bounded; None takes the range of the data's numbers.
+
+    Raises:
+        DataError: if the model does not take a batch.
     """
     samples, total, count, worst, flipped = 0, 0.0, 0, 0.0, 0
     right: list[int] | None = [0, 0, 0]
     known: list[Region] = []
     shape: tuple[int, ...] | None = None
-    for batch in data:
+    for index, batch in enumerate(data):
         batch = batches.moved(batch, hard)
-        results = [outputs(model, batch) for model in (before, smooth, hard)]
+        with at(f"batch {index} of the held-out data"):
+            results = [outputs(model, batch) for model in (before, smooth, hard)]
         change = (results[2].double() - results[1].double()).abs()
         predicted = [result.argmax(-1) for result in results]
         true = batches.classes(batch)

@@ -18,7 +18,7 @@ from verifiable_relu.api.arguments import flag
 from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.hardening import batches
 from verifiable_relu.hardening.annealing import Annealing, soften
-from verifiable_relu.hardening.batches import Batch
+from verifiable_relu.hardening.batches import Batch, DataError, at
 from verifiable_relu.hardening.change import Change, Outputs, Region, measure
 from verifiable_relu.hardening.leftover import leftovers
 from verifiable_relu.hardening.progress import shown
@@ -136,8 +136,8 @@ def harden(
         progress: whether a progress bar is shown on stderr.
 
     Raises:
-        InputError: for a model without activations to harden, bad data or numbers, or if the loss becomes infinite or
-            NaN.
+        InputError: for a model without activations to harden, bad numbers, or if the loss becomes infinite or NaN.
+        DataError: for data that cannot be used or that the model does not take.
         UnsupportedError: if activations cannot be replaced; the error names the module.
     """
     if isinstance(epochs, bool) or not isinstance(epochs, int) or not 1 <= epochs <= MOST_EPOCHS:
@@ -153,7 +153,10 @@ def harden(
     mode = before.training
     first = batches.moved(next(iter(test)), soft)
     before.eval()
-    _require_same(before, soft.eval(), first, outputs)
+    classes = _require_same(before, soft.eval(), first, outputs)
+    if loss is batches.loss and classes is not None:
+        for each in (data, held_out):
+            batches.require_classes(each, classes)
     places += leftovers(substitute_relu(soft, activations=activations), first, outputs)
     steps = epochs * len(train)
     annealing = Annealing(soft, steps, target, schedule)
@@ -162,10 +165,11 @@ def harden(
     with shown(progress, steps) as show:
         for epoch in range(epochs):
             total, count = 0.0, 0
-            for batch in train:
+            for index, batch in enumerate(train):
                 soft.train()
                 annealing.step()
-                value = loss(soft, batches.moved(batch, soft))
+                with at(f"batch {index}"):
+                    value = loss(soft, batches.moved(batch, soft))
                 if not isinstance(value, Tensor) or value.numel() != 1:
                     raise InputError("the loss is not a tensor of one number")
                 if not torch.isfinite(value):
@@ -223,28 +227,31 @@ def _region(region: object) -> Region:
 
 
 @torch.no_grad()
-def _require_same(before: nn.Module, soft: nn.Module, batch: Batch, outputs: Outputs) -> None:
+def _require_same(before: nn.Module, soft: nn.Module, batch: Batch, outputs: Outputs) -> int | None:
     """Make certain that λ-gates with λ = 1 compute what the activations did.
 
+    Returns:
+        The number of the model's classes; None unless its outputs are (n, classes).
+
     Raises:
-        InputError: if the model does not take the batch.
+        InputError: if the outputs are no tensor (n, …).
+        DataError: if the model does not take the batch.
         UnsupportedError: if the outputs differ.
     """
-    try:
+    with at("first batch"):
         expected = outputs(before, batch)
-    except InputError:
-        raise
-    except (TypeError, ValueError, IndexError, RuntimeError) as error:
-        raise InputError(f"the model does not take the data's first batch: {error}") from error
     if not isinstance(expected, Tensor) or not expected.ndim or not expected.numel():
         shown = tuple(expected.shape) if isinstance(expected, Tensor) else type(expected).__name__
         raise InputError(f"the outputs for the data's first batch are {shown}, where a tensor (n, …) is expected")
+    if not bool(expected.isfinite().all()):
+        raise DataError("the model's outputs for the data's first batch are infinite or NaN")
     found = outputs(soft, batch)
     if found.shape != expected.shape or not (found - expected).abs().max() <= SAME * (1 + expected.abs().max()):
         raise UnsupportedError(
             "the model computes something else once its activations are replaced by gates with λ = 1: does its forward "
             "depend on more than its tensors?"
         )
+    return expected.shape[1] if expected.ndim == 2 else None
 
 
 def default_optimizer(

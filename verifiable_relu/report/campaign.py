@@ -140,7 +140,7 @@ def margins(results: Sequence[Result]) -> Markup | None:
         "verified or undecided, and the margin at the counterexample for what is violated.",
         series,
         Axis("instances, by margin", 0.0, len(known) + 1.0),
-        Axis.over("margin", [result.margin or 0.0 for result in known]),
+        Axis.about_zero("margin", [result.margin or 0.0 for result in known]),
     )
 
 
@@ -171,13 +171,17 @@ def at_radii(results: Sequence[Result]) -> list[AtRadius]:
 
 
 def certified(rows: Sequence[AtRadius]) -> Markup | None:
-    """The share of instances that is verified against ε, and the share that is not violated; None for less than two
-    radii."""
-    if len({row.eps for row in rows}) < 2:
-        return None
+    """The share of instances that is verified against ε, and the share that is not violated.
+
+    Networks of which every instance has a radius of its own have no such share. None for less than two radii.
+    """
     lines: dict[tuple[str, str], list[AtRadius]] = {}
     for row in rows:
         lines.setdefault((row.network, row.method), []).append(row)
+    lines = {line: members for line, members in lines.items() if any(row.instances > 1 for row in members)}
+    rows = [row for members in lines.values() for row in members]
+    if len({row.eps for row in rows}) < 2:
+        return None
     several = len({method for _, method in lines}) > 1
     series = []
     for style, ((network, method), members) in enumerate(lines.items()):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +15,7 @@ from verifiable_relu.campaign.result import Result
 from verifiable_relu.errors import InputError
 from verifiable_relu.report.picture import as_image, data_uri, png, shades
 
-_SHOWN_INPUTS = 20
+_SHOWN_INPUTS = 64
 _SHOWN_OUTPUTS = 12
 
 
@@ -26,7 +28,7 @@ class Shown:
         network: its file.
         said: what changes, in a sentence.
         pictures: for inputs that are a picture, pairs of a caption and the address of a picture.
-        inputs: for few inputs that are no picture, rows: name, lower and upper bound, middle, counterexample.
+        inputs: for few inputs that are no picture, rows: name, lower and upper bound, counterexample.
         outputs: rows: name, output at the middle of the box (empty if it is not known), output at the counterexample.
         note: why something is missing; empty if nothing is.
     """
@@ -78,8 +80,9 @@ class Gallery:
         pictures = _pictures(middle, point)
         inputs: list[tuple[str, ...]] = []
         if not pictures and point.size <= _SHOWN_INPUTS:
-            flat = zip(lower, upper, middle, point.ravel(), strict=True)
-            inputs = [(f"X{i}", *(f"{v:.6g}" for v in values)) for i, values in enumerate(flat)]
+            flat = zip(lower, upper, point.ravel(), strict=True)
+            # Adding 0 makes −0 to 0.
+            inputs = [(f"X{i}", *(f"{v + 0.0:.5g}" for v in values)) for i, values in enumerate(flat)]
         return Shown(title, network, said, pictures, inputs, rows)
 
     def _original(self, result: Result, point: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -100,6 +103,16 @@ class Gallery:
         with torch.inference_mode():
             said = network(middle.reshape(1, *network.input_shape)).flatten().double().numpy()
         return box.lower, box.upper, said
+
+
+def spread(results: Sequence[Result], most: int) -> list[Result]:
+    """At most so many results, the first ones of every network, in their order."""
+    places: Counter[str] = Counter()
+    ranked = []
+    for number, result in enumerate(results):
+        ranked.append((places[result.onnx], number))
+        places[result.onnx] += 1
+    return [results[number] for _, number in sorted(sorted(ranked)[:most], key=itemgetter(1))]
 
 
 def _pictures(middle: np.ndarray | None, point: np.ndarray) -> list[tuple[str, str]]:

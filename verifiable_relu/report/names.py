@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 NAMES = {
     "lambda-gelu": "λ-GELU, hardened",
     "lambda-gelu-frozen": "λ-GELU, λ not learned",
@@ -40,3 +42,8 @@ def _word(part: str) -> str:
         return NAMES[part]
     first, blank, rest = part.partition(" ")
     return NAMES.get(first, first.replace("_", " ")) + blank + rest
+
+
+def natural(text: str) -> list[str | int]:
+    """A key by which texts are sorted as a reader expects it, numbers in them as numbers."""
+    return [int(part) if place % 2 else part for place, part in enumerate(re.split(r"([0-9]+)", text))]

@@ -16,7 +16,8 @@ from verifiable_relu.errors import InputError, printable
 from verifiable_relu.files import read_bytes, read_text
 from verifiable_relu.journal import Kind, read_journal
 from verifiable_relu.report import campaign, training
-from verifiable_relu.report.counterexamples import Gallery
+from verifiable_relu.report.counterexamples import Gallery, spread
+from verifiable_relu.report.names import natural
 from verifiable_relu.report.page import Section
 from verifiable_relu.report.picture import data_uri
 from verifiable_relu.report.table import Cell, Table
@@ -73,6 +74,8 @@ def of_results(results: Sequence[Result], pictures: int) -> Found:
     """The page of a campaign's results."""
     if not results:
         return Found("", ())
+    # Records have the order in which answers were found.
+    results = sorted(results, key=lambda result: (natural(result.onnx), natural(result.vnnlib)))
     answers = campaign.shares(results)
     counts = ", ".join(f"{share.count} {share.name}" for share in answers)
     sections = [
@@ -96,8 +99,8 @@ def of_results(results: Sequence[Result], pictures: int) -> Found:
     sections.append(Section("measures", "Time, margins and radii", charts=drawn, tables=tables))
     violated = [result for result in results if result.counterexample is not None]
     if violated and pictures:
-        shown = list(Gallery().show(violated[:pictures]))
-        more = f"The first {len(shown)} of {len(violated)}." if len(shown) < len(violated) else ""
+        shown = list(Gallery().show(spread(violated, pictures)))
+        more = f"{len(shown)} of {len(violated)}, spread over the networks." if len(shown) < len(violated) else ""
         texts = ["Each has been checked by exact or verified arithmetic and by a run in onnxruntime.", more]
         sections.append(Section("counterexamples", "Counterexamples", [text for text in texts if text], gallery=shown))
     sections.append(Section("instances", "Instances", tables=[campaign.instances(results)], filter=True))

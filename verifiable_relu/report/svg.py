@@ -15,6 +15,10 @@ _TICKS = 6
 _MOST = 1e150
 """The largest number that an axis shows; larger ones are drawn at its end."""
 
+_FAR, _WIDEST = 100, 1e6
+"""An axis about 0 is logarithmic if half of its values are so many times less than the largest; it then reaches down to
+the largest divided by the second number at the least."""
+
 COLOURS = 8
 """The number of colours that the page's style sheet has."""
 
@@ -65,6 +69,8 @@ class Axis:
         high: its end, larger than ``low``.
         log: whether it is logarithmic; both ends are positive then.
         percent: whether its numbers are shown as percentages.
+        linear: for an axis that is logarithmic on either side of 0, the magnitude below which it is nearly linear; a
+            power of ten. 0 for any other.
     """
 
     label: str
@@ -72,6 +78,18 @@ class Axis:
     high: float
     log: bool = False
     percent: bool = False
+    linear: float = 0.0
+
+    @staticmethod
+    def about_zero(label: str, values: Sequence[float]) -> Axis:
+        """The axis over values of either sign: logarithmic on both sides of 0 where most are far below the largest."""
+        held = [max(-_MOST, min(v, _MOST)) for v in values if math.isfinite(v)]
+        sizes = sorted(abs(v) for v in held if v)
+        if not sizes or sizes[len(sizes) // 2] >= sizes[-1] / _FAR:
+            return Axis.over(label, values)
+        least = max(sizes[len(sizes) // 10], sizes[-1] / _WIDEST)
+        low, high = 1.5 * min(0.0, *held), 1.5 * max(0.0, *held)
+        return Axis(label, low, high, linear=10.0 ** math.floor(math.log10(least)))
 
     @staticmethod
     def over(label: str, values: Sequence[float], log: bool = False, percent: bool = False) -> Axis:
@@ -89,6 +107,9 @@ class Axis:
         value = max(self.low, min(value, self.high))
         if self.log:
             return math.log(value / self.low) / math.log(self.high / self.low)
+        if self.linear:
+            low, at, high = (math.asinh(v / self.linear) for v in (self.low, value, self.high))
+            return (at - low) / (high - low)
         return (value - self.low) / (self.high - self.low)
 
     def ticks(self) -> list[float]:
@@ -96,6 +117,12 @@ class Axis:
         if self.log:
             first, last = round(math.log10(self.low)), round(math.log10(self.high))
             return [10.0**power for power in range(first, last + 1, max(1, math.ceil((last - first) / _TICKS)))]
+        if self.linear:
+            # The numbers of the nearly linear part would lie on one another.
+            first, last = (round(math.log10(v)) for v in (10 * self.linear, max(-self.low, self.high)))
+            powers = range(first, last + 1, max(1, math.ceil((last - first) / (_TICKS / 2))))
+            sizes = [10.0**power for power in powers]
+            return [v for v in (*(-s for s in reversed(sizes)), 0.0, *sizes) if self.low <= v <= self.high]
         raw = (self.high - self.low) / _TICKS
         size = 10.0 ** math.floor(math.log10(raw))
         step = next(step for step in (size, 2 * size, 5 * size, 10 * size) if step >= raw)
@@ -106,7 +133,7 @@ class Axis:
         """A tick's label."""
         if self.percent:
             return f"{100 * value:.6g} %"
-        return f"{value:.4g}" if abs(value) > 1e-12 else "0"
+        return f"{value:.4g}" if self.linear or abs(value) > 1e-12 else "0"
 
 
 def chart(title: str, about: str, series: Sequence[Series], x: Axis, y: Axis) -> Markup:

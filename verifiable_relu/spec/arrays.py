@@ -64,9 +64,11 @@ def read_images(path: Path | str, prefix: str = "") -> tuple[np.ndarray, np.ndar
             path=path,
         )
     if images.dtype.kind not in "fiub" or images.dtype.itemsize > 8:
-        raise InputError(f"'images' is {images.dtype}, where real numbers of at most 64 bits are expected", path=path)
+        raise InputError(
+            f"'{prefix}images' is {images.dtype}, where real numbers of at most 64 bits are expected", path=path
+        )
     if not images.size:
-        raise InputError(f"'images' has shape {images.shape} and so no pixel", path=path)
+        raise InputError(f"'{prefix}images' has shape {images.shape} and so no pixel", path=path)
     outside = np.argwhere(~((images >= 0) & (images <= 1)))
     if len(outside):
         value = images[tuple(outside[0])]
@@ -90,7 +92,9 @@ def _arrays(path: Path | str, names: tuple[str, ...]) -> list[np.ndarray]:
                 if archive.getinfo(f"{name}.npy").file_size > LARGEST:
                     raise InputError(f"the array '{name}' is larger than {LARGEST:,} bytes", path=path)
                 with archive.open(f"{name}.npy") as member:
-                    found.append(np.lib.format.read_array(member, allow_pickle=False))
+                    array = np.lib.format.read_array(member, allow_pickle=False)
+                # PyTorch takes numbers in this machine's order of bytes alone.
+                found.append(array.astype(array.dtype.newbyteorder("="), copy=False))
     except InputError:
         raise
     except zipfile.BadZipFile as error:

@@ -15,6 +15,9 @@ from verifiable_relu.spec.arrays import LARGEST, array_names, read_images
 _EVERY = 10
 """Where a file has no test images, every so many-th image is one."""
 
+_MOST_CLASSES = 100_000
+"""The most classes of a file; the network has an output for each number up to the largest label."""
+
 
 def training_and_test(source: str) -> tuple[Dataset, Dataset]:
     """The images to train on, and those to test on.
@@ -31,6 +34,10 @@ def training_and_test(source: str) -> tuple[Dataset, Dataset]:
     if not source.endswith(".npz"):
         return load(source, "train"), load(source, "test")
     images, labels = read_images(source)
+    if labels.max() >= _MOST_CLASSES:
+        index = labels.argmax()
+        said = f"the label is {labels[index]}, where classes from 0 to {_MOST_CLASSES - 1:,} are expected"
+        raise InputError(said, path=source, place=f"image {index}")
     digest = hashlib.sha256(read_bytes(Path(source), LARGEST)).hexdigest()
     note = f"{Path(source).name}, SHA-256 {digest}"
     if "test_images" in array_names(source):
