@@ -15,6 +15,7 @@ from verifiable_relu.report.estimate import Estimate, Interval
 from verifiable_relu.report.figures import COLUMN, save, style
 from verifiable_relu.report.names import spoken
 from verifiable_relu.report.palette import COLOURS, HATCHES, LINES, MARKERS
+from verifiable_relu.report.radius import spelled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -56,8 +57,9 @@ def pairs(path: Path, panels: Mapping[str, Mapping[str, tuple[Estimate, Estimate
         save(figure, path)
 
 
-def levels(path: Path, panels: Mapping[str, Mapping[str, Series]], xlabel: str, ylabel: str) -> None:
-    """Draw panels of points with intervals, a series for each entry; points of the same x are side by side.
+def levels(path: Path, panels: Mapping[str, Mapping[str, Series]], ylabel: str) -> None:
+    """Draw panels of points with intervals over radii ε, a series for each entry; points of one radius are side by
+    side.
 
     Raises:
         InputError: without matplotlib.
@@ -74,8 +76,8 @@ def levels(path: Path, panels: Mapping[str, Mapping[str, Series]], xlabel: str, 
                     [x + shift for x, _ in points], [y.mean for _, y in points], _errors([y for _, y in points]),
                     ls="none", capsize=1.5, label=spoken(name), **_look(number),
                 )  # fmt: skip
-            ax.set_xticks(ticks, [f"{x:g}" for x in ticks])
-            ax.set(title=spoken(title), xlabel=xlabel, ylabel=ylabel)
+            ax.set_xticks(ticks, [spelled(x) for x in ticks])
+            ax.set(title=spoken(title), xlabel="ε", ylabel=ylabel)
         _legend(figure, axes)
         save(figure, path)
 

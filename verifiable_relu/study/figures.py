@@ -52,7 +52,7 @@ def certified(study: Study, network: str, path: Path) -> bool:
             if points:
                 found[_title(setting.objective, setting.weight)][setting.arm] = points
     if found:
-        panels.levels(path, found, "ε", "certified accuracy")
+        panels.levels(path, found, "certified accuracy")
     return bool(found)
 
 
