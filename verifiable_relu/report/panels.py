@@ -83,13 +83,14 @@ def levels(path: Path, panels: Mapping[str, Mapping[str, Series]], ylabel: str) 
 
 
 def fronts(
-    path: Path, panels: Mapping[str, Mapping[str, Sequence[tuple[Spread, Spread]]]], xlabel: str, ylabel: str
+    path: Path, panels: Mapping[str, Mapping[str, Sequence[tuple[Spread, Spread, bool]]]], xlabel: str, ylabel: str
 ) -> None:
-    """Draw panels of points with intervals in both directions, the points of each entry joined by a line.
+    """Draw panels of points with intervals in both directions; those on each entry's front are joined by a line.
 
     Args:
         path: the file of the figure.
-        panels: for each title and name of a line, its points (x, y) in the order of x.
+        panels: for each title and name of a line, its points in the order of x: x, y, and whether the point is on the
+            front; others are drawn faintly.
         xlabel: what x is, a fraction.
         ylabel: what y is, a fraction.
 
@@ -102,11 +103,13 @@ def fronts(
         figure, axes = _panels(len(panels))
         for ax, (title, entries) in zip(axes, panels.items(), strict=True):
             for number, (name, points) in enumerate(entries.items()):
-                xs, ys = [x for x, _ in points], [y for _, y in points]
-                ax.errorbar(
-                    [x.mean for x in xs], [y.mean for y in ys], _errors(ys), _errors(xs), elinewidth=0.7, capsize=1.2,
-                    ls=LINES[number % len(LINES)], label=spoken(name), **_look(number),
-                )  # fmt: skip
+                for front in (False, True):
+                    xs, ys = ([point[axis] for point in points if point[2] == front] for axis in (0, 1))
+                    ax.errorbar(
+                        [x.mean for x in xs], [y.mean for y in ys], _errors(ys), _errors(xs), elinewidth=0.7,
+                        capsize=1.2, ls=LINES[number % len(LINES)] if front else "none", alpha=1.0 if front else 0.35,
+                        label=spoken(name) if front else "", **_look(number),
+                    )  # fmt: skip
             ax.set(title=spoken(title), xlabel=xlabel, ylabel=ylabel)
             ax.xaxis.set_major_formatter(PercentFormatter(1.0))
             ax.yaxis.set_major_formatter(PercentFormatter(1.0))
