@@ -104,7 +104,7 @@ def fronts(
         for ax, (title, entries) in zip(axes, panels.items(), strict=True):
             for number, (name, points) in enumerate(entries.items()):
                 for front in (False, True):
-                    xs, ys = ([point[axis] for point in points if point[2] == front] for axis in (0, 1))
+                    xs, ys = [x for x, _, on in points if on == front], [y for _, y, on in points if on == front]
                     ax.errorbar(
                         [x.mean for x in xs], [y.mean for y in ys], _errors(ys), _errors(xs), elinewidth=0.7,
                         capsize=1.2, ls=LINES[number % len(LINES)] if front else "none", alpha=1.0 if front else 0.35,
