@@ -40,6 +40,7 @@ from benchmarks.common.runs import add_grid, grid_of, setting, train_all
 from benchmarks.common.study import NETWORKS, Study
 from verifiable_relu.report.estimate import Estimate
 from verifiable_relu.report.markdown import Page
+from verifiable_relu.report.radius import spelled
 from verifiable_relu.report.table import Table
 from verifiable_relu.study.records import Record, Records, notes
 from verifiable_relu.study.variants import VARIANTS
@@ -112,7 +113,7 @@ def page(records: Sequence[Record], folder: Path) -> Page:
     for place in dict.fromkeys(key[:-1] for key in groups):
         data, net, epochs, changed, eps = place
         rows = [((names[key[-1]],), group) for key, group in groups.items() if key[:-1] == place]
-        made.add(f"## {data}, {net}, {epochs} epochs, ε = {eps:.4g}" + (f", {changed}" if changed else ""))
+        made.add(f"## {data}, {net}, {epochs} epochs, ε = {spelled(eps)}" + (f", {changed}" if changed else ""))
         made.add(*(f"{note}." for note in sorted({record["note"] for _, group in rows for record in group} - {""})))
         made.add(*(table(("arm",), columns, rows) for columns in (SWAP, LATER)))
     columns = ("data", "net", "epochs", "changed", "ε", "arm")

@@ -195,7 +195,7 @@ def figures(folder: Path, bounds: Sequence[Record], solvers: Sequence[Record], r
     for (data, net, arm), group in grouped(bounds, "data", "architecture", "arm").items():
         panels[f"{data}, {net}"][arm] = [(float(eps), share(group, eps, "alpha-crown")) for eps in group[0]["eps"]]
     if panels:
-        levels(folder / "certified.png", panels, "ε", "certified accuracy, α-CROWN")
+        levels(folder / "certified.png", panels, "certified accuracy, α-CROWN")
     panels = defaultdict(dict)
     limits: dict[str, float] = {}
     for (data, net, eps, limit, arm), group in grouped(solvers, "data", "architecture", "eps", "limit", "arm").items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import asdict
 from functools import partial
@@ -43,19 +43,34 @@ WHOLE = 5
 """Test images around which the change of the whole network is bounded."""
 
 
-def trained(model: nn.Module, data: tuple[Tensor, Tensor], epochs: int) -> nn.Module:
-    """A model trained with AdamW, the paper's learning rate of λ, and a rate that rises and falls as a cosine."""
+Watch = Callable[[nn.Module, int, int], object]
+"""A function of a model, the steps taken and the steps of the whole training."""
+
+
+def trained(
+    model: nn.Module, data: tuple[Tensor, Tensor], epochs: int, watch: Watch = lambda model, step, steps: None
+) -> nn.Module:
+    """A model trained with AdamW, the paper's learning rate of λ, and a rate that rises and falls as a cosine.
+
+    Args:
+        model: the model.
+        data: the training data.
+        epochs: how often the model sees them.
+        watch: is called before every step and at the end.
+    """
     # The rate of arXiv 2603.21991, at which λ moves within few epochs.
     options = Options(data="mnist", lam_rate="raw")
     optimizer, batches = make_optimizer(model, options), loader(data, True)
     model.train()
     for step in range(steps := epochs * len(batches)):
+        watch(model, step, steps)
         if step % len(batches) == 0:
             ahead = iter(batches)
         set_rates(optimizer, model, learning_rate(options.rate, options.rise, step, steps), options)
         optimizer.zero_grad()
         loss(model, next(ahead)).backward()
         optimizer.step()
+    watch(model, steps, steps)
     return model.eval()
 
 

@@ -28,11 +28,11 @@ from verifiable_relu.network import write_onnx
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Input, Linear, Relu, Reshape
 from verifiable_relu.report.__main__ import main
-from verifiable_relu.report.campaign import AtRadius, certified
+from verifiable_relu.report.campaign import AtRadius, certified, radii_table
 from verifiable_relu.report.counterexamples import spread
 from verifiable_relu.report.names import natural
 from verifiable_relu.report.picture import as_image, png, shades
-from verifiable_relu.report.radius import radius
+from verifiable_relu.report.radius import radius, spelled
 from verifiable_relu.report.svg import Axis
 from verifiable_relu.spec import Box, Property, Query, Row, write_vnnlib
 from verifiable_relu.verifiers.base import Outcome, Reason, Trust, Verdict
@@ -309,6 +309,15 @@ def test_shades_are_cut_off_at_both_ends() -> None:
 )
 def test_the_radius_is_that_of_the_name_where_there_is_no_file(name: str, eps: Fraction | None) -> None:
     assert radius(name) == eps
+
+
+def test_a_radius_is_printed_as_it_was_given() -> None:
+    for text in ("1/255", "2/255", "1/510", "0.01", "0.03", "8/255", "0.0005", "1/3"):
+        exact = Fraction(text)
+        assert spelled(exact) == spelled(float(exact)) == text
+    assert spelled(0.0123456789) == "0.0123457"
+    table = radii_table([AtRadius("net", "crown", Fraction(1, 255), 3, 1, 1)])
+    assert table.rows == [("net", "crown", "1/255", 3, 1, 1, 1)]
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,7 @@ def test_figures_are_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="needs matplotlib")
     one, two = estimate([0.9]), estimate([0.8, 0.9])
     pairs(tmp_path / "pairs.png", {"digits": {"relu": (one, two)}}, "accuracy")
-    levels(tmp_path / "levels.png", {"digits": {"relu": [(0.01, two), (0.02, one)]}}, "ε", "certified")
+    levels(tmp_path / "levels.png", {"digits": {"relu": [(0.01, two), (1 / 255, one)]}}, "certified")
     cactus(tmp_path / "cactus.png", {"milp": {"relu": [0.2, 0.1], "none": []}}, {"milp": 5.0})
     profiles(tmp_path / "profiles.png", {"swish": [[1.0, 2.0], [160.0, 160.0]]})
     for path in sorted(tmp_path.iterdir()):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -242,6 +243,23 @@ def test_ctrl_c_in_a_terminal_ends_both_processes(kind: str) -> None:
         assert started.wait(60) == -signal.SIGINT and not alive(number)
         # The worker says nothing about it.
         assert said.count("KeyboardInterrupt") == said.count("Traceback") == 1
+
+
+def test_a_call_that_asks_ends_without_a_word_when_nobody_is_left_to_answer() -> None:
+    """A parent that is killed closes its pipes one after the other."""
+    lifeline, held = os.pipe()
+    code = f"from verifiable_relu.verifiers.solvers.serve import serve; serve('tests.support.hostile:asks', {lifeline})"
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen([sys.executable, "-c", code], pass_fds=[lifeline], env=environment, **pipes) as started:  # type: ignore[call-overload]
+        pickle.dump((4, True), started.stdin)
+        started.stdin.flush()
+        assert [pickle.load(started.stdout)[0] for _ in range(2)] == ["ready", "question"]
+        started.stdout.close()
+        started.stdin.close()
+        assert started.stderr.read() == b"" and started.wait(60) == 0
+    for end in (lifeline, held):
+        os.close(end)
 
 
 @pytest.mark.parametrize("closed", [(0,), (2,), (0, 2)])

@@ -155,7 +155,7 @@ def test_a_fault_of_a_suite_is_an_error_with_its_line(
 
 def test_suites_of_the_package_are_read_and_announce_claims() -> None:
     names = sorted(path.stem for path in SHIPPED.glob("*.toml"))
-    assert names == ["certified", "cnn", "fronts", "full", "pareto", "screening", "small", "smoke", "solvers"]
+    assert names == ["certified", "cnn", "fronts", "full", "pareto", "pixels", "screening", "small", "smoke", "solvers"]
     for name in names:
         suite = read(find(name))
         assert suite.name == name and suite.claims and suite.cut and suite.tuning

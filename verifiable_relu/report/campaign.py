@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from verifiable_relu.campaign.result import Result
 from verifiable_relu.report.palette import ANSWERS
-from verifiable_relu.report.radius import radius
+from verifiable_relu.report.radius import radius, spelled
 from verifiable_relu.report.svg import Axis, Series, chart
 from verifiable_relu.report.table import Table
 
@@ -212,7 +212,7 @@ def radii_table(rows: Sequence[AtRadius]) -> Table:
     return Table(
         ("network", "method", "ε", "instances", "verified", "violated", "undecided"),
         [
-            (row.network, row.method, float(row.eps), row.instances, row.verified, row.violated,
+            (row.network, row.method, spelled(row.eps), row.instances, row.verified, row.violated,
              row.instances - row.verified - row.violated)
             for row in rows
         ],

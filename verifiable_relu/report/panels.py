@@ -15,6 +15,7 @@ from verifiable_relu.report.estimate import Estimate, Interval
 from verifiable_relu.report.figures import COLUMN, save, style
 from verifiable_relu.report.names import spoken
 from verifiable_relu.report.palette import COLOURS, HATCHES, LINES, MARKERS
+from verifiable_relu.report.radius import spelled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -56,8 +57,9 @@ def pairs(path: Path, panels: Mapping[str, Mapping[str, tuple[Estimate, Estimate
         save(figure, path)
 
 
-def levels(path: Path, panels: Mapping[str, Mapping[str, Series]], xlabel: str, ylabel: str) -> None:
-    """Draw panels of points with intervals, a series for each entry; points of the same x are side by side.
+def levels(path: Path, panels: Mapping[str, Mapping[str, Series]], ylabel: str) -> None:
+    """Draw panels of points with intervals over radii ε, a series for each entry; points of one radius are side by
+    side.
 
     Raises:
         InputError: without matplotlib.
@@ -74,20 +76,21 @@ def levels(path: Path, panels: Mapping[str, Mapping[str, Series]], xlabel: str, 
                     [x + shift for x, _ in points], [y.mean for _, y in points], _errors([y for _, y in points]),
                     ls="none", capsize=1.5, label=spoken(name), **_look(number),
                 )  # fmt: skip
-            ax.set_xticks(ticks, [f"{x:g}" for x in ticks])
-            ax.set(title=spoken(title), xlabel=xlabel, ylabel=ylabel)
+            ax.set_xticks(ticks, [spelled(x) for x in ticks])
+            ax.set(title=spoken(title), xlabel="ε", ylabel=ylabel)
         _legend(figure, axes)
         save(figure, path)
 
 
 def fronts(
-    path: Path, panels: Mapping[str, Mapping[str, Sequence[tuple[Spread, Spread]]]], xlabel: str, ylabel: str
+    path: Path, panels: Mapping[str, Mapping[str, Sequence[tuple[Spread, Spread, bool]]]], xlabel: str, ylabel: str
 ) -> None:
-    """Draw panels of points with intervals in both directions, the points of each entry joined by a line.
+    """Draw panels of points with intervals in both directions; those on each entry's front are joined by a line.
 
     Args:
         path: the file of the figure.
-        panels: for each title and name of a line, its points (x, y) in the order of x.
+        panels: for each title and name of a line, its points in the order of x: x, y, and whether the point is on the
+            front; others are drawn faintly.
         xlabel: what x is, a fraction.
         ylabel: what y is, a fraction.
 
@@ -100,11 +103,13 @@ def fronts(
         figure, axes = _panels(len(panels))
         for ax, (title, entries) in zip(axes, panels.items(), strict=True):
             for number, (name, points) in enumerate(entries.items()):
-                xs, ys = [x for x, _ in points], [y for _, y in points]
-                ax.errorbar(
-                    [x.mean for x in xs], [y.mean for y in ys], _errors(ys), _errors(xs), elinewidth=0.7, capsize=1.2,
-                    ls=LINES[number % len(LINES)], label=spoken(name), **_look(number),
-                )  # fmt: skip
+                for front in (False, True):
+                    xs, ys = [x for x, _, on in points if on == front], [y for _, y, on in points if on == front]
+                    ax.errorbar(
+                        [x.mean for x in xs], [y.mean for y in ys], _errors(ys), _errors(xs), elinewidth=0.7,
+                        capsize=1.2, ls=LINES[number % len(LINES)] if front else "none", alpha=1.0 if front else 0.35,
+                        label=spoken(name) if front else "", **_look(number),
+                    )  # fmt: skip
             ax.set(title=spoken(title), xlabel=xlabel, ylabel=ylabel)
             ax.xaxis.set_major_formatter(PercentFormatter(1.0))
             ax.yaxis.set_major_formatter(PercentFormatter(1.0))

@@ -1,4 +1,4 @@
-"""The radius ε of a robustness property, from its file or its name."""
+"""The radius ε of a robustness property, from its file or its name, and its printed form."""
 
 from __future__ import annotations
 
@@ -16,6 +16,9 @@ _NAME = re.compile(r"eps_?([0-9]+)_([0-9]+)(?![0-9])|(?:eps_?|_)(0\.[0-9]+)(?![0
 _LARGEST = 1 << 26
 _HEAD = 2_000
 """The characters of a property file among which the comment is looked for."""
+
+_LARGEST_BELOW = 1_000
+"""The largest denominator of a radius that is printed as a fraction."""
 
 
 def radius(vnnlib: str) -> Fraction | None:
@@ -39,3 +42,12 @@ def radius(vnnlib: str) -> Fraction | None:
         except ValueError:
             continue
     return None
+
+
+def spelled(eps: Fraction | float) -> str:
+    """A radius as people write it: a decimal number of at most six digits, or ``1/255`` where none is equal to it.
+
+    What is neither, a decimal number of more digits, is rounded to six.
+    """
+    decimal, nearest = f"{float(eps):g}", Fraction(eps).limit_denominator(_LARGEST_BELOW)
+    return str(nearest) if float(nearest) == float(eps) and Fraction(decimal) != nearest else decimal

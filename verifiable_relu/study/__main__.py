@@ -25,7 +25,7 @@ def parser() -> Parser:
         "What has a record is not done again: the same command goes on after Ctrl-C or a kill.",
         allow_abbrev=False,
     )
-    made.add_argument("suite", metavar="SUITE", help="a TOML file, or a suite of the package: smoke, small, full")
+    made.add_argument("suite", metavar="SUITE", help="a TOML file, or a suite of the package, such as smoke")
     made.add_argument(
         "--out", type=Path, metavar="DIR", help="folder of networks, records, tables and figures (study-NAME)"
     )

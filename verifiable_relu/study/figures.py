@@ -52,16 +52,19 @@ def certified(study: Study, network: str, path: Path) -> bool:
             if points:
                 found[_title(setting.objective, setting.weight)][setting.arm] = points
     if found:
-        panels.levels(path, found, "ε", "certified accuracy")
+        panels.levels(path, found, "certified accuracy")
     return bool(found)
 
 
 def pareto(study: Study, network: str, path: Path) -> bool:
-    """Draw the fronts of clean against certified accuracy of each arm, a panel for each ε; whether there are any."""
+    """Draw clean against certified accuracy of each arm's settings and its front, a panel for each ε; whether there
+    are any."""
     found: Panels = defaultdict(dict)
     for (of, eps, arm), points in fronts(study).items():
         if of == network:
-            found[f"ε = {eps}"][arm] = [(point.clean, point.certified) for point in undominated(points)]
+            kept = undominated(points)
+            placed = sorted(points, key=lambda point: point.clean.mean)
+            found[f"ε = {eps}"][arm] = [(point.clean, point.certified, point in kept) for point in placed]
     if found:
         panels.fronts(path, found, "clean accuracy", "certified accuracy")
     return bool(found)

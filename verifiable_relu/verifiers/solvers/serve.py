@@ -42,8 +42,12 @@ def serve(function: str, lifeline: int) -> None:
         replies.flush()
 
     def ask(question: object) -> Any:
-        send("question", question)
-        return pickle.load(requests)
+        try:
+            send("question", question)
+            return pickle.load(requests)
+        except (EOFError, BrokenPipeError):
+            # The parent was killed: there is nobody to answer, and nothing that went wrong here.
+            os._exit(0)
 
     module, _, name = function.partition(":")
     try:

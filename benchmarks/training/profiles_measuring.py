@@ -1,0 +1,97 @@
+"""The trainings of the study ``transformer_profiles``; it may import torch at its head."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from benchmarks.training.transformers_measuring import HEADS, trained
+from benchmarks.training.transformers_models import vit
+from verifiable_relu.data import load
+from verifiable_relu.nn import HardnessGate, LambdaGELU
+from verifiable_relu.study.records import Record
+from verifiable_relu.train.monitor import Monitor, settled
+from verifiable_relu.train.options import Options
+
+SYMBOLS = 16
+"""The symbols of the artificial language."""
+
+LENGTH = 16
+"""The symbols of a sentence, after which the next one is asked."""
+
+TESTED = 2_000
+"""The sentences of the test set."""
+
+Samples = tuple[Tensor, Tensor]
+"""Inputs (samples, channels, height, width) and their classes."""
+
+
+def language(count: int) -> tuple[Samples, Samples]:
+    """Training and test sentences of an artificial language, in which two symbols decide how likely a third is.
+
+    A sentence is drawn from a Markov chain of the second order, whose transitions are drawn once from a Dirichlet
+    distribution with concentration 0.1; all seeds of a training see the same sentences.
+
+    Args:
+        count: the number of training sentences.
+
+    Returns:
+        For both: the symbols as unit vectors (samples, ``SYMBOLS``, ``LENGTH``, 1), an image whose patches are single
+        symbols, and the symbol that follows.
+    """
+    random = np.random.default_rng(0)
+    ends = random.dirichlet(np.full(SYMBOLS, 0.1), (SYMBOLS, SYMBOLS)).cumsum(-1)
+    total = count + TESTED
+    told = random.integers(0, SYMBOLS, (total, LENGTH + 1))
+    for place in range(2, LENGTH + 1):
+        drawn = random.random((total, 1)) * ends[told[:, place - 2], told[:, place - 1], -1:]
+        told[:, place] = (drawn >= ends[told[:, place - 2], told[:, place - 1]]).sum(1)
+    inputs = torch.from_numpy(np.eye(SYMBOLS, dtype=np.float32)[told[:, :-1]]).transpose(1, 2)[..., None].contiguous()
+    classes = torch.from_numpy(told[:, -1])
+    return (inputs[:count], classes[:count]), (inputs[count:], classes[count:])
+
+
+def images(count: int) -> tuple[Samples, Samples]:
+    """The first training images of MNIST and all test images, with their classes."""
+    training, test = load("mnist", "train"), load("mnist", "test")
+    return (
+        (torch.from_numpy(training.images[:count]), torch.from_numpy(training.labels[:count])),
+        (torch.from_numpy(test.images), torch.from_numpy(test.labels)),
+    )
+
+
+def profiled(title: Mapping[str, Any]) -> Record:
+    """The figures of one Transformer, trained with learned λ and not hardened.
+
+    Returns:
+        ``accuracy`` on the test set; ``lam``, the learned λ of each layer; and ``patterns`` and ``weights``, the part
+        of the training after which nine tenths of their change had happened (``monitor.settled``).
+    """
+    data, held_out = language(title["train"]) if title["data"] == "language" else images(title["train"])
+    torch.manual_seed(title["seed"])
+    channels, height, breadth = data[0].shape[1:]
+    patch, classes = (1, SYMBOLS) if title["data"] == "language" else (title["patch"], 10)
+    gate = partial(LambdaGELU, Options.lam_init)
+    size = patch, title["width"], HEADS, title["hidden"], title["layers"], classes
+    monitor: list[Monitor] = []
+
+    def watch(model: nn.Module, step: int, steps: int) -> None:
+        if not monitor:
+            monitor.append(Monitor(data[0], 0, steps))
+        monitor[0].look(model, step)
+
+    model = trained(vit((channels, height, breadth), *size, gate), data, title["epochs"], watch)
+    with torch.no_grad():
+        right = (model(held_out[0]).argmax(1) == held_out[1]).double().mean().item()
+    points = monitor[0].points
+    return {
+        "accuracy": right,
+        "lam": [module.lam.item() for module in model.modules() if isinstance(module, HardnessGate)],
+        "patterns": settled(points, "patterns_changed"),
+        "weights": settled(points, "weights_changed"),
+    }
