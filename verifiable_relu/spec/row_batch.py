@@ -191,7 +191,7 @@ class RowBatch:
     def sums(self, polytopes: Tensor, members: Tensor, weights: Tensor) -> RowBatch:
         """A row for each of some polytopes: a weighted sum of its rows, which is at most 0 where all of these are.
 
-        Coefficients are integers, as are weights, so that sums below 2⁵³ are exact; polytopes with larger ones are left
+        Coefficients are integers, as are weights, so that sums below 2⁵³ (in float64) are exact; polytopes with larger ones are left
         out. Bounds are rounded up. A sum's value divided by its scale Σ w·scale is a mean of the rows' values, each
         divided by its own scale, and so at most the largest of them.
 
@@ -206,14 +206,15 @@ class RowBatch:
         import torch
 
         matrix = self.matrix[members]
-        exact = ((weights[..., None] * matrix.abs()).sum(1).amax(1) < 2**53) & (weights.sum(1) > 0)
+        eps = torch.finfo(matrix.dtype).eps
+        exact = ((weights[..., None] * matrix.abs()).sum(1).amax(1) < 2 / eps) & (weights.sum(1) > 0)
         polytopes, members, weights, matrix = polytopes[exact], members[exact], weights[exact], matrix[exact]
         up = weights.new_full((), math.inf)
         terms = weights * self.bound[members]
         # Twice what the products and the sum may be off by.
-        lost = 2 * (weights.shape[1] + 2) * torch.finfo(terms.dtype).eps * terms.abs().sum(1)
+        lost = 2 * (weights.shape[1] + 2) * eps * terms.abs().sum(1)
         bound = torch.nextafter(terms.sum(1) + lost, up)
-        scale = torch.nextafter((weights * self.scale[members]).sum(1) * (1 + 2 * torch.finfo(terms.dtype).eps), up)
+        scale = torch.nextafter((weights * self.scale[members]).sum(1) * (1 + (weights.shape[1] + 2) * eps), up)
         owner = self.owner[polytopes]
         total = (weights[..., None] * matrix).sum(1)
         return RowBatch(total, bound, scale, owner, polytopes, self.owner, self.origin, self.samples)
