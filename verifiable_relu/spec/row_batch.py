@@ -191,9 +191,9 @@ class RowBatch:
     def sums(self, polytopes: Tensor, members: Tensor, weights: Tensor) -> RowBatch:
         """A row for each of some polytopes: a weighted sum of its rows, which is at most 0 where all of these are.
 
-        Coefficients are integers, as are weights, so that sums below 2⁵³ (in float64) are exact; polytopes with larger ones are left
-        out. Bounds are rounded up. A sum's value divided by its scale Σ w·scale is a mean of the rows' values, each
-        divided by its own scale, and so at most the largest of them.
+        Coefficients are integers, as are weights, so that sums below 2⁵³ (in float64) are exact; polytopes with larger
+        ones are left out. Bounds are rounded up. A sum's value divided by its scale Σ w·scale is a mean of the rows'
+        values, each divided by its own scale, and so at most the largest of them.
 
         Args:
             polytopes: (p,) their numbers.
