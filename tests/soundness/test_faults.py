@@ -10,8 +10,8 @@ from .fault import Fault
 from .faults import FAULTS, KINDS, caught_by
 from .judge import Report
 
-ELSEWHERE = ("points", "planted", "trees")
-"""Kinds of which ``test_kinds`` and ``unit/test_bab.py`` show it, where the same cases are asked about."""
+ELSEWHERE = ("points", "planted", "trees", "smooth corners")
+"""Kinds of which ``test_kinds``, ``unit/test_bab.py`` and the other corners show it, which ask about the same cases."""
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ELSEWHERE])

@@ -57,25 +57,25 @@ def types(model: nn.Sequential) -> list[str]:
     return [type(module).__name__ for module in model]
 
 
-@pytest.mark.parametrize("arm", ARMS)
-def test_arms_share_weights_order_and_points(arm: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[torch.Tensor] = []
+def test_arms_share_weights_order_and_points(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: dict[str, list[torch.Tensor]] = {arm: [] for arm in ARMS}
     weights = {}
     real = loop.objective
+    for arm, points in seen.items():
 
-    def record(model: nn.Sequential, x: torch.Tensor, *rest: object) -> object:
-        seen.append(x)
-        return real(model, x, *rest)  # type: ignore[arg-type]
+        def record(model: nn.Sequential, x: torch.Tensor, *rest: object, points: list[torch.Tensor] = points) -> object:
+            points.append(x)
+            return real(model, x, *rest)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(loop, "objective", record)
-    for each in (arm, "relu"):
-        options = replace(BASE, arm=each, crop=1, flip=True)
+        monkeypatch.setattr(loop, "objective", record)
+        options = replace(BASE, arm=arm, crop=1, flip=True)
         initial = build(options, blobs())
-        weights[each] = [initial[index].weight for index in (2, 4, 6)]
+        weights[arm] = [initial[index].weight for index in (2, 4, 6)]
         train(options, blobs())
-    assert all(torch.equal(a, b) for a, b in zip(weights[arm], weights["relu"], strict=True))
-    half = len(seen) // 2
-    assert half == 4 * PER_EPOCH and all(torch.equal(a, b) for a, b in zip(seen[:half], seen[half:], strict=True))
+    for arm, points in seen.items():
+        assert len(points) == 4 * PER_EPOCH, arm
+        assert all(torch.equal(a, b) for a, b in zip(points, seen["relu"], strict=True)), arm
+        assert all(torch.equal(a, b) for a, b in zip(weights[arm], weights["relu"], strict=True)), arm
 
 
 @pytest.mark.parametrize("arm", ARMS)
