@@ -102,6 +102,16 @@ def test_several_processes_answer_as_one(name: str, monkeypatch: pytest.MonkeyPa
     assert verdicts == [Verdict.SAT, Verdict.UNSAT]
 
 
+def test_trees_after_refinements_are_shared_though_each_forest_takes_little_work(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rounds = Rounds(Refinement(leaves=2), first=0, patience=3, above=None, gain=0)
+    method = Bab(search=SLOW, rounds=rounds, processes=2, alone=1e6)
+    with counted(forest, monkeypatch) as counts:
+        answer(method, question(0, -0.4, 24))
+    assert counts == [2]
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_verdicts_are_those_of_enumeration(name: str) -> None:
     for seed in range(12):

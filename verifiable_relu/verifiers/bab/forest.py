@@ -122,7 +122,7 @@ class Forest:
         each = tree_bytes(system.folded.inputs, system.folded.size, planes)
         self._most = min(len(polytopes), limits.memory // each)
         # Every process holds the trees' nodes, and of the nodes that it is dealt the children.
-        self._alone = self._step = limits.alone
+        self._alone, self._step = limits.alone - limits.done, limits.alone
         self._processes = 1 if system.folded.functions else limits.processes
         self._memory = limits.memory // max(1, self._most * self._processes)
 

@@ -18,12 +18,14 @@ class Limits:
         left: tells how many seconds are left.
         processes: how many processes share the work.
         alone: the work (``Tree.work``) that one process does alone before others share the rest.
+        done: how much has been done already.
     """
 
     memory: int
     left: Callable[[], float]
     processes: int = 1
     alone: float = ALONE
+    done: float = 0.0
 
     def over(self) -> bool:
         """Whether no time is left."""

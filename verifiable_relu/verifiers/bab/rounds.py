@@ -150,6 +150,7 @@ def search(system: System, candidates: Candidates, options: Search, rounds: Roun
             return replace(found, ended=_IN_TIME)
         proven = () if record is None else tuple(record.records)
         found = replace(found, rounds=found.rounds + 1, tighter=proven)
+        limits = replace(limits, done=limits.done + forest.work + refinement.work(system.folded))
         worth_it = _width(tighter) < (1 - rounds.gain) * _width(system)
         system = tighter
         refinement = replace(refinement, leaves=rounds.growth * refinement.leaves) if worth_it else None
