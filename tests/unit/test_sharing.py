@@ -109,7 +109,7 @@ def test_trees_after_refinements_are_shared_though_each_forest_takes_little_work
     method = Bab(search=SLOW, rounds=rounds, processes=2, alone=1e6)
     with counted(forest, monkeypatch) as counts:
         answer(method, question(0, -0.4, 24))
-    assert counts == [2]
+    assert any(count > 1 for count in counts)
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -143,7 +143,7 @@ def test_planes_that_several_processes_found_are_certified(tmp_path: Path, monke
     query, search = question(*QUESTIONS["trees"][1]), replace(SLOW, record=True)
     with counted(system, monkeypatch) as counts:
         proof = over_planes(query, search, processes=2)
-    assert counts == [2] and proof is not None
+    assert any(count > 1 for count in counts) and proof is not None
     case = recorded(tmp_path, write_onnx(query.network), query.property, proof)
     assert "unsat" in checked(tmp_path, case, written(case.records))
 
