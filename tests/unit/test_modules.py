@@ -696,7 +696,16 @@ def test_verdicts_are_those_of_the_module_in_evaluation_mode(make: Callable[[], 
     assert Verdict.SAT in verdicts or make is Double
 
 
-@pytest.mark.parametrize("made", [lambda x: x.sum(-1), lambda x: x.amin(1), lambda x: torch.logsumexp(x, 1)])
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda x: x.sum(-1),
+        lambda x: x.amin(1),
+        lambda x: torch.logsumexp(x, 1),
+        lambda x: torch.relu(x.sum(1)) + x[:, 0],
+        lambda x: torch.sigmoid(x[:, :1].squeeze(-1)),
+    ],
+)
 def test_one_number_for_each_sample_is_a_vector_of_one(made: Callable[[Tensor], Tensor]) -> None:
     class One(nn.Module):
         def forward(self, x: Tensor) -> Tensor:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import fields, replace
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +26,9 @@ from verifiable_relu.network.onnx.__main__ import MAXIMA, PIECES, SMOOTH
 from verifiable_relu.network.onnx.__main__ import page as operators_page
 from verifiable_relu.network.onnx.call import CONVERTERS
 from verifiable_relu.network.onnx.write import WRITERS
+from verifiable_relu.spec.property import Box, Property, Query, Row
+from verifiable_relu.verifiers.base import Budget, Reason, Verdict
+from verifiable_relu.verifiers.registry import make
 
 RNG = np.random.default_rng(0)
 
@@ -482,6 +487,44 @@ def test_bad_files_are_refused_in_one_line(name: str, tmp_path: Path) -> None:
         read_onnx(path)
     assert str(caught.value).startswith(str(path))
     assert "\n" not in str(caught.value)
+
+
+SCALARS = {
+    "a vector times a vector": ((3,), [("MatMul", ["x", "v"], {})]),
+    "of a batch": (("N", 3), [("MatMul", ["x", "v"], {})]),
+    "all axes reduced": ((1, 3), [("Mul", ["x", "v"], {}), ("ReduceSum", ["#"], {"keepdims": 0})]),
+    "one element": ((3,), [("MatMul", ["x", "w"], {}), ("Gather", ["#", "first"], {})]),
+    "within the network": (
+        (3,),
+        [("MatMul", ["x", "v"], {}), ("Relu", ["#"], {}), ("Mul", ["#", "v"], {}), ("MatMul", ["#", "v"], {})],
+    ),
+}
+"""Networks of numbers without axes: the shape of the input, and each node with its inputs, # being the one before."""
+
+
+@pytest.mark.parametrize("name", SCALARS)
+def test_of_a_number_without_axes_is_decided_as_of_a_vector_of_one(name: str) -> None:
+    shape, steps = SCALARS[name]
+    constants = {"v": np.float32([1, -2, 0.5]), "w": np.eye(3, dtype=np.float32), "first": np.int64(0)}
+    nodes, last = [], "x"
+    for number, (operator, inputs, attributes) in enumerate([*steps, ("Relu", ["#"], {})], start=1):
+        output = "y" if number > len(steps) else f"h{number}"
+        names = [last if one == "#" else one for one in inputs]
+        nodes.append(helper.make_node(operator, names, [output], **attributes))
+        last = output
+    network = read_onnx(model(nodes, shape, constants))
+    assert network.output_shape == (1,)
+    corners = np.array(list(itertools.product((-0.5, 1.0), repeat=3)), np.float32)
+    assert_agrees(network, corners)
+    # All of these networks are largest in a corner.
+    most = float(network(torch.from_numpy(corners)).max())
+    box = Box(np.full(3, -0.5), np.full(3, 1.0))
+    for bound, right in ((most + 0.125, Verdict.UNSAT), (most - 0.125, Verdict.SAT)):
+        query = Query(network, Property(box, ((Row(((0, Fraction(-1)),), Fraction(-bound)),),)))
+        for method in ("ibp", "crown", "alpha-crown", "attack", "split", "bab", "milp", "smt", "auto"):
+            (outcome,) = make(method).verify([query], Budget.each(60.0, 1))
+            complete = method in ("split", "bab", "milp", "smt", "auto")
+            assert outcome.verdict is right or (not complete and outcome.reason is Reason.INCOMPLETE), (method, outcome)
 
 
 def test_missing_and_damaged_files_are_refused_by_name(tmp_path: Path) -> None:

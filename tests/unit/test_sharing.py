@@ -190,6 +190,15 @@ def test_a_copy_that_is_killed_costs_no_more_than_its_work(name: str) -> None:
     assert killed
 
 
+def test_boxes_that_were_dealt_to_copies_that_failed_are_searched_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def alone(shares: Sequence[Callable[..., Any]], *_: object, **__: object) -> list[Any]:
+        return [shares[0](lambda: False), *[None] * (len(shares) - 1)]
+
+    # The copies alone would come across the counterexample.
+    monkeypatch.setattr(boxes, "at_once", alone)
+    assert answer(SPLIT, question(0, -0.2)).verdict is Verdict.SAT
+
+
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("seconds", [0.01, 0.1, 0.3])
 def test_however_short_the_time_is_no_answer_is_wrong(name: str, seconds: float) -> None:

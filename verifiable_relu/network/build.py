@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -295,6 +296,8 @@ def as_network(
         one = torch.ones(())
         zero = torch.zeros(())
         kept.append(Scale(name="output", inputs=(0,), shape=kept[0].shape, center=zero, scale=one, shift=zero))
+    # A number without axes becomes a vector of one: bounds have every value's axes after that of the samples.
+    kept = [node if node.shape else replace(node, shape=(1,)) for node in kept]
     return Network(tuple(kept), onnx=onnx, name=name, batched=batched, ports=ports or {})
 
 

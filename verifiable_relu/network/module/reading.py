@@ -170,7 +170,9 @@ def _compare(module: nn.Module, batches: list[Tensor], read: list[tuple[Network,
 
 
 def _require_agreement(network: Network, x: Tensor, seen: dict[int, Tensor]) -> None:
-    found = parting(network.nodes, x, seen, torch.finfo(x.dtype).eps / 2)
+    # What has no axis but that of samples is a vector of one in a network.
+    shaped = {index: value.reshape(len(x), *network.nodes[index].shape) for index, value in seen.items()}
+    found = parting(network.nodes, x, shaped, torch.finfo(x.dtype).eps / 2)
     if found is not None:
         place = found.node.place
         raise UnsupportedError(f"the module is not the network that was read from it: {found}", place=place)
