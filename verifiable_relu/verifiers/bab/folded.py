@@ -170,13 +170,18 @@ class Folded:
 
     def support(self, rows: Rows) -> Tensor:
         """(rows, m) bool, the neurons that each row depends on, through other neurons included."""
-        direct = (self.neurons.neurons != 0).double()
-        every = torch.zeros(self.size, self.size, dtype=torch.float64)
+        mine = (rows.neurons != 0).float()
+        return (mine + mine @ self._feeding) > 0
+
+    @cached_property
+    def _feeding(self) -> Tensor:
+        """(m, m) 1 where a neuron depends on another one, through others included."""
+        direct = (self.neurons.neurons != 0).float()
+        every = torch.zeros(self.size, self.size)
         for start, end in self.blocks:
             mine = direct[start:end]
-            every[start:end] = ((mine + mine @ every) > 0).double()
-        mine = (rows.neurons != 0).double()
-        return (mine + mine @ every) > 0
+            every[start:end] = ((mine + mine @ every) > 0).float()
+        return every
 
     def restricted(self, rows: Rows) -> tuple[Folded, Rows]:
         """The system of the inputs and neurons that some rows depend on, and these rows there.

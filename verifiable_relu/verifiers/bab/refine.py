@@ -118,9 +118,14 @@ class Refinement:
         record: Refined | None,
         pause: Callable[[], bool],
     ) -> list[tuple[Tensor, Tensor, list[Bound]]]:
-        """For some groups of neurons: the neurons (k,), what is proven of them (2·k,), and what is recorded of that."""
+        """For some groups of neurons: the neurons (k,), what is proven of them (2·k,), and what is recorded of that.
+
+        Once no time is left, the other groups are left out.
+        """
         found = []
         for chosen in groups:
+            if limits.over():
+                break
             forms = folded.neurons[chosen]
             stop = lambda: limits.over() or pause()  # noqa: E731
             found.append((chosen, *self._least(folded, Rows.cat([forms, -forms]), stop, chosen, record)))
