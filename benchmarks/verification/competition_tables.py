@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import fsum
 from pathlib import Path
 from typing import Any
 
@@ -133,7 +134,7 @@ def shared(records: Sequence[Record]) -> Table:
                 won = [mine & solved(answers, "seconds").keys() for answers in (one, all_)]
                 both = won[0] & won[1]
                 sums = [
-                    sum(answers[key][name] for key in both) for name in ("seconds", "cpu") for answers in (one, all_)
+                    fsum(answers[key][name] for key in both) for name in ("seconds", "cpu") for answers in (one, all_)
                 ]
                 rows.append((family, title, len(mine), *map(len, won), len(both), *sums))
     return Table((*columns, *times), rows, dict.fromkeys(times, ".1f"))
@@ -217,9 +218,9 @@ def beside(records: Sequence[Record], mode: str, seconds: str) -> Table:
                 if not here:
                     continue
                 won, own, both = here & theirs.keys(), here & mine.keys(), here & theirs.keys() & mine.keys()
-                its, our = sum(theirs[key] for key in both), sum(mine[key] for key in both)
-                told = (len(here), len(won), sum(theirs[key] for key in won))
-                us = (len(here & answers.keys()), len(own), sum(mine[key] for key in own))
+                its, our = fsum(theirs[key] for key in both), fsum(mine[key] for key in both)
+                told = (len(here), len(won), fsum(theirs[key] for key in won))
+                us = (len(here & answers.keys()), len(own), fsum(mine[key] for key in own))
                 title = (family, method, _NAMES.get(tool, tool))
                 rows.append((*title, *told, *us, len(both), its, our, our / its if its else None))
     forms = {**dict.fromkeys(("its CPU s", "our s", "its CPU s there", "our s there"), ".1f"), "our part": ".1%"}

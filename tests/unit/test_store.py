@@ -60,7 +60,7 @@ def test_a_store_that_is_refused_leaves_no_lock(folder: Path) -> None:
 FOREIGN = {
     "text": b"shopping list\nmilk\n",
     "text without an end": b"shopping list",
-    "one byte": b"{",
+    "one byte": b"s",
     "nothing but ends of lines": b"\n\n",
     "zeros": bytes(1000),
     "other JSON": b'{"onnx": 1}\n',
@@ -237,7 +237,7 @@ def test_repair_changes_nothing_where_all_are_records(folder: Path) -> None:
 
 def test_a_record_cut_anywhere_costs_that_record_alone(folder: Path) -> None:
     good, sat = lines(folder)
-    for end in range(len(b'{"onnx": "'), len(sat) + 1):
+    for end in range(1, len(sat) + 1):
         (folder / "records.jsonl").write_bytes(good + sat[:end])
         whole = end >= len(sat) - 1
         assert known(folder) == 1 + whole
