@@ -22,7 +22,6 @@ from verifiable_relu.verifiers.boxes import Frontier
 from verifiable_relu.verifiers.encoding import Folding
 from verifiable_relu.verifiers.milp import Milp
 from verifiable_relu.verifiers.root import Root, Roots
-from verifiable_relu.verifiers.smt import Smt
 from verifiable_relu.verifiers.solvers import highs, z3
 from verifiable_relu.verifiers.solvers.process import Worker
 
@@ -191,7 +190,7 @@ IN_VERIFIERS: tuple[Fault, ...] = (
         # The occasion: the solver does not return in time.
         "smt reads unsat from a time-out",
         "planted",
-        (Hook("verifiers.solvers.process:Worker.call", _z3_too_slow), _proved_by(Smt.name)),
+        (Hook("verifiers.solvers.process:Worker.call", _z3_too_slow), _proved_by("smt-exact")),
     ),
     Fault(
         "strict for non-strict in the SMT formula",
@@ -329,14 +328,14 @@ IN_VERIFIERS: tuple[Fault, ...] = (
     Fault(
         "columns and rows of the MILP as they come, not scaled to their ranges",
         "boundary",
-        instead("verifiers.mixed_integer:exponent", lambda right, sizes: 0 * right(sizes)),
+        instead("verifiers.bab.program:exponent", lambda right, sizes: 0 * right(sizes)),
     ),
     Fault(
         "the MILP asked without any margin",
         "boundary",
         instead(
-            "verifiers.mixed_integer:Model.program",
-            lambda right, model, polytope, slack, loose: right(model, polytope, 0.0, None),
+            "verifiers.bab.program:Program.mixed",
+            lambda right, program, most, loose: right(program, 0.0, None),
         ),
     ),
     Fault(

@@ -141,7 +141,7 @@ def _milp(_: Resources) -> Verifier:
 def _smt(_: Resources) -> Verifier:
     from verifiable_relu.verifiers.smt import Smt
 
-    return Smt()
+    return Smt(whole=True)
 
 
 STAGES = (

@@ -20,7 +20,7 @@ from verifiable_relu.verifiers.attack import claim
 from verifiable_relu.verifiers.bab.frontier import Progress, State
 from verifiable_relu.verifiers.bab.limits import Limits
 from verifiable_relu.verifiers.bab.system import System, tree_bytes
-from verifiable_relu.verifiers.bab.tree import Search, Tree
+from verifiable_relu.verifiers.bab.tree import Decide, Search, Tree
 from verifiable_relu.verifiers.base import Outcome, Reason
 from verifiable_relu.verifiers.copies import at_once
 
@@ -57,11 +57,11 @@ class Candidates:
             row.strict for polytope in prop.unsafe for row in polytope
         )
 
-    def anywhere(self) -> Outcome | None:
-        """The centre of the box, of a property for which any point should do."""
+    def anywhere(self) -> Outcome:
+        """The outcome of a property for which any point should do: the centre of the box is tried."""
         box = self.query.property.box
         self._take((box.lower + box.upper) / 2)
-        return self.found
+        return self.found or Outcome.unknown(Reason.UNCONFIRMED, self._method, "any point should do")
 
     def reached(self, points: Tensor) -> bool:
         """Whether a counterexample is known, be it one of the points (count, inputs) or found earlier."""
@@ -71,6 +71,15 @@ class Candidates:
         if self.found is None and bool(margins[least] <= 0):
             self._take(points[least].numpy())
         return self.found is not None
+
+    def decider(self, polytope: int, places: Tensor) -> Decide | None:
+        """Who decides the nodes of a polytope's tree that nothing else closes (``Tree``); None for nobody.
+
+        Args:
+            polytope: as ``RowBatch`` counts them.
+            places: (m, 2) the activation node of each neuron, and its number there.
+        """
+        return None
 
     def _take(self, point: np.ndarray) -> None:
         claimed = claim(self.query.network, self.query.property, point, self._method, {})
@@ -240,7 +249,8 @@ class Forest:
     def _plant(self, polytope: int) -> None:
         """Begin a polytope's tree."""
         reached = lambda e: self._candidates.reached(self._system.folded.point(e))  # noqa: E731
-        self._trees[polytope] = self._system.tree(polytope, reached, self._left, self._search, self._memory)
+        decide = self._candidates.decider(polytope, self._system.folded.places)
+        self._trees[polytope] = self._system.tree(polytope, reached, self._left, self._search, self._memory, decide)
         self._look(polytope)
 
     def _look(self, polytope: int) -> None:

@@ -25,7 +25,7 @@ from verifiable_relu.verifiers.bab.recorded import Recorded
 from verifiable_relu.verifiers.bab.strip import Strip
 
 if TYPE_CHECKING:
-    from verifiable_relu.verifiers.bab.leaf import Program
+    from verifiable_relu.verifiers.bab.program import Program
 
 _WORKING = 1 << 27
 """Bytes of coefficients of the nodes that are bounded at once."""
@@ -41,6 +41,11 @@ _OTHER_CHILD = 0.1
 
 _PROGRAM = 3e9
 """The work of a linear program."""
+
+_POSITIVE = torch.finfo(torch.float64).tiny
+"""The margin of a node that is known to be above zero."""
+
+Decide = Callable[[Tensor], bool | None]
 
 _MOST = 32
 """Nodes that are finished at once, at most."""
@@ -90,6 +95,8 @@ class Tree:
         left: tells how many seconds are left.
         search: the options.
         memory: bytes that open nodes may take.
+        decide: told the splits (m,) of a node that nothing else closes, tells whether none of its points is one; None
+            where it does not know. None for nobody who can tell.
 
     Attributes:
         state: what is known.
@@ -108,8 +115,9 @@ class Tree:
         left: Callable[[], float],
         search: Search,
         memory: int,
+        decide: Decide | None = None,
     ) -> None:
-        self._strip, self._rows, self._scale = strip, rows, scale
+        self._strip, self._rows, self._scale, self._decide = strip, rows, scale, decide
         self._reached, self._left, self._search, self._memory = reached, left, search, memory
         self._program: Program | None = None
         self._everywhere: Ascent | None = None
@@ -270,12 +278,12 @@ class Tree:
         seconds = self._left() * (1 if last else _PATIENCE)
         if self._program is None:
             # Its solver is imported only where a node gets this far.
-            from verifiable_relu.verifiers.bab.leaf import Program
+            from verifiable_relu.verifiers.bab.program import Program
 
             self._lines = plain = self._strip.without_planes(self._rows)
-            self._program, self._plain = Program(plain, self._rows), Proofs(plain)
+            self._program, self._plain = Program(plain.folded, self._rows), Proofs(plain)
         self._now.work += _PROGRAM
-        hint = self._program.solve(split, seconds)
+        hint = self._program.solve(split, self._lines.slopes, seconds)
         every = torch.arange(self._size)
         margins = self._proven(self._plain, split.expand(len(hint.w), -1), every, hint.w, hint.mu)
         best = float(margins.amax()) if len(margins) else -torch.inf
@@ -292,8 +300,16 @@ class Tree:
             points.append(self._program.deepest(split, seconds))
         if any(point is not None and self._reached(point) for point in points):
             self._now.state = State.REACHED
-        elif last and self._left() > 0:
-            self._now.state = State.STUCK
+        elif self._left() > 0:
+            match self._decide(split) if self._decide is not None else None:
+                case True:
+                    # Nothing but the sign of the margin is known.
+                    self._close(split[None], _POSITIVE)
+                    return True
+                case False:
+                    self._now.state = State.REACHED
+                case None if last:
+                    self._now.state = State.STUCK
         return False
 
     def _count(self, nodes: int, steps: int, rows: int) -> None:

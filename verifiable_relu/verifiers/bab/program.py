@@ -1,11 +1,14 @@
-"""The linear program of one node, for nodes on which the ascent gets no further.
+"""The linear and the mixed-integer program of a folded system, for HiGHS.
 
-Variables are the inputs e, the pre-activations z and the values r of the unstable neurons; an open neuron lies in the
-triangle that its bounds leave. The solver is asked for multipliers and for a point, and is believed neither: ``proof``
-evaluates the multipliers, and the network the point.
+Variables are the inputs e, the pre-activations z and the values r of the unstable neurons. An open neuron lies in the
+triangle that its bounds leave; in the mixed-integer program it has a binary d that says which of its phases it is in
+(Tjeng, Xiao, Tedrake, Evaluating Robustness of Neural Networks with Mixed Integer Programming, arXiv 1711.07356,
+section 4). The solver is asked for multipliers and for a point, and is believed neither: ``proof`` evaluates the
+multipliers, and the network the point.
 
 HiGHS's tolerances are absolute, and it takes no coefficients above 1e15. So z and r are multiples of powers of two that
-are about their largest values, and every row is divided by such a power that is about its largest coefficient.
+are about their largest values, and every row is divided by such a power that is about its largest coefficient: a
+network whose layers are rescaled by powers of two makes the same program.
 """
 
 from __future__ import annotations
@@ -17,12 +20,19 @@ import torch
 from scipy import sparse
 from torch import Tensor
 
-from verifiable_relu.errors import OutOfTime
-from verifiable_relu.verifiers.bab.folded import Rows
-from verifiable_relu.verifiers.bab.strip import Strip
+from verifiable_relu.errors import OutOfTime, UnsupportedError
+from verifiable_relu.verifiers.bab.folded import OWN, Folded, Rows
 from verifiable_relu.verifiers.base import PATIENCE
-from verifiable_relu.verifiers.mixed_integer import exponent, within
 from verifiable_relu.verifiers.solvers import highs
+
+SMALL = 1e-12
+"""Coefficients below are left out (HiGHS ignores them at the latest here), and their rows loosened instead."""
+
+_FAR = 1e15
+"""Ends of rows beyond are set to this: from 1e20 on HiGHS would take them for none."""
+
+_LOST = 1e-300
+"""What a row may be off by for numbers that are too small for float64 once they are scaled."""
 
 _MULTIPLES = 2.0 ** torch.arange(-10, 60, dtype=torch.float64)
 """Multiples of a ray that are tried: far enough along the right one, the bound is as large as one likes."""
@@ -44,17 +54,16 @@ class Hint:
 
 
 class Program:
-    """The linear programs of all nodes of a tree.
+    """The programs of one polytope, and the linear ones of all nodes of its tree.
 
     Args:
-        strip: the tree's relaxation.
+        folded: the system.
         rows: the objective, and rows that are to be at most zero.
     """
 
-    def __init__(self, strip: Strip, rows: Rows) -> None:
-        folded = strip.folded
+    def __init__(self, folded: Folded, rows: Rows) -> None:
         neurons = folded.neurons
-        self._strip, self._neurons, self._rows = strip, neurons, rows
+        self._inputs, self._neurons, self._rows = folded.inputs, neurons, rows
         self._lower, self._upper = folded.lower.numpy(), folded.upper.numpy()
         self._slope, self._curvature = folded.slope.numpy(), folded.curvature.numpy()
         m, count = folded.size, len(rows.constant)
@@ -71,6 +80,7 @@ class Program:
         t = sparse.csr_array(np.concatenate([np.zeros(m), -np.ones(count)])[:, None])
         self._equations = sparse.hstack([_times(system, rows=-self._of_rows), t], format="csr")
         self._constant = _ldexp(-np.concatenate([f.constant.numpy() for f in (neurons, rows)]), -self._of_rows)
+        self._error = _ldexp(np.concatenate([f.error.numpy() for f in (neurons, rows)]), -self._of_rows)
 
     def deepest(self, split: Tensor, seconds: float) -> Tensor | None:
         """A point (1, n) of the node, relaxed, where the largest of the rows is least; None if none was found.
@@ -84,10 +94,16 @@ class Program:
     def _point(self, solved: highs.Solved | None) -> Tensor | None:
         if solved is None or solved.status != "kOptimal":
             return None
-        return torch.from_numpy(solved.values.astype(np.float64))[None, : self._strip.folded.inputs]
+        return self.inputs(solved.values)
 
-    def solve(self, split: Tensor, seconds: float) -> Hint:
+    def inputs(self, values: np.ndarray) -> Tensor:
+        """The scaled inputs (1, n) of a solution."""
+        return torch.from_numpy(values.astype(np.float64))[None, : self._inputs]
+
+    def solve(self, split: Tensor, slopes: Tensor, seconds: float) -> Hint:
         """The program of the node with these splits, (m,) int8, solved in at most so many seconds.
+
+        The multipliers are those of a relaxation with these slopes, (m,).
 
         Raises:
             MemoryError: if the solver takes too much memory.
@@ -95,20 +111,20 @@ class Program:
         """
         solved = _solved(self._model(split.numpy(), deepest=False), seconds, ray=True)
         if solved is not None and solved.ray is not None:
-            w, mu = self._multipliers(solved.ray, 0.0)
+            w, mu = self._multipliers(solved.ray, slopes, 0.0)
             signed = torch.cat([_MULTIPLES, -_MULTIPLES])[:, None]
             return Hint(signed * w, signed * mu, None)
         if solved is None or solved.status != "kOptimal" or not len(solved.duals):
             w, mu = (torch.zeros(0, size, dtype=torch.float64) for size in self._sizes)
             return Hint(w, mu, None)
-        w, mu = self._multipliers(solved.duals, 1.0)
+        w, mu = self._multipliers(solved.duals, slopes, 1.0)
         return Hint(w[None], mu[None], self._point(solved))
 
     @property
     def _sizes(self) -> tuple[int, int]:
-        return self._strip.folded.size, len(self._rows.constant) - 1
+        return len(self._lower), len(self._rows.constant) - 1
 
-    def _multipliers(self, dual: np.ndarray, objective: float) -> tuple[Tensor, Tensor]:
+    def _multipliers(self, dual: np.ndarray, slopes: Tensor, objective: float) -> tuple[Tensor, Tensor]:
         """The multipliers of ``proof`` from those of the program's rows, the objective counted so many times.
 
         With y the multipliers of the equations z = (form of e and r), the coefficient of r_j is a_j, the sum over the
@@ -119,32 +135,23 @@ class Program:
         dual = -_ldexp(dual[: m + 1 + others], self._of_rows[m] - self._of_rows)
         y, mu = torch.from_numpy(dual[:m]), torch.from_numpy(dual[m + 1 :])
         a = objective * self._rows.neurons[0] + mu @ self._rows.neurons[1:] + y @ self._neurons.neurons
-        return y - self._strip.slopes * a, mu
+        return y - slopes * a, mu
 
     def _model(self, split: np.ndarray, *, deepest: bool) -> highs.Program:
         """Columns: e, z, r and t, which all rows are at most. Rows: the equations, these rows, lines of every neuron.
 
         The objective is the first row, and t is zero; or, with ``deepest``, it is t.
         """
-        n, m = self._strip.folded.inputs, self._strip.folded.size
+        n, m = self._inputs, len(self._lower)
         lower, upper, slope = self._lower, self._upper, self._slope
         chord = (upper - slope * lower) / (upper - lower)
         top = self._curvature * (slope - chord) * lower
         ends = np.where(split > 0, 0.0, lower), np.where(split < 0, 0.0, upper)
         is_open, decided = np.flatnonzero(split == 0), np.flatnonzero(split)
 
-        def lines(which: np.ndarray, rate: np.ndarray) -> tuple[sparse.csr_array, np.ndarray]:
-            """r − rate·z of some neurons, negated where the activation is concave; and what the rows are divided by."""
-            at, sign, rate = np.arange(len(which)), self._curvature[which], rate[which]
-            of_r, of_z = self._of_r[which], self._of_z[which]
-            by = np.maximum(of_r, of_z + exponent(rate))
-            values = np.concatenate([_ldexp(sign, of_r - by), _ldexp(-sign * rate, of_z - by)])
-            places = (np.concatenate([at, at]), np.concatenate([n + m + which, n + which]))
-            return sparse.csr_array((values, places), shape=(len(which), n + 2 * m + 1)), by
-
         one = np.ones(m)
-        above, below, (over, by) = lines(is_open, one)[0], lines(is_open, slope)[0], lines(is_open, chord)
-        equal, _ = lines(decided, np.where(split > 0, one, slope))
+        (above, _), (below, _), (over, by) = (self._lines(is_open, rate) for rate in (one, slope, chord))
+        equal, _ = self._lines(decided, np.where(split > 0, one, slope))
         free, zero, none = np.full(len(is_open), np.inf), np.zeros(len(is_open)), np.zeros(len(decided))
         matrix = sparse.vstack([self._equations, above, below, over, equal], format="csr")
         constant, limits = self._constant[:m], self._constant[m:].copy()
@@ -164,6 +171,77 @@ class Program:
             entries=matrix.data,
             integral=np.zeros(n + 2 * m + 1, dtype=bool),
         )
+
+    def mixed(self, most: float, loose: float | None) -> highs.Program:
+        """Minimise t in [−1, most], which all rows, each divided by its scale, are at most. Columns: e, z, r, t and d.
+
+        With d = 1 a neuron is active, r = z, and with d = 0 it is inactive, r = slope·z. The sign of z follows, since r
+        is at least both (at most both, where the activation is concave).
+
+        Args:
+            most: the largest t.
+            loose: by how much every row is loosened beside what its form may be off; None leaves all rows as they are.
+
+        Raises:
+            UnsupportedError: if a number is beyond float64.
+        """
+        n, m, count, one = self._inputs, len(self._lower), len(self._rows.constant), np.ones(len(self._lower))
+        every, apart = np.arange(m), np.abs(self._slope - 1)
+        (above, by), (below, under) = self._lines(every, one), self._lines(every, self._slope)
+        far, near = _ldexp(-apart * self._lower, -by), _ldexp(apart * self._upper, -under)
+        free = np.full(m, np.inf)
+        matrix = sparse.vstack(
+            [
+                sparse.hstack([sparse.vstack([self._equations, above, below]), sparse.csr_array((3 * m + count, m))]),
+                sparse.hstack([above, sparse.diags_array(far)]),
+                sparse.hstack([below, sparse.diags_array(-near)]),
+            ],
+            format="csr",
+        )
+        constant, limits, zero = self._constant[:m], self._constant[m:], np.zeros(m)
+        lower = np.concatenate([constant, np.full(count, -np.inf), zero, zero, -free, -free])
+        upper = np.concatenate([constant, limits, free, free, far, zero])
+        small = np.abs(matrix.data) <= SMALL
+        lost = np.bincount(sparse.coo_array(matrix).coords[0][small], np.abs(matrix.data[small]), len(lower))
+        matrix.data[small] = 0.0
+        matrix.eliminate_zeros()
+        if not all(np.isfinite(part).all() for part in (matrix.data, constant, limits, far, self._error)):
+            raise UnsupportedError("the numbers of the program are beyond float64")
+        if loose is not None:
+            error = np.concatenate([self._error, np.zeros(4 * m)])
+            outward = OWN * error + 2 * lost + _LOST + loose
+            lower, upper = lower - outward, upper + outward
+        return highs.Program(
+            cost=np.concatenate([np.zeros(n + 2 * m), [1.0], zero]),
+            lower=np.concatenate([-np.ones(n), _ldexp(self._lower, -self._of_z), -free, [-1.0], zero]),
+            upper=np.concatenate([np.ones(n), _ldexp(self._upper, -self._of_z), free, [most], one]),
+            row_lower=within(lower),
+            row_upper=within(upper),
+            starts=matrix.indptr,
+            columns=matrix.indices,
+            entries=matrix.data,
+            integral=np.arange(n + 3 * m + 1) > n + 2 * m,
+        )
+
+    def _lines(self, which: np.ndarray, rate: np.ndarray) -> tuple[sparse.csr_array, np.ndarray]:
+        """r − rate·z of some neurons, negated where the activation is concave; and what the rows are divided by."""
+        n, m = self._inputs, len(self._lower)
+        at, sign, rate = np.arange(len(which)), self._curvature[which], rate[which]
+        of_r, of_z = self._of_r[which], self._of_z[which]
+        by = np.maximum(of_r, of_z + exponent(rate))
+        values = np.concatenate([_ldexp(sign, of_r - by), _ldexp(-sign * rate, of_z - by)])
+        places = (np.concatenate([at, at]), np.concatenate([n + m + which, n + which]))
+        return sparse.csr_array((values, places), shape=(len(which), n + 2 * m + 1)), by
+
+
+def exponent(sizes: np.ndarray) -> np.ndarray:
+    """k of the least power of two 2^k above each size; 0 for a size of 0."""
+    return np.frexp(sizes)[1]
+
+
+def within(ends: np.ndarray) -> np.ndarray:
+    """Row ends that HiGHS takes for finite numbers: rows themselves are sums of numbers of size 1 at most."""
+    return np.where(np.isinf(ends), ends, np.clip(ends, -_FAR, _FAR))
 
 
 def _ldexp(values: np.ndarray, powers: np.ndarray) -> np.ndarray:
