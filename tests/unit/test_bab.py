@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from verifiable_relu.verifiers.bab.program import Hint, Program
 
 from tests.soundness.trees import TIGHT, covers, trees
 from tests.support.exact import exact_outputs, exact_values
@@ -36,6 +35,7 @@ from verifiable_relu.verifiers.bab.ascent import Ascent
 from verifiable_relu.verifiers.bab.folded import Folded, Rows
 from verifiable_relu.verifiers.bab.folding import fold
 from verifiable_relu.verifiers.bab.nodes import Batch, Bounded
+from verifiable_relu.verifiers.bab.program import Hint, Program
 from verifiable_relu.verifiers.bab.proof import Proofs
 from verifiable_relu.verifiers.bab.rounds import Rounds
 from verifiable_relu.verifiers.bab.strip import Slopes, Strip
