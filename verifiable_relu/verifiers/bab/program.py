@@ -80,7 +80,6 @@ class Program:
         t = sparse.csr_array(np.concatenate([np.zeros(m), -np.ones(count)])[:, None])
         self._equations = sparse.hstack([_times(system, rows=-self._of_rows), t], format="csr")
         self._constant = _ldexp(-np.concatenate([f.constant.numpy() for f in (neurons, rows)]), -self._of_rows)
-        self._error = _ldexp(np.concatenate([f.error.numpy() for f in (neurons, rows)]), -self._of_rows)
 
     def deepest(self, split: Tensor, seconds: float) -> Tensor | None:
         """A point (1, n) of the node, relaxed, where the largest of the rows is least; None if none was found.
@@ -173,10 +172,10 @@ class Program:
         )
 
     def mixed(self, most: float, loose: float | None) -> highs.Program:
-        """Minimise t in [−1, most], which all rows, each divided by its scale, are at most. Columns: e, z, r, t and d.
+        """Minimise t in [−1, most], which all rows, each divided by its scale, are at most. Columns: e, p, q, d and t.
 
-        With d = 1 a neuron is active, r = z, and with d = 0 it is inactive, r = slope·z. The sign of z follows, since r
-        is at least both (at most both, where the activation is concave).
+        The pre-activation of a neuron is p − q and its value p − slope·q, with p and q not negative; where the binary d
+        is 1, the neuron is active, q = 0, and where it is 0, the neuron is inactive, p = 0.
 
         Args:
             most: the largest t.
@@ -185,42 +184,56 @@ class Program:
         Raises:
             UnsupportedError: if a number is beyond float64.
         """
-        n, m, count, one = self._inputs, len(self._lower), len(self._rows.constant), np.ones(len(self._lower))
-        every, apart = np.arange(m), np.abs(self._slope - 1)
-        (above, by), (below, under) = self._lines(every, one), self._lines(every, self._slope)
-        far, near = _ldexp(-apart * self._lower, -by), _ldexp(apart * self._upper, -under)
-        free = np.full(m, np.inf)
-        matrix = sparse.vstack(
+        n, m, count = self._inputs, len(self._lower), len(self._rows.constant)
+        of_p, of_q = exponent(self._upper), exponent(-self._lower)
+        one, none = np.eye(m), np.zeros((count, m))
+        forms = []
+        for f, own in ((self._neurons, one), (self._rows, none)):
+            a = f.neurons.numpy()
+            forms.append([f.inputs.numpy(), a - own, own - a * self._slope])
+        columns = np.concatenate([np.zeros(n, int), of_p, of_q])
+        system = _times(sparse.csr_array(np.block(forms)), columns=columns)
+        scale = exponent(abs(system).max(axis=1).toarray() if system.shape[1] else np.zeros(system.shape[0]))
+        system = _times(system, rows=-scale)
+        ends = np.concatenate([_ldexp(self._upper, -of_p), _ldexp(-self._lower, -of_q)])
+        t = np.concatenate([np.zeros(m), -np.ones(count)])[:, None]
+        # p ≤ u·d, and q ≤ −l·(1 − d).
+        phases = sparse.hstack(
             [
-                sparse.hstack([sparse.vstack([self._equations, above, below]), sparse.csr_array((3 * m + count, m))]),
-                sparse.hstack([above, sparse.diags_array(far)]),
-                sparse.hstack([below, sparse.diags_array(-near)]),
-            ],
-            format="csr",
+                sparse.csr_array((2 * m, n)),
+                sparse.eye_array(2 * m),
+                sparse.vstack([sparse.diags_array(-ends[:m]), sparse.diags_array(ends[m:])]),
+                sparse.csr_array((2 * m, 1)),
+            ]
         )
-        constant, limits, zero = self._constant[:m], self._constant[m:], np.zeros(m)
-        lower = np.concatenate([constant, np.full(count, -np.inf), zero, zero, -free, -free])
-        upper = np.concatenate([constant, limits, free, free, far, zero])
+        matrix = sparse.vstack(
+            [sparse.hstack([system, sparse.csr_array((m + count, m)), sparse.csr_array(t)]), phases], format="csr"
+        )
+        constant = _ldexp(-np.concatenate([f.constant.numpy() for f in (self._neurons, self._rows)]), -scale)
+        error = _ldexp(np.concatenate([f.error.numpy() for f in (self._neurons, self._rows)]), -scale)
+        free = np.full(count + 2 * m, np.inf)
+        lower = np.concatenate([constant[:m], -free])
+        upper = np.concatenate([constant, np.zeros(m), ends[m:]])
+        if not all(np.isfinite(part).all() for part in (matrix.data, constant, error, ends)):
+            raise UnsupportedError("the numbers of the program are beyond float64")
         small = np.abs(matrix.data) <= SMALL
         lost = np.bincount(sparse.coo_array(matrix).coords[0][small], np.abs(matrix.data[small]), len(lower))
         matrix.data[small] = 0.0
         matrix.eliminate_zeros()
-        if not all(np.isfinite(part).all() for part in (matrix.data, constant, limits, far, self._error)):
-            raise UnsupportedError("the numbers of the program are beyond float64")
         if loose is not None:
-            error = np.concatenate([self._error, np.zeros(4 * m)])
-            outward = OWN * error + 2 * lost + _LOST + loose
+            outward = OWN * np.concatenate([error, np.zeros(2 * m)]) + 2 * lost + _LOST + loose
             lower, upper = lower - outward, upper + outward
+        zero = np.zeros(2 * m)
         return highs.Program(
-            cost=np.concatenate([np.zeros(n + 2 * m), [1.0], zero]),
-            lower=np.concatenate([-np.ones(n), _ldexp(self._lower, -self._of_z), -free, [-1.0], zero]),
-            upper=np.concatenate([np.ones(n), _ldexp(self._upper, -self._of_z), free, [most], one]),
+            cost=np.append(np.zeros(n + 3 * m), 1.0),
+            lower=np.concatenate([-np.ones(n), zero, np.zeros(m), [-1.0]]),
+            upper=np.concatenate([np.ones(n), ends, np.ones(m), [most]]),
             row_lower=within(lower),
             row_upper=within(upper),
             starts=matrix.indptr,
             columns=matrix.indices,
             entries=matrix.data,
-            integral=np.arange(n + 3 * m + 1) > n + 2 * m,
+            integral=np.append(np.arange(n + 3 * m) >= n + 2 * m, False),
         )
 
     def _lines(self, which: np.ndarray, rate: np.ndarray) -> tuple[sparse.csr_array, np.ndarray]:
