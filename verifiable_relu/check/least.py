@@ -31,7 +31,7 @@ from typing import Any
 
 import numpy as np
 
-from verifiable_relu.check.arithmetic import EXACT, FLOAT, OWN, TINY, UNIT, Float, Matrix, Number, gamma
+from verifiable_relu.check.arithmetic import EXACT, FLOAT, OWN, SMALL, TINY, UNIT, Float, Matrix, Number, gamma
 from verifiable_relu.check.conditions import Row
 from verifiable_relu.check.errors import BadInput, Refused
 from verifiable_relu.check.graph import Activation, Smooth
@@ -60,18 +60,19 @@ class Least:
 def of_box(relaxation: Relaxation, form: Form, slopes: Signed, ring: Float) -> Least:
     """The least values of forms made with ``slopes`` over the box and over what each q can be by itself."""
     n = relaxation.inputs
-    x, lower, upper = form.coefficients[:, :n], ring.of(relaxation.lower), ring.of(relaxation.upper)
-    value = form.constant + np.where(x > 0, x * lower, x * upper).sum(1)
-    size = np.abs(form.constant) + np.abs(x) @ np.maximum(np.abs(lower), np.abs(upper))
+    parts = [(form.coefficients[:, :n], ring.of(relaxation.lower), ring.of(relaxation.upper))]
     for neurons in relaxation.neurons.values():
-        if not len(neurons.open):
-            continue
-        a = form.coefficients[:, n:][:, neurons.part]
-        low, high = slopes.remainders(neurons, a, ring)
+        if len(neurons.open):
+            a = form.coefficients[:, n:][:, neurons.part]
+            parts.append((a, *slopes.remainders(neurons, a, ring)))
+    value = form.constant
+    for a, low, high in parts:
         value = value + np.where(a > 0, a * low, a * high).sum(1)
-        size = size + (np.abs(a) * np.maximum(np.abs(low), np.abs(high))).sum(1)
     if ring.exact:
         return Least(value, form.error)
+    size = np.abs(form.constant)
+    for a, low, high in parts:
+        size = size + (np.abs(a) * (np.maximum(np.abs(low), np.abs(high)) + SMALL)).sum(1)
     terms = form.coefficients.shape[1] + len(relaxation.neurons) + 8
     return Least(value, form.error + OWN * (gamma(terms) * size + TINY))
 
@@ -187,7 +188,7 @@ class Tree:
                 of_q[known.part] = (np.maximum(np.abs(above), np.abs(below)) + self._width)[known.part]
             else:
                 of_q[known.part] += 4 * np.abs(slopes[known.part]) * reach[known.part]
-        most = np.concatenate([most, of_q])
+        most = np.concatenate([most, of_q]) + SMALL
         # By how much one unit of a multiplier makes all numbers together larger.
         self._sizes = np.abs(form.coefficients) @ most + np.abs(form.constant)
         of_r = (1 + np.abs(self._slope)) * reach
@@ -324,11 +325,12 @@ class Tree:
     ) -> Number:
         """The least values of K·q(z) − w·z of some neurons ``at`` of a curve, z between the ends."""
         low, high = ends
+        # Rounded, these choose the line; which side of the curve counts is K's own sign, however small K is.
         pulled, pull, t = k.astype(np.float64), w.astype(np.float64), self._slopes[at]
         # No curve is as steep as that: with steeper lines it is least at the same end.
         steepest = 2 + max(known.curve.lower.steepest, known.curve.upper.steepest)
         line = np.clip(np.where(pulled != 0, t + pull / np.where(pulled != 0, pulled, 1), t), -steepest, steepest)
-        bound, under = np.zeros(len(k)), pulled > 0
+        bound, under = np.zeros(len(k)), np.asarray(k > 0, bool)
         bound[under] = known.curve.least(low[under], high[under], line[under])
         bound[~under] = known.curve.most(low[~under], high[~under], line[~under])
         rest = k * (ring.of(line) - ring.of(t)) - w
