@@ -130,7 +130,7 @@ def _bounding(
     constant = np.maximum(largest(1 - mu, -1.0, mu * known.high[at]), largest(slope + nu, -1.0, -nu * known.low[at]))
     width = np.maximum(largest(-chord, 1.0, constant), 0)
     unit = gamma(2 * (len(relaxation.graph.nodes) + len(known.open)) + 16) * (np.abs(g) @ most + np.abs(constant))
-    return sparse.csr_array(g), constant, width, unit + SMALL
+    return sparse.csr_array(g), constant, width, unit + TINY
 
 
 def _variables(relaxation: Relaxation) -> tuple[Number, Number]:
