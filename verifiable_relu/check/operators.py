@@ -68,7 +68,7 @@ def _gated(call: Call) -> Value:
 def _gelu(call: Call, name: str, argument: Multiple, root: float, factor: Fraction) -> Value:
     """factor·x·(1 + erf(k·x))/2, where k is root times the argument's factor; root may be off by a unit."""
     if not 2.0**-40 <= argument.factor <= 2.0**40:
-        raise BadInput("the scale of a GELU is too small or too large")
+        raise BadInput("the scale of a GELU is negative, too small or too large")
     made = call.curve(argument.x, name, "Gelu", curves.same(curves.gelu(float(argument.factor) * root)))
     call.inputs = [made]
     outside = np.array(float(factor))
