@@ -1,10 +1,11 @@
 """Two arithmetics for one computation: float64 with a bound of its rounding, and exact rational numbers.
 
-In float64, u = 2⁻⁵³: the result of a product or a quotient is a·(1 + δ) + η, |δ| ≤ u, |η| ≤ 2⁻¹⁰⁷⁵ (η is an underflow's;
-sums have none). A sum of n products, added in any order, is off by at most γ(n) = 2·n·u times the sum of their absolute
-values (N. J. Higham, Accuracy and Stability of Numerical Algorithms, 2nd edition, section 3.1, with γ rounded up), and by
-n·2⁻¹⁰⁷⁴. Bounds of errors are sums of numbers that are not negative, computed in float64 themselves: ``OWN`` covers what
-rounding makes of them, and with n < 2⁵⁰ ``TINY`` covers all η of a sum, its bound's included.
+In float64, u = 2⁻⁵³: the result of a product or a quotient is a·(1 + δ) + η, |δ| ≤ u, |η| ≤ 2⁻¹⁰⁷⁵ (η is an
+underflow's; sums have none). A sum of n products, added in any order, is off by at most γ(n) = 2·n·u times the sum of
+their absolute values (N. J. Higham, Accuracy and Stability of Numerical Algorithms, 2nd edition, section 3.1, with γ
+rounded up), and by n·2⁻¹⁰⁷⁴. Bounds of errors are sums of numbers that are not negative, computed in float64
+themselves: ``OWN`` covers what rounding makes of them, and with n < 2⁵⁰ ``TINY`` covers all η of a sum, its bound's
+included.
 
 An η may be multiplied afterwards, by a number a that is not small. So whatever is multiplied by some a later counts as
 larger by ``SMALL``: γ·|a|·SMALL is above |a|·n·2⁻¹⁰⁷⁴, unless |a| is so small that TINY covers this.
@@ -115,6 +116,11 @@ class Exact(Float):
             step = Fraction(2) ** (top.numerator.bit_length() - top.denominator.bit_length() - LONGEST)
             into[:] = [value if value.denominator <= 1 / step else round(value / step) * step for value in row]
         return made, np.abs(rows - made)
+
+
+def positive(values: Number) -> Number:
+    """Which numbers are above zero, however little: numbers that are exact are not rounded before."""
+    return np.asarray(values > 0, bool)
 
 
 FLOAT = Float()

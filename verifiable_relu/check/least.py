@@ -31,7 +31,19 @@ from typing import Any
 
 import numpy as np
 
-from verifiable_relu.check.arithmetic import EXACT, FLOAT, OWN, SMALL, TINY, UNIT, Float, Matrix, Number, gamma
+from verifiable_relu.check.arithmetic import (
+    EXACT,
+    FLOAT,
+    OWN,
+    SMALL,
+    TINY,
+    UNIT,
+    Float,
+    Matrix,
+    Number,
+    gamma,
+    positive,
+)
 from verifiable_relu.check.conditions import Row
 from verifiable_relu.check.errors import BadInput, Refused
 from verifiable_relu.check.graph import Activation, Smooth
@@ -67,7 +79,7 @@ def of_box(relaxation: Relaxation, form: Form, slopes: Signed, ring: Float) -> L
             parts.append((a, *slopes.remainders(neurons, a, ring)))
     value = form.constant
     for a, low, high in parts:
-        value = value + np.where(a > 0, a * low, a * high).sum(1)
+        value = value + np.where(positive(a), a * low, a * high).sum(1)
     if ring.exact:
         return Least(value, form.error)
     size = np.abs(form.constant)
@@ -309,10 +321,10 @@ class Tree:
         at_lower[:, places] = np.where(leaves.lower >= 0, 0, at_lower[:, places])
         found = np.minimum(np.minimum(at_upper, at_lower), 0)
         if self._over.any():
-            found = found + np.where(k > 0, -k * ring.of(self._width), 0)
+            found = found + np.where(positive(k), -k * ring.of(self._width), 0)
         for known, columns in self._curves:
             mine = k[:, known.part]
-            bound = np.where(mine > 0, ring.of(self._least[known.part]), ring.of(self._most[known.part]))
+            bound = np.where(positive(mine), ring.of(self._least[known.part]), ring.of(self._most[known.part]))
             found[:, known.part] = mine * bound
             rows, chosen = np.nonzero(leaves.split[:, columns] | (w[:, columns] != 0))
             at = places[columns[chosen]]
@@ -330,7 +342,7 @@ class Tree:
         # No curve is as steep as that: with steeper lines it is least at the same end.
         steepest = 2 + max(known.curve.lower.steepest, known.curve.upper.steepest)
         line = np.clip(np.where(pulled != 0, t + pull / np.where(pulled != 0, pulled, 1), t), -steepest, steepest)
-        bound, under = np.zeros(len(k)), np.asarray(k > 0, bool)
+        bound, under = np.zeros(len(k)), positive(k)
         bound[under] = known.curve.least(low[under], high[under], line[under])
         bound[~under] = known.curve.most(low[~under], high[~under], line[~under])
         rest = k * (ring.of(line) - ring.of(t)) - w
@@ -350,7 +362,7 @@ class Tree:
         form = relaxation.forms(rows, Fixed(self._slopes, self._planes), ring)
         x = form.coefficients[:, : self._inputs]
         value = form.constant - mu @ ring.of(self.rows.most)
-        value = value + np.where(x > 0, x * ring.of(relaxation.lower), x * ring.of(relaxation.upper)).sum(1)
+        value = value + np.where(positive(x), x * ring.of(relaxation.lower), x * ring.of(relaxation.upper)).sum(1)
         k = form.coefficients[:, self._inputs :]
         value = value + self._terms(k, leaf, ring.of(w), ring).sum(1)
         return Least(value, form.error)
