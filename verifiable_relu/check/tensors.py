@@ -149,10 +149,10 @@ class Call:
         diagonal = np.broadcast_to(factor, shape).ravel()
         matrix = sparse.dia_array((diagonal[None], [0]), shape=(len(diagonal), len(diagonal))).tocsr()
         made = self.affine(source, matrix, np.broadcast_to(bias, shape).ravel(), shape, rel)
-        if factor.size == 1 and not bias.any() and (exact is not None or not rel):
-            self.build.multiples[made.node] = Multiple(
-                source, Fraction(float(factor.item())) if exact is None else exact
-            )
+        if factor.size == 1 and not rel:
+            exact = Fraction(float(factor.item()))
+        if exact is not None and not bias.any():
+            self.build.multiples[made.node] = Multiple(source, exact)
         return made
 
 
