@@ -14,7 +14,7 @@ import random
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
@@ -316,15 +316,15 @@ class Found:
     wrong: str = ""
 
 
-def judged(seed: int, reader: Callable[[bytes], Any] = read_model) -> Found:
-    """Draw a graph, and compare what the checker makes of it with the reference evaluator."""
+def judged(seed: int, steps: Sequence[str] = tuple(STEPS)) -> Found:
+    """Draw a graph of some kinds of steps, and compare what the checker makes of it with the reference evaluator."""
     rng = random.Random(seed)
     shape = tuple(rng.randint(1, 4) if i else rng.choice([1, 1, 2]) for i in range(rng.randint(1, 4)))
     point = np.array([rng.randint(-40, 40) / 16 + i / 64 for i in range(int(np.prod(shape)))]).reshape(shape)
     graph, misfit = Graph(rng, {"x": point}), ""
     try:
         for _ in range(rng.randint(1, 5)):
-            name = rng.choice(list(STEPS))
+            name = rng.choice(steps)
             graph.kinds.append(name)
             STEPS[name](graph)
             if not 0 < graph.values[graph.x].size <= MOST:
@@ -343,7 +343,7 @@ def judged(seed: int, reader: Callable[[bytes], Any] = read_model) -> Found:
         ir_version=9,
     )
     try:
-        read = reader(model.SerializeToString())
+        read = read_model(model.SerializeToString())
         found = enclosed(read, [Fraction(float(v)) for v in point.ravel()])
     except (BadInput, Refused) as error:
         return Found(graph.kinds, "invalid" if misfit else "refused: " + str(error).rpartition("): ")[2][:60])
@@ -364,12 +364,12 @@ def judged(seed: int, reader: Callable[[bytes], Any] = read_model) -> Found:
     return Found(graph.kinds, "read")
 
 
-def judge(count: int, seed: int, reader: Callable[[bytes], Any] = read_model) -> tuple[Counter[str], list[str]]:
+def judge(count: int, seed: int, steps: Sequence[str] = tuple(STEPS)) -> tuple[Counter[str], list[str]]:
     """How cases ended, and, of those that were read, the kinds of their steps; and what is wrong."""
     ended: Counter[str] = Counter()
     wrong = []
     for number in range(seed, seed + count):
-        found = judged(number, reader)
+        found = judged(number, steps)
         ended[found.ended] += 1
         if found.ended == "read":
             ended.update(f"read {kind}" for kind in set(found.kinds))
