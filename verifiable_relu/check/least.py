@@ -31,19 +31,7 @@ from typing import Any
 
 import numpy as np
 
-from verifiable_relu.check.arithmetic import (
-    EXACT,
-    FLOAT,
-    OWN,
-    SMALL,
-    TINY,
-    UNIT,
-    Float,
-    Matrix,
-    Number,
-    gamma,
-    positive,
-)
+from verifiable_relu.check.arithmetic import EXACT, FLOAT, OWN, SMALL, TINY, Float, Matrix, Number, gamma, positive
 from verifiable_relu.check.conditions import Row
 from verifiable_relu.check.errors import BadInput, Refused
 from verifiable_relu.check.graph import Activation, Smooth
@@ -233,7 +221,7 @@ class Tree:
         for at in range(0, len(self.rows.most), together):
             part, most = (whole[at : at + together] for whole in (self.rows.matrix, self.rows.most.astype(float)))
             form = self.relaxation.forms({self.rows.node: part}, lines)
-            error = form.error + 8 * UNIT * (np.abs(form.constant) + np.abs(most)) + TINY
+            error = form.error + gamma(4) * (np.abs(form.constant) + np.abs(most)) + TINY
             found.append(Form(form.coefficients, form.constant - most, error))
         values = [self.neurons[j] for j in self._planed]
         for wanted, behind in ((self.neurons, False), (values, True)):

@@ -344,7 +344,7 @@ class Relaxation:
                 lost = size @ ring.of(np.abs(node.bias))
                 for source, absolute in node.absolute:
                     lost = lost + ring.times(size, absolute) @ ring.of(self.most(source))
-                lost = lost * Fraction(node.relative)
+                lost = np.asarray(lost * Fraction(node.relative))
             return lost
         if isinstance(node, Activation | Smooth):
             source, part = given[0]

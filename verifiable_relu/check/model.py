@@ -114,7 +114,8 @@ class _Reader:
         for end in model.graph.output:
             end.type.tensor_type.ClearField("shape")
         found = onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=True).graph
-        known = {value.name: value.type.tensor_type.shape.dim for value in (*found.value_info, *found.output)}
+        types = {value.name: value.type.tensor_type for value in (*found.value_info, *found.output)}
+        known = {name: of.shape.dim for name, of in types.items() if of.HasField("shape")}
         for node in model.graph.node:
             name = node.output[0]
             ours, theirs = np.shape(_places(self.tensors[name])), known.get(name)

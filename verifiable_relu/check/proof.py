@@ -58,9 +58,9 @@ class Proof:
                 raise Refused(f"nothing is said of disjunct {at} of the property")
         return self.counts
 
-    def _boxes(self) -> tuple[list[tuple[Any, ...]], list[int]]:
+    def _boxes(self) -> tuple[list[tuple[tuple[Any, ...], tuple[Any, ...]]], list[int]]:
         """The different boxes of the property in their order, and which one is that of each disjunct."""
-        boxes: dict[tuple[Any, ...], int] = {}
+        boxes: dict[tuple[tuple[Any, ...], tuple[Any, ...]], int] = {}
         found = [(tuple(disjunct.lower), tuple(disjunct.upper)) for disjunct in self.disjuncts]
         places = [boxes.setdefault(box, len(boxes)) for box in found]
         return list(boxes), places

@@ -48,11 +48,11 @@ class Records:
         """The record that is next."""
         if self._next is None:
             line = self._read()
-            if len(line) > LONGEST or sum(map(line.count, _TOKENS)) > TOKENS:
+            if len(line) > LONGEST or sum(map(line.count, (b"[", b"{", b'"'))) > TOKENS:
                 raise self._beyond("a line is too long")
             if not line.endswith(b"\n"):
                 raise Refused("the certificate ends too early")
-            if _depth(line) > NESTED:
+            if np.frombuffer(line.translate(_STEPS, _OTHERS), np.int8).cumsum(dtype=np.int32).max(initial=0) > NESTED:
                 raise self._beyond("lists are nested too deeply")
             try:
                 record = json.loads(line, object_pairs_hook=_unique, parse_float=_no, parse_constant=_no)
@@ -95,19 +95,7 @@ class Records:
             raise Refused(f"the certificate cannot be read: {error}") from error
 
 
-_TOKENS = (b"[", b"{", b'"')
-
-
-def _depth(line: bytes) -> int:
-    """How deep lists and objects are within one another, at most; those in strings count as well."""
-    if line.count(b"[") + line.count(b"{") <= NESTED:
-        return NESTED
-    signs = np.frombuffer(line.translate(_STEPS, _OTHERS), np.int8)
-    return int(signs.cumsum(dtype=np.int32).max())
-
-
-_STEPS = bytes(1 if chr(at) in "[{" else 255 for at in range(256))
-_OTHERS = bytes(at for at in range(256) if chr(at) not in "[]{}")
+_STEPS, _OTHERS = bytes.maketrans(b"[{]}", b"\1\1\xff\xff"), bytes(set(range(256)) - set(b"[{]}"))
 
 
 def require_depth(depth: int, size: int) -> None:
