@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -338,14 +338,15 @@ class Relaxation:
     def _lost(self, number: int, node: Node, a: Number, given: list[tuple[int, Number]], ring: Float) -> Number:
         """What one step back changes, at most."""
         if ring.exact:
-            size, lost = np.abs(a), ring.of(np.zeros(len(a)))
+            size: Number = np.abs(a)
+            lost: Any = ring.of(np.zeros(len(a)))
             if isinstance(node, Affine) and node.relative:
                 # The product of these may be too small for float64, the relative error by itself never.
                 lost = size @ ring.of(np.abs(node.bias))
                 for source, absolute in node.absolute:
                     lost = lost + ring.times(size, absolute) @ ring.of(self.most(source))
-                lost = np.asarray(lost * Fraction(node.relative))
-            return lost
+                lost = lost * Fraction(node.relative)
+            return np.asarray(lost)
         if isinstance(node, Activation | Smooth):
             source, part = given[0]
             return np.abs(part) @ (UNIT * self.most(source)) + TINY * (1 + float(self.most(source).sum()))
