@@ -8,7 +8,6 @@ from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 from verifiable_relu.errors import InputError

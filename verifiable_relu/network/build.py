@@ -130,7 +130,7 @@ class Builder:
         """
         number, error = share(math.prod(kernel))
         weight = number.to(self.device).repeat((self.shape(x) or (0,))[0], 1, *kernel)
-        return self.conv2d(x, weight, None, name, stride=stride, padding=padding, groups=channels, error=error)
+        return self.conv2d(x, weight, None, name, stride=stride, padding=padding, groups=len(weight), error=error)
 
     def scale(
         self,

@@ -239,7 +239,7 @@ def _decimal(value: Fraction) -> decimal.Decimal:
 def exact_sum(first: np.ndarray, second: np.ndarray) -> np.ndarray | None:
     """The sum of two arrays in float64 where it is exact, whatever their sizes; else None.
 
-    What a sum rounds off is a float64 number (D. E. Knuth, The Art of Computer Programming 2, section 4.2.2, theorem B).
+    What a sum rounds off is a float64 number (D. E. Knuth, The Art of Computer Programming 2, 4.2.2, theorem B).
     """
     a, b = first.astype(np.float64), second.astype(np.float64)
     with np.errstate(all="ignore"):

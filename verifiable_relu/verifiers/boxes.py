@@ -318,9 +318,7 @@ class Frontier:
 
     def clipped(self, box: Bounds, lines: Lines) -> Clipped:
         """What is left of boxes (batch, inputs)."""
-        return clip(
-            box, lines.rows, lines.values, lines.coefficients, input_error(self.network, lines.values.dtype)
-        )
+        return clip(box, lines.rows, lines.values, lines.coefficients, input_error(self.network, lines.values.dtype))
 
     def _known(self, owner: Tensor, margin: Tensor) -> None:
         """Take notice of the margins of parts of the queries' boxes that are proved; infinite where no part is."""

@@ -43,7 +43,18 @@ _NUMBERS = frozenset(
 
 _EXACT = frozenset(
     {"abs", "alias", "as_strided", "cat", "clamp", "clone", "constant_pad_nd", "contiguous", "copy", "detach"}
-    | {"diag_embed", "diagonal", "expand", "fill", "flip", "gather", "index", "index_select", "lift_fresh", "masked_fill"}
+    | {
+        "diag_embed",
+        "diagonal",
+        "expand",
+        "fill",
+        "flip",
+        "gather",
+        "index",
+        "index_select",
+        "lift_fresh",
+        "masked_fill",
+    }
     | {"maximum", "minimum", "narrow", "neg", "ones_like", "permute", "relu", "repeat", "reshape", "_reshape_alias"}
     | {"resize", "roll", "select", "set", "slice", "split", "split_with_sizes", "squeeze", "stack", "t", "_to_copy"}
     | {"transpose", "tril", "triu", "unbind", "unfold", "_unsafe_view", "unsqueeze", "view", "where", "zero"}
@@ -227,11 +238,10 @@ class _Recorder(TorchDispatchMode):
             return False
         if name not in ("add", "sub", "mul") or len(args) != 2 or kwargs or result.dtype != torch.float32:
             return True
-        first, second = (torch.as_tensor(value).detach().cpu().numpy() for value in args)
-        if name == "mul":
-            wide = exact_product(first, second)
-        else:
-            wide = exact_sum(first, second if name == "add" else -second)
+        kinds = [value.dtype if isinstance(value, Tensor) else torch.float32 for value in args]
+        first, second = (torch.as_tensor(v, dtype=k).detach().cpu().numpy() for v, k in zip(args, kinds, strict=True))
+        signed = -second if name == "sub" else second
+        wide = exact_product(first, second) if name == "mul" else exact_sum(first, signed)
         return wide is None or not bool((result.detach().cpu().double().numpy() == wide).all())
 
     def require_stored(self, op: str, value: Tensor) -> None:

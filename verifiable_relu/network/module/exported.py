@@ -20,7 +20,6 @@ from verifiable_relu.errors import UnsupportedError
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.onnx import read_onnx
 
-
 _AS_IT_IS: dict[bool, dict[str, Any]] = {
     False: {"training": torch.onnx.TrainingMode.PRESERVE, "do_constant_folding": False},
     True: {"optimize": False},

@@ -70,9 +70,7 @@ def from_torch(
         raise error if error.place else type(error)(error.message, place=_class(module)) from error
 
 
-def _read(
-    module: nn.Module, shape: Shape, batches: list[Tensor], name: str, compared: bool, exact: bool
-) -> Network:
+def _read(module: nn.Module, shape: Shape, batches: list[Tensor], name: str, compared: bool, exact: bool) -> Network:
     """The network by the module's own record, or where that does not do, and is to be compared, by the exporter."""
     try:
         return _followed(module, shape, batches, name, compared, exact)

@@ -15,6 +15,7 @@ from verifiable_relu.network.onnx.call import Call, Result, Value, converts, ten
 from verifiable_relu.network.onnx.moves import expanded
 from verifiable_relu.network.transient import Division
 
+
 @converts("BatchNormalization", 7, 9, 14, 15)
 def _batch_normalization(call: Call) -> Value:
     call.refuse(training_mode=0, spatial=1)
