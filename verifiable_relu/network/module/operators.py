@@ -108,7 +108,7 @@ class Translator:
         if any(_ORDER.index(key) >= _ORDER.index(part) or other.dtype != value.dtype for key, other in parts.items()):
             source, parts = x, {}
         parts = {**parts, part: value}
-        index = self.build.scale(source, label(step), error=error, **parts)  # type: ignore[arg-type]
+        index = self.build.scale(source, label(step), error=error, **parts)
         if error:
             return index
         self.parts[index] = source, parts

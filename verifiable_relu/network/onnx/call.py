@@ -14,7 +14,6 @@ from torch import Tensor
 
 from verifiable_relu.errors import UnsupportedError
 from verifiable_relu.network.build import Builder
-from verifiable_relu.network.derived import Derived
 from verifiable_relu.network.nodes import Shape
 
 _FLOATS = (np.float16, np.float32, np.float64)
@@ -174,7 +173,7 @@ def tensor(array: np.ndarray) -> Tensor:
     return torch.from_numpy(np.array(array, dtype=np.float64 if array.dtype == np.float64 else np.float32))
 
 
-Result = Value | np.ndarray | Derived
+Result = Value | np.ndarray
 """What a name of the file stands for."""
 
 Converter = Callable[[Call], Result | Sequence[Result | None]]

@@ -389,7 +389,7 @@ ARITHMETIC: dict[str, Rule] = {
     "ReduceProd": _prod,
     "ReduceSum": _reduction(_as_it_is, False, _as_it_is),
     "ReduceSumSquare": _reduction(lambda x: _product(x, x), False, _as_it_is),
-    "Relu": lambda _, x: x.moved(lambda v: np.maximum(v, Fraction(0))),
+    "Relu": lambda _, x: x.moved(lambda v: (v > 0) * v),
     "Sigmoid": lambda _, x: _sigmoid(x),
     "Softmax": _softmax,
     "Sqrt": lambda _, x: root(x),

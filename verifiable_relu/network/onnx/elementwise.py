@@ -62,7 +62,7 @@ def broadcast(call: Call, left: Result | None, right: Result | None) -> Operands
     return call.beside(x, y), y
 
 
-def added(call: Call, left: Result | None, right: Result | None, error: float = 0.0) -> Value:
+def added(call: Call, left: Result | None, right: Result | None, *, error: float = 0.0) -> Value:
     """The sum of two operands of which one is computed at least; ``error``: relative, of a constant."""
     x, y = broadcast(call, left, right)
     if isinstance(x, Value) and isinstance(y, Value):

@@ -49,7 +49,7 @@ def _gemm(call: Call) -> Value:
         return product
     if isinstance(given, np.ndarray):
         shift, off = scaled(tensor(given), beta)
-        return added(call, product, shift.numpy(), off)
+        return added(call, product, shift.numpy(), error=off)
     factor = torch.tensor(beta, dtype=torch.float32)
     return added(call, product, Value(call.build.scale(given.index, call.name, scale=factor), given.leading))
 

@@ -99,6 +99,9 @@ def _read(data: bytes, name: str, folder: Path | None, chosen: Chosen) -> Networ
     return network
 
 
+_Named = Result | Derived
+"""What a name of the file stands for."""
+
 _ALL = range(1 << 16)
 
 _WEIGHTS: dict[str, Sequence[int]] = {
@@ -124,7 +127,7 @@ class _Reading:
     """
 
     model: onnx.ModelProto
-    tensors: dict[str, Result | Derived] = field(default_factory=dict)
+    tensors: dict[str, _Named] = field(default_factory=dict)
     off: float = 0.0
 
     def __post_init__(self) -> None:
@@ -198,7 +201,7 @@ class _Reading:
             if name and result is not None:
                 self.tensors[name] = result
 
-    def _converted(self, node: onnx.NodeProto, label: str) -> Result | Sequence[Result | None]:
+    def _converted(self, node: onnx.NodeProto, label: str) -> _Named | Sequence[_Named | None]:
         domain = "" if node.domain == "ai.onnx" else node.domain
         if domain not in ("", learned.DOMAIN):
             raise UnsupportedError(f"operators of the domain '{node.domain}' are not supported")
@@ -233,7 +236,7 @@ class _Reading:
             raise UnsupportedError(f"version {version} of this operator is not supported{known}")
         return converter(Call(self.build, node.op_type, version, label, inputs, attributes, node, self.opset))
 
-    def _stored(self, node: onnx.NodeProto, given: Sequence[Result | None]) -> tuple[np.ndarray | Value | None, ...]:
+    def _stored(self, node: onnx.NodeProto, given: Sequence[_Named | None]) -> tuple[np.ndarray | Value | None, ...]:
         """Inputs of a node with constants as arrays; ``off`` is what the weights that they become may be off by.
 
         Raises:
@@ -251,7 +254,7 @@ class _Reading:
             inputs.append(value)
         return tuple(inputs)
 
-    def _compared(self, node: onnx.NodeProto, x: Value, with_what: Result | None) -> list[Result]:
+    def _compared(self, node: onnx.NodeProto, x: Value, with_what: _Named | None) -> list[Result]:
         """Note a comparison x > c with a number, which is no tensor that may be computed with.
 
         Raises:
@@ -262,7 +265,7 @@ class _Reading:
         self.thresholds[node.output[0]] = x.index, float(with_what.reshape(-1)[0])
         return []
 
-    def _chosen(self, node: onnx.NodeProto, label: str) -> Result:
+    def _chosen(self, node: onnx.NodeProto, label: str) -> _Named:
         """softplus(x) for x ≤ c and x for x > c ≥ 20, as exporters spell softplus.
 
         x is less than softplus(x) by a factor between 1 and 1 − e⁻ᶜ/c: the factor is stored as 1 − 2⁻³⁴, which is off
@@ -279,7 +282,7 @@ class _Reading:
                 return Value(self.build.scale(other.index, label, scale=factor, error=2.0**-33), other.leading)
         raise UnsupportedError("a comparison of computed values decides what is computed")
 
-    def _cast_like(self, node: onnx.NodeProto, given: Result | None, like: Result | None) -> Result:
+    def _cast_like(self, node: onnx.NodeProto, given: _Named | None, like: _Named | None) -> _Named:
         """``given`` in the number type of ``like``.
 
         Raises:
@@ -309,7 +312,7 @@ class _Reading:
         graph = onnx.shape_inference.infer_shapes(self.model).graph
         return {info.name: info.type.tensor_type.elem_type for info in (*graph.input, *graph.value_info, *graph.output)}
 
-    def _lookup(self, name: str) -> Result | None:
+    def _lookup(self, name: str) -> _Named | None:
         if not name:
             return None
         if name in self.thresholds:
@@ -319,7 +322,7 @@ class _Reading:
         except KeyError:
             raise InputError(f"its input '{name}' is not computed before it, or not read") from None
 
-    def _shape(self, of: Result | None, attributes: dict[str, int]) -> np.ndarray:
+    def _shape(self, of: _Named | None, attributes: dict[str, int]) -> np.ndarray:
         """The ONNX shape of a tensor, with a batch of 1."""
         if of is None:
             raise InputError("its input is missing")

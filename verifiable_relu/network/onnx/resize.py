@@ -166,8 +166,8 @@ def _interpolated(
     for d, (places, shares) in enumerate(lines):
         size = [len(places) if a == d else axes[d].after if a == dims + d else 1 for a in range(2 * dims)]
         index = index * axes[d].before + places.reshape(size)
-        numbers, off = rounded(Derived(shares))
-        weight = weight * numbers.numpy().reshape(size)
+        rounded_shares, off = rounded(Derived(shares))
+        weight = weight * rounded_shares.numpy().reshape(size)
         short = short and _are_short(shares, 48 // dims)
         # Each product rounds once more, unless all its factors are short.
         error = both(both(error, off), 0.0 if short else float(UNIT))
