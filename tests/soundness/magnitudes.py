@@ -89,6 +89,10 @@ class _Writer:
         """Of a factor: mostly moderate."""
         return int(self.rng.choice([0, 1, -1, 8, -8, self.far // 2, -self.far // 2, self.far, -self.far]))
 
+    def opposed(self, first: int, second: int) -> tuple[int, int]:
+        """The exponents of two factors: often those under which what is made of them vanishes."""
+        return (first, second) if self.rng.random() < 0.3 else (self.exponent(), self.exponent())
+
     def constant(self, value: Any) -> str:
         made = value if isinstance(value, np.ndarray) else np.array(value, self.kind)
         self.constants.append(numpy_helper.from_array(made, f"c{len(self.constants)}"))
@@ -122,7 +126,7 @@ def _division(w: _Writer) -> None:
 
 
 def _batch_normalisation(w: _Writer) -> None:
-    a, b = w.exponent(), w.exponent()
+    a, b = w.opposed(-w.far, w.far)
     gamma, variance = (np.array([w.number(e)] * w.width, w.kind) for e in (a, b))
     zero = np.zeros(w.width, w.kind)
     names = [w.constant(part) for part in (gamma, zero, zero, variance)]
@@ -154,7 +158,8 @@ def _folded_sum(w: _Writer) -> None:
     """A constant of which a sum in floats keeps few digits, or none, is added."""
     size = float(min(max(w.size, Fraction(1, 10**w.far)), Fraction(10**w.far)))
     part = float(w.kind.type(size * w.rng.uniform(0.1, 1)))
-    large = float(w.kind.type(size * 2.0 ** int(w.rng.choice([4, 12, 23, 24, 30, 53, 60]))))
+    with np.errstate(over="ignore"):
+        large = float(w.kind.type(size * 2.0 ** int(w.rng.choice([4, 12, 23, 24, 30, 53, 60]))))
     if not (math.isfinite(large) and part):
         return
     big, small = w.constant(large), w.constant(part)
@@ -192,7 +197,8 @@ def _product(w: _Writer) -> None:
 
 
 def _gelu(w: _Writer) -> None:
-    inside, outside, other = (w.number(w.exponent()) for _ in range(3))
+    inside = w.number(w.exponent())
+    outside, other = (w.number(e) for e in w.opposed(-2 * w.far // 3, -2 * w.far // 3))
     gate = w.add("Add", w.add("Erf", w.add("Mul", w.at, w.constant(inside))), w.constant(1.0))
     factor = w.add("Mul", w.add("Mul", w.at, w.constant(outside)), w.constant(other))
     w.at = w.add("Mul", factor, gate)

@@ -430,6 +430,8 @@ def narrow(number: Tensor) -> Tensor:
 
 def product(first: Tensor, second: Tensor) -> Tensor | None:
     """The product of two numbers where float64 holds it exactly (in float32 where that does); else None."""
+    if not (math.isfinite(float(first)) and math.isfinite(float(second))):
+        return None
     exact = settled(Derived(_array(Fraction(float(first)) * Fraction(float(second)))), np.dtype(np.float64))
     return narrow(torch.from_numpy(exact)) if isinstance(exact, np.ndarray) else None
 

@@ -6,6 +6,7 @@ about it: one value may have several.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -153,10 +154,15 @@ def _hardness(made: Sequence[Node], first: Gelu, second: Node) -> Node | None:
         return None
     # The product with a rounded 1/λ is another function than the division by λ.
     by_the_same = isinstance(second, Division) and float(second.divisor) == float(times.scale)
-    inverse = not second.weight_error and Fraction(float(second.scale)) * Fraction(float(times.scale)) == 1
+    inverse = not second.weight_error and _are_inverse(float(second.scale), float(times.scale))
     if not (by_the_same or inverse):
         return None
     return replace(first, inputs=times.inputs, lam=times.scale.reshape(()))
+
+
+def _are_inverse(first: float, second: float) -> bool:
+    finite = math.isfinite(first) and math.isfinite(second)
+    return finite and Fraction(first) * Fraction(second) == 1
 
 
 def _inverse_root(made: Sequence[Node], first: Smooth, second: Node) -> Node | None:
