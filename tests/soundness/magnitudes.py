@@ -275,11 +275,11 @@ def output(model: onnx.ModelProto, point: Sequence[Fraction]) -> tuple[list[Frac
     return [Fraction(v) for v in found.array.reshape(-1)], found.exact
 
 
-def asked(seed: int, count: int, outcomes: Counter[str]) -> Iterator[Asked]:
+def asked(seed: int, count: int, outcomes: Counter[str], kinds: Sequence[str] = tuple(STEPS)) -> Iterator[Asked]:
     """Queries about random networks; those that are refused are counted."""
     for number in range(count):
         rng = np.random.default_rng([seed, number])
-        kind = list(STEPS)[number % len(STEPS)]
+        kind = kinds[number % len(kinds)]
         model = network(rng, kind)
         try:
             read = read_onnx(model.SerializeToString(), f"{kind} {number}")
@@ -312,12 +312,13 @@ def magnitudes(
     *,
     seed: int = 0,
     count: int = 90,
+    kinds: Sequence[str] = tuple(STEPS),
     report: Report | None = None,
     outcomes: Counter[str] | None = None,
 ) -> Report:
     """Each method on random networks at all scales: no verdict may contradict rational arithmetic."""
     report, outcomes = report or Report(), Counter[str]() if outcomes is None else outcomes
-    cases = list(asked(seed, count, outcomes))
+    cases = list(asked(seed, count, outcomes, kinds))
     for start in range(0, len(cases), 32):
         batch = cases[start : start + 32]
         for method, seconds in methods.items():
