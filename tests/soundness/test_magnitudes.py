@@ -118,7 +118,7 @@ def test_a_constant_that_no_float64_number_is_decides_nothing_but_weights() -> N
 
 def test_what_rounding_may_have_lost_altogether_is_refused() -> None:
     tiny = Derived(np.array([Fraction(1, 3 * 2**1025)], dtype=object))
-    huge = Derived(np.array([Fraction(2**1025, 3)], dtype=object))
+    huge = Derived(np.array([Fraction(2**1027, 3)], dtype=object))
     for numbers in (tiny, huge):
         with pytest.raises(UnsupportedError, match="range of float64"):
             rounded(numbers)
@@ -133,7 +133,8 @@ def test_what_rounding_may_have_lost_altogether_is_refused() -> None:
 def test_a_cast_rounds_once(value: float) -> None:
     exact = Fraction(value)
     found = cast(Derived(np.array([exact], dtype=object)), np.dtype(np.float32))
-    assert found[0] == np.float32(value)
+    with np.errstate(over="ignore"):
+        assert found[0] == np.float32(value)
     # Just above the halfway point float64 does not see what decides.
     beyond = Fraction(1) + Fraction(1, 2**24) + Fraction(1, 2**200)
     assert cast(Derived(np.array([beyond], dtype=object)), np.dtype(np.float32))[0] == np.float32(1 + 2**-23)

@@ -176,6 +176,8 @@ def _arithmetic(
             return _large(node, inputs, attributes, like, size)
     try:
         found = ARITHMETIC[node.op_type](attributes, *(None if v is None else Derived.of(v) for v in inputs))
+    except InputError:
+        raise
     except (ArithmeticError, TypeError, ValueError, IndexError) as error:
         raise InputError(f"does not fit its inputs: {error}") from error
     if math.prod(found.shape) > MAX_SLOW_ELEMENTS:
