@@ -146,7 +146,7 @@ def test_lambda_gelu_is_what_divides_by_the_factor_alone() -> None:
     divided = made([*nodes, node("Div", "b", "lam", "Y")], {"lam": lam}, TensorProto.DOUBLE)
     assert [type(n) for n in divided.nodes[1:]] == [Gelu]
     times = made([*nodes, node("Mul", "b", "r", "Y")], {"lam": lam, "r": reciprocal}, TensorProto.DOUBLE)
-    assert [type(n) for n in times.nodes[1:]] == [Scale, Gelu, Scale]
+    assert [type(n) for n in times.nodes[1:]] == [Gelu, Scale, Scale]
 
 
 def test_a_spelled_gelu_whose_factor_is_no_number_stays_a_product() -> None:

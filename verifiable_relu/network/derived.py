@@ -32,10 +32,10 @@ this part of that."""
 LARGEST_ERROR = Fraction(1, 2**48)
 """The largest relative error of a number that is stored."""
 
-LAMBDA_ERROR = 8 * UNIT
-"""The largest relative error of the λ of a λ-GELU.
+LAMBDA_ERROR = 4 * UNIT
+"""The largest relative error that one of two steps adds to the λ of a λ-GELU (``hardness``, ``scaled_hardness``).
 
-It moves x·Φ(λx) by no more than its own part of 0.294/λ, and of |x|/4: much less than what bounds and evaluation grant
+Both move x·Φ(λx) by no more than their own part of 0.294/λ, and of |x|/4: much less than what bounds and evaluation grant
 to the computation of λ-GELU, 64 units of roundoff of 1/λ and of |x|.
 """
 
@@ -411,6 +411,12 @@ def hardness(factor: Fraction, error: Fraction) -> Tensor | None:
     except UnsupportedError:
         return None
     return narrow(number.reshape(())) if off <= LAMBDA_ERROR else None
+
+
+def scaled_hardness(lam: Fraction, error: Fraction) -> Tensor | None:
+    """A λ that was multiplied by a factor, ``error`` being that of the factor; None where the error is too large."""
+    found = multiple(lam, error)
+    return found[0] if found is not None and found[1] <= LAMBDA_ERROR else None
 
 
 def multiple(factor: Fraction, error: Fraction) -> tuple[Tensor, float] | None:

@@ -19,7 +19,7 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
-from verifiable_relu.network.derived import hardness, multiple
+from verifiable_relu.network.derived import above, hardness, multiple, narrow, scaled_hardness
 from verifiable_relu.network.nodes import Gelu, Node, Product, Scale, Sigmoid, Smooth, Tanh
 from verifiable_relu.network.simplify import live
 from verifiable_relu.network.transient import Erf
@@ -89,9 +89,10 @@ def bare(nodes: Sequence[Node], output: int) -> tuple[list[Node], int]:
             first = _steps(made, moved.inputs[0])[-1]
             lam = first.slope * Fraction(float(moved.lam))
             fits = not first.offset and made[first.base].shape == moved.shape and 2**-40 <= lam <= 2**40
-            if fits and first.slope != 1 and Fraction(float(first.slope)) == first.slope:
-                wide = torch.tensor([float(lam), float(first.slope), 0.0], dtype=torch.float64)
-                number, factor, zero = wide.float() if bool((wide.float().double() == wide).all()) else wide
+            number = scaled_hardness(lam, first.error) if fits else None
+            if number is not None and first.slope != 1 and Fraction(float(first.slope)) == first.slope:
+                wide = torch.tensor([float(first.slope), 0.0], dtype=torch.float64)
+                factor, zero = narrow(wide)
                 made.append(replace(moved, inputs=(first.base,), lam=number))
                 moved = Scale(
                     name=node.name,
@@ -100,7 +101,7 @@ def bare(nodes: Sequence[Node], output: int) -> tuple[list[Node], int]:
                     center=zero,
                     scale=factor,
                     shift=zero,
-                    weight_error=float(first.error),
+                    weight_error=above(first.error),
                 )
         made.append(moved)
         at.append(len(made) - 1)
