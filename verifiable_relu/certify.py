@@ -6,17 +6,16 @@ What the command prints and how it exits is said in its help (``certify_options.
 from __future__ import annotations
 
 import argparse
-import csv
-import io
 import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
+from dataclasses import replace
 from typing import TYPE_CHECKING, TextIO
 
-from verifiable_relu.certify_options import TIMEOUT, entries, loader, parse, parser, workers
+from verifiable_relu.certify_options import DISPUTED, TIMEOUT, entries, loader, parse, parser, workers
+from verifiable_relu.errors import printable
 from verifiable_relu.streams import complain, guarded, own_stdout, write
 
 if TYPE_CHECKING:
@@ -39,8 +38,6 @@ def main(arguments: Sequence[str] | None = None, alone: bool = False) -> int:
 
     def work() -> int:
         out = own_stdout() if alone else sys.stdout
-        if options.check is not None:
-            return _check(options.check, out)
         if options.explain:
             return _explain(options, out)
         many = os.path.isdir(options.spec) or options.spec.suffix == ".csv"
@@ -90,7 +87,7 @@ def _one(options: argparse.Namespace, out: TextIO) -> int:
     from verifiable_relu.campaign import run
     from verifiable_relu.campaign.counterexample import assignment
     from verifiable_relu.campaign.inputs import Entry, verifier
-    from verifiable_relu.verifiers.copies import sharing
+    from verifiable_relu.copies import sharing
 
     method = verifier(options.method, options.device, options.memory, options.jobs or sharing())
     method, certificates = _certifying(options, method)
@@ -113,29 +110,17 @@ def _certifying(options: argparse.Namespace, method: Verifier) -> tuple[Verifier
     return recording(method), Certificates(options.certificates)
 
 
-def _check(folder: Path, out: TextIO) -> int:
-    """Check a folder of certificates; 0 if all are accepted, else 1."""
-    from verifiable_relu.campaign.certificates import check_folder
-
-    lines = io.StringIO()
-    table = csv.writer(lines, lineterminator="\n")
-    accepted = True
-    for name, onnx, vnnlib, kept in check_folder(folder):
-        accepted &= kept.accepted
-        table.writerow((name, onnx, vnnlib, "accepted" if kept.accepted else "refused", kept.detail))
-    write(lines.getvalue().splitlines(), out)
-    return 0 if accepted else 1
-
-
 def _summary(result: Result, case: Case, elapsed: float) -> Iterator[str]:
     """The lines of the summary that the user sees on stderr for one property file."""
     network = case.queries[0].network
     trust = f", {result.trust}" if result.trust else ""
-    yield f"{result.vnnlib}: {result.answer} ({result.reason} by {result.method}{trust})"
+    note = printable(result.detail)
+    said = f": {note}" if result.disputed else ""
+    yield f"{printable(result.vnnlib)}: {result.answer} ({result.reason} by {result.method}{trust}){said}"
     neurons = sum(network.nodes[i].size for i in network.activations)
     boxes = f", {len(case.queries)} boxes" if len(case.queries) > 1 else ""
     size = f"{network.input_size} inputs, {neurons} neurons, {network.output_size} outputs{boxes}"
-    yield f"  network   {result.onnx}: {size}"
+    yield f"  network   {printable(result.onnx)}: {size}"
     match result.answer, result.margin:
         case _, None:
             pass
@@ -148,24 +133,25 @@ def _summary(result: Result, case: Case, elapsed: float) -> Iterator[str]:
         yield f"  unstable  {result.unstable} neurons"
     stages = ", ".join(f"{name} {spent:.2f} s" for name, spent in result.stages.items())
     yield f"  time      {stages or f'{result.seconds:.2f} s'}; with reading and start-up {elapsed:.2f} s"
-    if result.detail:
-        yield f"  note      {result.detail}"
+    if note and not said:
+        yield f"  note      {note}"
 
 
 def _many(options: argparse.Namespace, out: TextIO) -> int:
     """Answer the instances of a folder or a table as one campaign; returns the exit status."""
     from verifiable_relu.campaign.console import Watcher, summary
     from verifiable_relu.campaign.inputs import verifier
-    from verifiable_relu.verifiers.copies import sharing
+    from verifiable_relu.copies import sharing
 
     listed = entries(options)
-    alone = options.executor is None and not workers(options, len(listed))
-    method = verifier(options.method, options.device, options.memory, (options.jobs or sharing()) if alone else 1)
-    method, certificates = _certifying(options, method)
+    # A single instance is searched by all processes that the worker may have.
+    shared = options.executor is None and workers(options, len(listed)) == 1 and options.jobs is None
+    method = verifier(options.method, options.device, options.memory, sharing() if shared else 1)
+    method, _ = _certifying(options, method)
     watcher = Watcher(len(listed), options.quiet, out)
     try:
         with _store(options) as store, watcher:
-            results = _answered(options, listed, method, certificates, store, watcher)
+            results = _answered(options, listed, method, store, watcher)
     except KeyboardInterrupt:
         kept = f"kept in {options.out}; the same command resumes" if options.out else "lost, since --out was not given"
         _say(f"interrupted: {watcher.done} of {len(listed)} instances are answered and {kept}")
@@ -179,27 +165,21 @@ def _answered(
     options: argparse.Namespace,
     listed: Sequence[Entry],
     method: Verifier,
-    certificates: Certificates | None,
     store: Store | None,
     watcher: Watcher,
 ) -> list[Result]:
-    """The answers of a campaign, on as many workers as the options ask for."""
-    count = workers(options, len(listed))
-    if not count and options.executor is None:
-        from verifiable_relu.campaign import run
+    """The answers of a campaign, on as many workers as the options ask for.
 
-        read = loader(options)
-        cases = []
-        for entry in listed:
-            cases.append(read.read(entry, options.debug))
-            watcher.read()
-        return run(cases, method, store, watcher, certificates)
+    One worker is a process of its own, too, so that a file at which a library crashes costs no other's answer.
+    """
     from verifiable_relu.campaign.parallel import Local, run_parallel
     from verifiable_relu.campaign.worker import Job
 
     job = Job(method, loader(options), options.certificates, options.worker_memory)
     if options.executor is None:
-        return run_parallel(listed, job, [Local(options.worker_memory) for _ in range(count)], store, watcher)
+        count = workers(options, len(listed))
+        slots = [Local(options.worker_memory, 1 if count > 1 else None) for _ in range(count)]
+        return run_parallel(listed, replace(job, threads=1 if count > 1 else None), slots, store, watcher)
     from verifiable_relu.campaign.cluster import Cluster
 
     with Cluster(options.executor, store) as cluster:
@@ -207,12 +187,18 @@ def _answered(
 
 
 def _status(results: Sequence[Result]) -> int:
-    """The exit status: 2 if an input was bad, else 1 if the program was at fault, else 0; faults go to stderr."""
+    """The exit status; faults of the program go to stderr.
+
+    It is 3 if the checker refused a certificate, else 2 if an input was bad, else 1 if the program was at fault, else 0.
+    """
+    disputed = [r for r in results if r.disputed]
+    for result in disputed:
+        _say(f"{result.vnnlib}: {result.detail}")
     faults = [r for r in results if r.reason == "error"]
     ours = [r for r in faults if r.method]
     for result in ours:
         _say(f"{result.vnnlib}: fault of {result.method}: {result.detail}")
-    return 2 if len(ours) < len(faults) else 1 if ours else 0
+    return DISPUTED if disputed else 2 if len(ours) < len(faults) else 1 if ours else 0
 
 
 if __name__ == "__main__":

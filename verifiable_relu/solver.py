@@ -222,7 +222,7 @@ def _first_version(options: argparse.Namespace, networks: dict[str, Path], left:
     from verifiable_relu.campaign import run
     from verifiable_relu.campaign.inputs import Entry, Loader, verifier
     from verifiable_relu.files import on_disk
-    from verifiable_relu.verifiers.copies import sharing
+    from verifiable_relu.copies import sharing
 
     if options.net is not None:
         networks = {"": on_disk(options.net)}
@@ -250,7 +250,7 @@ def _second_version(options: argparse.Namespace, networks: dict[str, Path], left
     from verifiable_relu.network.product import Part, product
     from verifiable_relu.spec import Query
     from verifiable_relu.spec.joined import read_joined
-    from verifiable_relu.verifiers.copies import sharing
+    from verifiable_relu.copies import sharing
 
     method = verifier(options.method, processes=sharing())
     joined = read_joined(options.query)

@@ -48,16 +48,17 @@ class Slot(Protocol):
 
 
 class Local:
-    """A worker that is a process of this machine, with one thread for its computations.
+    """A worker that is a process of this machine.
 
     Args:
         memory: the bytes that the process may have resident; None for half of the machine's memory.
+        threads: for its computations; None for as many as this process would have.
     """
 
-    def __init__(self, memory: int | None = None) -> None:
+    def __init__(self, memory: int | None = None, threads: int | None = 1) -> None:
         self._memory = memory
         # A process that is kept between two parts keeps the networks that it has prepared.
-        self._worker = Worker("verifiable_relu.campaign.worker:answer", {"OMP_NUM_THREADS": "1"}, kept_memory=1.0)
+        self._worker = Worker("verifiable_relu.campaign.worker:answer", {} if threads is None else {"OMP_NUM_THREADS": f"{threads}"}, kept_memory=1.0)
 
     def answer(self, job: bytes, part: Sequence[Numbered], tell: Callable[[Any], Any]) -> None:
         try:

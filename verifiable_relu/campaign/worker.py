@@ -35,6 +35,7 @@ class Job:
         certificates: the folder of certificates; None where none are wanted.
         memory: the bytes that a worker's process, and each process that it starts, may have resident; None for half of
             the machine's memory.
+        threads: of torch in a worker; None leaves torch's own number.
         clock: returns the present time in seconds, by which instances are charged and their time limits count.
     """
 
@@ -42,6 +43,7 @@ class Job:
     loader: Loader
     certificates: Path | None = None
     memory: int | None = None
+    threads: int | None = 1
     clock: Callable[[], float] = time.perf_counter
 
 
@@ -112,7 +114,8 @@ def _job(pickled: bytes) -> Job:
     import pickle
 
     job: Job = pickle.loads(pickled)
-    torch.set_num_threads(1)
+    if job.threads is not None:
+        torch.set_num_threads(job.threads)
     if job.memory is not None:
         limit_memory(job.memory)
     return job

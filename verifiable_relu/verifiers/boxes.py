@@ -42,7 +42,7 @@ from verifiable_relu.verifiers.attack import claim
 from verifiable_relu.verifiers.base import Budget, Outcome, Reason, Trust, Verdict, batch_size, deadline
 from verifiable_relu.verifiers.box_attack import BoxAttack
 from verifiable_relu.verifiers.clipping import Clipped, clip
-from verifiable_relu.verifiers.copies import at_once, most
+from verifiable_relu.copies import at_once, most
 from verifiable_relu.verifiers.sums import sums
 
 if TYPE_CHECKING:

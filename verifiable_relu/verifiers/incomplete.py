@@ -28,7 +28,7 @@ from verifiable_relu.verifiers.base import (
     fault,
     in_batches,
 )
-from verifiable_relu.verifiers.recording import Recorder, certified
+from verifiable_relu.verifiers.recording import Recorder, uncertified
 from verifiable_relu.verifiers.root import NONE, Known, Roots, relaxation
 
 _BATCH = 256
@@ -70,7 +70,7 @@ class _Bounding:
     def records(self, network: Network) -> bool:
         """Whether what proves *unsat* of a network is kept: of lines of activations with two phases, in float64."""
         plain = self.dtype == "float64" and torch.device(self.device).type == "cpu"
-        return self.record and self.bounded and plain and certified(network)
+        return self.record and self.bounded and plain and not uncertified(network)
 
     def relaxation(
         self, network: Network, box: Bounds, known: Known | None, stop: Callable[[], bool], recorder: Recorder | None

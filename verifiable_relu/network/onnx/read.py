@@ -83,7 +83,7 @@ def read_onnx(source: Path | str | bytes, name: str | None = None, chosen: Chose
 
 
 def _read(data: bytes, name: str, folder: Path | None, chosen: Chosen) -> Network:
-    model, data = load_model(data, folder)
+    model, data = load_model(data, folder, _Reading)
     if ports := single(model, chosen):
         # The user's file must be one that runs, too, with what is left out of it.
         require_runs(data)

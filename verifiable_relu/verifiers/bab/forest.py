@@ -22,7 +22,7 @@ from verifiable_relu.verifiers.bab.limits import Limits
 from verifiable_relu.verifiers.bab.system import System, tree_bytes
 from verifiable_relu.verifiers.bab.tree import Search, Tree
 from verifiable_relu.verifiers.base import Outcome, Reason
-from verifiable_relu.verifiers.copies import at_once
+from verifiable_relu.copies import at_once
 
 _LATE = 0.3
 """Seconds that bounding what is open may take once the budget is spent."""

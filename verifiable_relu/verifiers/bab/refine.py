@@ -23,7 +23,7 @@ from verifiable_relu.verifiers.bab.nodes import Batch, Bounded
 from verifiable_relu.verifiers.bab.proof import Proofs
 from verifiable_relu.verifiers.bab.recorded import Bound, Refined
 from verifiable_relu.verifiers.bab.strip import Slopes, Strip
-from verifiable_relu.verifiers.copies import at_once
+from verifiable_relu.copies import at_once
 
 _WORKING = 1 << 27
 """Bytes that the trees searched at once may take."""

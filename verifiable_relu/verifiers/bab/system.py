@@ -23,7 +23,7 @@ from verifiable_relu.verifiers.bab.recorded import Refined
 from verifiable_relu.verifiers.bab.refine import Refinement
 from verifiable_relu.verifiers.bab.strip import Slopes, Strip
 from verifiable_relu.verifiers.bab.tree import Search, Tree
-from verifiable_relu.verifiers.copies import at_once
+from verifiable_relu.copies import at_once
 
 
 def tree_bytes(inputs: int, neurons: int, planes: bool = False) -> int:

@@ -43,8 +43,8 @@ from verifiable_relu.verifiers.base import (
     deadline,
     fault,
 )
-from verifiable_relu.verifiers.copies import most
-from verifiable_relu.verifiers.recording import Recorder, certified
+from verifiable_relu.copies import most
+from verifiable_relu.verifiers.recording import Recorder, uncertified
 from verifiable_relu.verifiers.root import NONE, Roots, relaxation
 
 _BATCH = 64
@@ -208,7 +208,7 @@ class _Bounds:
             box = input_box(properties, network)
             known = roots.known(queries, net, box.lower)
             search, coarse = neurons(method.intermediate, memory=memory, stop=stop), None
-            record = method.search.record and certified(network)
+            record = method.search.record and not uncertified(network)
             if record:
                 # What others have proven is not recorded.
                 known, recorder = None, Recorder.of(network)
