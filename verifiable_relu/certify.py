@@ -189,7 +189,7 @@ def _answered(
 def _status(results: Sequence[Result]) -> int:
     """The exit status; faults of the program go to stderr.
 
-    It is 3 if the checker refused a certificate, else 2 if an input was bad, else 1 if the program was at fault, else 0.
+    It is 3 if the checker refused a certificate, else 2 if an input was bad, else 1 if the program was at fault.
     """
     disputed = [r for r in results if r.disputed]
     for result in disputed:

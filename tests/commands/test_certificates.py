@@ -13,8 +13,8 @@ import torch
 
 from tests.support.solver_cases import ball, mlp, row
 from verifiable_relu.campaign import certificates
-from verifiable_relu.check import __main__ as check
 from verifiable_relu.certify import main
+from verifiable_relu.check import __main__ as check
 from verifiable_relu.network import write_onnx
 from verifiable_relu.spec.property import Box, Property
 from verifiable_relu.spec.write import vnnlib_text
@@ -84,7 +84,7 @@ def test_a_folder_is_checked_again(instances: Path, tmp_path: Path, capsys: pyte
     (file,) = folder.glob("*.jsonl.gz")
     file.write_bytes(gzip.compress(gzip.decompress(file.read_bytes()).replace(b'"end"', b'"End"')))
     assert check.main([str(folder)]) == 1
-    assert ".jsonl.gz: refused: record " in capsys.readouterr().out
+    assert ".jsonl.gz: refused: a record of end is expected" in capsys.readouterr().out
     assert check.main([str(tmp_path)]) == 2
     assert "no table of certificates" in capsys.readouterr().err
 

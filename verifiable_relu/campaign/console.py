@@ -24,6 +24,8 @@ from rich.table import Table
 from rich.text import Text
 
 from verifiable_relu.campaign.result import Result
+from verifiable_relu.errors import printable
+from verifiable_relu.files import csv_cell
 from verifiable_relu.streams import write
 
 _COLOURS = {"sat": "red", "unsat": "green"}
@@ -104,7 +106,7 @@ class Watcher:
         # end, by whoever started the campaign.
         if result.reason == "error" and not result.method and result.detail not in self._complaints:
             self._complaints.add(result.detail)
-            self.line(f"certify: {result.detail}")
+            self.line(f"certify: {printable(result.detail)}")
         self._row(result)
         counts = ", ".join(f"{count} {answer}" for answer, count in sorted(self.answers.items()))
         self._show(completed=self.done, description=f"answered ({counts})")
@@ -121,14 +123,14 @@ class Watcher:
             return
         line = io.StringIO()
         csv.writer(line, lineterminator="").writerow(
-            (result.onnx, result.vnnlib, result.answer, f"{result.seconds:.3f}")
+            (csv_cell(result.onnx), csv_cell(result.vnnlib), result.answer, f"{result.seconds:.3f}")
         )
         if not self._progress.disable and self._out.isatty():
             # Both streams lead to a terminal, which the bar must leave for the line.
             style = _COLOURS.get(result.answer, "yellow")
-            self._progress.console.print(Text(line.getvalue(), style), soft_wrap=True, highlight=False)
+            self._progress.console.print(Text(printable(line.getvalue()), style), soft_wrap=True, highlight=False)
             return
-        write([line.getvalue()], self._out)
+        write([printable(line.getvalue()) if self._out.isatty() else line.getvalue()], self._out)
 
 
 def summary(results: Sequence[Result], recorded: int = 0) -> None:
@@ -148,7 +150,11 @@ def summary(results: Sequence[Result], recorded: int = 0) -> None:
     for (answer, reason), members in sorted(groups.items()):
         seconds = [r.seconds for r in members]
         methods = ", ".join(f"{name} {n}" for name, n in Counter(r.method for r in members if r.method).most_common())
-        shown.add_row(answer, reason, str(len(members)), f"{sum(seconds):.2f}", f"{max(seconds):.2f}", methods)
+        shown.add_row(
+            answer, reason, str(len(members)), f"{sum(seconds):.2f}", f"{max(seconds):.2f}", Text(printable(methods))
+        )
+    if disputed := sum(result.disputed for result in results):
+        print(f"certify: the checker refuses the certificates of {disputed} verdicts", file=sys.stderr)
     Console(stderr=True).print(shown)
     if recorded:
         # Of an undecided instance, an earlier answer counts where the time limit was no shorter.

@@ -17,6 +17,7 @@ from verifiable_relu.campaign.runner import Case, unasked
 from verifiable_relu.errors import InputError
 from verifiable_relu.network import EVERYTHING, Chosen, Network, compare_at, read_onnx
 from verifiable_relu.network.device import require_device
+from verifiable_relu.settings import neutral
 from verifiable_relu.spec import Property, find_network, queries, read_instances, read_vnnlib
 from verifiable_relu.verifiers.base import Verifier
 from verifiable_relu.verifiers.registry import make
@@ -136,6 +137,7 @@ class Loader:
         still = {path.resolve() for path in kept}
         self._read = {key: found for key, found in self._read.items() if key[0] in still}
 
+    @neutral()
     def case(self, entry: Entry) -> Case:
         """The instance that a property file and a network make.
 

@@ -58,7 +58,11 @@ class Local:
     def __init__(self, memory: int | None = None, threads: int | None = 1) -> None:
         self._memory = memory
         # A process that is kept between two parts keeps the networks that it has prepared.
-        self._worker = Worker("verifiable_relu.campaign.worker:answer", {} if threads is None else {"OMP_NUM_THREADS": f"{threads}"}, kept_memory=1.0)
+        self._worker = Worker(
+            "verifiable_relu.campaign.worker:answer",
+            {} if threads is None else {"OMP_NUM_THREADS": f"{threads}"},
+            kept_memory=1.0,
+        )
 
     def answer(self, job: bytes, part: Sequence[Numbered], tell: Callable[[Any], Any]) -> None:
         try:

@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -18,6 +19,7 @@ import numpy as np
 from verifiable_relu.campaign.counterexample import assignment, in_decimals
 from verifiable_relu.campaign.result import REFUSED, Key, Result, join, versions
 from verifiable_relu.errors import InputError
+from verifiable_relu.settings import neutral
 from verifiable_relu.spec.comparisons import NOTE, without_head
 from verifiable_relu.spec.property import Query
 from verifiable_relu.spec.specfile import SpecFile
@@ -146,6 +148,7 @@ def unasked(onnx: str, vnnlib: str, error: Exception, timeout: float) -> Result:
     return Result(onnx, vnnlib, Verdict.UNKNOWN, Reason.ERROR, method, 0.0, detail=detail, timeout=timeout)
 
 
+@neutral()
 def run(
     cases: Sequence[Case | Result],
     verifier: Verifier,
@@ -256,7 +259,8 @@ class _Campaign:
             key = (case.digest, self.method, versions()["verifiable_relu"])
             wanted = self.certificates is not None
             known = None if self.store is None else self.store.find(key, case.timeout, wanted)
-            if known is not None:
+            # A certificate speaks of its own files, which an equal question in other files is not.
+            if known is not None and not (wanted and Path(known.vnnlib).resolve() != Path(case.vnnlib).resolve()):
                 self.ledger.keep(index, replace(known, onnx=case.onnx, vnnlib=case.vnnlib), None, True)
                 continue
             self.outcomes[index] = {}

@@ -39,7 +39,9 @@ def read_model(data: bytes) -> Graph:
         for node in model.graph.node:
             if node.op_type not in {*OPERATORS, *MOVES, "Constant"}:
                 # The standard's checker crashes on some of those that are not known.
-                raise BadInput(f"node '{node.name or ' '.join(node.output)}' ({node.op_type}): the operator is not known")
+                raise BadInput(
+                    f"node '{node.name or ' '.join(node.output)}' ({node.op_type}): the operator is not known"
+                )
         onnx.checker.check_model(data, full_check=True)
         return _Reader(model).graph()
     except BadInput:

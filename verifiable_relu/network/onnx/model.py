@@ -40,7 +40,9 @@ It crashes (onnx 1.23.2) at EyeLike and Mish whose input has no type that is kno
 """
 
 
-def load_model(data: bytes, folder: Path | None, read: Callable[[onnx.ModelProto], object]) -> tuple[onnx.ModelProto, bytes]:
+def load_model(
+    data: bytes, folder: Path | None, read: Callable[[onnx.ModelProto], object]
+) -> tuple[onnx.ModelProto, bytes]:
     """Parse and check a file.
 
     Args:

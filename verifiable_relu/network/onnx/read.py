@@ -45,6 +45,7 @@ from verifiable_relu.network.onnx.model import MAX_BYTES, array, load_model, ops
 from verifiable_relu.network.onnx.ports import EVERYTHING, Chosen, declared_inputs, input_shape, single
 from verifiable_relu.network.onnx.spelled import spelled
 from verifiable_relu.network.simplify import simplify
+from verifiable_relu.settings import neutral
 
 __all__ = ["CONVERTERS", "read_onnx"]
 
@@ -52,6 +53,7 @@ MAX_VALUES = 1 << 26
 """Most values of all nodes of a network together, for one sample."""
 
 
+@neutral()
 def read_onnx(source: Path | str | bytes, name: str | None = None, chosen: Chosen = EVERYTHING) -> Network:
     """Read a network from an ONNX file (gzipped or not) or from the bytes of one.
 
