@@ -11,11 +11,10 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING, TextIO
 
 from verifiable_relu.certify_options import DISPUTED, TIMEOUT, entries, loader, parse, parser, workers
-from verifiable_relu.errors import printable
+from verifiable_relu.errors import InputError, printable
 from verifiable_relu.streams import complain, guarded, own_stdout, write
 
 if TYPE_CHECKING:
@@ -41,7 +40,7 @@ def main(arguments: Sequence[str] | None = None, alone: bool = False) -> int:
         if options.explain:
             return _explain(options, out)
         many = os.path.isdir(options.spec) or options.spec.suffix == ".csv"
-        return _many(options, out) if many else _one(options, out)
+        return _many(options, out, alone) if many else _one(options, out)
 
     return guarded("certify", work, options.debug)
 
@@ -95,9 +94,9 @@ def _one(options: argparse.Namespace, out: TextIO) -> int:
         case = loader(options).case(Entry(options.spec, options.net, options.timeout or TIMEOUT))
         (result,) = run([case], method, store, certificates=certificates)
     write([result.answer, *(assignment(result, case.spec) if result.answer == "sat" else ())], out)
-    if not options.quiet:
+    if not options.quiet or result.disputed:
         print("\n".join(_summary(result, case, time.perf_counter() - start)), file=sys.stderr)
-    return _status([result])
+    return _status(result)
 
 
 def _certifying(options: argparse.Namespace, method: Verifier) -> tuple[Verifier, Certificates | None]:
@@ -137,68 +136,85 @@ def _summary(result: Result, case: Case, elapsed: float) -> Iterator[str]:
         yield f"  note      {note}"
 
 
-def _many(options: argparse.Namespace, out: TextIO) -> int:
-    """Answer the instances of a folder or a table as one campaign; returns the exit status."""
-    from verifiable_relu.campaign.console import Watcher, summary
+def _many(options: argparse.Namespace, out: TextIO, alone: bool) -> int:
+    """Answer the instances of a folder or a table as one campaign; returns the exit status.
+
+    Args:
+        options: the options.
+        out: the file for the answers.
+        alone: whether a process that is not this one answers even with ``--jobs 1``.
+    """
+    from verifiable_relu.campaign.console import Watcher
     from verifiable_relu.campaign.inputs import verifier
     from verifiable_relu.copies import sharing
 
-    listed = entries(options)
-    # A single instance is searched by all processes that the worker may have.
-    shared = options.executor is None and workers(options, len(listed)) == 1 and options.jobs is None
-    method = verifier(options.method, options.device, options.memory, sharing() if shared else 1)
+    listed, count = entries(options)
+    jobs = 0 if options.executor is not None else workers(options, count)
+    method = verifier(options.method, options.device, options.memory, (options.jobs or sharing()) if jobs == 1 else 1)
     method, _ = _certifying(options, method)
-    watcher = Watcher(len(listed), options.quiet, out)
+    watcher = Watcher(count, options.quiet, out)
     try:
         with _store(options) as store, watcher:
-            results = _answered(options, listed, method, store, watcher)
+            _answer(options, listed, method, jobs, alone, store, watcher)
     except KeyboardInterrupt:
         kept = f"kept in {options.out}; the same command resumes" if options.out else "lost, since --out was not given"
-        _say(f"interrupted: {watcher.done} of {len(listed)} instances are answered and {kept}")
+        _say(f"interrupted: {watcher.done} of {count} instances are answered and {kept}")
         return 130
-    if not options.quiet:
-        summary(results, watcher.recorded)
-    return _status(results)
+    except InputError:
+        # The list has a bad row, or there is no more space for records.
+        if watcher.done and not options.quiet:
+            watcher.summary()
+        raise
+    if not options.quiet or watcher.disputed:
+        watcher.summary()
+    for vnnlib, name, detail in watcher.faults:
+        _fault(vnnlib, name, detail)
+    return DISPUTED if watcher.disputed else 2 if watcher.bad else 1 if watcher.faults else 0
 
 
-def _answered(
+def _answer(
     options: argparse.Namespace,
-    listed: Sequence[Entry],
+    listed: Iterator[Entry],
     method: Verifier,
+    jobs: int,
+    alone: bool,
     store: Store | None,
     watcher: Watcher,
-) -> list[Result]:
-    """The answers of a campaign, on as many workers as the options ask for.
-
-    One worker is a process of its own, too, so that a file at which a library crashes costs no other's answer.
-    """
+) -> None:
+    """Answer a campaign, on as many workers as the options ask for."""
     from verifiable_relu.campaign.parallel import Local, run_parallel
     from verifiable_relu.campaign.worker import Job
 
-    job = Job(method, loader(options), options.certificates, options.worker_memory)
+    threads, memory = None if jobs == 1 else 1, options.worker_memory
+    job = Job(method, loader(options), options.certificates, memory, threads=threads, debug=options.debug)
     if options.executor is None:
-        count = workers(options, len(listed))
-        slots = [Local(options.worker_memory, 1 if count > 1 else None) for _ in range(count)]
-        return run_parallel(listed, replace(job, threads=1 if count > 1 else None), slots, store, watcher)
+        # In this process, exceptions can be raised, and objects given, that do not go from one process to another.
+        here = jobs == 1 and memory is None and (options.debug or not alone)
+        slots = [] if here else [Local(memory, options.memory, threads) for _ in range(jobs)]
+        run_parallel(listed, job, slots, store, watcher)
+        return
     from verifiable_relu.campaign.cluster import Cluster
 
     with Cluster(options.executor, store) as cluster:
-        return run_parallel(listed, job, cluster.slots, store, watcher)
+        run_parallel(listed, job, cluster.slots, store, watcher)
 
 
-def _status(results: Sequence[Result]) -> int:
-    """The exit status; faults of the program go to stderr.
+def _status(result: Result) -> int:
+    """The exit status; faults go to stderr.
 
     It is 3 if the checker refused a certificate, else 2 if an input was bad, else 1 if the program was at fault.
     """
-    disputed = [r for r in results if r.disputed]
-    for result in disputed:
-        _say(f"{result.vnnlib}: {result.detail}")
-    faults = [r for r in results if r.reason == "error"]
-    ours = [r for r in faults if r.method]
-    for result in ours:
-        _say(f"{result.vnnlib}: fault of {result.method}: {result.detail}")
-    return DISPUTED if disputed else 2 if len(ours) < len(faults) else 1 if ours else 0
+    if result.disputed:
+        return DISPUTED
+    if result.reason != "error":
+        return 0
+    if result.method:
+        _fault(result.vnnlib, result.method, result.detail)
+    return 1 if result.method else 2
+
+
+def _fault(vnnlib: str, method: str, detail: str) -> None:
+    _say(f"{vnnlib}: fault of {method}: {detail}")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import argparse
 import math
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -88,7 +88,7 @@ def parser() -> Parser:
         type=_count,
         metavar="N",
         help="the processes that answer instances of a folder or list, each with one thread, or that share the search "
-        "for the answer of a single property (default: one for each core; 1: one process, with all threads)",
+        "for the answer of a single property (default: one for each core; 1: a single one, with all threads)",
     )
     many.add_argument(
         "--worker-memory",
@@ -163,18 +163,18 @@ def loader(options: argparse.Namespace) -> Loader:
     return Loader(dict(options.network), partial(hardened, lam=lam[0] if len(lam) == 1 else lam or None))
 
 
-def entries(options: argparse.Namespace) -> list[Entry]:
-    """The instances of the folder or list that ``--spec`` names.
+def entries(options: argparse.Namespace) -> tuple[Iterator[Entry], int]:
+    """The instances of the folder or list that ``--spec`` names, read as they are asked for, and their number.
 
     Raises:
-        InputError: if there are none, or if the list is bad.
+        InputError: if there are none, or the list cannot be read; the iterator raises it for a bad row.
     """
     from verifiable_relu.campaign.inputs import Entry, instances
 
-    return [
-        Entry(vnnlib, options.net or onnx, options.timeout or limit or TIMEOUT)
-        for vnnlib, onnx, limit in instances(options.spec)
-    ]
+    listed, count = instances(options.spec)
+    return (
+        Entry(spec, options.net or onnx, options.timeout or limit or TIMEOUT) for spec, onnx, limit in listed
+    ), count
 
 
 def workers(options: argparse.Namespace, instances: int) -> int:

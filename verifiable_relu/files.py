@@ -10,7 +10,7 @@ import re
 import stat
 import tempfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -50,6 +50,41 @@ def read_bytes(path: Path | str, limit: int, check: Callable[[bytes], None] | No
         InputError: if the file is missing, not a regular file, unreadable or damaged, if its content has more than
             ``limit`` bytes, or if ``check`` refuses it. The error names the file.
     """
+    with _opened(path) as (stream, size):
+        if size > limit:
+            raise _too_large(limit)
+        return _all(stream, limit, check)
+
+
+def read_lines(path: Path | str, longest: int) -> Iterator[str]:
+    """The lines of a text in UTF-8, one after the other, each with its end of line; the file may have any length.
+
+    Args:
+        path: the file, found as :func:`read_bytes` finds it.
+        longest: the most bytes that a line may have.
+
+    Raises:
+        InputError: as :func:`read_text` does, or for a line that is longer.
+    """
+    with _opened(path) as (stream, _):
+        buffered, number = io.BufferedReader(stream, _CHUNK), 0  # type: ignore[arg-type]
+        while line := buffered.readline(longest + 1):
+            number += 1
+            if len(line) > longest:
+                raise InputError(f"larger than {longest:,} bytes", place=f"line {number}")
+            try:
+                yield line.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError as error:
+                raise InputError(f"byte {error.start} is not UTF-8", place=f"line {number}") from None
+
+
+@contextlib.contextmanager
+def _opened(path: Path | str) -> Iterator[tuple[gzip.GzipFile | io.RawIOBase, int]]:
+    """A regular file, open for reading, and unpacked if need be; with its size, or 0 where it has to be unpacked.
+
+    Raises:
+        InputError: as :func:`read_bytes` does; one that the block raises names the file.
+    """
     path = on_disk(path)
     try:
         # Without O_NONBLOCK, opening a pipe waits for a writer.
@@ -60,10 +95,9 @@ def read_bytes(path: Path | str, limit: int, check: Callable[[bytes], None] | No
                 raise InputError(f"cannot be read: {_kind(status.st_mode)}, not a regular file")
             if path.suffix == ".gz":
                 with gzip.open(raw, "rb") as unpacked:
-                    return _all(unpacked, limit, check)
-            if status.st_size > limit:
-                raise _too_large(limit)
-            return _all(raw, limit, check)
+                    yield unpacked, 0
+            else:
+                yield raw, status.st_size
     except InputError as error:
         raise error.located(path) from None
     except FileNotFoundError:
