@@ -94,7 +94,7 @@ def _one(options: argparse.Namespace, out: TextIO) -> int:
         case = loader(options).case(Entry(options.spec, options.net, options.timeout or TIMEOUT))
         (result,) = run([case], method, store, certificates=certificates)
     write([result.answer, *(assignment(result, case.spec) if result.answer == "sat" else ())], out)
-    if not options.quiet or result.disputed:
+    if not options.quiet:
         print("\n".join(_summary(result, case, time.perf_counter() - start)), file=sys.stderr)
     return _status(result)
 
@@ -165,7 +165,9 @@ def _many(options: argparse.Namespace, out: TextIO, alone: bool) -> int:
         if watcher.done and not options.quiet:
             watcher.summary()
         raise
-    if not options.quiet or watcher.disputed:
+    for vnnlib, detail in watcher.disputed:
+        _say(f"{vnnlib}: {detail}")
+    if not options.quiet:
         watcher.summary()
     for vnnlib, name, detail in watcher.faults:
         _fault(vnnlib, name, detail)
@@ -205,6 +207,7 @@ def _status(result: Result) -> int:
     It is 3 if the checker refused a certificate, else 2 if an input was bad, else 1 if the program was at fault.
     """
     if result.disputed:
+        _say(f"{result.vnnlib}: {result.detail}")
         return DISPUTED
     if result.reason != "error":
         return 0

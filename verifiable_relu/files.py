@@ -73,9 +73,11 @@ def read_lines(path: Path | str, longest: int) -> Iterator[str]:
             if len(line) > longest:
                 raise InputError(f"larger than {longest:,} bytes", place=f"line {number}")
             try:
-                yield line.decode("utf-8-sig" if number == 1 else "utf-8")
+                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+                require_plain(text, number)
             except UnicodeDecodeError as error:
                 raise InputError(f"byte {error.start} is not UTF-8", place=f"line {number}") from None
+            yield text
 
 
 @contextlib.contextmanager
@@ -131,15 +133,19 @@ def read_text(path: Path | str, limit: int) -> str:
     return text
 
 
-def require_plain(text: str) -> None:
+def require_plain(text: str, first: int = 1) -> None:
     """Make certain that a text has no characters that other parsers of its format may take for something else.
+
+    Args:
+        text: the text.
+        first: the number of its first line.
 
     Raises:
         InputError: for a control character that is neither a tab nor a line end, a separator of lines or paragraphs, or
             a byte order mark; with its line.
     """
     if match := _CONTROL.search(text):
-        line = text.count("\n", 0, match.start()) + 1
+        line = text.count("\n", 0, match.start()) + first
         raise InputError(f"the control character U+{ord(match[0]):04X} is not read", place=f"line {line}")
 
 
