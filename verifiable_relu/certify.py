@@ -6,15 +6,20 @@ What the command prints and how it exits is said in its help (``certify_options.
 from __future__ import annotations
 
 import argparse
+import csv
+import io
 import os
+import pickle
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from verifiable_relu.certify_options import DISPUTED, TIMEOUT, entries, loader, parse, parser, workers
 from verifiable_relu.errors import InputError, printable
+from verifiable_relu.files import csv_cell
 from verifiable_relu.streams import complain, guarded, own_stdout, write
 
 if TYPE_CHECKING:
@@ -22,6 +27,7 @@ if TYPE_CHECKING:
     from verifiable_relu.campaign.certificates import Certificates
     from verifiable_relu.campaign.console import Watcher
     from verifiable_relu.campaign.inputs import Entry
+    from verifiable_relu.campaign.worker import Job
     from verifiable_relu.verifiers.base import Verifier
 
 
@@ -37,6 +43,8 @@ def main(arguments: Sequence[str] | None = None, alone: bool = False) -> int:
 
     def work() -> int:
         out = own_stdout() if alone else sys.stdout
+        if options.check is not None:
+            return _check(options.check, out)
         if options.explain:
             return _explain(options, out)
         many = os.path.isdir(options.spec) or options.spec.suffix == ".csv"
@@ -107,6 +115,31 @@ def _certifying(options: argparse.Namespace, method: Verifier) -> tuple[Verifier
     from verifiable_relu.verifiers.certifying import recording
 
     return recording(method), Certificates(options.certificates)
+
+
+def _check(folder: Path, out: TextIO) -> int:
+    """Check a folder of certificates; 0 if all are accepted, else 1."""
+    from verifiable_relu.check import BadInput
+    from verifiable_relu.check.folder import check_folder
+
+    lines, accepted = io.StringIO(), True
+    table = csv.writer(lines, lineterminator="\n")
+    try:
+        for name, onnx, vnnlib, status, said in check_folder(folder):
+            accepted &= status == 0
+            table.writerow((csv_cell(name), onnx, vnnlib, "refused" if status else "accepted", said))
+    except BadInput as error:
+        raise InputError(str(error)) from None
+    write(lines.getvalue().splitlines(), out)
+    return 0 if accepted else 1
+
+
+def _travels(job: Job) -> bool:
+    """Whether another process can be given a job: a verifier of somebody's own need not be made for that."""
+    try:
+        return bool(pickle.dumps(job))
+    except (AttributeError, TypeError, pickle.PicklingError):
+        return False
 
 
 def _summary(result: Result, case: Case, elapsed: float) -> Iterator[str]:
@@ -191,7 +224,7 @@ def _answer(
     job = Job(method, loader(options), options.certificates, memory, threads=threads, debug=options.debug)
     if options.executor is None:
         # In this process, exceptions can be raised, and objects given, that do not go from one process to another.
-        here = jobs == 1 and memory is None and (options.debug or not alone)
+        here = jobs == 1 and memory is None and (options.debug or not alone or not _travels(job))
         slots = [] if here else [Local(memory, options.memory, threads) for _ in range(jobs)]
         run_parallel(listed, job, slots, store, watcher)
         return

@@ -45,9 +45,7 @@ def parser() -> Parser:
         text=ABOUT,
     )
     asked = made.add_argument_group("what is asked")
-    asked.add_argument(
-        "--spec", type=Path, required=True, metavar="FILE|DIR|CSV", help="the property file, folder or list"
-    )
+    asked.add_argument("--spec", type=Path, metavar="FILE|DIR|CSV", help="the property file, folder or list")
     asked.add_argument("--net", type=Path, metavar="FILE", help="the network, where the property file names none")
     asked.add_argument(
         "--network",
@@ -124,6 +122,9 @@ def parser() -> Parser:
         help="write a certificate of every sat and unsat there, and have it checked by the independent checker "
         "(python -m verifiable_relu.check); a verdict whose certificate is accepted is 'checked'",
     )
+    kept.add_argument(
+        "--check", type=Path, metavar="DIR", help="check the certificates of a folder again, and do nothing else"
+    )
     shown = made.add_argument_group("what is shown")
     shown.add_argument(
         "--explain",
@@ -138,10 +139,12 @@ def parser() -> Parser:
 def parse(made: Parser, arguments: Sequence[str] | None) -> argparse.Namespace:
     """The options of a command line; ends the process with status 2 where they do not go together."""
     options = made.parse_args(arguments)
+    if (options.spec is None) == (options.check is None):
+        made.error("one of --spec and --check is needed")
     if options.method not in methods():
         made.error(f"--method: unknown method '{options.method}'; there are {', '.join(methods())}")
-    if options.explain and options.method != "auto":
-        made.error("--explain needs the method auto")
+    if options.explain and (options.method != "auto" or options.spec is None):
+        made.error("--explain needs --spec and the method auto")
     if options.repair and not options.out:
         made.error("--repair needs --out")
     if options.executor and (options.jobs is not None or options.worker_memory is not None):
