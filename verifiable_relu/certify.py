@@ -94,7 +94,7 @@ def _one(options: argparse.Namespace, out: TextIO) -> int:
     from verifiable_relu.campaign import run
     from verifiable_relu.campaign.counterexample import assignment
     from verifiable_relu.campaign.inputs import Entry, verifier
-    from verifiable_relu.copies import sharing
+    from verifiable_relu.verifiers.copies import sharing
 
     method = verifier(options.method, options.device, options.memory, options.jobs or sharing())
     method, certificates = _certifying(options, method)
@@ -179,7 +179,7 @@ def _many(options: argparse.Namespace, out: TextIO, alone: bool) -> int:
     """
     from verifiable_relu.campaign.console import Watcher
     from verifiable_relu.campaign.inputs import verifier
-    from verifiable_relu.copies import sharing
+    from verifiable_relu.verifiers.copies import sharing
 
     listed, count = entries(options)
     jobs = 0 if options.executor is not None else workers(options, count)
