@@ -197,6 +197,8 @@ def _parsed(text: str) -> list[Any]:
         if word == "(":
             stack.append([])
         elif word != ")":
+            if len(stack) == 1:
+                raise BadInput("a word is outside of brackets")
             stack[-1].append(word)
         elif len(stack) > 1:
             done = stack.pop()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from verifiable_relu.campaign.result import Result
+from verifiable_relu.campaign.result import REFUSED, Result
 from verifiable_relu.campaign.store import RESULTS, read_results
 from verifiable_relu.errors import InputError, printable
 from verifiable_relu.files import read_bytes, read_text
@@ -81,8 +81,11 @@ def of_results(results: Sequence[Result], pictures: int) -> Found:
     results = sorted(results, key=lambda result: (natural(result.onnx), natural(result.vnnlib)))
     answers = campaign.shares(results)
     counts = ", ".join(f"{share.count} {share.name}" for share in answers)
+    disputed = sum(result.disputed for result in results)
+    warning = f"Verifier and checker disagree on {disputed} instances: {REFUSED}, so that they are undecided."
+    texts = [warning] if disputed else []
     sections = [
-        Section("answers", "Answers", shares=answers, tables=[campaign.by_network(results)]),
+        Section("answers", "Answers", texts, shares=answers, tables=[campaign.by_network(results)]),
     ]
     at_radii = campaign.at_radii(results)
     charts = [
