@@ -201,7 +201,7 @@ def test_the_note_names_the_function_that_certificates_do_not_know() -> None:
     network = from_torch(torch.nn.Sequential(torch.nn.Linear(1, 2), torch.nn.Softplus(), torch.nn.Linear(2, 1)), (1,))
     prop = Property(ball(np.zeros(1), 1.0), ((row({0: 1}, -1000),),))
     proven = Outcome(Verdict.UNSAT, Reason.PROVED, "crown")
-    with pytest.raises(UnsupportedError, match="^certificates do not know Softplus$"):
+    with pytest.raises(UnsupportedError, match=r"^certificates do not know Softplus$"):
         list(certificates.proofs([Query(network, prop)], [proven], 60.0))
 
 
