@@ -359,22 +359,6 @@ def test_what_is_well_formed_and_not_supported_is_an_unsupported_error() -> None
 
 
 CONTROLS = [*map(chr, {*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029, 0xFEFF} - {*b"\t\n\r"})]
-    "\0",
-    "\x01",
-    "\x08",
-    "\v",
-    "\f",
-    "\x1a",
-    "\x1b",
-    "\x1f",
-    "\x7f",
-    "\x80",
-    "\x85",
-    "\x9f",
-    "\u2028",
-    "\u2029",
-    "\ufeff",
-]
 """Characters at which other parsers end a text, a line or a word, or see nothing."""
 
 
