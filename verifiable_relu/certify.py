@@ -17,8 +17,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from verifiable_relu.certify_options import TIMEOUT, entries, loader, parse, parser, workers
+from verifiable_relu.certify_options import TIMEOUT, entries, launched, loader, parse, parser, workers
 from verifiable_relu.errors import CallFailed, InputError
+from verifiable_relu.spec.instances import instances
 from verifiable_relu.streams import complain, guarded, own_stdout, write
 from verifiable_relu.watched import Ended, copied, resident
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from verifiable_relu.campaign.console import Watcher
     from verifiable_relu.campaign.inputs import Entry
     from verifiable_relu.verifiers.base import Verifier
+    from verifiable_relu.verifiers.solvers.process import Worker
 
 
 def main(arguments: Sequence[str] | None = None, alone: bool = False) -> int:
@@ -213,18 +215,21 @@ def _many(options: argparse.Namespace, out: TextIO, alone: bool) -> int:
         out: the file for the answers.
         alone: whether a process that is not this one answers even with ``--jobs 1``.
     """
+    listed, count = instances(options.spec)
+    jobs = 0 if options.executor is not None else workers(options, count)
+    # In this process, exceptions can be raised, and objects given, that do not go from one process to another.
+    here = jobs == 1 and options.worker_memory is None and (options.debug or not alone)
+    started = launched(0 if here else jobs, None if jobs == 1 else 1)
     from verifiable_relu.campaign.console import Watcher
     from verifiable_relu.campaign.inputs import verifier
     from verifiable_relu.verifiers.copies import sharing
 
-    listed, count = entries(options)
-    jobs = 0 if options.executor is not None else workers(options, count)
     method = verifier(options.method, options.device, options.memory, (options.jobs or sharing()) if jobs == 1 else 1)
     method, _ = _certifying(options, method)
     watcher = Watcher(count, options.quiet, out)
     try:
         with _store(options) as store, watcher:
-            _answer(options, listed, method, jobs, alone, store, watcher)
+            _answer(options, entries(options, listed), method, started, store, watcher)
     except KeyboardInterrupt:
         kept = f"kept in {options.out}; the same command resumes" if options.out else "lost, since --out was not given"
         _say(f"interrupted: {watcher.done} of {count} instances are answered and {kept}")
@@ -245,22 +250,18 @@ def _answer(
     options: argparse.Namespace,
     listed: Iterator[Entry],
     method: Verifier,
-    jobs: int,
-    alone: bool,
+    started: Sequence[Worker],
     store: Store | None,
     watcher: Watcher,
 ) -> None:
-    """Answer a campaign, on as many workers as the options ask for."""
+    """Answer a campaign, on a cluster, in the processes that were started, or in this one."""
     from verifiable_relu.campaign.parallel import Local, run_parallel
     from verifiable_relu.campaign.worker import Job
 
-    threads, memory = None if jobs == 1 else 1, options.worker_memory
+    memory, threads = options.worker_memory, None if len(started) == 1 else 1
     job = Job(method, loader(options), options.certificates, memory, threads=threads, debug=options.debug)
     if options.executor is None:
-        # In this process, exceptions can be raised, and objects given, that do not go from one process to another.
-        here = jobs == 1 and memory is None and (options.debug or not alone)
-        slots = [] if here else [Local(memory, options.memory, threads) for _ in range(jobs)]
-        run_parallel(listed, job, slots, store, watcher)
+        run_parallel(listed, job, [Local(worker, memory, options.memory) for worker in started], store, watcher)
         return
     from verifiable_relu.campaign.cluster import Cluster
 

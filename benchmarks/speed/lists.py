@@ -118,7 +118,8 @@ def ran(folder: Path, method: str, jobs: int) -> Record:
     cpu = after.children_user + after.children_system - before.children_user - before.children_system
     return {
         "answers": len(times), "first": round(times[0], 2), "wall": round(times[-1], 1), "cpu": round(cpu, 1),
-        "rate_first": round(ends / (times[ends] - times[0]), 1), "rate_last": round(ends / (times[-1] - times[-1 - ends]), 1),
+        "rate_first": round(ends / (times[ends] - times[0]), 1),
+        "rate_last": round(ends / (times[-1] - times[-1 - ends]), 1),
         "command_mib": largest["command"] >> 20, "worker_mib": largest["worker"] >> 20,
         "load": [round(load, 1), round(load_average(), 1)],
     }  # fmt: skip
@@ -162,7 +163,8 @@ def _row(record: Record) -> tuple[str, ...]:
     return (
         f"{record['size']:,}", f"{record['files']:,}", "all" if record["again"] else "",
         f"{record['first']:.1f}", f"{record['wall']:.0f}", f"{record['cpu']:.0f}",
-        f"{record['rate_first']:.0f}", f"{record['rate_last']:.0f}", str(record["command_mib"]), str(record["worker_mib"]),
+        f"{record['rate_first']:.0f}", f"{record['rate_last']:.0f}",
+        str(record["command_mib"]), str(record["worker_mib"]),
         " to ".join(map(str, record["load"])),
     )  # fmt: skip
 

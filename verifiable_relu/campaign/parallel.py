@@ -66,19 +66,17 @@ class Local:
     """A worker that is a process of this machine.
 
     Args:
+        worker: the process, which calls ``worker.answer``.
         memory: the bytes that the process may have resident; None for half of the machine's memory.
         bounds: the bytes that bounds may hold at once, where the user says so: the process may have twice as much and
             512 MiB on top of what it has at its start (``most_memory``).
-        threads: the threads of its computations; None for as many as torch takes.
     """
 
-    def __init__(self, memory: int | None = None, bounds: int | None = None, threads: int | None = 1) -> None:
+    def __init__(self, worker: Worker, memory: int | None = None, bounds: int | None = None) -> None:
         self._memory, self._bounds = memory, bounds
         self._started = 0
         self._reading: int | None = None
-        environment = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
-        # A process that is kept between two parts keeps the networks that it has prepared.
-        self._worker = Worker("verifiable_relu.campaign.worker:answer", environment, kept_memory=1.0)
+        self._worker = worker
 
     def answer(self, job: bytes, part: Sequence[Numbered], tell: Callable[[Any], Any]) -> None:
         def heard(message: Any) -> Any:

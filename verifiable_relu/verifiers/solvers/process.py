@@ -140,6 +140,7 @@ class Worker:
         self._kept_memory = kept_memory
         self._process: subprocess.Popen[bytes] | None = None
         self._lifeline = -1
+        self._ready = False
         self._watch: _Watch | None = None
         self._lock = threading.RLock()
         _WORKERS.add(self)
@@ -152,6 +153,13 @@ class Worker:
         """The number of the process, None while there is none."""
         return None if self._process is None else self._process.pid
 
+    def launch(self) -> None:
+        """Start the process, unless there is one, and do not wait until it has imported the function."""
+        with self._lock:
+            if self._process is None:
+                self._ready = False
+                self._launch()
+
     def start(self) -> None:
         """Start the process, unless there is one, and wait until it has imported the function.
 
@@ -162,13 +170,14 @@ class Worker:
             if self._process is not None and self._process.poll() is not None:
                 # It was ended from outside while it had nothing to do, which does no harm.
                 self.stop()
-            if self._process is None:
-                self._launch()
+            self.launch()
+            if not self._ready:
                 with self._limited(self._starting, sys.maxsize):
                     kind, value = self._receive()
                 if kind != "ready":
                     self.stop()
                     raise CallFailed(f"its process does not start: {value}")
+                self._ready = True
 
     def call(
         self,
