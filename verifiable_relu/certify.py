@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, TextIO
 
 from verifiable_relu.certify_options import TIMEOUT, entries, launched, loader, parse, parser, workers
 from verifiable_relu.errors import CallFailed, InputError
-from verifiable_relu.spec.instances import instances
 from verifiable_relu.streams import complain, guarded, own_stdout, write
 from verifiable_relu.watched import Ended, copied, resident
 
@@ -215,6 +214,8 @@ def _many(options: argparse.Namespace, out: TextIO, alone: bool) -> int:
         out: the file for the answers.
         alone: whether a process that is not this one answers even with ``--jobs 1``.
     """
+    from verifiable_relu.spec import instances
+
     listed, count = instances(options.spec)
     jobs = 0 if options.executor is not None else workers(options, count)
     # In this process, exceptions can be raised, and objects given, that do not go from one process to another.
