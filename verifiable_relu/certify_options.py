@@ -6,7 +6,7 @@ import argparse
 import math
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,7 @@ from verifiable_relu.verifiers.registry import methods
 
 if TYPE_CHECKING:
     from verifiable_relu.campaign.inputs import Entry, Loader
+    from verifiable_relu.verifiers.solvers.process import Worker
 
 ABOUT = """Answer properties of neural networks: does some input of the box reach the unsafe set?
 
@@ -166,18 +167,24 @@ def loader(options: argparse.Namespace) -> Loader:
     return Loader(dict(options.network), partial(hardened, lam=lam[0] if len(lam) == 1 else lam or None))
 
 
-def entries(options: argparse.Namespace) -> tuple[Iterator[Entry], int]:
-    """The instances of the folder or list that ``--spec`` names, read as they are asked for, and their number.
+def entries(options: argparse.Namespace, listed: Iterable[tuple[Path, Path | None, float | None]]) -> Iterator[Entry]:
+    """The instances of the folder or list that ``--spec`` names (``spec.instances``), as the options ask for them."""
+    from verifiable_relu.campaign.inputs import Entry
 
-    Raises:
-        InputError: if there are none, or the list cannot be read; the iterator raises it for a bad row.
-    """
-    from verifiable_relu.campaign.inputs import Entry, instances
+    for spec, onnx, limit in listed:
+        yield Entry(spec, options.net or onnx, options.timeout or limit or TIMEOUT)
 
-    listed, count = instances(options.spec)
-    return (
-        Entry(spec, options.net or onnx, options.timeout or limit or TIMEOUT) for spec, onnx, limit in listed
-    ), count
+
+def launched(jobs: int, threads: int | None) -> list[Worker]:
+    """Processes that answer instances, which import torch while this process does."""
+    from verifiable_relu.verifiers.solvers.process import Worker
+
+    environment = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
+    # A process that is kept between two parts keeps the networks that it has prepared.
+    made = [Worker("verifiable_relu.campaign.worker:answer", environment, kept_memory=1.0) for _ in range(jobs)]
+    for worker in made:
+        worker.launch()
+    return made
 
 
 def workers(options: argparse.Namespace, instances: int) -> int:

@@ -21,6 +21,7 @@ from verifiable_relu.campaign import Result, Store
 from verifiable_relu.campaign.inputs import Entry, Loader
 from verifiable_relu.campaign.parallel import Local, Slot, run_parallel
 from verifiable_relu.campaign.worker import Answered, Job, Numbered, answer
+from verifiable_relu.certify_options import launched
 from verifiable_relu.errors import CallFailed, InputError
 from verifiable_relu.network import write_onnx
 from verifiable_relu.network.graph import Network
@@ -181,7 +182,8 @@ def test_a_full_disk_ends_the_campaign(tmp_path: Path, monkeypatch: pytest.Monke
 def test_processes_that_are_killed_or_take_too_much_memory_cost_their_instances_alone(tmp_path: Path) -> None:
     # One worker with four instances or fewer gets them one by one.
     made, log = entries(tmp_path, [5, KILL, 6, FILL]), tmp_path / "log"
-    results = ran(made, Job(Hostile(log), Loader(), memory=600 << 20), [Local(600 << 20)])
+    (worker,) = launched(1, 1)
+    results = ran(made, Job(Hostile(log), Loader(), memory=600 << 20), [Local(worker, 600 << 20)])
     assert answers(results) == [
         ("0", Verdict.UNSAT, Reason.PROVED),
         ("1", Verdict.UNKNOWN, Reason.ERROR),
