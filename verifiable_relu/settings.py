@@ -47,7 +47,9 @@ def _shared() -> dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Any]]:
     }
 
 
-_PRECISE = (torch.backends.mkldnn.matmul, torch.backends.mkldnn.conv, torch.backends.cuda.matmul)
+_ONEDNN: Any = torch.backends.mkldnn
+
+_PRECISE = (_ONEDNN.matmul, _ONEDNN.conv, torch.backends.cuda.matmul)
 """What may compute float32 products in less precision; ``torch.set_float32_matmul_precision`` sets them, too."""
 
 
@@ -84,7 +86,7 @@ def neutral() -> Iterator[None]:
     try:
         with ExitStack() as stack:
             stack.enter_context(_settled(me))
-            stack.enter_context(np.errstate(divide="warn", over="warn", under="ignore", invalid="warn", call=None))
+            stack.enter_context(np.errstate(divide="warn", over="warn", under="ignore", invalid="warn"))
             stack.enter_context(torch.inference_mode(False))
             stack.enter_context(torch.enable_grad())
             for kind in ("cpu", "cuda"):
