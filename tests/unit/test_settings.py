@@ -21,6 +21,7 @@ from torch import nn
 from tests.support.processes import ROOT
 from tests.support.solver_cases import ball, mlp, row
 from verifiable_relu import verify
+from verifiable_relu.api import arguments
 from verifiable_relu.network import Network
 from verifiable_relu.settings import neutral
 from verifiable_relu.spec.property import Property, Query
@@ -150,11 +151,15 @@ def test_a_module_is_read_with_the_default_type_that_its_forward_relies_on() -> 
             x = x * self.one
             return torch.stack([x[:, 0] - torch.tensor(0.1), x[:, 1] * 0], 1)
 
-    images = np.array([[0.1, 0.0]])
-    # 0.1 as a float32 number is larger than 0.1, and as the float64 number that the image has it is equal.
-    assert verify(Tenth(), images, [0], 0)[0].margin != 0
+    def at_tenth() -> float:
+        with neutral():
+            network = arguments.network(Tenth(), (2,))
+            return float(network(torch.tensor([[0.1, 0.0]], dtype=torch.float64))[0, 0])
+
+    # 0.1 as a float32 number is larger than 0.1 as a float64 number, which the input is.
+    assert at_tenth() == 0.1 - float(np.float32(0.1))
     with SETTINGS["float64 by default"]():
-        assert verify(Tenth(), images, [0], 0)[0].margin == 0
+        assert at_tenth() == 0
 
 
 def test_threads_that_overlap_restore_what_was_there_before_the_first() -> None:
