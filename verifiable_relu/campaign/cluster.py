@@ -20,7 +20,7 @@ from uuid import uuid4
 from verifiable_relu.campaign.result import Key, Result
 from verifiable_relu.campaign.store import Store, recall
 from verifiable_relu.campaign.worker import Answered, Numbered, Stage, Wanted, answer
-from verifiable_relu.errors import CallFailed, InputError
+from verifiable_relu.errors import CallFailed, InputError, missing
 
 _BUSY = threading.Lock()
 """Held while this process answers a part."""
@@ -45,7 +45,7 @@ class Cluster:
         try:
             from distributed import Client
         except ModuleNotFoundError:
-            raise InputError("Dask is not installed: pip install 'verifiable-relu[dask]'", place="--executor") from None
+            raise missing("a Dask cluster", "distributed", place="--executor") from None
         try:
             self._client = Client(address.replace("dask://", "tcp://", 1), timeout=patience, set_as_default=False)
         except OSError as error:
