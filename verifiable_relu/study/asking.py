@@ -90,6 +90,10 @@ class Answers:
         """None: instances with an answer are not part of the campaign."""
         return None
 
+    def holds(self, result: Result) -> bool:
+        """True: no answer here is of an earlier run."""
+        return True
+
     def append(self, result: Result, counterexample: str | None) -> None:
         """Write the record of a result, unless the user interrupted the work on it."""
         if result.reason is not Reason.INTERRUPTED:
