@@ -127,7 +127,7 @@ class Environment:
     def _pip(self, *arguments: str, environment: Mapping[str, str] | None = None, output: int | None = None) -> None:
         """Install by pip; what pip says goes to stderr."""
         # Modules are compiled when they are imported: most of what is installed never is.
-        command = [self.programs / "python", "-m", "pip", "install", "-qq", "--no-compile"]
+        command = [str(self.programs / "python"), "-m", "pip", "install", "-qq", "--no-compile"]
         command += ["--disable-pip-version-check", *(("-c", "constraints.txt") if self.pinned else ())]
         to = sys.stderr if output is None else output
         subprocess.run([*command, *arguments], cwd=ROOT, env=environment, check=True, stdout=to, stderr=output)

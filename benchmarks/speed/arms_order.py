@@ -5,7 +5,7 @@
 
 The arms are copies of ``specs/mnist_mlp.onnx``, so that every difference is one of measuring. Each list is asked twice:
 as a campaign asks it, in parts that shrink along the list and share their time evenly; and as a study asks it, each
-question by itself, images in random order and the arms in random order for each image. Seconds are processor time. Tests are over questions that both arms answered.
+question by itself, images in random order and the arms in random order for each image. Seconds are processor time.
 """
 
 from __future__ import annotations

@@ -158,7 +158,7 @@ class Study:
     def ask(self, cells: Sequence[Cell], method: Method) -> None:
         """Ask a method about all balls that it has not answered; every answer is recorded as soon as it is known.
 
-        Each is asked by itself, those of all arms in random order (``asking.shuffled``), so that seconds can be compared.
+        Each is asked by itself, arms in random order (``asking.shuffled``), so that seconds can be compared.
         """
         state = self.state
         entries: list[Ball] = []
