@@ -6,23 +6,32 @@ What the command prints and how it exits is said in its help (``certify_options.
 from __future__ import annotations
 
 import argparse
+import csv
+import io
+import math
 import os
+import pickle
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from verifiable_relu.certify_options import DISPUTED, TIMEOUT, entries, loader, parse, parser, workers
-from verifiable_relu.errors import InputError, printable
+from verifiable_relu.certify_options import DISPUTED, TIMEOUT, entries, launched, loader, parse, parser, workers
+from verifiable_relu.errors import CallFailed, InputError, printable
+from verifiable_relu.files import csv_cell
 from verifiable_relu.streams import complain, guarded, own_stdout, write
+from verifiable_relu.watched import Ended, copied, resident
 
 if TYPE_CHECKING:
     from verifiable_relu.campaign import Case, Result, Store
     from verifiable_relu.campaign.certificates import Certificates
     from verifiable_relu.campaign.console import Watcher
     from verifiable_relu.campaign.inputs import Entry
+    from verifiable_relu.campaign.worker import Job
     from verifiable_relu.verifiers.base import Verifier
+    from verifiable_relu.verifiers.solvers.process import Worker
 
 
 def main(arguments: Sequence[str] | None = None, alone: bool = False) -> int:
@@ -37,10 +46,12 @@ def main(arguments: Sequence[str] | None = None, alone: bool = False) -> int:
 
     def work() -> int:
         out = own_stdout() if alone else sys.stdout
+        if options.check is not None:
+            return _check(options.check, out)
         if options.explain:
             return _explain(options, out)
         many = os.path.isdir(options.spec) or options.spec.suffix == ".csv"
-        return _many(options, out, alone) if many else _one(options, out)
+        return _many(options, out, alone) if many else _one(options, out, alone)
 
     return guarded("certify", work, options.debug)
 
@@ -80,23 +91,73 @@ def _explain(options: argparse.Namespace, out: TextIO) -> int:
     return 0
 
 
-def _one(options: argparse.Namespace, out: TextIO) -> int:
-    """Answer one property file; returns the exit status."""
+def _one(options: argparse.Namespace, out: TextIO, alone: bool) -> int:
+    """Answer one property file; returns the exit status.
+
+    Args:
+        options: the options.
+        out: the file for the answer.
+        alone: whether a copy of this process answers, which is ended with the time limit.
+    """
     start = time.perf_counter()
+    limits = copied() if alone and not options.debug else None
+    if isinstance(limits, Ended):
+        return limits.status if limits.status is not None and limits.status >= 0 else _lost(options, out, limits)
     from verifiable_relu.campaign import run
     from verifiable_relu.campaign.counterexample import assignment
     from verifiable_relu.campaign.inputs import Entry, verifier
-    from verifiable_relu.copies import sharing
+    from verifiable_relu.campaign.worker import GRACE
+    from verifiable_relu.verifiers.copies import sharing
+    from verifiable_relu.verifiers.solvers.process import most_memory
 
     method = verifier(options.method, options.device, options.memory, options.jobs or sharing())
     method, certificates = _certifying(options, method)
+    memory = most_memory(options.worker_memory, options.memory, resident(os.getpid()))
     with _store(options) as store:
-        case = loader(options).case(Entry(options.spec, options.net, options.timeout or TIMEOUT))
+        entry = Entry(options.spec, options.net, options.timeout or TIMEOUT)
+        if limits is not None:
+            limits(entry.timeout + GRACE, memory)
+        case = loader(options).case(entry)
+        if limits is not None:
+            # Certificates come on top of the limit.
+            limits(math.inf if certificates else max(0.0, entry.timeout - case.spent) + GRACE, memory)
         (result,) = run([case], method, store, certificates=certificates)
+    if limits is not None:
+        limits(math.inf, math.inf)
     write([result.answer, *(assignment(result, case.spec) if result.answer == "sat" else ())], out)
     if not options.quiet:
         print("\n".join(_summary(result, case, time.perf_counter() - start)), file=sys.stderr)
     return _status(result)
+
+
+def _lost(options: argparse.Namespace, out: TextIO, ended: Ended) -> int:
+    """Say and record that the process that was to answer one property file has ended; returns the exit status."""
+    late = ended.status is None and not ended.memory
+    answer = "timed-out" if late else "unknown"
+    # This comes before imports, which take longer than the limit allows for.
+    write([answer], out)
+    # The first limit is that of reading.
+    where = "reading its files" if ended.named == 1 else options.method
+    why = "timeout" if late else "memory" if ended.memory else "error"
+    if not options.quiet:
+        print(f"{options.spec}: {answer} ({why} by {where}); its process has ended", file=sys.stderr)
+    if why == "error":
+        _fault(options.spec, where, f"its process ended with the status {ended.status}")
+    if options.out is not None:
+        from verifiable_relu.campaign.inputs import verifier
+        from verifiable_relu.campaign.runner import Late, lost
+        from verifiable_relu.verifiers.copies import sharing
+
+        error = Late(0 if ended.named == 1 else None) if late else MemoryError() if ended.memory else CallFailed(where)
+        method = verifier(options.method, options.device, options.memory, options.jobs or sharing())
+        method, _ = _certifying(options, method)
+        result = lost(str(options.net or ""), str(options.spec), options.timeout or TIMEOUT, method, error)
+        with _store(options) as store:
+            assert store is not None
+            store.append(result)
+            store.enter(0, result)
+            store.tabulate()
+    return 1 if why == "error" else 0
 
 
 def _certifying(options: argparse.Namespace, method: Verifier) -> tuple[Verifier, Certificates | None]:
@@ -107,6 +168,31 @@ def _certifying(options: argparse.Namespace, method: Verifier) -> tuple[Verifier
     from verifiable_relu.verifiers.certifying import recording
 
     return recording(method), Certificates(options.certificates)
+
+
+def _check(folder: Path, out: TextIO) -> int:
+    """Check a folder of certificates; 0 if all are accepted, else 1."""
+    from verifiable_relu.check import BadInput
+    from verifiable_relu.check.folder import check_folder
+
+    lines, accepted = io.StringIO(), True
+    table = csv.writer(lines, lineterminator="\n")
+    try:
+        for name, onnx, vnnlib, status, said in check_folder(folder):
+            accepted &= status == 0
+            table.writerow((csv_cell(name), onnx, vnnlib, "refused" if status else "accepted", said))
+    except BadInput as error:
+        raise InputError(str(error)) from None
+    write(lines.getvalue().splitlines(), out)
+    return 0 if accepted else 1
+
+
+def _travels(job: Job) -> bool:
+    """Whether another process can be given a job: a verifier of somebody's own need not be made for that."""
+    try:
+        return bool(pickle.dumps(job))
+    except (AttributeError, TypeError, pickle.PicklingError):
+        return False
 
 
 def _summary(result: Result, case: Case, elapsed: float) -> Iterator[str]:
@@ -144,18 +230,23 @@ def _many(options: argparse.Namespace, out: TextIO, alone: bool) -> int:
         out: the file for the answers.
         alone: whether a process that is not this one answers even with ``--jobs 1``.
     """
+    from verifiable_relu.spec import instances
+
+    listed, count = instances(options.spec)
+    jobs = 0 if options.executor is not None else workers(options, count)
+    # In this process, exceptions can be raised, and objects given, that do not go from one process to another.
+    here = jobs == 1 and options.worker_memory is None and (options.debug or not alone)
+    started = launched(0 if here else jobs, None if jobs == 1 else 1)
     from verifiable_relu.campaign.console import Watcher
     from verifiable_relu.campaign.inputs import verifier
-    from verifiable_relu.copies import sharing
+    from verifiable_relu.verifiers.copies import sharing
 
-    listed, count = entries(options)
-    jobs = 0 if options.executor is not None else workers(options, count)
     method = verifier(options.method, options.device, options.memory, (options.jobs or sharing()) if jobs == 1 else 1)
     method, _ = _certifying(options, method)
     watcher = Watcher(count, options.quiet, out)
     try:
         with _store(options) as store, watcher:
-            _answer(options, listed, method, jobs, alone, store, watcher)
+            _answer(options, entries(options, listed), method, started, store, watcher)
     except KeyboardInterrupt:
         kept = f"kept in {options.out}; the same command resumes" if options.out else "lost, since --out was not given"
         _say(f"interrupted: {watcher.done} of {count} instances are answered and {kept}")
@@ -178,21 +269,19 @@ def _answer(
     options: argparse.Namespace,
     listed: Iterator[Entry],
     method: Verifier,
-    jobs: int,
-    alone: bool,
+    started: Sequence[Worker],
     store: Store | None,
     watcher: Watcher,
 ) -> None:
-    """Answer a campaign, on as many workers as the options ask for."""
+    """Answer a campaign, on a cluster, in the processes that were started, or in this one."""
     from verifiable_relu.campaign.parallel import Local, run_parallel
     from verifiable_relu.campaign.worker import Job
 
-    threads, memory = None if jobs == 1 else 1, options.worker_memory
+    memory, threads = options.worker_memory, None if len(started) == 1 else 1
     job = Job(method, loader(options), options.certificates, memory, threads=threads, debug=options.debug)
     if options.executor is None:
-        # In this process, exceptions can be raised, and objects given, that do not go from one process to another.
-        here = jobs == 1 and memory is None and (options.debug or not alone)
-        slots = [] if here else [Local(memory, options.memory, threads) for _ in range(jobs)]
+        here = len(started) == 1 and not _travels(job)
+        slots = [] if here else [Local(worker, memory, options.memory) for worker in started]
         run_parallel(listed, job, slots, store, watcher)
         return
     from verifiable_relu.campaign.cluster import Cluster
@@ -216,7 +305,7 @@ def _status(result: Result) -> int:
     return 1 if result.method else 2
 
 
-def _fault(vnnlib: str, method: str, detail: str) -> None:
+def _fault(vnnlib: object, method: str, detail: str) -> None:
     _say(f"{vnnlib}: fault of {method}: {detail}")
 
 

@@ -6,7 +6,7 @@ import argparse
 import math
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,7 @@ from verifiable_relu.verifiers.registry import methods
 
 if TYPE_CHECKING:
     from verifiable_relu.campaign.inputs import Entry, Loader
+    from verifiable_relu.verifiers.solvers.process import Worker
 
 ABOUT = """Answer properties of neural networks: does some input of the box reach the unsafe set?
 
@@ -45,9 +46,7 @@ def parser() -> Parser:
         text=ABOUT,
     )
     asked = made.add_argument_group("what is asked")
-    asked.add_argument(
-        "--spec", type=Path, required=True, metavar="FILE|DIR|CSV", help="the property file, folder or list"
-    )
+    asked.add_argument("--spec", type=Path, metavar="FILE|DIR|CSV", help="the property file, folder or list")
     asked.add_argument("--net", type=Path, metavar="FILE", help="the network, where the property file names none")
     asked.add_argument(
         "--network",
@@ -124,6 +123,9 @@ def parser() -> Parser:
         help="write a certificate of every sat and unsat there, and have it checked by the independent checker "
         "(python -m verifiable_relu.check); a verdict whose certificate is accepted is 'checked'",
     )
+    kept.add_argument(
+        "--check", type=Path, metavar="DIR", help="check the certificates of a folder again, and do nothing else"
+    )
     shown = made.add_argument_group("what is shown")
     shown.add_argument(
         "--explain",
@@ -138,10 +140,12 @@ def parser() -> Parser:
 def parse(made: Parser, arguments: Sequence[str] | None) -> argparse.Namespace:
     """The options of a command line; ends the process with status 2 where they do not go together."""
     options = made.parse_args(arguments)
+    if (options.spec is None) == (options.check is None):
+        made.error("one of --spec and --check is needed")
     if options.method not in methods():
         made.error(f"--method: unknown method '{options.method}'; there are {', '.join(methods())}")
-    if options.explain and options.method != "auto":
-        made.error("--explain needs the method auto")
+    if options.explain and (options.method != "auto" or options.spec is None):
+        made.error("--explain needs --spec and the method auto")
     if options.repair and not options.out:
         made.error("--repair needs --out")
     if options.executor and (options.jobs is not None or options.worker_memory is not None):
@@ -163,18 +167,24 @@ def loader(options: argparse.Namespace) -> Loader:
     return Loader(dict(options.network), partial(hardened, lam=lam[0] if len(lam) == 1 else lam or None))
 
 
-def entries(options: argparse.Namespace) -> tuple[Iterator[Entry], int]:
-    """The instances of the folder or list that ``--spec`` names, read as they are asked for, and their number.
+def entries(options: argparse.Namespace, listed: Iterable[tuple[Path, Path | None, float | None]]) -> Iterator[Entry]:
+    """The instances of the folder or list that ``--spec`` names (``spec.instances``), as the options ask for them."""
+    from verifiable_relu.campaign.inputs import Entry
 
-    Raises:
-        InputError: if there are none, or the list cannot be read; the iterator raises it for a bad row.
-    """
-    from verifiable_relu.campaign.inputs import Entry, instances
+    for spec, onnx, limit in listed:
+        yield Entry(spec, options.net or onnx, options.timeout or limit or TIMEOUT)
 
-    listed, count = instances(options.spec)
-    return (
-        Entry(spec, options.net or onnx, options.timeout or limit or TIMEOUT) for spec, onnx, limit in listed
-    ), count
+
+def launched(jobs: int, threads: int | None) -> list[Worker]:
+    """Processes that answer instances, which import torch while this process does."""
+    from verifiable_relu.verifiers.solvers.process import Worker
+
+    environment = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
+    # A process that is kept between two parts keeps the networks that it has prepared.
+    made = [Worker("verifiable_relu.campaign.worker:answer", environment, kept_memory=1.0) for _ in range(jobs)]
+    for worker in made:
+        worker.launch()
+    return made
 
 
 def workers(options: argparse.Namespace, instances: int) -> int:

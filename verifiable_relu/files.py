@@ -67,7 +67,7 @@ def read_lines(path: Path | str, longest: int) -> Iterator[str]:
         InputError: as :func:`read_text` does, or for a line that is longer.
     """
     with _opened(path) as (stream, _):
-        buffered, number = io.BufferedReader(stream, _CHUNK), 0  # type: ignore[arg-type]
+        buffered, number = io.BufferedReader(stream, _CHUNK), 0
         while line := buffered.readline(longest + 1):
             number += 1
             if len(line) > longest:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from verifiable_relu import __version__
 from verifiable_relu.arguments import Parser, seconds
 from verifiable_relu.errors import InputError
-from verifiable_relu.streams import guarded
+from verifiable_relu.streams import complain, guarded
 
 if TYPE_CHECKING:
     from verifiable_relu.campaign import Result
@@ -221,8 +221,8 @@ def _answer(options: argparse.Namespace, left: Callable[[], float]) -> list[str]
 def _first_version(options: argparse.Namespace, networks: dict[str, Path], left: Callable[[], float]) -> list[str]:
     from verifiable_relu.campaign import run
     from verifiable_relu.campaign.inputs import Entry, Loader, verifier
-    from verifiable_relu.copies import sharing
     from verifiable_relu.files import on_disk
+    from verifiable_relu.verifiers.copies import sharing
 
     if options.net is not None:
         networks = {"": on_disk(options.net)}
@@ -234,6 +234,7 @@ def _first_version(options: argparse.Namespace, networks: dict[str, Path], left:
     spec = case.spec
     assert spec is not None
     (result,) = run([replace(case, timeout=left())], method)
+    _complain(result)
     if result.answer != "sat" or result.witness is None or result.outputs is None:
         return [result.answer]
     values = [*_numbers(result.witness), *(repr(float(v)) for v in result.outputs)]
@@ -245,12 +246,12 @@ def _first_version(options: argparse.Namespace, networks: dict[str, Path], left:
 def _second_version(options: argparse.Namespace, networks: dict[str, Path], left: Callable[[], float]) -> list[str]:
     from verifiable_relu.campaign import Case, run
     from verifiable_relu.campaign.inputs import Loader, believe, verifier
-    from verifiable_relu.copies import sharing
     from verifiable_relu.files import on_disk
     from verifiable_relu.network import Chosen
     from verifiable_relu.network.product import Part, product
     from verifiable_relu.spec import Query
     from verifiable_relu.spec.joined import read_joined
+    from verifiable_relu.verifiers.copies import sharing
 
     method = verifier(options.method, processes=sharing())
     joined = read_joined(options.query)
@@ -274,9 +275,16 @@ def _second_version(options: argparse.Namespace, networks: dict[str, Path], left
     queries = tuple(Query(whole, prop) for prop in joined.properties)
     case = Case(" ".join(map(str, networks.values())), str(options.query), queries, left())
     (result,) = run([case], method)
+    _complain(result)
     if result.answer != "sat" or result.witness is None or result.outputs is None:
         return [result.answer]
     return [result.answer, *_assigned(options, _tensors(joined, result))]
+
+
+def _complain(result: Result) -> None:
+    """Say on stderr if a verdict was claimed and not confirmed, or the program was at fault."""
+    if result.reason in ("unconfirmed", "error"):
+        complain("solver", f"{result.reason} by {result.method}: {result.detail}")
 
 
 def _files(joined: Joined, networks: dict[str, Path]) -> dict[str, Path]:

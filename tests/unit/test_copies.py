@@ -5,12 +5,14 @@ from __future__ import annotations
 import errno
 import itertools
 import math
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import textwrap
 import time
+import warnings
 from collections.abc import Callable
 from multiprocessing import active_children
 from multiprocessing.context import ForkProcess
@@ -19,7 +21,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from verifiable_relu.copies import at_once, most
+from verifiable_relu.verifiers.copies import at_once, most
 
 pytestmark = pytest.mark.skipif(most(2) == 1, reason="processes are copied on Linux alone")
 
@@ -98,6 +100,19 @@ def test_where_no_more_processes_are_allowed_the_shares_that_were_not_done_are_k
     assert not active_children()
 
 
+def test_a_daemonic_process_shares_its_work_too() -> None:
+    def shares() -> list[int | None]:
+        return at_once([lambda _, k=k: k for k in range(3)], unlimited, whole=True)  # type: ignore[misc]
+
+    mine, theirs = multiprocessing.Pipe()
+    process = ForkProcess(target=lambda: theirs.send((shares(), multiprocessing.current_process().daemon)), daemon=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        process.start()
+    assert mine.poll(60) and mine.recv() == ([0, 1, 2], True)
+    process.join()
+
+
 def test_what_fails_in_the_first_process_is_raised_and_ends_the_copies() -> None:
     def sleeps(_: Pause) -> int:
         time.sleep(600)
@@ -167,7 +182,7 @@ def test_the_number_of_threads_is_as_before() -> None:
 def test_copies_end_with_the_process_however_that_ends(tmp_path: Path) -> None:
     program = """
         import os, pathlib, sys, time
-        from verifiable_relu.copies import at_once
+        from verifiable_relu.verifiers.copies import at_once
 
         def waits(pause):
             pathlib.Path(sys.argv[1]).write_text(str(os.getpid()))

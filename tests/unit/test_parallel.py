@@ -21,6 +21,7 @@ from verifiable_relu.campaign import Result, Store
 from verifiable_relu.campaign.inputs import Entry, Loader
 from verifiable_relu.campaign.parallel import Local, Slot, run_parallel
 from verifiable_relu.campaign.worker import Answered, Job, Numbered, answer
+from verifiable_relu.certify_options import launched
 from verifiable_relu.errors import CallFailed, InputError
 from verifiable_relu.network import write_onnx
 from verifiable_relu.network.graph import Network
@@ -194,7 +195,8 @@ def test_a_full_disk_ends_the_campaign(tmp_path: Path, monkeypatch: pytest.Monke
 def test_processes_that_are_killed_or_take_too_much_memory_cost_their_instances_alone(tmp_path: Path) -> None:
     # One worker with four instances or fewer gets them one by one.
     made, log = entries(tmp_path, [5, KILL, 6, FILL]), tmp_path / "log"
-    results = ran(made, Job(Hostile(log), Loader(), memory=600 << 20), [Local(600 << 20)])
+    (worker,) = launched(1, 1)
+    results = ran(made, Job(Hostile(log), Loader(), memory=600 << 20), [Local(worker, 600 << 20)])
     assert answers(results) == [
         ("0", Verdict.UNSAT, Reason.PROVED),
         ("1", Verdict.UNKNOWN, Reason.ERROR),
@@ -330,6 +332,44 @@ def test_a_dask_scheduler_that_is_not_there_is_named() -> None:
 
     with pytest.raises(InputError, match="no Dask scheduler answers"):
         cluster.Cluster("dask://127.0.0.1:9", patience=0.5)
+
+
+@pytest.mark.skipif(find_spec("distributed") is None, reason="needs Dask (distributed)")
+@pytest.mark.parametrize("gone", ["scheduler", "workers"])
+def test_a_cluster_that_is_gone_ends_the_campaign_in_one_line(
+    gone: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is answered before is kept, and the rest is answered by the next campaign."""
+    from distributed import LocalCluster
+
+    from verifiable_relu.campaign import cluster
+
+    monkeypatch.setattr(cluster, "PATIENCE", 1.0)
+    made = entries(tmp_path, [6, 7, 8, 9])
+
+    class Ends(Kept):
+        def result(self, number: int, result: Result, recorded: bool) -> None:
+            if gone == "scheduler":
+                dask.close()
+            else:
+                dask.scale(0)
+
+    def started() -> Any:
+        return LocalCluster(  # type: ignore[no-untyped-call]
+            n_workers=1, threads_per_worker=1, processes=False, dashboard_address=None, protocol="tcp"
+        )
+
+    with started() as dask, Store(tmp_path / "out") as store:
+        address = dask.scheduler_address.replace("tcp://", "dask://")
+        began = time.monotonic()
+        with cluster.Cluster(address, store) as there, pytest.raises(InputError, match=r"any more: .* resumes"):
+            run_parallel(iter(made), Job(Hostile(), Loader()), there.slots, store, Ends())
+        assert time.monotonic() - began < 60 and 1 <= len(store) < 4
+    with started() as dask, Store(tmp_path / "out") as store:
+        address = dask.scheduler_address.replace("tcp://", "dask://")
+        with cluster.Cluster(address, store) as there:
+            results = ran(made, Job(Hostile(), Loader()), there.slots, store)
+        assert answers(results) == all_proved(4) and len(store) == 4
 
 
 def test_a_job_travels() -> None:

@@ -23,7 +23,7 @@ from uuid import uuid4
 
 from verifiable_relu.campaign.result import Key, Result
 from verifiable_relu.campaign.store import Store, recall
-from verifiable_relu.campaign.worker import Answered, Numbered, Stage, Wanted, answer
+from verifiable_relu.campaign.worker import Answered, Limit, Numbered, Stage, Wanted, answer
 from verifiable_relu.errors import CallFailed, InputError, missing
 
 PATIENCE = 15.0
@@ -109,11 +109,12 @@ class Cluster:
         Raises:
             InputError: if it does not within ``PATIENCE`` seconds.
         """
+        scheduler: Any = self._client.scheduler
         end, said = time.monotonic() + PATIENCE, "does not answer any more"
         while True:
             # Dask raises errors of many kinds for what is gone, and waits for ever unless it is told not to.
             with suppress(Exception):
-                if self._client.sync(self._client.scheduler.ncores, callback_timeout=_CALL):
+                if self._client.sync(scheduler.ncores, callback_timeout=_CALL):
                     return
                 said = "has no workers any more"
             if time.monotonic() > end:
@@ -187,7 +188,7 @@ def _answer(job: bytes, part: Sequence[Numbered], folder: str, packed: bytes, to
     said: list[Answered] = []
     base = Path(folder)
 
-    def ask(message: Answered | Wanted | Stage) -> Result | None:
+    def ask(message: Answered | Wanted | Stage | Limit) -> Result | None:
         if isinstance(message, Wanted):
             return recall(known, message.key, message.timeout, message.checked)
         if isinstance(message, Answered):

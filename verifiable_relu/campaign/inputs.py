@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import math
 import operator
-import os
 import pickle
 import time
 from collections import OrderedDict
@@ -20,11 +19,11 @@ import numpy as np
 from verifiable_relu.campaign.result import Result
 from verifiable_relu.campaign.runner import Case, unasked
 from verifiable_relu.errors import InputError
-from verifiable_relu.files import read_lines, read_text
+from verifiable_relu.files import read_text
 from verifiable_relu.network import EVERYTHING, Chosen, Network, compare_at, onnx_bytes, read_onnx
 from verifiable_relu.network.device import require_device
 from verifiable_relu.settings import neutral
-from verifiable_relu.spec import Property, SpecFile, each_instance, find_network, limits, queries, read_vnnlib
+from verifiable_relu.spec import Property, SpecFile, find_network, limits, queries, read_vnnlib
 from verifiable_relu.spec.specfile import stem
 from verifiable_relu.verifiers.base import Verifier
 from verifiable_relu.verifiers.registry import make
@@ -345,32 +344,3 @@ def _bounded(path: Path) -> Iterator[None]:
 
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def instances(path: Path) -> tuple[Iterator[tuple[Path, Path | None, float | None]], int]:
-    """The instances of an ``instances.csv`` or a folder: property file, network's file and time limit in seconds.
-
-    A folder with an ``instances.csv`` has the instances that this table lists; any other folder has one for each
-    property file in it and below it, with None for the network's file and the time limit.
-
-    Args:
-        path: the table or the folder.
-
-    Returns:
-        The instances, which a table is read for as they are asked for, and their number; of a table, that of its lines
-        that are not empty.
-
-    Raises:
-        InputError: if there are no instances, or if the table cannot be read; the iterator raises it for a bad row.
-    """
-    # The methods of Path raise for a name that is too long.
-    table = path / "instances.csv" if os.path.isdir(path) else path
-    if os.path.isfile(table) or not os.path.isdir(path):
-        count = sum(bool(line.strip()) for line in read_lines(table, limits.ROW))
-        if not count:
-            raise InputError("the table lists no instance", path=table)
-        return ((row.vnnlib, row.onnx, row.timeout) for row in each_instance(table)), count
-    found = sorted(file for pattern in ("*.vnnlib", "*.vnnlib.gz") for file in path.rglob(pattern))
-    if not found:
-        raise InputError("there is no property file in or below the folder", path=path)
-    return ((file, None, None) for file in found), len(found)

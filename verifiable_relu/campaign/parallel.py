@@ -22,12 +22,11 @@ from typing import Any, Protocol
 
 from verifiable_relu.campaign.inputs import Entry
 from verifiable_relu.campaign.result import Result, versions
-from verifiable_relu.campaign.runner import QUIET, READING, Observer, Records, keep
+from verifiable_relu.campaign.runner import QUIET, Late, Observer, Records, keep, lost
 from verifiable_relu.campaign.worker import Answered, Job, Limit, Numbered, Stage, Wanted, perform
 from verifiable_relu.errors import CallFailed, InputError, OutOfTime
 from verifiable_relu.files import on_disk
-from verifiable_relu.verifiers.base import Reason, Verdict
-from verifiable_relu.verifiers.solvers.process import Worker, default_memory
+from verifiable_relu.verifiers.solvers.process import Worker, most_memory
 
 _SHARE = 4
 """A part is at most the instances that are drawn, divided by this number and by that of the workers."""
@@ -40,9 +39,6 @@ _PART_BYTES = 16 << 20
 
 _DRAWN = 2 * _PART * _SHARE
 """The instances that are drawn from the list ahead of the answers, for each worker."""
-
-_BEYOND = 512 << 20
-"""The bytes that a process may have resident beyond twice what bounds may hold, and beyond what it has at its start."""
 
 
 class Slot(Protocol):
@@ -66,35 +62,21 @@ class Slot(Protocol):
         """Make ``answer``, which may run in another thread, fail soon."""
 
 
-class Late(Exception):
-    """The time limit has passed within which an instance was to be read, or those that were read to be answered.
-
-    Args:
-        number: the instance that was being read; None if all had been.
-    """
-
-    def __init__(self, number: int | None) -> None:
-        super().__init__(number)
-        self.number = number
-
-
 class Local:
     """A worker that is a process of this machine.
 
     Args:
+        worker: the process, which calls ``worker.answer``.
         memory: the bytes that the process may have resident; None for half of the machine's memory.
         bounds: the bytes that bounds may hold at once, where the user says so: the process may have twice as much and
-            ``_BEYOND`` on top of what it has at its start, and no more.
-        threads: the threads of its computations; None for as many as torch takes.
+            512 MiB on top of what it has at its start (``most_memory``).
     """
 
-    def __init__(self, memory: int | None = None, bounds: int | None = None, threads: int | None = 1) -> None:
+    def __init__(self, worker: Worker, memory: int | None = None, bounds: int | None = None) -> None:
         self._memory, self._bounds = memory, bounds
         self._started = 0
         self._reading: int | None = None
-        environment = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
-        # A process that is kept between two parts keeps the networks that it has prepared.
-        self._worker = Worker("verifiable_relu.campaign.worker:answer", environment, kept_memory=1.0)
+        self._worker = worker
 
     def answer(self, job: bytes, part: Sequence[Numbered], tell: Callable[[Any], Any]) -> None:
         def heard(message: Any) -> Any:
@@ -108,9 +90,7 @@ class Local:
         except OutOfTime:
             raise CallFailed("its process takes too long to start") from None
         self._started = self._started or self._worker.resident
-        memory = default_memory() if self._memory is None else self._memory
-        if self._bounds is not None:
-            memory = min(memory, self._started + 2 * self._bounds + _BEYOND)
+        memory = most_memory(self._memory, self._bounds, self._started)
         try:
             self._worker.call((job, part), memory=memory, converse=heard)
         except OutOfTime:
@@ -341,18 +321,8 @@ class _Campaign:
                 return
             number = left[0] if late is None else late
             entry = self.open[number]
-            reason, detail = Reason.ERROR, str(error)
-            if isinstance(error, MemoryError):
-                reason, detail = Reason.MEMORY, str(error) or "out of memory"
-            elif isinstance(error, Late):
-                reason, detail = Reason.TIMEOUT, "its files were not read in time" if late is not None else "no answer"
-            # Without the digest of the query, the record is no answer for later runs, which ask again.
-            result = Result(
-                str(entry.onnx or ""), str(entry.vnnlib), Verdict.UNKNOWN, reason,
-                self.job.verifier.name if late is None else READING,
-                entry.timeout if isinstance(error, Late) else 0.0, detail=detail,
-                verifier=self.method, timeout=entry.timeout,
-            )  # fmt: skip
+            asked = str(entry.onnx or ""), str(entry.vnnlib), entry.timeout
+            result = lost(*asked, self.job.verifier, Late(None) if late is None and isinstance(error, Late) else error)
             self.keep(Answered(number, result, False))
 
     def end(self) -> None:

@@ -150,6 +150,41 @@ def unasked(onnx: str, vnnlib: str, error: Exception, timeout: float) -> Result:
     return Result(onnx, vnnlib, Verdict.UNKNOWN, Reason.ERROR, method, 0.0, detail=detail, timeout=timeout)
 
 
+class Late(Exception):
+    """The time limit has passed within which an instance was to be read, or those that were read to be answered.
+
+    Args:
+        number: the instance that was being read; None if all had been.
+    """
+
+    def __init__(self, number: int | None) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+def lost(onnx: str, vnnlib: str, timeout: float, verifier: Verifier, error: Exception) -> Result:
+    """The result of an instance whose process was ended, or ended by itself.
+
+    Args:
+        onnx: the network's file, as the user named it.
+        vnnlib: the property file, as the user named it.
+        timeout: the instance's time limit in seconds.
+        verifier: the verifier.
+        error: ``Late``, MemoryError, or how the process ended.
+    """
+    reason, method, seconds, detail = Reason.ERROR, verifier.name, 0.0, str(error)
+    if isinstance(error, MemoryError):
+        reason, detail = Reason.MEMORY, detail or "out of memory"
+    elif isinstance(error, Late):
+        reason, seconds, detail = Reason.TIMEOUT, timeout, "the process did not end within the time limit"
+        if error.number is not None:
+            method, detail = READING, "the files were not read within the time limit"
+    # Without the digest of the query, the record is no answer for later runs, which ask again.
+    return Result(
+        onnx, vnnlib, Verdict.UNKNOWN, reason, method, seconds, detail=detail, verifier=repr(verifier), timeout=timeout
+    )
+
+
 @neutral()
 def run(
     cases: Sequence[Case | Result],

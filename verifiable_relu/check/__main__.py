@@ -43,8 +43,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _folder(folder: Path) -> int:
     """Check all certificates of a folder; the exit status is that of the first that is not accepted."""
     status = 0
-    for path, ended, said in check_folder(folder):
-        print(f"{_line(path)}: {_line(said)}", flush=True)
+    for name, _, spec, ended, said in check_folder(folder):
+        print(f"{_line(name or spec)}: {_line(said)}", flush=True)
         status = status or ended
     return status
 

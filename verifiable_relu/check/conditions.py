@@ -112,8 +112,8 @@ def read_property(text: str, inputs: int, outputs: int) -> list[Disjunct]:
         BadInput: if the file is malformed, declares other variables than the network has, or asks for more than linear
             conditions of Y and bounds of single X.
     """
-    if found := _CONTROL.search(text):
-        raise BadInput(f"the control character U+{ord(found[0]):04X} is not known")
+    if match := _CONTROL.search(text):
+        raise BadInput(f"the control character U+{ord(match[0]):04X} is not known")
     items = _parsed(text)
     later = bool(items) and items[0][:1] in (["vnnlib-version"], ["declare-network"])
     known = {f"X_{i}" for i in range(inputs)} | {f"Y_{i}" for i in range(outputs)}
@@ -197,6 +197,8 @@ def _parsed(text: str) -> list[Any]:
         if word == "(":
             stack.append([])
         elif word != ")":
+            if len(stack) == 1:
+                raise BadInput("a word is outside of brackets")
             stack[-1].append(word)
         elif len(stack) > 1:
             done = stack.pop()

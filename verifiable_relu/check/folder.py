@@ -18,16 +18,16 @@ from verifiable_relu.check.records import require_regular
 
 TABLE = "certificates.csv"
 
-ACCEPTED, REFUSED, UNREAD = 0, 1, 2
-"""The exit statuses of a check."""
+REFUSED, UNREAD = 1, 2
+"""The exit statuses of a check that does not accept."""
 
 
-def check_folder(folder: Path) -> Iterator[tuple[Path, int, str]]:
+def check_folder(folder: Path) -> Iterator[tuple[str, str, str, int, str]]:
     """Check all certificates of a folder, each in a process of its own.
 
     Yields:
-        The certificate, or its property where there is none, the exit status, and what the checker says, in the order
-        of the table; of several lines for a network and a property, the last one counts.
+        The names of the certificate, the network and the property, the exit status, and what the checker says, in the
+        order of the table; of several lines for a network and a property, the last one counts.
 
     Raises:
         BadInput: if there is no table, or a file that is none.
@@ -46,15 +46,12 @@ def check_folder(folder: Path) -> Iterator[tuple[Path, int, str]]:
         for (net, spec), name in rows.items():
             # A name is one of this folder, whatever the table says.
             path = folder / Path(name).name
-            waiting.append((path, spec, pool.submit(_alone, path, net, spec) if name and net and spec else None))
-        for path, spec, future in waiting:
-            if future is not None:
-                yield path, *future.result()
-            elif path == folder:
-                yield Path(spec), REFUSED, "refused: no certificate"
-            else:
-                # The writer of the line was killed, or the disk was full.
-                yield path, REFUSED, "refused: the line of the table is not whole"
+            whole = name and net and spec
+            waiting.append((name, net, spec, pool.submit(_alone, path, net, spec) if whole else None))
+        for name, net, spec, future in waiting:
+            # Of the line that was being written when a run was killed, or the disk was full, the end is missing.
+            missing = REFUSED, "the line of the table is not whole" if name else "no certificate"
+            yield name, net, spec, *(missing if future is None else future.result())
 
 
 def _alone(path: Path, net: str, spec: str) -> tuple[int, str]:
@@ -64,7 +61,8 @@ def _alone(path: Path, net: str, spec: str) -> tuple[int, str]:
         [sys.executable, "-m", "verifiable_relu.check", *files], capture_output=True, errors="replace", check=False
     )
     lines = (ended.stdout or ended.stderr).splitlines() or [f"the checker ended with status {ended.returncode}"]
-    return ended.returncode, lines[-1]
+    # What ends a process from outside has numbers below 0.
+    return ended.returncode if 0 <= ended.returncode <= UNREAD else UNREAD, lines[-1]
 
 
 def _packed(path: str) -> str:

@@ -9,9 +9,9 @@ import numpy as np
 import onnx
 from onnx import TensorProto, numpy_helper
 
-from verifiable_relu.copies import survived
 from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.network.onnx.external import load_external
+from verifiable_relu.trial import survived
 
 OLDEST_IR, NEWEST_IR = 3, onnx.IR_VERSION
 """The versions of the file format that are read."""

@@ -18,7 +18,6 @@ import torch
 
 from verifiable_relu.bounds import MEMORY, Ascent, input_box, neurons, unstable
 from verifiable_relu.bounds.rounding import covers
-from verifiable_relu.copies import most
 from verifiable_relu.errors import OutOfTime
 from verifiable_relu.network.graph import Network
 from verifiable_relu.settings import neutral
@@ -45,6 +44,7 @@ from verifiable_relu.verifiers.base import (
     deadline,
     fault,
 )
+from verifiable_relu.verifiers.copies import most
 from verifiable_relu.verifiers.recording import Recorder, uncertified
 from verifiable_relu.verifiers.root import NONE, Roots, relaxation
 

@@ -6,14 +6,11 @@ would import torch first. It returns what it has found, and ends; it also ends w
 
 from __future__ import annotations
 
-import faulthandler
 import multiprocessing
-import os
 import pickle
 import signal
 import sys
 import threading
-import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -27,9 +24,6 @@ Found = TypeVar("Found")
 
 _PATIENCE = 1.0
 """The seconds after the end of the time limit in which copies may still return a result before they are killed."""
-
-_TRIAL = 120.0
-"""The seconds after which ``survived`` takes work for hanging."""
 
 _ENDING = 5.0
 """The seconds that a copy that has been killed may take to end."""
@@ -86,27 +80,6 @@ def at_once(
             for copy in copies:
                 copy.end()
             torch.set_num_threads(threads)
-
-
-def survived(work: Callable[[], object]) -> bool:
-    """Whether a copy of this process survives some work, whose results and exceptions are lost.
-
-    A library that crashes takes down the copy alone. Where processes cannot be copied, nothing is tried.
-    """
-    if most(2) == 1:
-        return True
-    end = time.monotonic() + _TRIAL
-
-    def tried(_: Callable[[], bool]) -> bool:
-        # What the library, or Python, says of a crash is not for the user.
-        faulthandler.disable()
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-        with suppress(Exception):
-            work()
-        return True
-
-    _, found = at_once([lambda _: True, tried], lambda: end - time.monotonic(), whole=True)
-    return found is True
 
 
 @contextmanager
