@@ -15,6 +15,23 @@ _TOO_LATE = "torch" in sys.modules and "OMP_WAIT_POLICY" not in os.environ
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
+_COPIED: list[int] = []
+"""The processes, from this one's ancestors to itself, that were forked when torch was there."""
+
+
+def copied() -> bool:
+    """Whether this process was forked when torch was there, whose threads OpenMP would wait for, and they are gone."""
+    return bool(_COPIED)
+
+
+def _note() -> None:
+    if "torch" in sys.modules:
+        _COPIED.append(os.getpid())
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_note)
+
 
 @cache
 def relax() -> None:

@@ -7,7 +7,6 @@ door, from Python or from a command, does its work within ``neutral``, which res
 
 from __future__ import annotations
 
-import os
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -17,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from verifiable_relu.openmp import relax
+from verifiable_relu.openmp import copied, relax
 
 
 class _Here(threading.local):
@@ -59,12 +58,7 @@ def _precision(backend: Any) -> tuple[Callable[[], Any], Callable[[Any], Any], A
 
 def _threads() -> int:
     """The threads of torch: one where the threads that there were may be gone, or do not round as this one will."""
-    forked = os.getpid() != _PARENT
-    return 1 if forked or _flushes() else torch.get_num_threads()
-
-
-_PARENT = os.getpid()
-"""The process that has imported this module: after a fork, OpenMP waits for ever for threads that were not copied."""
+    return 1 if copied() or _flushes() else torch.get_num_threads()
 
 
 def _flushes() -> bool:

@@ -156,7 +156,10 @@ class Study:
         self.pool.perform(tasks, keep)
 
     def ask(self, cells: Sequence[Cell], method: Method) -> None:
-        """Ask a method about all balls that it has not answered; every answer is recorded as soon as it is known."""
+        """Ask a method about all balls that it has not answered; every answer is recorded as soon as it is known.
+
+        Each is asked by itself, arms in random order (``asking.shuffled``), so that seconds can be compared.
+        """
         state = self.state
         entries: list[Ball] = []
         about: dict[tuple[str, str], dict[str, Any]] = {}
@@ -174,7 +177,8 @@ class Study:
         if not entries:
             return
         job, keeper = Job(make(method.name), Balls(), clock=processor_seconds), Answers(self.records, about)
-        run_parallel(entries, job, self.pool.slots, keeper)
+        order = asking.shuffled(entries, f"{cells[0].options.seed} {method.name}")
+        run_parallel(order, job, self.pool.slots, keeper, alone=True)
         counted = Counter(result.answer for result in keeper.results)
         told = ", ".join(f"{count} {answer}" for answer, count in sorted(counted.items()))
         spent = sum(result.seconds for result in keeper.results)

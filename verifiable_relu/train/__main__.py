@@ -86,7 +86,7 @@ def parser() -> argparse.ArgumentParser:
         "--tensorboard",
         type=Path,
         metavar="DIR",
-        help="write curves for TensorBoard there (pip install 'verifiable-relu[tensorboard]')",
+        help="write curves for TensorBoard there (needs tensorboard)",
     )
     made.add_argument("--out", type=Path, required=True, help="the ONNX file to write; its record goes beside it")
     add_debug(made)
