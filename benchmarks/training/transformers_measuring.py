@@ -19,11 +19,11 @@ from verifiable_relu import harden
 from verifiable_relu.bounds import Bounds
 from verifiable_relu.bounds.change import substitution_change
 from verifiable_relu.data import load
-from verifiable_relu.hardening.batches import loader, loss
 from verifiable_relu.hardening.loop import Hardened
 from verifiable_relu.network import Network, from_torch
 from verifiable_relu.nn import HardnessGate, LambdaGELU
 from verifiable_relu.study.records import Record
+from verifiable_relu.train.batches import loader, loss
 from verifiable_relu.train.optimizer import make_optimizer, set_rates
 from verifiable_relu.train.options import Options
 from verifiable_relu.train.schedule import learning_rate
