@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from benchmarks.common.measures import by_setting, learned, stored_options
-from benchmarks.common.runs import setting
+from benchmarks.common.measures import by_setting, learned, setting, stored_options
 from benchmarks.training.ablation_settings import BASE, EPS, STUDIES
 from verifiable_relu.report.estimate import estimate
 from verifiable_relu.report.markdown import Page

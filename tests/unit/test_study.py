@@ -114,6 +114,20 @@ def test_cells_are_all_combinations_seed_by_seed_with_names_of_their_own(tmp_pat
     assert suite.setting("two").methods == ("crown",) and suite.setting("one").methods == ("crown", "auto")
 
 
+def test_a_claim_names_another_network_by_what_both_have(tmp_path: Path) -> None:
+    beside = SUITE.replace('measure = "certified"\neps = "1/50"\nmethod = "auto"', 'measure = "clean"')
+    (claim,) = read(written(tmp_path, beside.replace('against = "gelu-swap-finetune"', 'against = "relu"') +
+                            'against_network = "two"\n')).claims  # fmt: skip
+    assert (claim.network, claim.against_network, claim.against) == ("one", "two", "relu")
+    for text, said in (
+        (beside + 'against_network = "three"\n', "'three' is none of one, two"),
+        (beside + 'against_network = "two"\n', "'gelu-swap-finetune' is none of relu"),
+        (SUITE.replace('"gelu-swap-finetune"\nobjective', '"relu"\nobjective') + 'against_network = "two"\n', "eps: "),
+    ):
+        with pytest.raises(InputError, match=said):
+            read(written(tmp_path, text))
+
+
 WRONG = (
     ("seeds = 2\n", "seeds = 2\nsedes = 3\n", 6, "unknown key 'sedes'"),
     ("epochs = 8", "epochz = 8", 9, "'epochz' is no option of a training"),

@@ -71,6 +71,20 @@ def test_a_planted_effect_is_shown_and_chance_is_not() -> None:
     assert "**not shown**" in said[1]
 
 
+def test_a_claim_can_compare_with_another_network() -> None:
+    def shifted(arm: str, seed: int) -> int:
+        return 4 + seed % 2
+
+    there = study_of(planted, 6, claim("beside", against="lambda-gelu", against_network="other"))
+    other = [{**deepcopy(record), "network": "other", "cell": f"other {record['cell']}"} for record in
+             study_of(shifted, 6) if record["kind"] != "suite"]  # fmt: skip
+    found = outcome([*there, *other], "beside")
+    assert found.first == pytest.approx(15.5 / 20) and found.second == pytest.approx(4.5 / 20)
+    assert found.reading == "shown" and "against lambda-gelu, other 22.50%" in findings([found])[0]
+    (row,) = rows(accuracy_tables.claim_table([found]))
+    assert row["against"] == "lambda-gelu, other" and row["network"] == "net"
+
+
 def test_what_is_shown_against_the_expectation_is_said_so() -> None:
     records = study_of(planted, 6, claim("fewer", expected="fewer"), claim("same", expected="no difference"))
     assert outcome(records, "fewer").reading == outcome(records, "same").reading == "refuted: more"

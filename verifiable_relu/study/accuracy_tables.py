@@ -7,7 +7,7 @@ from itertools import product
 
 from verifiable_relu.report.table import Cell as Value
 from verifiable_relu.report.table import Table
-from verifiable_relu.study.claims import Outcome
+from verifiable_relu.study.claims import Outcome, other
 from verifiable_relu.study.joined import Cell, Setting, Study, proves
 from verifiable_relu.study.numbers import difference, mean, result, share, unstable
 from verifiable_relu.study.pareto import fronts, undominated
@@ -51,7 +51,7 @@ def claim_table(found: Sequence[Outcome]) -> Table:
         claim, images = each.claim, each.images
         rows.append(
             (
-                *(claim["name"], claim["network"], claim["objective"], claim["weight"], claim["arm"], claim["against"]),
+                *(claim["name"], claim["network"], claim["objective"], claim["weight"], claim["arm"], other(claim)),
                 *(claim["measure"], claim["eps"], claim["method"], claim["expected"]),
                 *(each.first, each.second, each.difference, each.seeds.n, each.seeds.effect, each.seeds.p),
                 *((None, None, None) if images is None else (images.n, images.effect, images.p)),

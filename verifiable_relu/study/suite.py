@@ -96,6 +96,7 @@ class Claim:
         network: the name of the setting.
         arm: the variant that the claim is about.
         against: the variant with which it is compared.
+        against_network: the setting of that variant; empty for the same setting.
         objective: the name of the objective.
         weight: the weight of the objective.
         measure: one of ``outcomes.CLAIMED``.
@@ -115,6 +116,7 @@ class Claim:
     eps: str
     method: str
     expected: str
+    against_network: str = ""
 
 
 @dataclass(frozen=True)
@@ -261,18 +263,23 @@ def _claim(table: Table, settings: list[Setting], objectives: list[Objective]) -
     name, says = table.take("name", _name), table.take("says", text)
     network = table.take("network", one_of([each.name for each in settings]))
     setting = next(each for each in settings if each.name == network)
-    arm, against = table.take("arm", one_of(setting.arms)), table.take("against", one_of(setting.arms))
+    beside = table.take("against_network", one_of([each.name for each in settings]), network)
+    other = next(each for each in settings if each.name == beside)
+    arm, against = table.take("arm", one_of(setting.arms)), table.take("against", one_of(other.arms))
+    shared = tuple(each for each in setting.eps if each in other.eps)
+    asked = tuple(each for each in setting.methods if each in other.methods)
     aim = table.take("objective", one_of([each.name for each in objectives]), objectives[0].name)
     weights = next(each for each in objectives if each.name == aim).weights
     weight = table.take("weight", number, weights[0])
     if weight not in weights:
         raise table.error(f"the objective '{aim}' has no weight {weight:g}", "weight")
     measure = table.take("measure", one_of(tuple(CLAIMED)))
-    eps = table.take("eps", one_of(setting.eps)) if "eps" in CLAIMED[measure] else ""
-    method = table.take("method", one_of(setting.methods)) if "method" in CLAIMED[measure] else ""
+    eps = table.take("eps", one_of(shared)) if "eps" in CLAIMED[measure] else ""
+    method = table.take("method", one_of(asked)) if "method" in CLAIMED[measure] else ""
     expected = table.take("expected", one_of(EXPECTED))
     table.done()
-    return Claim(name, says, network, arm, against, aim, weight, measure, eps, method, expected)
+    named = "" if beside == network else beside
+    return Claim(name, says, network, arm, against, aim, weight, measure, eps, method, expected, named)
 
 
 def _options(setting: Setting, objective: Objective, weight: float, arm: str, seed: int) -> Options:
