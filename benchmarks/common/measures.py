@@ -13,9 +13,9 @@ from typing import Any
 from verifiable_relu.errors import InputError
 from verifiable_relu.report.estimate import Estimate, estimate
 from verifiable_relu.report.table import Cell, Table
+from verifiable_relu.study.cells import architecture, place, variant_name
 from verifiable_relu.study.outcomes import early, run_drift
 from verifiable_relu.study.records import Record, of
-from verifiable_relu.study.variants import architecture, place, variant_name
 from verifiable_relu.train.options import Options
 
 Column = Callable[[Sequence[Record]], Cell]

@@ -35,8 +35,8 @@ from verifiable_relu.report.estimate import Estimate
 from verifiable_relu.report.markdown import Page
 from verifiable_relu.report.radius import spelled
 from verifiable_relu.report.table import Table
+from verifiable_relu.study.cells import VARIANTS
 from verifiable_relu.study.records import Record, notes
-from verifiable_relu.study.variants import VARIANTS
 
 SWAP: dict[str, Column] = {
     "clean": result("clean"),

@@ -23,8 +23,8 @@ from verifiable_relu.errors import InputError
 from verifiable_relu.report.estimate import Estimate, estimate
 from verifiable_relu.report.markdown import Page
 from verifiable_relu.report.table import Table
+from verifiable_relu.study.cells import architecture
 from verifiable_relu.study.records import Record, notes, of
-from verifiable_relu.study.variants import architecture
 
 EPS = {"stability": "0.02", "certified": "0.1"}
 """The radius that is asked about in each part."""

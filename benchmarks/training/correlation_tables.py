@@ -13,10 +13,10 @@ from benchmarks.training.ablation_settings import BASE, EPS, STUDIES
 from verifiable_relu.report.estimate import estimate
 from verifiable_relu.report.markdown import Page
 from verifiable_relu.report.table import Table
+from verifiable_relu.study.cells import VARIANTS
 from verifiable_relu.study.outcomes import early, run_drift
-from verifiable_relu.study.ranks import RESAMPLES, agreement, rank
 from verifiable_relu.study.records import Record
-from verifiable_relu.study.variants import VARIANTS
+from verifiable_relu.study.statistics import RESAMPLES, agreement, rank
 from verifiable_relu.train.arms import ARMS
 
 Row = list[Any]

@@ -12,7 +12,7 @@ from benchmarks.common.measures import by_setting, correlation, drift, early_oui
 from benchmarks.training import arms
 from verifiable_relu.errors import InputError
 from verifiable_relu.report.estimate import estimate
-from verifiable_relu.study import variants
+from verifiable_relu.study import cells
 from verifiable_relu.train.options import Options
 
 BASE = Options("blobs", hidden=(5,), epochs=3, batch=20, eps=0.01)
@@ -26,7 +26,7 @@ def test_networks_in_words() -> None:
         "CNN3": {"model": "cnn3"},
         "ResNet, width 0.5": {"model": "resnet", "width": 0.5},
     }
-    found = [variants.architecture(vars(Options("mnist", **options))) for options in named.values()]
+    found = [cells.architecture(vars(Options("mnist", **options))) for options in named.values()]
     assert found == list(named)
 
 

@@ -19,12 +19,11 @@ from verifiable_relu.network import read_onnx
 from verifiable_relu.spec import read_vnnlib
 from verifiable_relu.study import asking
 from verifiable_relu.study.__main__ import main
-from verifiable_relu.study.answers import each, gathered, question
 from verifiable_relu.study.cells import Places
 from verifiable_relu.study.pool import executed
 from verifiable_relu.study.records import Records
-from verifiable_relu.study.runner import Study
-from verifiable_relu.study.state import State
+from verifiable_relu.study.runner import Runner
+from verifiable_relu.study.state import State, each, gathered, question
 from verifiable_relu.study.suite import SHIPPED, find, read
 from verifiable_relu.study.training import Training, images_of
 from verifiable_relu.verifiers.registry import make, methods
@@ -245,7 +244,7 @@ def test_a_study_that_is_killed_goes_on_without_losing_or_repeating_anything(
 
     # It goes on elsewhere, over an executor.
     with Records(places.folder) as records, ThreadPoolExecutor(1) as executor:
-        Study(suite, places, records, executed(executor, 1), lambda line: None).run()
+        Runner(suite, places, records, executed(executor, 1), lambda line: None).run()
     after = [record for record in lines(places.folder) if record["kind"] != "note"]
     known = [record for record in before if record["kind"] != "answer"]
     assert after[: len(known)] == known

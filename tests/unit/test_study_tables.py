@@ -17,11 +17,11 @@ from tests.support.study import ARMS, EPS, LIMIT, METHODS, Record, claim, failed
 from verifiable_relu.report.estimate import Interval
 from verifiable_relu.report.table import Table
 from verifiable_relu.study import accuracy_tables, figures, network_tables, tables, time_tables
+from verifiable_relu.study.accuracy_tables import Point, fronts, undominated
 from verifiable_relu.study.claims import Outcome, findings, outcomes
 from verifiable_relu.study.joined import Setting, joined
+from verifiable_relu.study.network_tables import precision_at, screening_table
 from verifiable_relu.study.outcomes import CLAIMED, NUMBERS, number
-from verifiable_relu.study.pareto import Point, fronts, undominated
-from verifiable_relu.study.screening import precision_at, screening_table
 
 ALL = range(20)
 

@@ -23,7 +23,7 @@ _HEADER = re.compile(r"\s*(\[\[?)\s*([^\[\]]+?)\s*\]\]?\s*(#.*)?$")
 _KEY = re.compile(r"\s*([A-Za-z0-9_\-.\"' ]+?)\s*=")
 
 
-class Table:
+class Keys:
     """A table of a TOML file, of which each key is taken once.
 
     Args:
@@ -45,7 +45,7 @@ class Table:
         self._place = place
 
     @classmethod
-    def read(cls, path: Path) -> Table:
+    def read(cls, path: Path) -> Keys:
         """The table that a file holds.
 
         Raises:
@@ -98,23 +98,23 @@ class Table:
         except ValueError as error:
             raise self.error(f"{key}: {error}", key) from None
 
-    def table(self, key: str) -> Table:
+    def table(self, key: str) -> Keys:
         """The table that a key names; an empty one where there is none.
 
         Raises:
             InputError: if the value of the key is no table.
         """
         values: dict[str, Any] = self.take(key, _dict, {})
-        return Table(self._path, self._text, values, (*self._place, key))
+        return Keys(self._path, self._text, values, (*self._place, key))
 
-    def tables(self, key: str) -> list[Table]:
+    def tables(self, key: str) -> list[Keys]:
         """The tables of an array of tables; none where the key is missing.
 
         Raises:
             InputError: if the value of the key is no array of tables.
         """
         found: list[Any] = self.take(key, _list, [])
-        return [Table(self._path, self._text, self._dict_of(each, key), (*self._place, key, i)) for i, each in
+        return [Keys(self._path, self._text, self._dict_of(each, key), (*self._place, key, i)) for i, each in
                 enumerate(found)]  # fmt: skip
 
     def done(self) -> None:

@@ -19,17 +19,7 @@ from torch import Tensor, nn
 from verifiable_relu import nn as smooth
 from verifiable_relu.data import Dataset
 from verifiable_relu.errors import InputError
-from verifiable_relu.nn import (
-    HardnessGate,
-    Normalize,
-    cnn,
-    cnn3,
-    cnn5,
-    cnn7,
-    mlp,
-    resnet,
-    substitute_relu,
-)
+from verifiable_relu.nn import HardnessGate, Normalize, cnn, fixed, mlp, substitute_relu
 from verifiable_relu.train import checkpoint, losses, schedule
 from verifiable_relu.train.arms import ARMS
 from verifiable_relu.train.augment import augment
@@ -151,8 +141,7 @@ def _network(options: Options, data: Dataset) -> nn.Sequential:
         case "cnn":
             return cnn(shape, options.channels, options.hidden, data.classes, make, normalize)
         case _:
-            fixed = {"cnn3": cnn3, "cnn5": cnn5, "cnn7": cnn7, "resnet": resnet}
-            return fixed[options.model](shape, data.classes, make, normalize, options.width)
+            return fixed(options.model, shape, data.classes, make, normalize, options.width)
 
 
 def train(
