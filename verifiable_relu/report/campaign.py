@@ -9,12 +9,10 @@ from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 
-from markupsafe import Markup
-
 from verifiable_relu.campaign.result import Result
 from verifiable_relu.report.palette import ANSWERS
 from verifiable_relu.report.radius import radius, spelled
-from verifiable_relu.report.svg import Axis, Series, chart
+from verifiable_relu.report.svg import Axis, Chart, Series
 from verifiable_relu.report.table import Table
 
 
@@ -92,7 +90,7 @@ def stages(results: Sequence[Result]) -> Table:
     return Table(("stage", "instances", "seconds in all", "most for one, seconds"), rows, caption="Where the time went")
 
 
-def cactus(results: Sequence[Result]) -> Markup | None:
+def cactus(results: Sequence[Result]) -> Chart | None:
     """The number of instances decided within so many seconds each; None where nothing is decided."""
     names = verifier_names(results)
     lines: dict[str, list[Result]] = {}
@@ -110,7 +108,7 @@ def cactus(results: Sequence[Result]) -> Markup | None:
     total = max(Counter(names[result.verifier] for result in results).values())
     seconds = [point[1] for one in series for point in one.points]
     about = "; ".join(f"{name}: {len(members)} decided" for name, members in lines.items())
-    return chart(
+    return Chart(
         "Instances decided within a time limit",
         f"Of {total} instances, {about}.",
         series,
@@ -119,7 +117,7 @@ def cactus(results: Sequence[Result]) -> Markup | None:
     )
 
 
-def margins(results: Sequence[Result]) -> Markup | None:
+def margins(results: Sequence[Result]) -> Chart | None:
     """The margins in ascending order, those of one answer with one marker; None where there are none."""
     known = sorted(
         (result for result in results if result.margin is not None and math.isfinite(result.margin)),
@@ -134,7 +132,7 @@ def margins(results: Sequence[Result]) -> Markup | None:
             points = [(number + 1.0, result.margin or 0.0) for number, result in mine]
             tips = [f"{Path(result.vnnlib).name}: {result.margin:.4g}" for _, result in mine]
             series.append(Series(name, points, False, tips, answer_style(answer)))
-    return chart(
+    return Chart(
         "Margins of all instances",
         f"{len(known)} margins from {known[0].margin:.3g} to {known[-1].margin:.3g}: proven lower bounds for what is "
         "verified or undecided, and the margin at the counterexample for what is violated.",
@@ -170,7 +168,7 @@ def at_radii(results: Sequence[Result]) -> list[AtRadius]:
     ]
 
 
-def certified(rows: Sequence[AtRadius]) -> Markup | None:
+def certified(rows: Sequence[AtRadius]) -> Chart | None:
     """The share of instances that is verified against ε, and the share that is not violated.
 
     Networks of which every instance has a radius of its own have no such share. None for less than two radii.
@@ -189,7 +187,7 @@ def certified(rows: Sequence[AtRadius]) -> Markup | None:
         for what, share in (("verified", _verified), ("not violated", _not_violated)):
             points = [(float(row.eps), share(row)) for row in members]
             series.append(Series(f"{name}: {what}", points, True, (), style, what != "verified"))
-    return chart(
+    return Chart(
         "Certified accuracy against the radius",
         "The share of the instances of each radius that is verified, and the share for which no counterexample was "
         "found; the exact share lies between the two.",

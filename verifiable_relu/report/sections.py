@@ -94,7 +94,7 @@ def of_results(results: Sequence[Result], pictures: int) -> Found:
             campaign.certified(at_radii),
         ),
     ]
-    drawn = [(caption, chart) for caption, chart in charts if chart is not None]
+    drawn = [(caption, chart.svg()) for caption, chart in charts if chart is not None]
     tables = [campaign.stages(results), *([campaign.radii_table(at_radii)] if at_radii else [])]
     sections.append(Section("measures", "Time, margins and radii", charts=drawn, tables=tables))
     violated = [result for result in results if result.counterexample is not None]
@@ -111,7 +111,9 @@ def of_results(results: Sequence[Result], pictures: int) -> Found:
 def of_training(record: training.Record) -> Found:
     """The page of a training's record."""
     sections = [
-        Section("curves", "Curves", charts=list(training.charts(record))),
+        Section(
+            "curves", "Curves", charts=[(training.CAPTIONS[k], c.svg()) for k, c in training.charts(record).items()]
+        ),
         Section("results", "Results", tables=[training.results(record)]),
         Section("options", "Options", tables=[training.options(record)], filter=True),
         Section("made-with", "Made with", facts={name: str(v) for name, v in record.get("versions", {}).items()}),
