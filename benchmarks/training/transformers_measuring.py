@@ -37,7 +37,8 @@ RADII = (0.01, 0.1)
 """The radii of these boxes."""
 
 SAMPLES = 20
-"""Random points in each box at which the change is measured, half of them corners; so many times ``TOKENS`` in one."""
+"""Random points in each box at which the change is measured, half of them corners; ``TOKENS`` times as many
+where there is one box."""
 
 WHOLE = 5
 """Test images around which the change of the whole network is bounded."""

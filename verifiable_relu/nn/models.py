@@ -22,7 +22,7 @@ class Normalize(nn.Module):
 
     Attributes:
         mean: a float32 buffer, shaped () for one number and (channels, 1, 1) for several.
-        std: likewise.
+        std: a float32 buffer of the shape of ``mean`` or of a single number.
 
     Raises:
         ValueError: if ``std`` is not positive and finite, or ``mean`` not finite.

@@ -91,7 +91,7 @@ def stages(results: Sequence[Result]) -> Table:
 
 
 def cactus(results: Sequence[Result]) -> Chart | None:
-    """The number of instances decided within so many seconds each; None where nothing is decided."""
+    """The number of instances that are decided within a time limit each; None where nothing is decided."""
     names = verifier_names(results)
     lines: dict[str, list[Result]] = {}
     for result in results:
@@ -171,7 +171,7 @@ def at_radii(results: Sequence[Result]) -> list[AtRadius]:
 def certified(rows: Sequence[AtRadius]) -> Chart | None:
     """The share of instances that is verified against ε, and the share that is not violated.
 
-    Networks of which every instance has a radius of its own have no such share. None for less than two radii.
+    Networks whose instances all have different radii have no such share. None for less than two radii.
     """
     lines: dict[tuple[str, str], list[AtRadius]] = {}
     for row in rows:

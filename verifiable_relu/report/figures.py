@@ -128,7 +128,10 @@ def _figure(charts: Sequence[Chart], width: float, height: float) -> Figure:
         below: list[float] = []
         for one in chart.series:
             xs, ys = ([point[i] for point in one.points] for i in (0, 1))
-            look = {"color": COLOURS[one.style % len(COLOURS)], "marker": MARKERS[one.style % len(MARKERS)]}
+            look: dict[str, Any] = {
+                "color": COLOURS[one.style % len(COLOURS)],
+                "marker": MARKERS[one.style % len(MARKERS)],
+            }
             if one.hollow:
                 # What is true lies between the series and the one before.
                 axes.fill_between(xs, below, ys, color=look["color"], alpha=0.15, lw=0)

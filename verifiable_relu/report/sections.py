@@ -83,7 +83,10 @@ def of_results(results: Sequence[Result], pictures: int) -> Found:
     ]
     at_radii = campaign.at_radii(results)
     charts = [
-        ("Instances decided within so many seconds each; further right and lower is better.", campaign.cactus(results)),
+        (
+            "Instances that are decided within a number of seconds each; further right and lower is better.",
+            campaign.cactus(results),
+        ),
         (
             "Margins: proven lower bounds, and the margin at counterexamples, which is at most 0.",
             campaign.margins(results),

@@ -19,8 +19,8 @@ _MOST = 1e150
 """The largest number that an axis shows; larger ones are drawn at its end."""
 
 _FAR, _WIDEST = 100, 1e6
-"""An axis about 0 is logarithmic if half of its values are so many times less than the largest; it then reaches down to
-the largest divided by the second number at the least."""
+"""An axis about 0 is logarithmic if half of its values are less than the largest divided by the first number. It then
+reaches down to the largest divided by the second number at the least."""
 
 COLOURS = 8
 """The number of colours that the page's style sheet has."""
@@ -96,7 +96,7 @@ class Axis:
 
     @staticmethod
     def over(label: str, values: Sequence[float], log: bool = False, percent: bool = False) -> Axis:
-        """The axis that has room for all values, of which a logarithmic one takes the positive ones."""
+        """The axis that has room for all values, a logarithmic one for all positive values."""
         held = [max(-_MOST, min(v, _MOST)) for v in values if math.isfinite(v) and (v > 0 or not log)]
         low, high = min(held, default=1.0 if log else 0.0), max(held, default=1.0)
         if log:

@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from verifiable_relu.report.estimate import Interval
-from verifiable_relu.study.joined import Cell, Record, Setting, Study
+from verifiable_relu.study.joined import Cell, Setting, Study
 from verifiable_relu.study.numbers import result, unstable
+from verifiable_relu.study.records import Record
 from verifiable_relu.study.statistics import Paired, by_seed, holm, interval, mcnemar, wilcoxon
 
 LEVEL = 0.05

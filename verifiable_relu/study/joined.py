@@ -8,12 +8,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from verifiable_relu.study.records import Record
 from verifiable_relu.study.state import State
 from verifiable_relu.study.statistics import par2
 from verifiable_relu.train.arms import ARMS
 from verifiable_relu.verifiers.registry import METHODS
-
-Record = Mapping[str, Any]
 
 
 class Setting(NamedTuple):
@@ -57,7 +56,7 @@ class Cell:
 
     @property
     def setting(self) -> Setting:
-        """The setting of which the network is one seed."""
+        """The setting whose seed the network is."""
         return Setting(*(self.training[name] for name in Setting._fields))
 
     @property
@@ -190,7 +189,7 @@ class Study:
         return list(dict.fromkeys(setting.arm for setting in self.settings if setting.network == network))
 
     def hardened(self, arm: str) -> bool:
-        """Whether an arm trains an activation with a hardness λ; False for one of which nothing was trained."""
+        """Whether an arm trains an activation with a hardness λ; False for an arm without a training."""
         trained = next((cell.training["options"]["arm"] for cell in self.cells if cell.setting.arm == arm), None)
         return trained is not None and ARMS[trained].hardness != "none"
 

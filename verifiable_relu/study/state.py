@@ -121,8 +121,8 @@ class State:
     notes: list[Record] = field(default_factory=list)
 
     @classmethod
-    def of(cls, records: Iterable[Mapping[str, Any]]) -> State:
-        """The state that records describe, of which a later one replaces an earlier one about the same."""
+    def of(cls, records: Iterable[Record]) -> State:
+        """The state that records describe; a later record replaces an earlier one about the same."""
         state = cls()
         for record in records:
             match record["kind"]:
@@ -162,7 +162,7 @@ class State:
 
         Args:
             cell: the cell.
-            count: the number of images of which those are taken that the network classifies rightly.
+            count: the number of images from which those are taken that the network classifies rightly.
         """
         record = self.images.get(cell.name)
         return None if record is None or record["asked"] != count else list(record["right"])

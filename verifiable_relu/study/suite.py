@@ -299,7 +299,7 @@ def _check_options(setting: Architecture, objective: Objective, tables: Sequence
     Args:
         setting: the setting.
         objective: the objective.
-        tables: the tables of options, of which the first one that has an option decides on it.
+        tables: the tables of options; the first one that has an option decides on it.
 
     Raises:
         InputError: for options with which no network can be trained.

@@ -24,7 +24,7 @@ _KEY = re.compile(r"\s*([A-Za-z0-9_\-.\"' ]+?)\s*=")
 
 
 class Keys:
-    """A table of a TOML file, of which each key is taken once.
+    """A table of a TOML file; each key is taken once.
 
     Args:
         path: the file.
