@@ -6,7 +6,7 @@ import argparse
 import math
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,8 +24,11 @@ ABOUT = """Answer properties of neural networks: does some input of the box reac
 For a property file, the first line of stdout is sat (there is a counterexample, which follows), unsat (there is none:
 verified), unknown or timed-out. For a folder or an instances.csv, stdout has a line onnx,vnnlib,answer,seconds for
 each instance as soon as it is answered. Exit status: 0 for every verdict, 2 for bad input, 1 for a fault of the
-program, 130 if interrupted.
+program, 130 if interrupted, 3 if the checker refuses the certificate of a verdict, which then is unknown.
 """
+
+DISPUTED = 3
+"""The exit status where verifier and checker disagree."""
 
 TIMEOUT = 60.0
 """The time limit of an instance in seconds, where nothing else says one."""
@@ -42,7 +45,9 @@ def parser() -> Parser:
         text=ABOUT,
     )
     asked = made.add_argument_group("what is asked")
-    asked.add_argument("--spec", type=Path, metavar="FILE|DIR|CSV", help="the property file, folder or list")
+    asked.add_argument(
+        "--spec", type=Path, required=True, metavar="FILE|DIR|CSV", help="the property file, folder or list"
+    )
     asked.add_argument("--net", type=Path, metavar="FILE", help="the network, where the property file names none")
     asked.add_argument(
         "--network",
@@ -83,7 +88,7 @@ def parser() -> Parser:
         type=_count,
         metavar="N",
         help="the processes that answer instances of a folder or list, each with one thread, or that share the search "
-        "for the answer of a single property (default: one for each core; 1: this process alone, with all threads)",
+        "for the answer of a single property (default: one for each core; 1: a single one, with all threads)",
     )
     many.add_argument(
         "--worker-memory",
@@ -97,7 +102,7 @@ def parser() -> Parser:
         type=scheduler,
         metavar="dask://HOST:PORT",
         help="a running Dask scheduler, whose workers answer the instances; they need the same files under the same "
-        "paths (pip install 'verifiable-relu[dask]')",
+        "paths (needs the package distributed)",
     )
     kept = made.add_argument_group("what is kept")
     kept.add_argument(
@@ -119,9 +124,6 @@ def parser() -> Parser:
         help="write a certificate of every sat and unsat there, and have it checked by the independent checker "
         "(python -m verifiable_relu.check); a verdict whose certificate is accepted is 'checked'",
     )
-    kept.add_argument(
-        "--check", type=Path, metavar="DIR", help="check the certificates of a folder again, and do nothing else"
-    )
     shown = made.add_argument_group("what is shown")
     shown.add_argument(
         "--explain",
@@ -136,12 +138,10 @@ def parser() -> Parser:
 def parse(made: Parser, arguments: Sequence[str] | None) -> argparse.Namespace:
     """The options of a command line; ends the process with status 2 where they do not go together."""
     options = made.parse_args(arguments)
-    if (options.spec is None) == (options.check is None):
-        made.error("one of --spec and --check is needed")
     if options.method not in methods():
         made.error(f"--method: unknown method '{options.method}'; there are {', '.join(methods())}")
-    if options.explain and (options.method != "auto" or options.spec is None):
-        made.error("--explain needs --spec and the method auto")
+    if options.explain and options.method != "auto":
+        made.error("--explain needs the method auto")
     if options.repair and not options.out:
         made.error("--repair needs --out")
     if options.executor and (options.jobs is not None or options.worker_memory is not None):
@@ -163,25 +163,24 @@ def loader(options: argparse.Namespace) -> Loader:
     return Loader(dict(options.network), partial(hardened, lam=lam[0] if len(lam) == 1 else lam or None))
 
 
-def entries(options: argparse.Namespace) -> list[Entry]:
-    """The instances of the folder or list that ``--spec`` names.
+def entries(options: argparse.Namespace) -> tuple[Iterator[Entry], int]:
+    """The instances of the folder or list that ``--spec`` names, read as they are asked for, and their number.
 
     Raises:
-        InputError: if there are none, or if the list is bad.
+        InputError: if there are none, or the list cannot be read; the iterator raises it for a bad row.
     """
     from verifiable_relu.campaign.inputs import Entry, instances
 
-    return [
-        Entry(vnnlib, options.net or onnx, options.timeout or limit or TIMEOUT)
-        for vnnlib, onnx, limit in instances(options.spec)
-    ]
+    listed, count = instances(options.spec)
+    return (
+        Entry(spec, options.net or onnx, options.timeout or limit or TIMEOUT) for spec, onnx, limit in listed
+    ), count
 
 
 def workers(options: argparse.Namespace, instances: int) -> int:
-    """The processes that answer so many instances; 0 where this process does."""
+    """The processes that answer so many instances."""
     # Processes would share one accelerator.
-    wanted = min(options.jobs or (cores() if options.device == "cpu" else 1), instances)
-    return 0 if wanted == 1 and options.worker_memory is None else wanted
+    return min(options.jobs or (cores() if options.device == "cpu" else 1), instances)
 
 
 def cores() -> int:

@@ -221,8 +221,8 @@ def _answer(options: argparse.Namespace, left: Callable[[], float]) -> list[str]
 def _first_version(options: argparse.Namespace, networks: dict[str, Path], left: Callable[[], float]) -> list[str]:
     from verifiable_relu.campaign import run
     from verifiable_relu.campaign.inputs import Entry, Loader, verifier
+    from verifiable_relu.copies import sharing
     from verifiable_relu.files import on_disk
-    from verifiable_relu.verifiers.copies import sharing
 
     if options.net is not None:
         networks = {"": on_disk(options.net)}
@@ -245,12 +245,12 @@ def _first_version(options: argparse.Namespace, networks: dict[str, Path], left:
 def _second_version(options: argparse.Namespace, networks: dict[str, Path], left: Callable[[], float]) -> list[str]:
     from verifiable_relu.campaign import Case, run
     from verifiable_relu.campaign.inputs import Loader, believe, verifier
+    from verifiable_relu.copies import sharing
     from verifiable_relu.files import on_disk
     from verifiable_relu.network import Chosen
     from verifiable_relu.network.product import Part, product
     from verifiable_relu.spec import Query
     from verifiable_relu.spec.joined import read_joined
-    from verifiable_relu.verifiers.copies import sharing
 
     method = verifier(options.method, processes=sharing())
     joined = read_joined(options.query)

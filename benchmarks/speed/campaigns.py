@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.common.study import ROOT, Study, data_folder
-from verifiable_relu.errors import InputError
+from verifiable_relu.errors import InputError, missing
 from verifiable_relu.files import read_text
 from verifiable_relu.report.markdown import Page
 from verifiable_relu.report.table import Table
@@ -179,7 +179,7 @@ def _cluster(workers: int) -> Iterator[Sequence[str]]:
     try:
         from distributed import LocalCluster
     except ModuleNotFoundError:
-        raise InputError("Dask is not installed: pip install 'verifiable-relu[dask]'") from None
+        raise missing("a Dask cluster", "distributed") from None
     os.environ.update(_environment())
     with LocalCluster(n_workers=workers, threads_per_worker=1, dashboard_address=None) as cluster:
         yield "--executor", cluster.scheduler_address.replace("tcp://", "dask://")

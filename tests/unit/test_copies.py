@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from verifiable_relu.verifiers.copies import at_once, most
+from verifiable_relu.copies import at_once, most
 
 pytestmark = pytest.mark.skipif(most(2) == 1, reason="processes are copied on Linux alone")
 
@@ -167,7 +167,7 @@ def test_the_number_of_threads_is_as_before() -> None:
 def test_copies_end_with_the_process_however_that_ends(tmp_path: Path) -> None:
     program = """
         import os, pathlib, sys, time
-        from verifiable_relu.verifiers.copies import at_once
+        from verifiable_relu.copies import at_once
 
         def waits(pause):
             pathlib.Path(sys.argv[1]).write_text(str(os.getpid()))

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from verifiable_relu.errors import InputError
 from verifiable_relu.network import Network, from_torch, read_onnx
 from verifiable_relu.nn import Normalize
+from verifiable_relu.settings import as_given
 from verifiable_relu.spec.balls import exact_number
 
 _EXACT_INTEGERS = 2**53
@@ -184,7 +185,10 @@ def network(model: Model, shape: tuple[int, ...], first: Normalize | None = None
             if first is not None:
                 parameter = next(model.parameters(), None)
                 first = first if parameter is None else first.to(parameter)
-            traced = from_torch(model if first is None else nn.Sequential(first, model), shape, type(model).__name__)
+            with as_given():
+                traced = from_torch(
+                    model if first is None else nn.Sequential(first, model), shape, type(model).__name__
+                )
             # Verification needs no gradients of the weights, and replay runs on the CPU whatever the device.
             nodes = tuple(node.map_tensors(lambda t: t.detach().cpu()) for node in traced.nodes)
             return Network(nodes, name=traced.name)

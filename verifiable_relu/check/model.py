@@ -36,6 +36,12 @@ def read_model(data: bytes) -> Graph:
         tensors = [*model.graph.initializer, *(a.t for node in model.graph.node for a in node.attribute)]
         if any(t.external_data or t.data_location == onnx.TensorProto.EXTERNAL for t in tensors):
             raise BadInput("weights are in another file, which no digest speaks of")
+        for node in model.graph.node:
+            if node.op_type not in {*OPERATORS, *MOVES, "Constant"}:
+                # The standard's checker crashes on some of those that are not known.
+                raise BadInput(
+                    f"node '{node.name or ' '.join(node.output)}' ({node.op_type}): the operator is not known"
+                )
         onnx.checker.check_model(data, full_check=True)
         return _Reader(model).graph()
     except BadInput:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from verifiable_relu.campaign.result import Result
-from verifiable_relu.errors import InputError
+from verifiable_relu.errors import InputError, missing
 from verifiable_relu.report import campaign, training
 from verifiable_relu.report.palette import ANSWERS, COLOURS, HATCHES, LINES, MARKERS
 from verifiable_relu.report.svg import Chart
@@ -50,7 +50,7 @@ def style() -> Iterator[None]:
         from cycler import cycler
         from matplotlib import rc_context
     except ModuleNotFoundError:
-        raise InputError("figures need matplotlib: pip install 'verifiable-relu[report]'") from None
+        raise missing("drawing figures", "matplotlib") from None
     settings: Any = {**_STYLE, "axes.prop_cycle": cycler(color=COLOURS)}
     with rc_context(settings):
         yield

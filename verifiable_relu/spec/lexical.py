@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from verifiable_relu.errors import InputError
+from verifiable_relu.files import require_plain
 from verifiable_relu.spec import limits
 
 # Strings and quoted symbols may hold semicolons. The quantifiers are possessive, which rules out backtracking.
@@ -97,10 +98,11 @@ def source(text: str) -> Source:
     (section 3.1) has it. A semicolon within a string or a quoted symbol begins no comment.
 
     Raises:
-        InputError: for a string or quoted symbol without end; a character outside of ASCII, other than in comments,
-            strings and quoted symbols; more than ``limits.OPAQUE`` comments, strings and quoted symbols; or comments
-            that name different networks.
+        InputError: for a control character (``files.require_plain``); a string or quoted symbol without end; a
+            character outside of ASCII, other than in comments, strings and quoted symbols; more than ``limits.OPAQUE``
+            comments, strings and quoted symbols; or comments that name different networks.
     """
+    require_plain(text)
     if sum(map(text.count, ';"|')) > limits.OPAQUE:
         raise InputError(f"more than {limits.OPAQUE:,} comments, strings and quoted symbols")
     text = text.replace("\r\n", "\n").replace("\r", "\n")

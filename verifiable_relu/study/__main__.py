@@ -36,7 +36,7 @@ def parser() -> Parser:
         type=scheduler,
         metavar="dask://HOST:PORT",
         help="a running Dask scheduler, whose workers train and answer; they need the same files under the same paths "
-        "(pip install 'verifiable-relu[dask]')",
+        "(needs the package distributed)",
     )
     made.add_argument(
         "--only", metavar="NETWORK", action="append", default=[], help="work on this network alone (repeatable)"

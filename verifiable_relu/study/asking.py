@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -55,6 +55,10 @@ def ball(test: Dataset, image: int, eps: str, outputs: int) -> Property:
 class Balls(Loader):
     """A reader of instances that makes the property of a ``Ball`` from the data: large files take long to read."""
 
+    def files(self, entry: Entry) -> str:
+        """No digest: earlier answers are no part of a campaign."""
+        return ""
+
     def case(self, entry: Entry) -> Case:
         """The instance of a ball; the first of each network is used to compare the network with its ONNX file."""
         assert isinstance(entry, Ball) and entry.onnx is not None
@@ -72,15 +76,23 @@ class Answers:
     Args:
         records: the records of the study.
         about: the fields with which the record of an instance begins, by the absolute paths of its two files.
+
+    Attributes:
+        results: the results so far.
     """
 
     def __init__(self, records: Records, about: Mapping[tuple[str, str], Mapping[str, Any]]) -> None:
         self._records = records
         self._about = about
+        self.results: list[Result] = []
 
     def find(self, key: Key, timeout: float, checked: bool) -> Result | None:
         """None: instances with an answer are not part of the campaign."""
         return None
+
+    def holds(self, result: Result) -> bool:
+        """True: no answer here is of an earlier run."""
+        return True
 
     def append(self, result: Result, counterexample: str | None) -> None:
         """Write the record of a result, unless the user interrupted the work on it."""
@@ -88,7 +100,11 @@ class Answers:
             files = str(Path(result.onnx).resolve()), str(Path(result.vnnlib).resolve())
             self._records.append(ONE, {**self._about[files], **fields(result)})
 
-    def tabulate(self, results: Iterable[Result]) -> None:
+    def enter(self, number: int, result: Result) -> None:
+        """Take a result, which was recorded before."""
+        self.results.append(result)
+
+    def tabulate(self) -> None:
         """Do nothing: the tables are made at the end."""
 
 

@@ -172,10 +172,10 @@ class Runner:
         if not entries:
             return
         job, keeper = Job(make(method.name), Balls(), clock=processor_seconds), Answers(self.records, about)
-        answers = run_parallel(entries, job, self.pool.slots, keeper)
-        counted = Counter(result.answer for result in answers)
+        run_parallel(entries, job, self.pool.slots, keeper)
+        counted = Counter(result.answer for result in keeper.results)
         told = ", ".join(f"{count} {answer}" for answer, count in sorted(counted.items()))
-        spent = sum(result.seconds for result in answers)
+        spent = sum(result.seconds for result in keeper.results)
         self.say(f"seed {cells[0].options.seed}, {method.name}: {told}; {spent:.0f} s")
 
     def list_instances(self) -> None:

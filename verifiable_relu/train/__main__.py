@@ -42,7 +42,7 @@ def parser() -> argparse.ArgumentParser:
         "--tensorboard",
         type=Path,
         metavar="DIR",
-        help="write curves for TensorBoard there (pip install 'verifiable-relu[tensorboard]')",
+        help="write curves for TensorBoard there (needs tensorboard)",
     )
     made.add_argument("--out", type=Path, required=True, help="the ONNX file to write; its record goes beside it")
     add_debug(made)
@@ -125,13 +125,14 @@ def _show(results: Mapping[str, Any]) -> None:
     """Print a table of the results; parts of all images are percentages."""
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     table = Table("result", "value", box=None)
     for name, value in results.items():
         parts = value.items() if isinstance(value, dict) else [("", value)]
         for part, each in parts:
             share = isinstance(each, float) and name.startswith(("clean", "attacked", "pruned", "int8"))
-            table.add_row(" ".join([*name.split("_"), *part.split("_")]).strip(), _value(each, share))
+            table.add_row(" ".join([*name.split("_"), *part.split("_")]).strip(), Text(_value(each, share)))
     Console(soft_wrap=True).print(table)
 
 

@@ -28,7 +28,7 @@ def shown(wanted: bool, steps: int) -> Iterator[Callable[[int, str], None]]:
         TimeRemainingColumn,
     )
 
-    columns = (MofNCompleteColumn(), BarColumn(), TextColumn("{task.description}"))
+    columns = (MofNCompleteColumn(), BarColumn(), TextColumn("{task.description}", markup=False))
     with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=Console(stderr=True)) as bar:
         task = bar.add_task("", total=steps)
         yield lambda taken, text: bar.update(task, completed=taken, description=text)

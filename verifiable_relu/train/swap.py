@@ -16,6 +16,7 @@ from verifiable_relu.errors import InputError
 from verifiable_relu.network import Network, from_torch
 from verifiable_relu.nn import LambdaGELU
 from verifiable_relu.nn.hardness import Hardness
+from verifiable_relu.settings import as_given, neutral
 from verifiable_relu.train import batches
 from verifiable_relu.train.batches import Batch, at
 
@@ -136,6 +137,7 @@ def measure(
     return Change(samples, given, softened, hardened, total / count, worst, flipped, region, proven, why)
 
 
+@neutral()
 def _proven(
     smooth: nn.Module, shape: tuple[int, ...] | None, region: Region | None, patience: float
 ) -> tuple[float | None, str]:
@@ -146,7 +148,8 @@ def _proven(
     if any(isinstance(gate, Hardness) and not isinstance(gate, LambdaGELU) for gate in smooth.modules()):
         return None, "the change is bounded for gates of exact GELU alone, and the model has others"
     try:
-        read = from_torch(smooth, shape)
+        with as_given():
+            read = from_torch(smooth, shape)
         # The bounds are computed on the CPU, whatever the model's device, and need no gradients of the weights.
         nodes = tuple(node.map_tensors(lambda t: t.detach().cpu()) for node in read.nodes)
         network = Network(nodes).to(torch.float64)

@@ -33,6 +33,7 @@ from verifiable_relu.bounds import TUNING, Bounds, Relaxation, crown_relaxation,
 from verifiable_relu.bounds.chunks import chunk_size, groups
 from verifiable_relu.bounds.rounding import covers
 from verifiable_relu.bounds.zonotope import NARROW, Zonotopes, box_bytes, takes
+from verifiable_relu.copies import at_once, most
 from verifiable_relu.errors import OutOfTime
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.repeated import without_repeated
@@ -42,7 +43,6 @@ from verifiable_relu.verifiers.attack import claim
 from verifiable_relu.verifiers.base import Budget, Outcome, Reason, Trust, Verdict, batch_size, deadline
 from verifiable_relu.verifiers.box_attack import BoxAttack
 from verifiable_relu.verifiers.clipping import Clipped, clip
-from verifiable_relu.verifiers.copies import at_once, most
 from verifiable_relu.verifiers.sums import sums
 
 if TYPE_CHECKING:

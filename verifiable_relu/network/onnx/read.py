@@ -45,20 +45,25 @@ from verifiable_relu.network.onnx.model import MAX_BYTES, array, load_model, ops
 from verifiable_relu.network.onnx.ports import EVERYTHING, Chosen, declared_inputs, input_shape, single
 from verifiable_relu.network.onnx.spelled import spelled
 from verifiable_relu.network.simplify import simplify
+from verifiable_relu.settings import neutral
 
-__all__ = ["CONVERTERS", "read_onnx"]
+__all__ = ["CONVERTERS", "onnx_bytes", "read_onnx"]
 
 MAX_VALUES = 1 << 26
 """Most values of all nodes of a network together, for one sample."""
 
 
-def read_onnx(source: Path | str | bytes, name: str | None = None, chosen: Chosen = EVERYTHING) -> Network:
+@neutral()
+def read_onnx(
+    source: Path | str | bytes, name: str | None = None, chosen: Chosen = EVERYTHING, data: bytes | None = None
+) -> Network:
     """Read a network from an ONNX file (gzipped or not) or from the bytes of one.
 
     Args:
         source: the path, or the file's bytes. Where ``NAME`` does not exist but ``NAME.gz`` does, that is read.
         name: what to call the network; by default the file's stem.
         chosen: the tensors of the file that are the network's inputs and outputs.
+        data: the bytes of the file that ``source`` names, unpacked, where they have been read (``onnx_bytes``).
 
     Returns:
         The network with the weights' own bits; it computes what the file does in onnxruntime, up to rounding, at
@@ -76,14 +81,27 @@ def read_onnx(source: Path | str | bytes, name: str | None = None, chosen: Chose
         return _read(source, name or "network", None, chosen)
     path = Path(source)
     try:
-        data = read_bytes(path, MAX_BYTES, require_onnx)
-        return _read(data, name or Path(path.name.removesuffix(".gz")).stem, path.parent, chosen)
+        return _read(
+            onnx_bytes(path) if data is None else data,
+            name or Path(path.name.removesuffix(".gz")).stem,
+            path.parent,
+            chosen,
+        )
     except InputError as error:
         raise error.located(path) from error
 
 
+def onnx_bytes(path: Path) -> bytes:
+    """The bytes of an ONNX file, unpacked.
+
+    Raises:
+        InputError: if the file cannot be read, is larger than ``MAX_BYTES``, or begins as no ONNX file does.
+    """
+    return read_bytes(path, MAX_BYTES, require_onnx)
+
+
 def _read(data: bytes, name: str, folder: Path | None, chosen: Chosen) -> Network:
-    model, data = load_model(data, folder)
+    model, data = load_model(data, folder, _Reading)
     if ports := single(model, chosen):
         # The user's file must be one that runs, too, with what is left out of it.
         require_runs(data)

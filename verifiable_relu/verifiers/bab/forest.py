@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from verifiable_relu.copies import at_once
 from verifiable_relu.spec.property import Query
 from verifiable_relu.spec.row_batch import RowBatch
 from verifiable_relu.trust.certificate import Tree as Certified
@@ -22,7 +23,6 @@ from verifiable_relu.verifiers.bab.limits import Limits
 from verifiable_relu.verifiers.bab.system import System, tree_bytes
 from verifiable_relu.verifiers.bab.tree import Search, Tree
 from verifiable_relu.verifiers.base import Outcome, Reason
-from verifiable_relu.verifiers.copies import at_once
 
 _LATE = 0.3
 """Seconds that bounding what is open may take once the budget is spent."""

@@ -16,6 +16,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from verifiable_relu.copies import at_once
 from verifiable_relu.verifiers.bab.ascent import Ascent
 from verifiable_relu.verifiers.bab.folded import Folded, Rows
 from verifiable_relu.verifiers.bab.limits import Limits
@@ -23,7 +24,6 @@ from verifiable_relu.verifiers.bab.nodes import Batch, Bounded
 from verifiable_relu.verifiers.bab.proof import Proofs
 from verifiable_relu.verifiers.bab.recorded import Bound, Refined
 from verifiable_relu.verifiers.bab.strip import Slopes, Strip
-from verifiable_relu.verifiers.copies import at_once
 
 _WORKING = 1 << 27
 """Bytes that the trees searched at once may take."""

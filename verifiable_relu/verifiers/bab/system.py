@@ -12,6 +12,7 @@ from torch import Tensor
 
 from verifiable_relu.bounds import Relaxation
 from verifiable_relu.bounds.rounding import unit_roundoff
+from verifiable_relu.copies import at_once
 from verifiable_relu.errors import OutOfTime
 from verifiable_relu.spec.property import Query
 from verifiable_relu.spec.row_batch import RowBatch
@@ -23,7 +24,6 @@ from verifiable_relu.verifiers.bab.recorded import Refined
 from verifiable_relu.verifiers.bab.refine import Refinement
 from verifiable_relu.verifiers.bab.strip import Slopes, Strip
 from verifiable_relu.verifiers.bab.tree import Search, Tree
-from verifiable_relu.verifiers.copies import at_once
 
 
 def tree_bytes(inputs: int, neurons: int, planes: bool = False) -> int:

@@ -122,6 +122,7 @@ class Worker:
         self._kept_memory = kept_memory
         self._process: subprocess.Popen[bytes] | None = None
         self._lifeline = -1
+        self._watch: _Watch | None = None
         self._lock = threading.RLock()
         _WORKERS.add(self)
         atexit.register(self.stop)
@@ -191,6 +192,16 @@ class Worker:
             raise CallFailed(value)
         return value
 
+    def until(self, seconds: float) -> None:
+        """From a call's ``converse``: end the call (``OutOfTime``) so many seconds from now, and at no other time."""
+        if self._watch is not None:
+            self._watch.end = time.perf_counter() + seconds
+
+    @property
+    def resident(self) -> int:
+        """Bytes of memory that the process has resident; 0 where that is not known."""
+        return _resident(self.pid)
+
     def kill(self) -> None:
         """End the process at once, if there is one, from whatever thread: a call that lasts fails (``CallFailed``)."""
         process = self._process
@@ -211,7 +222,7 @@ class Worker:
     def _limited(self, seconds: float, memory: int) -> Iterator[None]:
         """A block that exchanges messages: its process is watched, and ended where the block does not."""
         assert self._process is not None
-        watch = _Watch(self._process, seconds, memory)
+        watch = self._watch = _Watch(self._process, seconds, memory)
         try:
             with watch:
                 yield
@@ -294,12 +305,13 @@ class _Watch:
 
     Attributes:
         broken: what is to be raised if a limit was broken.
+        end: the time on ``time.perf_counter`` at which the process is ended.
     """
 
     def __init__(self, process: subprocess.Popen[bytes], seconds: float, memory: int) -> None:
         self.broken: OutOfTime | MemoryError | None = None
         self._process, self._memory = process, memory
-        self._end = time.perf_counter() + seconds
+        self.end = time.perf_counter() + seconds
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._look, daemon=True)
 
@@ -311,8 +323,8 @@ class _Watch:
         self._thread.join()
 
     def _look(self) -> None:
-        while not self._over.wait(min(_TICK, max(0.0, self._end - time.perf_counter()))):
-            if time.perf_counter() >= self._end:
+        while not self._over.wait(min(_TICK, max(0.0, self.end - time.perf_counter()))):
+            if time.perf_counter() >= self.end:
                 self.broken = OutOfTime()
             elif _resident(self._process.pid) > self._memory:
                 self.broken = MemoryError(f"its process took more than {self._memory / 2**20:.0f} MiB")

@@ -6,11 +6,14 @@ would import torch first. It returns what it has found, and ends; it also ends w
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing
+import os
 import pickle
 import signal
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -24,6 +27,9 @@ Found = TypeVar("Found")
 
 _PATIENCE = 1.0
 """The seconds after the end of the time limit in which copies may still return a result before they are killed."""
+
+_TRIAL = 120.0
+"""The seconds after which ``survived`` takes work for hanging."""
 
 _ENDING = 5.0
 """The seconds that a copy that has been killed may take to end."""
@@ -82,6 +88,27 @@ def at_once(
             torch.set_num_threads(threads)
 
 
+def survived(work: Callable[[], object]) -> bool:
+    """Whether a copy of this process survives some work, whose results and exceptions are lost.
+
+    A library that crashes takes down the copy alone. Where processes cannot be copied, nothing is tried.
+    """
+    if most(2) == 1:
+        return True
+    end = time.monotonic() + _TRIAL
+
+    def tried(_: Callable[[], bool]) -> bool:
+        # What the library, or Python, says of a crash is not for the user.
+        faulthandler.disable()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        with suppress(Exception):
+            work()
+        return True
+
+    _, found = at_once([lambda _: True, tried], lambda: end - time.monotonic(), whole=True)
+    return found is True
+
+
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
     """Signals that come meanwhile are handled when this has ended.
@@ -118,12 +145,20 @@ class _Copy(Generic[Found]):
         self._pipe, theirs = context.Pipe()
         ours = [*(other._pipe for other in others), self._pipe]
         self._process = context.Process(target=_serve, args=(share, theirs, ours), daemon=True)
+        mine = multiprocessing.current_process()
+        daemonic = mine.daemon
         try:
+            # A daemonic process may have no children, since Python would leave them behind when it ends the process. A
+            # copy sees that its pipe is closed, and ends by itself.
+            if daemonic:
+                mine.daemon = False
             with warnings.catch_warnings():
                 # Python 3.12 and later warn of threads that hold locks: those of torch and BLAS wait for work by now.
                 warnings.simplefilter("ignore", DeprecationWarning)
                 self._process.start()
         finally:
+            if daemonic:
+                mine.daemon = True
             theirs.close()
 
     def has_ended(self) -> bool:
