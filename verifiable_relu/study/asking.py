@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import random
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -27,6 +28,23 @@ DECIMALS = 9
 """The decimals to which bounds of boxes are rounded outward, so that property files need no quotients."""
 
 _BATCH = 250
+
+
+def shuffled(balls: Iterable[Ball], seed: str) -> list[Ball]:
+    """Balls in an order that ``seed`` draws, whatever order they are given in: images in random order, and each of them
+    asked of all networks, in random order, before the next.
+
+    An arm that comes first would meet another state of process and machine than the last one. Answers that are compared
+    are next to each other, so that a machine that gets slower touches all arms alike.
+    """
+    blocks: dict[tuple[str, str, int], list[Ball]] = {}
+    for one in sorted(balls, key=lambda one: (one.source, one.eps, one.image, str(one.onnx))):
+        blocks.setdefault((one.source, one.eps, one.image), []).append(one)
+    drawn, order = random.Random(seed), list(blocks.values())
+    drawn.shuffle(order)
+    for block in order:
+        drawn.shuffle(block)
+    return [one for block in order for one in block]
 
 
 @dataclass(frozen=True)

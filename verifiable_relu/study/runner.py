@@ -154,7 +154,11 @@ class Runner:
         self.pool.perform(tasks, keep)
 
     def ask(self, cells: Sequence[Cell], method: Method) -> None:
-        """Ask a method about all balls that it has not answered; every answer is recorded as soon as it is known."""
+        """Ask a method about all balls that it has not answered; every answer is recorded as soon as it is known.
+
+        Each is asked by itself, those of all arms in random order (``asking.shuffled``), so that seconds can be
+        compared.
+        """
         state = self.state
         entries: list[Ball] = []
         about: dict[tuple[str, str], dict[str, Any]] = {}
@@ -172,7 +176,8 @@ class Runner:
         if not entries:
             return
         job, keeper = Job(make(method.name), Balls(), clock=processor_seconds), Answers(self.records, about)
-        run_parallel(entries, job, self.pool.slots, keeper)
+        order = asking.shuffled(entries, f"{cells[0].options.seed} {method.name}")
+        run_parallel(order, job, self.pool.slots, keeper, alone=True)
         counted = Counter(result.answer for result in keeper.results)
         told = ", ".join(f"{count} {answer}" for answer, count in sorted(counted.items()))
         spent = sum(result.seconds for result in keeper.results)
