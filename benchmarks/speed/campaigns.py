@@ -35,7 +35,7 @@ from verifiable_relu.study.machine import load_average
 from verifiable_relu.study.records import Record, Records, notes, of
 
 FAMILIES = {"acasxu": 110, "mnist_fc": 90}
-"""So many instances of each family, the first ones of its ``instances.csv``."""
+"""The number of instances of each family, the first ones of its ``instances.csv``."""
 
 WORKERS = 2
 """The processes of the ways that have several."""
@@ -92,7 +92,7 @@ def measure(asked: argparse.Namespace, records: Records) -> None:
 
 
 def instances(folder: Path, families: Mapping[str, int], limit: float) -> list[tuple[str, str, float]]:
-    """Network, property and time limit of so many instances of each family, in their order.
+    """Network, property and time limit of instances of each family, in their order.
 
     Raises:
         InputError: if a family's table is missing.

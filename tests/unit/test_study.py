@@ -23,12 +23,11 @@ from verifiable_relu.network import read_onnx
 from verifiable_relu.spec import read_vnnlib
 from verifiable_relu.study import asking
 from verifiable_relu.study.__main__ import main
-from verifiable_relu.study.answers import each, gathered, question
 from verifiable_relu.study.cells import Cell, Places
 from verifiable_relu.study.pool import Pool, Task, executed
 from verifiable_relu.study.records import Records
-from verifiable_relu.study.runner import Study
-from verifiable_relu.study.state import State
+from verifiable_relu.study.runner import Runner
+from verifiable_relu.study.state import State, each, gathered, question
 from verifiable_relu.study.suite import SHIPPED, find, read
 from verifiable_relu.study.training import Training, images_of
 from verifiable_relu.verifiers.registry import make, methods
@@ -116,6 +115,20 @@ def test_cells_are_all_combinations_seed_by_seed_with_names_of_their_own(tmp_pat
     assert {cell.source for cell in cells} == {str(tmp_path / "own.npz"), "digits"}
     assert not any(str(tmp_path) in json.dumps(cell.record) for cell in cells)
     assert suite.setting("two").methods == ("crown",) and suite.setting("one").methods == ("crown", "auto")
+
+
+def test_a_claim_names_another_network_by_what_both_have(tmp_path: Path) -> None:
+    beside = SUITE.replace('measure = "certified"\neps = "1/50"\nmethod = "auto"', 'measure = "clean"')
+    (claim,) = read(written(tmp_path, beside.replace('against = "gelu-swap-finetune"', 'against = "relu"') +
+                            'against_network = "two"\n')).claims  # fmt: skip
+    assert (claim.network, claim.against_network, claim.against) == ("one", "two", "relu")
+    for text, said in (
+        (beside + 'against_network = "three"\n', "'three' is none of one, two"),
+        (beside + 'against_network = "two"\n', "'gelu-swap-finetune' is none of relu"),
+        (SUITE.replace('"gelu-swap-finetune"\nobjective', '"relu"\nobjective') + 'against_network = "two"\n', "eps: "),
+    ):
+        with pytest.raises(InputError, match=said):
+            read(written(tmp_path, text))
 
 
 WRONG = (
@@ -275,7 +288,7 @@ def asked_alike(folder: Path, arms: Sequence[str], monkeypatch: pytest.MonkeyPat
     (folder / "suite.toml").write_text(ORDERED.format(arms=", ".join(f'"{arm}"' for arm in arms)))
     suite, places, slot = read(folder / "suite.toml"), Places(folder / "out"), Slot()
     with Records(places.folder) as records:
-        study = Study(suite, places, records, Pool([slot]), lambda line: None)
+        study = Runner(suite, places, records, Pool([slot]), lambda line: None)
 
         def same(cells: Sequence[Cell]) -> None:
             train(study, cells)
@@ -283,7 +296,7 @@ def asked_alike(folder: Path, arms: Sequence[str], monkeypatch: pytest.MonkeyPat
                 other = next(c for c in cells if c.arm == "relu")
                 places.network(cell).write_bytes(places.network(other).read_bytes())
 
-        train = Study.train
+        train = Runner.train
         monkeypatch.setattr(study, "train", same)
         study.run()
         return slot, State.of(records.all)
@@ -344,7 +357,7 @@ def test_a_study_that_is_killed_goes_on_without_losing_or_repeating_anything(
 
     # It goes on elsewhere, over an executor.
     with Records(places.folder) as records, ThreadPoolExecutor(1) as executor:
-        Study(suite, places, records, executed(executor, 1), lambda line: None).run()
+        Runner(suite, places, records, executed(executor, 1), lambda line: None).run()
     after = [record for record in lines(places.folder) if record["kind"] != "note"]
     known = [record for record in before if record["kind"] != "answer"]
     assert after[: len(known)] == known

@@ -9,12 +9,10 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 
-from markupsafe import Markup
-
 from verifiable_relu.campaign.result import Result
 from verifiable_relu.report.palette import ANSWERS
 from verifiable_relu.report.radius import radius, spelled
-from verifiable_relu.report.svg import Axis, Series, chart
+from verifiable_relu.report.svg import Axis, Chart, Series
 from verifiable_relu.report.table import Cell, Table
 
 
@@ -129,8 +127,8 @@ def stages(results: Sequence[Result]) -> Table:
     return Table(heads, rows, caption="Where the time went")
 
 
-def cactus(results: Sequence[Result]) -> Markup | None:
-    """The number of instances decided within so many seconds each; None where nothing is decided."""
+def cactus(results: Sequence[Result]) -> Chart | None:
+    """The number of instances that are decided within a time limit each; None where nothing is decided."""
     names = verifier_names(results)
     lines: dict[str, list[Result]] = {}
     for result in results:
@@ -147,7 +145,7 @@ def cactus(results: Sequence[Result]) -> Markup | None:
     total = max(Counter(names[result.verifier] for result in results).values())
     seconds = [point[1] for one in series for point in one.points]
     about = "; ".join(f"{name}: {len(members)} decided" for name, members in lines.items())
-    return chart(
+    return Chart(
         "Instances decided within a time limit",
         f"Of {total} instances, {about}.",
         series,
@@ -156,7 +154,7 @@ def cactus(results: Sequence[Result]) -> Markup | None:
     )
 
 
-def margins(results: Sequence[Result]) -> Markup | None:
+def margins(results: Sequence[Result]) -> Chart | None:
     """The margins in ascending order, those of one answer with one marker; None where there are none."""
     known = sorted(
         (result for result in results if result.margin is not None and math.isfinite(result.margin)),
@@ -175,7 +173,7 @@ def margins(results: Sequence[Result]) -> Markup | None:
                 points = [(float(place), result.margin or 0.0) for place, result in placed]
                 tips = [f"{Path(result.vnnlib).name}: {result.margin:.4g}" for _, result in placed]
                 series.append(Series(name + of, points, False, tips, answer_style(answer)))
-    return chart(
+    return Chart(
         "Margins of all instances",
         f"{len(known)} margins from {known[0].margin:.3g} to {known[-1].margin:.3g}: proven lower bounds for what is "
         "verified or undecided, and the margin at the counterexample for what is violated.",
@@ -211,10 +209,10 @@ def at_radii(results: Sequence[Result]) -> list[AtRadius]:
     ]
 
 
-def certified(rows: Sequence[AtRadius]) -> Markup | None:
+def certified(rows: Sequence[AtRadius]) -> Chart | None:
     """The share of instances that is verified against ε, and the share that is not violated.
 
-    Networks of which every instance has a radius of its own have no such share. None for less than two radii.
+    Networks whose instances all have different radii have no such share. None for less than two radii.
     """
     lines: dict[tuple[str, str], list[AtRadius]] = {}
     for row in rows:
@@ -230,7 +228,7 @@ def certified(rows: Sequence[AtRadius]) -> Markup | None:
         for what, share in (("verified", _verified), ("not violated", _not_violated)):
             points = [(float(row.eps), share(row)) for row in members]
             series.append(Series(f"{name}: {what}", points, True, (), style, what != "verified"))
-    return chart(
+    return Chart(
         "Certified accuracy against the radius",
         "The share of the instances of each radius that is verified, and the share for which no counterexample was "
         "found; the exact share lies between the two.",

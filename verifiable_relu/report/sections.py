@@ -99,7 +99,10 @@ def of_results(results: Sequence[Result], pictures: int) -> Found:
     ]
     at_radii = campaign.at_radii(results)
     charts = [
-        ("Instances decided within so many seconds each; further right and lower is better.", campaign.cactus(results)),
+        (
+            "Instances that are decided within a number of seconds each; further right and lower is better.",
+            campaign.cactus(results),
+        ),
         (
             "Margins: proven lower bounds, and the margin at counterexamples, which is at most 0.",
             campaign.margins(results),
@@ -110,7 +113,7 @@ def of_results(results: Sequence[Result], pictures: int) -> Found:
             campaign.certified(at_radii),
         ),
     ]
-    drawn = [(caption, chart) for caption, chart in charts if chart is not None]
+    drawn = [(caption, chart.svg()) for caption, chart in charts if chart is not None]
     tables = [campaign.stages(results), *([campaign.radii_table(at_radii)] if at_radii else [])]
     sections.append(Section("measures", "Time, margins and radii", charts=drawn, tables=tables))
     refuted = [result for result in results if result.counterexample is not None]
@@ -153,7 +156,9 @@ def _instances(folder: Path) -> list[Result]:
 def of_training(record: training.Record) -> Found:
     """The page of a training's record."""
     sections = [
-        Section("curves", "Curves", charts=list(training.charts(record))),
+        Section(
+            "curves", "Curves", charts=[(training.CAPTIONS[k], c.svg()) for k, c in training.charts(record).items()]
+        ),
         Section("results", "Results", tables=[training.results(record)]),
         Section("options", "Options", tables=[training.options(record)], filter=True),
         Section("made-with", "Made with", facts={name: str(v) for name, v in record.get("versions", {}).items()}),

@@ -82,7 +82,7 @@ def run(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     if not options.table:
         from verifiable_relu.study.machine import conditions
         from verifiable_relu.study.pool import hands
-        from verifiable_relu.study.runner import Study
+        from verifiable_relu.study.runner import Runner
 
         def say(line: str) -> None:
             if not options.quiet:
@@ -93,7 +93,7 @@ def run(options: argparse.Namespace, arguments: Sequence[str]) -> int:
                 Records(places.folder, lambda: conditions("verifiable_relu.study", list(arguments))) as records,
                 hands(options.jobs, options.executor) as pool,
             ):
-                Study(suite, places, records, pool, say, options.only).run()
+                Runner(suite, places, records, pool, say, options.only).run()
         except KeyboardInterrupt:
             complain("study", "interrupted; the same command goes on from here")
             return 130

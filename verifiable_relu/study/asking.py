@@ -19,8 +19,8 @@ from verifiable_relu.data import Dataset
 from verifiable_relu.network import Network
 from verifiable_relu.spec.balls import linf_property
 from verifiable_relu.spec.property import Property, Query
-from verifiable_relu.study.answers import ONE, fields
 from verifiable_relu.study.records import Records
+from verifiable_relu.study.state import ONE, fields
 from verifiable_relu.study.training import images_of
 from verifiable_relu.verifiers.base import Reason
 

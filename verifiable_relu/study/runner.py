@@ -12,15 +12,13 @@ from verifiable_relu.campaign.parallel import run_parallel
 from verifiable_relu.campaign.worker import Job
 from verifiable_relu.network import read_onnx
 from verifiable_relu.study import asking
-from verifiable_relu.study.answers import gathered
 from verifiable_relu.study.asking import Answers, Ball, Balls
 from verifiable_relu.study.cells import Cell, Places
-from verifiable_relu.study.measuring import Measuring
 from verifiable_relu.study.pool import Pool
 from verifiable_relu.study.records import Records
-from verifiable_relu.study.state import State, of_seed
+from verifiable_relu.study.state import State, gathered, of_seed
 from verifiable_relu.study.suite import Method, Suite
-from verifiable_relu.study.training import Training, data_of, images_of, untrained
+from verifiable_relu.study.training import Measuring, Training, data_of, images_of, untrained
 from verifiable_relu.train.checkpoint import write_whole
 from verifiable_relu.train.loop import build
 from verifiable_relu.verifiers.registry import make
@@ -33,7 +31,7 @@ Say = Callable[[str], None]
 """A function that tells the user one line."""
 
 
-class Study:
+class Runner:
     """A study in its folder.
 
     Args:
@@ -158,7 +156,8 @@ class Study:
     def ask(self, cells: Sequence[Cell], method: Method) -> None:
         """Ask a method about all balls that it has not answered; every answer is recorded as soon as it is known.
 
-        Each is asked by itself, arms in random order (``asking.shuffled``), so that seconds can be compared.
+        Each is asked by itself, those of all arms in random order (``asking.shuffled``), so that seconds can be
+        compared.
         """
         state = self.state
         entries: list[Ball] = []
