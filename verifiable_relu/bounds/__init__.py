@@ -24,17 +24,13 @@ Each part knows those before it alone:
 
 from verifiable_relu.bounds.activations import unstable
 from verifiable_relu.bounds.alpha import (
-    Ascended,
     Ascent,
-    alpha_lower_bounds,
-    alpha_preactivation_bounds,
     ascend,
     neurons,
 )
 from verifiable_relu.bounds.change import substitution_change
 from verifiable_relu.bounds.interval import input_box, interval_bounds
-from verifiable_relu.bounds.relaxation import Relaxation, linear_lower_bounds
-from verifiable_relu.bounds.splits import Splits
+from verifiable_relu.bounds.relaxation import Relaxation
 from verifiable_relu.bounds.tighten import crown_relaxation, preactivation_bounds
 from verifiable_relu.bounds.tuning import MEMORY, PLAIN, TUNING, Tuning
 from verifiable_relu.bounds.types import Bounds, Lines
@@ -43,20 +39,15 @@ __all__ = [
     "MEMORY",
     "PLAIN",
     "TUNING",
-    "Ascended",
     "Ascent",
     "Bounds",
     "Lines",
     "Relaxation",
-    "Splits",
     "Tuning",
-    "alpha_lower_bounds",
-    "alpha_preactivation_bounds",
     "ascend",
     "crown_relaxation",
     "input_box",
     "interval_bounds",
-    "linear_lower_bounds",
     "neurons",
     "preactivation_bounds",
     "substitution_change",

@@ -16,10 +16,9 @@ from torch import Tensor
 from verifiable_relu.bounds.adam import Adam
 from verifiable_relu.bounds.interval import rough
 from verifiable_relu.bounds.relaxation import Relaxation
-from verifiable_relu.bounds.tighten import Search, preactivation_bounds
-from verifiable_relu.bounds.tuning import MEMORY, TUNING, Tuning
+from verifiable_relu.bounds.tighten import Search
+from verifiable_relu.bounds.tuning import MEMORY
 from verifiable_relu.bounds.types import Bounds, Lines
-from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Activation, Relu
 
 
@@ -48,18 +47,11 @@ class Ascended:
         lower: (R,) lower bounds, rounding accounted for, never below those of the relaxation's own lines by more than
             rounding.
         slopes: the slopes with which ``lower`` was computed, (R, neurons of all activations on the way, in node
-            order), in the dtype of the search; another search can start there.
-        coefficients: (R, neurons) of the node at which rows end, in the linear lower bound that ``lower`` is the least
-            value of.
-        minimiser: (R, neurons) the value of that node at which the linear lower bound is least.
-
-        The last three are None where they were not to be kept.
+            order), in the dtype of the search; None where they were not to be kept.
     """
 
     lower: Tensor
     slopes: Tensor | None = None
-    coefficients: Tensor | None = None
-    minimiser: Tensor | None = None
 
 
 def ascend(
@@ -70,7 +62,6 @@ def ascend(
     ascent: Ascent,
     *,
     constant: Tensor | None = None,
-    start: Tensor | None = None,
     keep: bool = False,
     settled: Callable[[Tensor, Tensor], Tensor] | None = None,
     memory: int = MEMORY,
@@ -85,8 +76,7 @@ def ascend(
         sample: (R,) the sample of each row.
         ascent: the options of the search.
         constant: (R,), by default 0.
-        start: slopes to start from (``Ascended``); by default those of the relaxation's own lines.
-        keep: whether more than the bounds is wanted.
+        keep: whether the slopes are wanted, too.
         settled: given row numbers (n,) and the best bounds found for them (n,), tells which of them need no
             better one: (n,) bool. Rows that are asked about together are never split over several calls.
         memory: a limit in bytes on what is held at once.
@@ -103,8 +93,6 @@ def ascend(
         part = slice(first, min(len(rows), first + size))
         number = torch.arange(part.start, part.stop, device=rows.device)
         search = SlopeSearch(relaxation, target, rows[part], sample[part], constant[part], ascent)
-        if start is not None:
-            search.slopes = start[part].to(search.slopes)
         mine = None if settled is None else (lambda at, best, number=number: settled(number[at], best))
         search.run(mine, stop)
         parts.append(search.proven(keep))
@@ -113,65 +101,7 @@ def ascend(
     lower = torch.cat([rows.new_zeros(0), *(part.lower for part in parts)])
     if not keep or not parts:
         return Ascended(lower)
-    kept = zip(*((p.slopes, p.coefficients, p.minimiser) for p in parts), strict=True)
-    return Ascended(lower, *(torch.cat(each) for each in kept))
-
-
-def alpha_lower_bounds(
-    network: Network,
-    box: Bounds,
-    preactivations: Mapping[int, Bounds],
-    matrix: Tensor,
-    sample: Tensor,
-    ascent: Ascent | None = None,
-    *,
-    settled: Callable[[Tensor, Tensor], Tensor] | None = None,
-    memory: int = MEMORY,
-    stop: Callable[[], bool] | None = None,
-    float32: bool = False,
-    tuning: Tuning = TUNING,
-) -> Tensor:
-    """α-CROWN lower bounds of matrix·y over the box, y being the network's flattened output.
-
-    Like ``linear_lower_bounds``, with slopes optimised for every row; the bounds of pre-activations are taken as
-    they are.
-
-    Args:
-        network: in the dtype and on the device of ``box``.
-        box: the inputs, shaped (batch, *input_shape).
-        preactivations: bounds of every activation's input.
-        matrix: (R, outputs).
-        sample: (R,) the sample of each row.
-        ascent: the options of the search.
-        settled: which rows need no better bound (``ascend``).
-        memory: a limit in bytes on what is held at once.
-        stop: asked before every step (``ascend``).
-        float32: coefficients in float32, in what is proven, too (``Relaxation``).
-        tuning: thresholds.
-
-    Returns:
-        (R,), rounding accounted for.
-    """
-    relaxation = Relaxation(network, box, preactivations, float32, tuning=tuning)
-    last = len(network.nodes) - 1
-    relaxation.advance(network.last_activation)
-    rows = matrix.to(box.lower).reshape(len(matrix), *network.output_shape)
-    return ascend(relaxation, last, rows, sample, ascent or Ascent(), settled=settled, memory=memory, stop=stop).lower
-
-
-def alpha_preactivation_bounds(
-    network: Network,
-    box: Bounds,
-    ascent: Ascent | None = None,
-    *,
-    memory: int = MEMORY,
-    stop: Callable[[], bool] | None = None,
-    float32: bool = False,
-    tuning: Tuning = TUNING,
-) -> dict[int, Bounds]:
-    """``preactivation_bounds`` with slopes optimised for either side of every neuron that CROWN leaves unstable."""
-    search = neurons(ascent or Ascent(steps=8), memory=memory, stop=stop)
-    return preactivation_bounds(network, box, memory=memory, stop=stop, search=search, float32=float32, tuning=tuning)
+    return Ascended(lower, torch.cat([part.slopes for part in parts if part.slopes is not None]))
 
 
 def neurons(ascent: Ascent, *, memory: int = MEMORY, stop: Callable[[], bool] | None = None) -> Search:
@@ -363,22 +293,14 @@ class SlopeSearch:
         self.slopes[chosen] = slopes[better]
 
     def proven(self, keep: bool) -> Ascended:
-        """The bounds of the best slopes, rounding accounted for; ``keep``: with all that belongs to them."""
+        """The bounds of the best slopes, rounding accounted for; ``keep``: with the slopes."""
         lines = {
             index: self.relaxation.lines.chosen(index, self.sample, slope.to(self.rows.dtype))
             for index, slope in self._each(self.slopes).items()
         }
-        found, reached = self.relaxation.lower(
-            self.target, self.rows, self.sample, constant=self.constant, lines=lines, coefficients=keep
-        )
+        found = self.relaxation.lower(self.target, self.rows, self.sample, constant=self.constant, lines=lines)[0]
         # The search starts from CROWN's own lines for ReLU alone.
         if not all(self._relu(index) for index in self.activations):
             common = self.relaxation.lower(self.target, self.rows, self.sample, constant=self.constant)[0]
             found = torch.maximum(found, common)
-        if not keep:
-            return Ascended(found)
-        assert reached is not None
-        center, radius = (
-            t.index_select(0, self.sample) for t in self.relaxation.nodes.ball(self.relaxation.nodes.start)
-        )
-        return Ascended(found, self.slopes, reached, center - reached.sign() * radius)
+        return Ascended(found, self.slopes if keep else None)

@@ -11,7 +11,7 @@ replaces A⁺ by A⁺·(lower line) and A⁻ by A⁻·(upper line). An upper bou
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -68,20 +68,17 @@ class Backward:
 
     def rows(
         self,
-        rows: Mapping[int, Tensor],
+        target: int,
+        rows: Tensor,
         constant: Tensor | None,
         chunk: Chunk,
         record: dict[int, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Lower bounds of Σ rows_k·v_k + constant, where v_k is the value of node k (``Relaxation.lower``)."""
-        total, starts = None, {}
-        for index, given in rows.items():
-            starts[index] = a = given.reshape(chunk.groups, chunk.each, -1)
-            if chunk.rounded:
-                value = self._begin(index, a, chunk.sample)
-                total = value if total is None else total + value
+        """Lower bounds of rows·y + constant, where y is the value of node ``target`` (``Relaxation.lower``)."""
+        a = rows.reshape(chunk.groups, chunk.each, -1)
+        total = self._begin(target, a, chunk.sample) if chunk.rounded else None
         added = None if constant is None else constant.reshape(chunk.groups, chunk.each)
-        return Walk(self, chunk, record).back(starts, total, max(rows), added)
+        return Walk(self, chunk, record).back(target, a, total, target, added)
 
     def _begin(self, index: int, a: Tensor, sample: Tensor | None) -> Tensor:
         """Values of rows of a node at its point, less what rounding may change on the way back through the node."""
@@ -103,7 +100,7 @@ class Backward:
         )
         total = torch.addcmul(-error, sign, point).reshape(chunk.groups, chunk.each)
         start, rows = self._of_neurons(index, node, neuron, sign, chunk)
-        return Walk(self, chunk).back({start: rows}, total, index)[0]
+        return Walk(self, chunk).back(start, rows, total, index)[0]
 
     def _of_neurons(self, index: int, node: Node, neuron: Tensor, sign: Tensor, chunk: Chunk) -> tuple[int, Rows]:
         """sign·(neurons of node ``index``) as rows of that node, or of the node before an affine map, and which it is.
@@ -145,21 +142,22 @@ class Walk:
         self.total: Tensor | None = None
 
     def back(
-        self, starts: Mapping[int, Rows], total: Tensor | None, origin: int, constant: Tensor | None = None
+        self, start: int, rows: Rows, total: Tensor | None, origin: int, constant: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
         """The rows' lower bounds, (rows,), and their coefficients at the node at which they end, if these are wanted.
 
         Args:
-            starts: the rows, by node.
+            start: the node at which the rows begin.
+            rows: of this node.
             total: their values at the points, less what rounding may change there, (groups, each), if it counts.
-            origin: the last of the nodes whose rows they are; the rounding errors of all of these are in ``total``.
+            origin: the node whose rows they are, ``start`` or the affine map after it; its rounding errors are in
+                ``total``.
             constant: what is to be added, (groups, each).
         """
-        self.starts, self.total = frozenset(starts), total
+        self.start, self.total = start, total
         charged, reached = set(self.slack.covered(origin)), None
-        for index, rows in starts.items():
-            self.give(index, rows)
-        for index in range(max(starts), -1, -1):
+        self.give(start, rows)
+        for index in range(start, -1, -1):
             if index not in self.coefficients:
                 continue
             a, node = self.coefficients.pop(index), self.nodes[index]
@@ -306,7 +304,7 @@ def _through_product(walk: Walk, index: int, node: Bilinear, a: Rows) -> None:
 def _through_affine(walk: Walk, index: int, node: Affine, a: Rows) -> None:
     dense, source = walk.whole(a, index), node.inputs[0]
     # Rows that begin here may have coefficients for neurons that are inactive after it.
-    if walk.chunk.rounded and index not in walk.starts and walk.of.float32.narrows(index):
+    if walk.chunk.rounded and index != walk.start and walk.of.float32.narrows(index):
         dense = dense.float()
     shaped = dense if len(node.shape) == 1 else dense.reshape(-1, *node.shape)
     back = walk.bounds.operators[index].adjoint(shaped, walk.nodes[source].shape)

@@ -101,7 +101,6 @@ class Relaxation:
         *,
         constant: Tensor | None = None,
         lines: Mapping[int, Lines] | None = None,
-        also: Mapping[int, Tensor] | None = None,
         rounded: bool = True,
         record: dict[int, Tensor] | None = None,
         coefficients: bool = False,
@@ -115,7 +114,6 @@ class Relaxation:
                 sample, one after another.
             constant: (R,), by default 0.
             lines: for some activations, by index, each row's own lines (``LineTable.chosen``), (R, *shape), with G = R.
-            also: rows of earlier nodes v_k, by index, (R, *shape): rows·y + Σ also_k·v_k + constant is bounded.
             rounded: whether to account for rounding. Without, the values may steer a search and prove nothing.
             record: takes the coefficients of the activations that have their own lines, (R, neurons), by index.
             coefficients: whether those of the node at which rows end are wanted.
@@ -125,9 +123,7 @@ class Relaxation:
             (R, input_size) the coefficients A, if wanted, of the node at which rows end (``of_input``).
         """
         chunk = self._chunk(rows, sample, rounded, lines, coefficients)
-        # Terms of sums in float32 are counted for rows that come from one node.
-        backward = self.backward64 if also else self.backward
-        return backward.rows({**(also or {}), target: rows}, constant, chunk, record)
+        return self.backward.rows(target, rows, constant, chunk, record)
 
     def _chunk(
         self,
@@ -215,7 +211,7 @@ class Relaxation:
                 bounded = self.by_intervals(chosen, mine)
             else:
                 backward = self.backward64 if self._little(count) else self.backward
-                bounded = backward.rows({last: chosen}, None, self._chunk(chosen, mine))[0]
+                bounded = backward.rows(last, chosen, None, self._chunk(chosen, mine))[0]
             if isinstance(part, slice) and bounded.shape[0] == count:
                 return bounded
             found[part] = bounded
@@ -226,37 +222,3 @@ class Relaxation:
         if self._everywhere or self.backward.float32.last_node < 0:
             return False
         return self._work > self.tuning.outputs_work * rows * receptive(self.network)[-1]
-
-
-def linear_lower_bounds(
-    network: Network,
-    box: Bounds,
-    preactivations: Mapping[int, Bounds],
-    matrix: Tensor,
-    sample: Tensor | None = None,
-    *,
-    intervals: bool = False,
-    memory: int = MEMORY,
-    stop: Callable[[], bool] | None = None,
-    float32: bool = False,
-    tuning: Tuning = TUNING,
-) -> Tensor:
-    """CROWN lower bounds of matrix·y over the box, y being the network's flattened output.
-
-    Args:
-        network: in the dtype and on the device of ``box``.
-        box: the inputs, shaped (batch, *input_shape).
-        preactivations: bounds of every activation's input, as ``preactivation_bounds`` returns.
-        matrix: (R, outputs).
-        sample: (R,) the sample of each row; by default equally many of every sample, in turn.
-        intervals: interval bounds instead, the rows merged into the network's last affine map.
-        memory: a limit in bytes on the coefficients held at once.
-        stop: asked between chunks; once it returns True the remaining rows are left at −inf.
-        float32: coefficients in float32 (``Relaxation``).
-        tuning: thresholds.
-
-    Returns:
-        (R,), rounding accounted for.
-    """
-    relaxation = Relaxation(network, box, preactivations, float32, tuning=tuning)
-    return relaxation.outputs(matrix, sample, intervals=intervals, memory=memory, stop=stop)

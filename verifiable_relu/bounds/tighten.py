@@ -11,7 +11,6 @@ from verifiable_relu.bounds.activations import unstable
 from verifiable_relu.bounds.chunks import chunk_size, groups
 from verifiable_relu.bounds.interval import intersect
 from verifiable_relu.bounds.relaxation import Relaxation
-from verifiable_relu.bounds.splits import Splits
 from verifiable_relu.bounds.tuning import MEMORY, TUNING, Tuning
 from verifiable_relu.bounds.types import Bounds
 from verifiable_relu.bounds.work import receptive
@@ -27,7 +26,6 @@ def crown_relaxation(
     box: Bounds,
     *,
     known: Mapping[int, Bounds] | None = None,
-    splits: Splits | None = None,
     crown: bool = True,
     memory: int = MEMORY,
     stop: Callable[[], bool] | None = None,
@@ -44,7 +42,6 @@ def crown_relaxation(
         box: the inputs, shaped (batch, *input_shape).
         known: bounds of activations' inputs, by activation node index: of these, only neurons that are unstable by them
             are bounded again.
-        splits: phases of some neurons: the bounds hold where these do.
         crown: whether to bound unstable neurons by CROWN; without, only ``search`` does.
         memory: a limit in bytes on the coefficients held at once.
         stop: asked between chunks; once it returns True the rest keeps its interval bounds, which are looser and just
@@ -61,8 +58,6 @@ def crown_relaxation(
     exact = _exact_by_intervals(network)
 
     def tighten(index: int, bounds: Bounds) -> Bounds:
-        if splits is not None:
-            bounds = splits.clamp(index, bounds)
         if exact[network.nodes[index].inputs[0]]:
             return bounds
         if crown:
