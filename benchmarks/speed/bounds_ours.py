@@ -22,7 +22,7 @@ from verifiable_relu.bounds import (
     preactivation_bounds,
 )
 from verifiable_relu.bounds.activations import unstable
-from verifiable_relu.bounds.alpha import Ascent
+from verifiable_relu.bounds.crown import Ascent
 from verifiable_relu.data import load
 from verifiable_relu.network import Network
 from verifiable_relu.network.nodes import Gelu, Relu

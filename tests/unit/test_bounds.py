@@ -25,14 +25,11 @@ from verifiable_relu.bounds import (
     interval_bounds,
     preactivation_bounds,
 )
-from verifiable_relu.bounds.alpha import SlopeSearch
-from verifiable_relu.bounds.chunks import groups
-from verifiable_relu.bounds.interval import intersect, largest
-from verifiable_relu.bounds.restrict import Restriction
+from verifiable_relu.bounds.crown import SlopeSearch
+from verifiable_relu.bounds.forward import intersect, largest
 from verifiable_relu.bounds.rounding import covers
-from verifiable_relu.bounds.rows import Chunk, Rows, Stepped
-from verifiable_relu.bounds.window import Grid, Window
-from verifiable_relu.bounds.windowed import Windowed
+from verifiable_relu.bounds.tuning import groups
+from verifiable_relu.bounds.windowed import Chunk, Grid, Restriction, Rows, Stepped, Window, Windowed
 from verifiable_relu.network.build import Builder
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Activation, Gelu, LeakyRelu, Linear, Relu, Sigmoid, Tanh

@@ -16,8 +16,7 @@ from torch import Tensor
 from tests.support import nets
 from tests.support.exact import exact_values
 from verifiable_relu.bounds import Bounds, crown_relaxation, zonotope
-from verifiable_relu.bounds.mirrored import mirrors
-from verifiable_relu.bounds.zonotope import Form, Zonotopes, chord, takes
+from verifiable_relu.bounds.zonotope import Form, Zonotopes, chord, mirrors, takes
 from verifiable_relu.errors import OutOfTime
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Input, Linear, Relu, Sigmoid

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from verifiable_relu.bounds.interval import rough
+from verifiable_relu.bounds.forward import rough
 from verifiable_relu.network.graph import Network
 from verifiable_relu.pgd import Descent, Pgd
 from verifiable_relu.spec.property import Property

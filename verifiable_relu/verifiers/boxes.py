@@ -30,8 +30,8 @@ import torch
 from torch import Tensor
 
 from verifiable_relu.bounds import TUNING, Bounds, Relaxation, crown_relaxation, input_box
-from verifiable_relu.bounds.chunks import chunk_size, groups
 from verifiable_relu.bounds.rounding import covers
+from verifiable_relu.bounds.tuning import chunk_size, groups
 from verifiable_relu.bounds.zonotope import NARROW, Zonotopes, box_bytes, takes
 from verifiable_relu.errors import OutOfTime
 from verifiable_relu.network.graph import Network

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from verifiable_relu.bounds import activations
 from verifiable_relu.bounds.rounding import band_outward, lines_outward, unit_roundoff
-from verifiable_relu.bounds.types import Bounds, Lines
+from verifiable_relu.bounds.tuning import Bounds, Lines
 from verifiable_relu.errors import UnsupportedError
 from verifiable_relu.network.dispatch import Refusal, Table
 from verifiable_relu.network.nodes import Activation, Gelu, Hardened, Identity, LeakyRelu, Relu, Sigmoid, Smooth, Tanh

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from verifiable_relu.bounds.types import Bounds
+from verifiable_relu.bounds.tuning import Bounds
 from verifiable_relu.verifiers.bab.curves import curve, groups, lines_of_slopes
 
 if TYPE_CHECKING:
