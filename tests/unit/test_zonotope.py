@@ -23,8 +23,7 @@ from verifiable_relu.network.nodes import Input, Linear, Relu, Sigmoid
 from verifiable_relu.spec.property import Box, Property, Query, Row
 from verifiable_relu.spec.row_batch import RowBatch
 from verifiable_relu.verifiers.base import Budget, Verdict
-from verifiable_relu.verifiers.clipping import Clipped, clip
-from verifiable_relu.verifiers.input_split import InputSplit
+from verifiable_relu.verifiers.split import Clipped, InputSplit, clip
 
 
 def networks(seed: int) -> list[Network]:

@@ -22,8 +22,7 @@ from torch import Tensor
 
 from verifiable_relu.bounds.rounding import gamma
 from verifiable_relu.verifiers.bab.above import Planes
-from verifiable_relu.verifiers.bab.curves import Curves
-from verifiable_relu.verifiers.bab.fan import Fan
+from verifiable_relu.verifiers.bab.curves import Curves, Fan
 from verifiable_relu.verifiers.bab.folded import OWN, TINY, Folded, Rows, short, short_smooth
 
 _LEAST = 2.0**-60
