@@ -27,6 +27,38 @@ from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Activation, Affine, Input, Linear, Permute, Relu, Reshape, Scale
 
 
+class Moments:
+    """The means of a parameter's gradients and of their squares by which Adam steps; those of newer ones count more.
+
+    Args:
+        parameter: of any shape.
+
+    Attributes:
+        first: the mean of the gradients, which is too small by the factor ``share`` at first.
+    """
+
+    def __init__(self, parameter: Tensor) -> None:
+        self.first = torch.zeros_like(parameter)
+        self._second = torch.zeros_like(parameter)
+        self._steps = 0
+
+    @property
+    def share(self) -> float:
+        """What part of the mean the gradients so far make up."""
+        return float(1 - 0.9**self._steps)
+
+    def take(self, gradient: Tensor, least: float = 1e-12) -> Tensor:
+        """Count one more gradient; returns the size of all, by which a step is divided, ``least`` added."""
+        self._steps += 1
+        self.first.lerp_(gradient, 0.1)
+        self._second.mul_(0.999).addcmul_(gradient, gradient, value=0.001)
+        return (self._second / (1 - 0.999**self._steps)).sqrt_().add_(least)
+
+    def narrow(self, keep: Tensor) -> None:
+        """Go on with some of the rows: ``keep`` (rows,) bool."""
+        self.first, self._second = self.first[keep], self._second[keep]
+
+
 class Adam:
     """Slopes, (rows, slopes), that ascend along their gradients and stay within [0, 1].
 
@@ -41,15 +73,13 @@ class Adam:
     def __init__(self, value: Tensor) -> None:
         self.value = value
         self.counted = 0
-        self._first = torch.zeros_like(value)
-        self._second = torch.zeros_like(value)
+        self._moments = Moments(value)
         self._sum = torch.zeros_like(value)
-        self._steps = 0
 
     def narrow(self, keep: Tensor) -> None:
         """Go on with some of the rows: ``keep`` (rows,) bool."""
         self.value, self._sum = self.value[keep], self._sum[keep]
-        self._first, self._second = self._first[keep], self._second[keep]
+        self._moments.narrow(keep)
 
     def step(self, gradient: Tensor, rate: float, counts: bool) -> None:
         """Take one step along the gradient.
@@ -59,11 +89,8 @@ class Adam:
             rate: the length of the step, if all gradients so far were the same.
             counts: whether the slopes after the step are to be part of the mean.
         """
-        self._steps += 1
-        self._first.lerp_(gradient, 0.1)
-        self._second.mul_(0.999).addcmul_(gradient, gradient, value=0.001)
-        spread = (self._second / (1 - 0.999**self._steps)).sqrt_().add_(1e-8)
-        self.value.addcdiv_(self._first, spread, value=rate / (1 - 0.9**self._steps)).clamp_(0, 1)
+        size = self._moments.take(gradient, 1e-8)
+        self.value.addcdiv_(self._moments.first, size, value=rate / self._moments.share).clamp_(0, 1)
         if counts:
             self._sum += self.value
             self.counted += 1
