@@ -9,7 +9,7 @@ arXiv 1810.12715, section 3.1 (centre and radius through an affine map).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,13 +21,12 @@ from verifiable_relu.bounds.activations import image, relax
 from verifiable_relu.bounds.operators import Operator, Operators, prepared
 from verifiable_relu.bounds.tuning import TUNING, Bounds, Lines, Tuning
 from verifiable_relu.errors import InputError
-from verifiable_relu.network.dispatch import Refusal, Table
+from verifiable_relu.network.dispatch import Table
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import (
     Activation,
     Add,
     Affine,
-    Bilinear,
     Input,
     Linear,
     MatMul,
@@ -194,22 +193,6 @@ def _moved_image(node: Reshape | Permute, boxes: Sequence[Bounds], _: None) -> B
     return Bounds(node.forward(boxes[0].lower), node.forward(boxes[0].upper))
 
 
-IMAGES: Table[Callable[[Any, Sequence[Bounds], Any], Bounds]] = Table(
-    "interval arithmetic",
-    {
-        Input: Refusal("the input's box is given"),
-        Affine: _of_affine,
-        Activation: _activation_image,
-        Add: _sum_image,
-        Product: _product_image,
-        MatMul: _matmul_image,
-        Reshape: _moved_image,
-        Permute: _moved_image,
-    },
-)
-"""The box of a node's value, (batch, *shape): of the node, its inputs' boxes, and an affine map's operator."""
-
-
 def intersect(first: Bounds, second: Bounds) -> Bounds:
     """Both bounds at once; NaN in either stays NaN, so that nothing is ever proved from it."""
     return Bounds(torch.maximum(first.lower, second.lower), torch.minimum(first.upper, second.upper))
@@ -241,7 +224,9 @@ def interval_bounds(
 
 def node_image(node: Node, index: int, operators: Operators, boxes: Sequence[Bounds]) -> Bounds:
     """The box of one node's value over boxes of its inputs."""
-    return IMAGES[node](node, boxes, operators.find(index))
+    image = KINDS[node].image
+    assert image is not None, "the input's box is given"
+    return image(node, boxes, operators.find(index))
 
 
 class Rules:
@@ -455,6 +440,8 @@ class Kind:
     """What a kind of node means to the bounds of nodes.
 
     Attributes:
+        image: the box of a node's value by intervals, (batch, *shape), of the node, its inputs' boxes, and an affine
+            map's operator; None for the input, whose box is given.
         box: the box of a node, (batch, *shape), of the bounds of the nodes before it, its index, itself, and what is
             asked for better bounds.
         point: the point of a node, (batch, *shape), of the bounds of the nodes before it, its index and itself.
@@ -464,26 +451,30 @@ class Kind:
         nonnegative: whether no value is below 0, so that the upper bounds alone tell the largest.
     """
 
-    box: Callable[[NodeBounds, int, Any, Tighten | None], Bounds]
-    point: Callable[[NodeBounds, int, Any], Tensor]
+    image: Callable[[Any, Sequence[Bounds], Any], Bounds] | None
+    box: Callable[[NodeBounds, int, Any, Tighten | None], Bounds] = NodeBounds.box_by_intervals
+    point: Callable[[NodeBounds, int, Any], Tensor] = NodeBounds.point_of_values
     centred: bool = False
     moves: bool = False
     keeps_box: bool = False
     nonnegative: bool = False
 
 
-_MOVED = Kind(NodeBounds.box_by_intervals, NodeBounds.point_of_values, moves=True, keeps_box=True)
+_MOVED = Kind(_moved_image, moves=True, keeps_box=True)
+
+_BOUNDED = Kind(_activation_image, NodeBounds.box_of_activation, NodeBounds.point_of_box, centred=True)
 
 KINDS: Table[Kind] = Table(
     "bounds of nodes",
     {
-        Input: Kind(NodeBounds.box_by_intervals, NodeBounds.point_of_values),
-        Affine: Kind(NodeBounds.box_of_map, NodeBounds.point_of_map),
-        Scale: Kind(NodeBounds.box_of_map, NodeBounds.point_of_map, keeps_box=True),
-        Activation: Kind(NodeBounds.box_of_activation, NodeBounds.point_of_box, centred=True),
-        Relu: Kind(NodeBounds.box_of_activation, NodeBounds.point_of_box, centred=True, nonnegative=True),
-        Add: Kind(NodeBounds.box_by_intervals, NodeBounds.point_of_values),
-        Bilinear: Kind(NodeBounds.box_by_intervals, NodeBounds.point_of_values),
+        Input: Kind(None),
+        Affine: Kind(_of_affine, NodeBounds.box_of_map, NodeBounds.point_of_map),
+        Scale: Kind(_of_affine, NodeBounds.box_of_map, NodeBounds.point_of_map, keeps_box=True),
+        Activation: _BOUNDED,
+        Relu: replace(_BOUNDED, nonnegative=True),
+        Add: Kind(_sum_image),
+        Product: Kind(_product_image),
+        MatMul: Kind(_matmul_image),
         Reshape: _MOVED,
         Permute: _MOVED,
     },

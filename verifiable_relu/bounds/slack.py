@@ -160,7 +160,7 @@ class Slack:
         key = (index, after, alone)
         if key not in self._errors:
             node = self._nodes[index]
-            made = Slack.error_of_value if index == self._bounds.start else KINDS[node].error
+            made = Slack.error_of_value if index == self._bounds.start else ROW_KINDS[node].error
             self._errors[key] = made(self, index, node, after, alone)
         return self._errors[key]
 
@@ -245,9 +245,9 @@ class Slack:
         """
         if index not in self._covered:
             found = {index}
-            if KINDS[self._nodes[index]].passes:
+            if ROW_KINDS[self._nodes[index]].passes:
                 for source in self._nodes[index].inputs:
-                    if self._uses[source] == 1 and KINDS[self._nodes[source]].covered:
+                    if self._uses[source] == 1 and ROW_KINDS[self._nodes[source]].covered:
                         found |= self.covered(source)
             self._covered[index] = frozenset(found)
         return self._covered[index]
@@ -289,8 +289,8 @@ class Slack:
         sources = () if index == bounds.start else node.inputs
         parts = [self._lost[i] for i in sources]
         # What is lost at an affine map covers an activation after it.
-        covered = bool(sources) and not KINDS[node].covered and bounds.operators.find(sources[0]) is not None
-        if not sources or not (KINDS[node].passes or covered):
+        covered = bool(sources) and not ROW_KINDS[node].covered and bounds.operators.find(sources[0]) is not None
+        if not sources or not (ROW_KINDS[node].passes or covered):
             source = sources[0] if sources else index
             magnitude, size = bounds.magnitude(source), max(node.size, nodes[source].size)
             if isinstance(node, Bilinear):
@@ -304,7 +304,7 @@ class Slack:
 
 
 @dataclass(frozen=True)
-class Kind:
+class RowKind:
     """What a kind of node means to the rounding of rows.
 
     Attributes:
@@ -319,16 +319,16 @@ class Kind:
     covered: bool = True
 
 
-KINDS: Table[Kind] = Table(
+ROW_KINDS: Table[RowKind] = Table(
     "the rounding of rows",
     {
-        Input: Kind(Slack.error_of_value),
-        Affine: Kind(Slack.error_of_map),
-        Activation: Kind(Slack.error_of_value, covered=False),
-        Add: Kind(Slack.error_of_sum, passes=True),
-        Bilinear: Kind(Slack.error_of_value),
-        Permute: Kind(Slack.error_of_permuted, passes=True),
-        Reshape: Kind(Slack.error_of_reshaped, passes=True),
+        Input: RowKind(Slack.error_of_value),
+        Affine: RowKind(Slack.error_of_map),
+        Activation: RowKind(Slack.error_of_value, covered=False),
+        Add: RowKind(Slack.error_of_sum, passes=True),
+        Bilinear: RowKind(Slack.error_of_value),
+        Permute: RowKind(Slack.error_of_permuted, passes=True),
+        Reshape: RowKind(Slack.error_of_reshaped, passes=True),
     },
 )
 
