@@ -27,11 +27,10 @@ def write(only: str = "") -> Ledger:
     """The ledger of the package that is imported, of the questions whose names contain ``only``."""
     found: Ledger = {}
     began = time.process_time()
-    for question in everything():
-        if only in question.name:
-            assert question.name not in found, question.name
-            found[question.name] = of_query(question)
-            print(f"{time.process_time() - began:7.1f} s  {question.name}", file=sys.stderr, flush=True)
+    for question in everything(only):
+        assert question.name not in found, question.name
+        found[question.name] = of_query(question)
+        print(f"{time.process_time() - began:7.1f} s  {question.name}", file=sys.stderr, flush=True)
     for name, made in trainings():
         if only in name:
             found[name] = made()

@@ -51,13 +51,13 @@ class Question:
     vnnlib: Path | None = None
 
 
-def shipped() -> Iterator[Question]:
+def shipped(only: str = "") -> Iterator[Question]:
     """Those of the properties in ``specs/``."""
     for row in read_instances(ROOT / "specs" / "instances.csv"):
-        yield from _of_files("specs", row.onnx, row.vnnlib)
+        yield from _of_files("specs", row.onnx, row.vnnlib, only)
 
 
-def drawn() -> Iterator[Question]:
+def drawn(only: str = "") -> Iterator[Question]:
     """Those of random piecewise-linear networks of all architectures, some of which barely hold or barely fail."""
     rng = np.random.default_rng(38)
     for name, draw in (
@@ -76,7 +76,7 @@ def drawn() -> Iterator[Question]:
         yield from _asked(make(1), rng, f"families/{name}")
 
 
-def smooth() -> Iterator[Question]:
+def smooth(only: str = "") -> Iterator[Question]:
     """Those of 20 networks with smooth activations."""
     rng = np.random.default_rng(39)
     for number in range(2):
@@ -85,7 +85,7 @@ def smooth() -> Iterator[Question]:
             yield from _asked(network, rng, f"smooth{number}/{network.name}")
 
 
-def competition() -> Iterator[Question]:
+def competition(only: str = "") -> Iterator[Question]:
     """Those of instances of the verification competition, if the data sets are there, spread over each family."""
     data = os.environ.get("VERIFIABLE_RELU_DATA")
     if not data:
@@ -93,12 +93,14 @@ def competition() -> Iterator[Question]:
     for family, count in FAMILIES.items():
         rows = read_instances(Path(data) / "vnncomp" / family / "instances.csv")
         for row in islice(rows, 0, None, max(1, len(rows) // count)):
-            yield from _of_files(family, row.onnx, row.vnnlib, MOST_WEIGHTS)
+            yield from _of_files(family, row.onnx, row.vnnlib, only, MOST_WEIGHTS)
 
 
-def _of_files(family: str, onnx: Path, vnnlib: Path, most: float = inf) -> Iterator[Question]:
+def _of_files(family: str, onnx: Path, vnnlib: Path, only: str, most: float = inf) -> Iterator[Question]:
     """Those of the first two boxes of a property file, where the network has no more than ``most`` numbers."""
     name = f"{family}/{onnx.name.split('.onnx')[0]} {vnnlib.name.split('.vnnlib')[0]}"
+    if only not in name:
+        return
     network = read_onnx(onnx)
     if sum(part.numel() for node in network.nodes for part in vars(node).values() if isinstance(part, Tensor)) > most:
         return
@@ -128,7 +130,7 @@ def _asked(network: Network, rng: np.random.Generator, name: str) -> Iterator[Qu
         yield Question(f"{name} {offset:+}", Query(network, prop))
 
 
-PARTS: dict[str, Callable[[], Iterator[Question]]] = {
+PARTS: dict[str, Callable[..., Iterator[Question]]] = {
     "shipped": shipped,
     "drawn": drawn,
     "smooth": smooth,
@@ -139,10 +141,10 @@ PARTS: dict[str, Callable[[], Iterator[Question]]] = {
 WITHOUT_DATA = ("shipped", "drawn", "smooth")
 
 
-def everything() -> Iterator[Question]:
-    """All questions."""
+def everything(only: str = "") -> Iterator[Question]:
+    """All questions whose names contain a text: of a file, the name without the number of the box."""
     for part in PARTS.values():
-        yield from part()
+        yield from (question for question in part(only) if only in question.name)
 
 
 def few(count: int) -> Iterator[Question]:
