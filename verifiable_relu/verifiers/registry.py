@@ -52,7 +52,7 @@ METHODS = {
     "crown-ibp": Method("incomplete", "CrownIbp", device=True, memory=True),
     "crown": Method("incomplete", "Crown", device=True, memory=True),
     "alpha-crown": Method("incomplete", "AlphaCrown", device=True, memory=True),
-    "split": Method("input_split", "InputSplit", device=True, memory=True, processes=True),
+    "split": Method("split", "InputSplit", device=True, memory=True, processes=True),
     "bab": Method("bab", "Bab", memory=True, processes=True),
     "milp": Method("milp", "Milp"),
     "smt": Method("lazy", "LazySmt"),

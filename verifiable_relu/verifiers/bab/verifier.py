@@ -25,9 +25,8 @@ from verifiable_relu.spec.property import Query
 from verifiable_relu.spec.row_batch import RowBatch
 from verifiable_relu.trust.certificate import Proof, Tighter, Tree
 from verifiable_relu.verifiers.bab.curves import IS_SMOOTH
-from verifiable_relu.verifiers.bab.forest import Candidates
 from verifiable_relu.verifiers.bab.limits import ALONE, Limits
-from verifiable_relu.verifiers.bab.rounds import Rounds, search
+from verifiable_relu.verifiers.bab.search import Candidates, Rounds, search
 from verifiable_relu.verifiers.bab.strip import Slopes
 from verifiable_relu.verifiers.bab.system import System, tree_bytes
 from verifiable_relu.verifiers.bab.tree import Search

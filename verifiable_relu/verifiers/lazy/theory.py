@@ -21,10 +21,9 @@ import torch
 from torch import Tensor
 
 from verifiable_relu.errors import CallFailed
-from verifiable_relu.verifiers.bab.ascent import Ascent
+from verifiable_relu.verifiers.bab.ascent import Ascent, Batch, Bounded
 from verifiable_relu.verifiers.bab.folded import Rows
 from verifiable_relu.verifiers.bab.leaf import Hint, Program
-from verifiable_relu.verifiers.bab.nodes import Batch, Bounded
 from verifiable_relu.verifiers.bab.proof import Proofs
 from verifiable_relu.verifiers.bab.strip import Strip
 from verifiable_relu.verifiers.base import Reason

@@ -24,7 +24,7 @@ from verifiable_relu.errors import CallFailed, OutOfTime
 from verifiable_relu.settings import neutral
 from verifiable_relu.spec.property import Query
 from verifiable_relu.spec.row_batch import RowBatch
-from verifiable_relu.verifiers.bab.forest import Candidates
+from verifiable_relu.verifiers.bab.search import Candidates
 from verifiable_relu.verifiers.bab.strip import Slopes, Strip
 from verifiable_relu.verifiers.bab.system import System, tree_bytes
 from verifiable_relu.verifiers.base import (
