@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+# Sets a variable of the environment, which torch reads when it is imported.
+from verifiable_relu import openmp as openmp
 
 if TYPE_CHECKING:
     from verifiable_relu.api import certified_radius as certified_radius
@@ -11,18 +15,20 @@ if TYPE_CHECKING:
     from verifiable_relu.api import verify_radii as verify_radii
     from verifiable_relu.hardening import harden as harden
 
-# OpenMP's threads wait for one another in busy loops by default. Where other processes, or other guests of a virtual
-# machine, use the same cores, computations took up to fifty times longer. OpenMP reads the variable when torch is
-# loaded, and not after.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-
 # oneDNN, torch's library for convolutions, keeps prepared kernels for the last 1,024 shapes by default. Bounds come in
 # batches of ever other sizes, and the kernels kept for them took hundreds of MiB without being used again. oneDNN reads
 # the variable at the first convolution.
 os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "256")
 
 __version__ = "0.2.0"
-__all__ = ["__version__", "certified_radius", "harden", "verify", "verify_radii"]
+__all__ = ["__version__", "certified_radius", "harden", "specs", "verify", "verify_radii"]
+
+
+def specs() -> Path:
+    """The folder of the networks and properties that come with the package; its README describes them."""
+    package = Path(__file__).parent
+    # A wheel has the folder inside the package, a checkout beside it.
+    return package / "specs" if (package / "specs").is_dir() else package.parent / "specs"
 
 
 def __getattr__(name: str) -> Any:

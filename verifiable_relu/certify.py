@@ -8,7 +8,9 @@ from __future__ import annotations
 import argparse
 import csv
 import io
+import math
 import os
+import pickle
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -16,15 +18,20 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from verifiable_relu.certify_options import TIMEOUT, entries, loader, parse, parser, workers
+from verifiable_relu.certify_options import DISPUTED, TIMEOUT, entries, launched, loader, parse, parser, workers
+from verifiable_relu.errors import CallFailed, InputError, printable
+from verifiable_relu.files import csv_cell
 from verifiable_relu.streams import complain, guarded, own_stdout, write
+from verifiable_relu.watched import Ended, copied, resident
 
 if TYPE_CHECKING:
     from verifiable_relu.campaign import Case, Result, Store
     from verifiable_relu.campaign.certificates import Certificates
     from verifiable_relu.campaign.console import Watcher
     from verifiable_relu.campaign.inputs import Entry
+    from verifiable_relu.campaign.worker import Job
     from verifiable_relu.verifiers.base import Verifier
+    from verifiable_relu.verifiers.solvers.process import Worker
 
 
 def main(arguments: Sequence[str] | None = None, alone: bool = False) -> int:
@@ -44,7 +51,7 @@ def main(arguments: Sequence[str] | None = None, alone: bool = False) -> int:
         if options.explain:
             return _explain(options, out)
         many = os.path.isdir(options.spec) or options.spec.suffix == ".csv"
-        return _many(options, out) if many else _one(options, out)
+        return _many(options, out, alone) if many else _one(options, out, alone)
 
     return guarded("certify", work, options.debug)
 
@@ -84,23 +91,73 @@ def _explain(options: argparse.Namespace, out: TextIO) -> int:
     return 0
 
 
-def _one(options: argparse.Namespace, out: TextIO) -> int:
-    """Answer one property file; returns the exit status."""
+def _one(options: argparse.Namespace, out: TextIO, alone: bool) -> int:
+    """Answer one property file; returns the exit status.
+
+    Args:
+        options: the options.
+        out: the file for the answer.
+        alone: whether a copy of this process answers, which is ended with the time limit.
+    """
     start = time.perf_counter()
+    limits = copied() if alone and not options.debug else None
+    if isinstance(limits, Ended):
+        return limits.status if limits.status is not None and limits.status >= 0 else _lost(options, out, limits)
     from verifiable_relu.campaign import run
     from verifiable_relu.campaign.counterexample import assignment
     from verifiable_relu.campaign.inputs import Entry, verifier
+    from verifiable_relu.campaign.worker import GRACE
     from verifiable_relu.verifiers.copies import sharing
+    from verifiable_relu.verifiers.solvers.process import most_memory
 
     method = verifier(options.method, options.device, options.memory, options.jobs or sharing())
     method, certificates = _certifying(options, method)
+    memory = most_memory(options.worker_memory, options.memory, resident(os.getpid()))
     with _store(options) as store:
-        case = loader(options).case(Entry(options.spec, options.net, options.timeout or TIMEOUT))
+        entry = Entry(options.spec, options.net, options.timeout or TIMEOUT)
+        if limits is not None:
+            limits(entry.timeout + GRACE, memory)
+        case = loader(options).case(entry)
+        if limits is not None:
+            # Certificates come on top of the limit.
+            limits(math.inf if certificates else max(0.0, entry.timeout - case.spent) + GRACE, memory)
         (result,) = run([case], method, store, certificates=certificates)
+    if limits is not None:
+        limits(math.inf, math.inf)
     write([result.answer, *(assignment(result, case.spec) if result.answer == "sat" else ())], out)
     if not options.quiet:
         print("\n".join(_summary(result, case, time.perf_counter() - start)), file=sys.stderr)
-    return _status([result])
+    return _status(result)
+
+
+def _lost(options: argparse.Namespace, out: TextIO, ended: Ended) -> int:
+    """Say and record that the process that was to answer one property file has ended; returns the exit status."""
+    late = ended.status is None and not ended.memory
+    answer = "timed-out" if late else "unknown"
+    # This comes before imports, which take longer than the limit allows for.
+    write([answer], out)
+    # The first limit is that of reading.
+    where = "reading its files" if ended.named == 1 else options.method
+    why = "timeout" if late else "memory" if ended.memory else "error"
+    if not options.quiet:
+        print(f"{options.spec}: {answer} ({why} by {where}); its process has ended", file=sys.stderr)
+    if why == "error":
+        _fault(options.spec, where, f"its process ended with the status {ended.status}")
+    if options.out is not None:
+        from verifiable_relu.campaign.inputs import verifier
+        from verifiable_relu.campaign.runner import Late, lost
+        from verifiable_relu.verifiers.copies import sharing
+
+        error = Late(0 if ended.named == 1 else None) if late else MemoryError() if ended.memory else CallFailed(where)
+        method = verifier(options.method, options.device, options.memory, options.jobs or sharing())
+        method, _ = _certifying(options, method)
+        result = lost(str(options.net or ""), str(options.spec), options.timeout or TIMEOUT, method, error)
+        with _store(options) as store:
+            assert store is not None
+            store.append(result)
+            store.enter(0, result)
+            store.tabulate()
+    return 1 if why == "error" else 0
 
 
 def _certifying(options: argparse.Namespace, method: Verifier) -> tuple[Verifier, Certificates | None]:
@@ -115,27 +172,40 @@ def _certifying(options: argparse.Namespace, method: Verifier) -> tuple[Verifier
 
 def _check(folder: Path, out: TextIO) -> int:
     """Check a folder of certificates; 0 if all are accepted, else 1."""
-    from verifiable_relu.campaign.certificates import check_folder
+    from verifiable_relu.check import BadInput
+    from verifiable_relu.check.folder import check_folder
 
-    lines = io.StringIO()
+    lines, accepted = io.StringIO(), True
     table = csv.writer(lines, lineterminator="\n")
-    accepted = True
-    for name, onnx, vnnlib, kept in check_folder(folder):
-        accepted &= kept.accepted
-        table.writerow((name, onnx, vnnlib, "accepted" if kept.accepted else "refused", kept.detail))
+    try:
+        for name, onnx, vnnlib, status, said in check_folder(folder):
+            accepted &= status == 0
+            table.writerow((csv_cell(name), onnx, vnnlib, "refused" if status else "accepted", said))
+    except BadInput as error:
+        raise InputError(str(error)) from None
     write(lines.getvalue().splitlines(), out)
     return 0 if accepted else 1
+
+
+def _travels(job: Job) -> bool:
+    """Whether another process can be given a job: a verifier of somebody's own need not be made for that."""
+    try:
+        return bool(pickle.dumps(job))
+    except (AttributeError, TypeError, pickle.PicklingError):
+        return False
 
 
 def _summary(result: Result, case: Case, elapsed: float) -> Iterator[str]:
     """The lines of the summary that the user sees on stderr for one property file."""
     network = case.queries[0].network
     trust = f", {result.trust}" if result.trust else ""
-    yield f"{result.vnnlib}: {result.answer} ({result.reason} by {result.method}{trust})"
+    note = printable(result.detail)
+    said = f": {note}" if result.disputed else ""
+    yield f"{printable(result.vnnlib)}: {result.answer} ({result.reason} by {result.method}{trust}){said}"
     neurons = sum(network.nodes[i].size for i in network.activations)
     boxes = f", {len(case.queries)} boxes" if len(case.queries) > 1 else ""
     size = f"{network.input_size} inputs, {neurons} neurons, {network.output_size} outputs{boxes}"
-    yield f"  network   {result.onnx}: {size}"
+    yield f"  network   {printable(result.onnx)}: {size}"
     match result.answer, result.margin:
         case _, None:
             pass
@@ -148,71 +218,95 @@ def _summary(result: Result, case: Case, elapsed: float) -> Iterator[str]:
         yield f"  unstable  {result.unstable} neurons"
     stages = ", ".join(f"{name} {spent:.2f} s" for name, spent in result.stages.items())
     yield f"  time      {stages or f'{result.seconds:.2f} s'}; with reading and start-up {elapsed:.2f} s"
-    if result.detail:
-        yield f"  note      {result.detail}"
+    if note and not said:
+        yield f"  note      {note}"
 
 
-def _many(options: argparse.Namespace, out: TextIO) -> int:
-    """Answer the instances of a folder or a table as one campaign; returns the exit status."""
-    from verifiable_relu.campaign.console import Watcher, summary
+def _many(options: argparse.Namespace, out: TextIO, alone: bool) -> int:
+    """Answer the instances of a folder or a table as one campaign; returns the exit status.
+
+    Args:
+        options: the options.
+        out: the file for the answers.
+        alone: whether a process that is not this one answers even with ``--jobs 1``.
+    """
+    from verifiable_relu.spec import instances
+
+    listed, count = instances(options.spec)
+    jobs = 0 if options.executor is not None else workers(options, count)
+    # In this process, exceptions can be raised, and objects given, that do not go from one process to another.
+    here = jobs == 1 and options.worker_memory is None and (options.debug or not alone)
+    started = launched(0 if here else jobs, None if jobs == 1 else 1)
+    from verifiable_relu.campaign.console import Watcher
     from verifiable_relu.campaign.inputs import verifier
     from verifiable_relu.verifiers.copies import sharing
 
-    listed = entries(options)
-    alone = options.executor is None and not workers(options, len(listed))
-    method = verifier(options.method, options.device, options.memory, (options.jobs or sharing()) if alone else 1)
-    method, certificates = _certifying(options, method)
-    watcher = Watcher(len(listed), options.quiet, out)
+    method = verifier(options.method, options.device, options.memory, (options.jobs or sharing()) if jobs == 1 else 1)
+    method, _ = _certifying(options, method)
+    watcher = Watcher(count, options.quiet, out)
     try:
         with _store(options) as store, watcher:
-            results = _answered(options, listed, method, certificates, store, watcher)
+            _answer(options, entries(options, listed), method, started, store, watcher)
     except KeyboardInterrupt:
         kept = f"kept in {options.out}; the same command resumes" if options.out else "lost, since --out was not given"
-        _say(f"interrupted: {watcher.done} of {len(listed)} instances are answered and {kept}")
+        _say(f"interrupted: {watcher.done} of {count} instances are answered and {kept}")
         return 130
+    except InputError:
+        # The list has a bad row, or there is no more space for records.
+        if watcher.done and not options.quiet:
+            watcher.summary()
+        raise
+    for vnnlib, detail in watcher.disputed:
+        _say(f"{vnnlib}: {detail}")
     if not options.quiet:
-        summary(results, watcher.recorded)
-    return _status(results)
+        watcher.summary()
+    for vnnlib, name, detail in watcher.faults:
+        _fault(vnnlib, name, detail)
+    return DISPUTED if watcher.disputed else 2 if watcher.bad else 1 if watcher.faults else 0
 
 
-def _answered(
+def _answer(
     options: argparse.Namespace,
-    listed: Sequence[Entry],
+    listed: Iterator[Entry],
     method: Verifier,
-    certificates: Certificates | None,
+    started: Sequence[Worker],
     store: Store | None,
     watcher: Watcher,
-) -> list[Result]:
-    """The answers of a campaign, on as many workers as the options ask for."""
-    count = workers(options, len(listed))
-    if not count and options.executor is None:
-        from verifiable_relu.campaign import run
-
-        read = loader(options)
-        cases = []
-        for entry in listed:
-            cases.append(read.read(entry, options.debug))
-            watcher.read()
-        return run(cases, method, store, watcher, certificates)
+) -> None:
+    """Answer a campaign, on a cluster, in the processes that were started, or in this one."""
     from verifiable_relu.campaign.parallel import Local, run_parallel
     from verifiable_relu.campaign.worker import Job
 
-    job = Job(method, loader(options), options.certificates, options.worker_memory)
+    memory, threads = options.worker_memory, None if len(started) == 1 else 1
+    job = Job(method, loader(options), options.certificates, memory, threads=threads, debug=options.debug)
     if options.executor is None:
-        return run_parallel(listed, job, [Local(options.worker_memory) for _ in range(count)], store, watcher)
+        here = len(started) == 1 and not _travels(job)
+        slots = [] if here else [Local(worker, memory, options.memory) for worker in started]
+        run_parallel(listed, job, slots, store, watcher)
+        return
     from verifiable_relu.campaign.cluster import Cluster
 
     with Cluster(options.executor, store) as cluster:
-        return run_parallel(listed, job, cluster.slots, store, watcher)
+        run_parallel(listed, job, cluster.slots, store, watcher)
 
 
-def _status(results: Sequence[Result]) -> int:
-    """The exit status: 2 if an input was bad, else 1 if the program was at fault, else 0; faults go to stderr."""
-    faults = [r for r in results if r.reason == "error"]
-    ours = [r for r in faults if r.method]
-    for result in ours:
-        _say(f"{result.vnnlib}: fault of {result.method}: {result.detail}")
-    return 2 if len(ours) < len(faults) else 1 if ours else 0
+def _status(result: Result) -> int:
+    """The exit status; faults go to stderr.
+
+    It is 3 if the checker refused a certificate, else 2 if an input was bad, else 1 if the program was at fault.
+    """
+    if result.disputed:
+        _say(f"{result.vnnlib}: {result.detail}")
+        return DISPUTED
+    if result.reason != "error":
+        return 0
+    if result.method:
+        _fault(result.vnnlib, result.method, result.detail)
+    return 1 if result.method else 2
+
+
+def _fault(vnnlib: object, method: str, detail: str) -> None:
+    _say(f"{vnnlib}: fault of {method}: {detail}")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import argparse
 import math
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,7 @@ from verifiable_relu.verifiers.registry import methods
 
 if TYPE_CHECKING:
     from verifiable_relu.campaign.inputs import Entry, Loader
+    from verifiable_relu.verifiers.solvers.process import Worker
 
 ABOUT = """Answer properties of neural networks: does some input of the box reach the unsafe set?
 
@@ -24,8 +25,11 @@ ABOUT = """Answer properties of neural networks: does some input of the box reac
 For a property file, the first line of stdout is sat (there is a counterexample, which follows), unsat (there is none:
 verified), unknown or timed-out. For a folder or an instances.csv, stdout has a line onnx,vnnlib,answer,seconds for
 each instance as soon as it is answered. Exit status: 0 for every verdict, 2 for bad input, 1 for a fault of the
-program, 130 if interrupted.
+program, 130 if interrupted, 3 if the checker refuses the certificate of a verdict, which then is unknown.
 """
+
+DISPUTED = 3
+"""The exit status where verifier and checker disagree."""
 
 TIMEOUT = 60.0
 """The time limit of an instance in seconds, where nothing else says one."""
@@ -83,7 +87,7 @@ def parser() -> Parser:
         type=_count,
         metavar="N",
         help="the processes that answer instances of a folder or list, each with one thread, or that share the search "
-        "for the answer of a single property (default: one for each core; 1: this process alone, with all threads)",
+        "for the answer of a single property (default: one for each core; 1: a single one, with all threads)",
     )
     many.add_argument(
         "--worker-memory",
@@ -97,7 +101,7 @@ def parser() -> Parser:
         type=scheduler,
         metavar="dask://HOST:PORT",
         help="a running Dask scheduler, whose workers answer the instances; they need the same files under the same "
-        "paths (pip install 'verifiable-relu[dask]')",
+        "paths (needs the package distributed)",
     )
     kept = made.add_argument_group("what is kept")
     kept.add_argument(
@@ -163,25 +167,30 @@ def loader(options: argparse.Namespace) -> Loader:
     return Loader(dict(options.network), partial(hardened, lam=lam[0] if len(lam) == 1 else lam or None))
 
 
-def entries(options: argparse.Namespace) -> list[Entry]:
-    """The instances of the folder or list that ``--spec`` names.
+def entries(options: argparse.Namespace, listed: Iterable[tuple[Path, Path | None, float | None]]) -> Iterator[Entry]:
+    """The instances of the folder or list that ``--spec`` names (``spec.instances``), as the options ask for them."""
+    from verifiable_relu.campaign.inputs import Entry
 
-    Raises:
-        InputError: if there are none, or if the list is bad.
-    """
-    from verifiable_relu.campaign.inputs import Entry, instances
+    for spec, onnx, limit in listed:
+        yield Entry(spec, options.net or onnx, options.timeout or limit or TIMEOUT)
 
-    return [
-        Entry(vnnlib, options.net or onnx, options.timeout or limit or TIMEOUT)
-        for vnnlib, onnx, limit in instances(options.spec)
-    ]
+
+def launched(jobs: int, threads: int | None) -> list[Worker]:
+    """Processes that answer instances, which import torch while this process does."""
+    from verifiable_relu.verifiers.solvers.process import Worker
+
+    environment = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
+    # A process that is kept between two parts keeps the networks that it has prepared.
+    made = [Worker("verifiable_relu.campaign.worker:answer", environment, kept_memory=1.0) for _ in range(jobs)]
+    for worker in made:
+        worker.launch()
+    return made
 
 
 def workers(options: argparse.Namespace, instances: int) -> int:
-    """The processes that answer so many instances; 0 where this process does."""
+    """The processes that answer so many instances."""
     # Processes would share one accelerator.
-    wanted = min(options.jobs or (cores() if options.device == "cpu" else 1), instances)
-    return 0 if wanted == 1 and options.worker_memory is None else wanted
+    return min(options.jobs or (cores() if options.device == "cpu" else 1), instances)
 
 
 def cores() -> int:

@@ -126,10 +126,10 @@ class Journal(Generic[T]):
         repair: whether lines that are no records are moved to a new file, ``records.jsonl.bad-1`` or the next free
             number. Without it, such lines are an error.
         remedy: a text that the error for such a line ends with.
+        seen: is told of every record that the file holds, with its place there in bytes (``at``); no record is kept.
 
     Attributes:
         path: the path of ``records.jsonl``.
-        loaded: the records that the file held when the journal was opened.
         set_aside: the number of lines that were moved and the file that they were moved to; None if none were.
 
     Raises:
@@ -137,12 +137,14 @@ class Journal(Generic[T]):
             has lines that are no records and ``repair`` is not set.
     """
 
-    def __init__(self, folder: Path | str, kind: Kind[T], repair: bool = False, remedy: str = "") -> None:
+    def __init__(
+        self, folder: Path | str, kind: Kind[T], seen: Callable[[int, T], None], repair: bool = False, remedy: str = ""
+    ) -> None:
         self.folder = Path(folder)
         self.path = self.folder / _NAME
         self.set_aside: tuple[int, Path] | None = None
-        self.loaded: list[T] = []
         self._kind = kind
+        self._seen = seen
         self._file: BinaryIO | None = None
         # Imported here, because the import takes 0.1 s, which commands that keep no records need not wait.
         from filelock import FileLock, Timeout
@@ -180,8 +182,8 @@ class Journal(Generic[T]):
             self._file = None
         self._lock.release()
 
-    def append(self, record: T) -> None:
-        """Write a record to the end of the file.
+    def append(self, record: T) -> int:
+        """Write a record to the end of the file; returns its place there (``at``).
 
         Raises:
             InputError: if the record cannot be written; the file is then as it was before.
@@ -196,6 +198,22 @@ class Journal(Generic[T]):
         except OSError as error:
             self._file.truncate(size)
             raise unusable(self.folder, error) from None
+        return size
+
+    def at(self, place: int) -> T:
+        """The record that begins at a byte of the file.
+
+        Raises:
+            InputError: if the file cannot be read, or has been changed by another program.
+        """
+        try:
+            with self.path.open("rb") as file:
+                file.seek(place)
+                return self._kind.record(file.readline(LONGEST))
+        except OSError as error:
+            raise unusable(self.folder, error) from None
+        except ValueError as error:
+            raise InputError(f"not a record any more: {error}", path=self.path, place=f"byte {place}") from None
 
     def replace(self, records: Iterable[T]) -> None:
         """Replace all records of the file at once: a kill at any moment leaves the old ones or the new ones.
@@ -240,7 +258,8 @@ class Journal(Generic[T]):
         with open(os.dup(self._file.fileno()), "rb") as file:
             for index, last in enumerate(read_lines(file, self._kind)):
                 if last.record is not None:
-                    self.loaded.append(last.record)
+                    if not bad:
+                        self._seen(end, last.record)
                 elif repair:
                     bad[index] = last.number
                 elif not last.torn:
@@ -248,10 +267,22 @@ class Journal(Generic[T]):
                 end += len(last.data)
         if bad:
             self.set_aside = len(set(bad.values())), self._move(bad.keys())
+            self._look(min(bad))
         elif last is not None and last.record is None:
             self._file.truncate(end - len(last.data))
         elif last is not None and not last.ended:
             self._file.write(b"\n")
+
+    def _look(self, first: int) -> None:
+        """Tell ``seen`` of the records from a line's index on: they lie elsewhere since bad lines were moved."""
+        assert self._file is not None
+        end = 0
+        with open(os.dup(self._file.fileno()), "rb") as file:
+            file.seek(0)
+            for index, line in enumerate(read_lines(file, self._kind)):
+                if index >= first and line.record is not None:
+                    self._seen(end, line.record)
+                end += len(line.data)
 
     def _move(self, bad: Container[int]) -> Path:
         """Move the lines with the indices ``bad`` to a new file; returns its path.

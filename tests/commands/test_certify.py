@@ -404,7 +404,8 @@ runpy.run_module("verifiable_relu.certify", run_name="__main__", alter_sys=True)
 def test_stdout_has_the_answers_alone_whatever_a_library_prints(folder: Path) -> None:
     (folder / "instances.csv").write_text("net.onnx,safe.vnnlib,30\n")
     for spec_, expected in (("safe.vnnlib", "unsat\n"), ("instances.csv", "net.onnx,safe.vnnlib,unsat,")):
-        done = run(["-c", TALKATIVE, "--spec", spec_, "--quiet"], cwd=folder)
+        # The verifier is no object for another process.
+        done = run(["-c", TALKATIVE, "--spec", spec_, "--quiet", "--debug"], cwd=folder)
         assert done.returncode == 0, done.stderr
         assert done.stdout.startswith(expected) and done.stdout.count("\n") == 1
         assert {"written to the descriptor", "printed"} <= set(done.stderr.splitlines()) and "in C" in done.stderr
@@ -462,7 +463,8 @@ def test_an_instance_that_breaks_its_reader_costs_the_others_nothing(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    (folder / "bad.onnx").write_bytes((folder / "net.onnx").read_bytes())
+    # Equal files would be read once.
+    write_onnx(network(1.0), folder / "bad.onnx")
     (folder / "bad.vnnlib").write_text(spec(SAFE))
     original = getattr(inputs, reader)
 
@@ -585,7 +587,7 @@ def test_ctrl_c_keeps_what_is_done_and_the_same_command_resumes(
     monkeypatch.setattr("verifiable_relu.campaign.inputs.make", lambda *_: verifier)
     assert main(arguments) == 0
     assert [row[2] for row in rows(capsys.readouterr().out)] == ["unsat"] * count
-    assert [len(queries) for queries in verifier.asked] == [count - done]
+    assert sum(len(queries) for queries in verifier.asked) == count - done
 
 
 def test_explain_says_what_auto_would_do_and_answers_nothing(capsys: pytest.CaptureFixture[str]) -> None:

@@ -41,9 +41,9 @@ def test_a_folder_is_one_campaigns_until_that_is_over_or_killed(tmp_path: Path) 
 KILLED = """
 import sys
 from tests.support import scripted as t
-from verifiable_relu.campaign import Store, run, runner
+from verifiable_relu.campaign import Store, run, store
 
-runner.TABLE_EVERY = 0.0
+store.TABLE_EVERY = store._PATIENCE = 0.0
 
 class Observer:
     def stage(self, *_):
@@ -52,9 +52,9 @@ class Observer:
     def result(self, number, result, recorded):
         print(result.vnnlib, flush=True)
 
-with Store(sys.argv[1]) as store:
+with Store(sys.argv[1]) as kept:
     print("open", flush=True)
-    run([t.case(2 + i, name=str(i)) for i in range(int(sys.argv[2]))], t.Scripted(), store, Observer())
+    run([t.case(2 + i, name=str(i)) for i in range(int(sys.argv[2]))], t.Scripted(), kept, Observer())
 """
 
 

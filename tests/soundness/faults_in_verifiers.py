@@ -18,12 +18,12 @@ from verifiable_relu.network.nodes import Affine, Node
 from verifiable_relu.spec.property import Query
 from verifiable_relu.spec.row_batch import RowBatch
 from verifiable_relu.verifiers.base import Outcome, Reason, Trust, Verdict
-from verifiable_relu.verifiers.boxes import Frontier
 from verifiable_relu.verifiers.encoding import Folding
 from verifiable_relu.verifiers.milp import Milp
 from verifiable_relu.verifiers.root import Root, Roots
 from verifiable_relu.verifiers.solvers import highs, z3
 from verifiable_relu.verifiers.solvers.process import Worker
+from verifiable_relu.verifiers.split import Frontier
 
 from .fault import Fault, instead
 
@@ -220,17 +220,17 @@ IN_VERIFIERS: tuple[Fault, ...] = (
     Fault(
         "half of a split box forgotten",
         "agreement",
-        instead("verifiers.boxes:Frontier.halve", _first_halves),
+        instead("verifiers.split:Frontier.halve", _first_halves),
     ),
     Fault(
         "a child of a split neuron forgotten",
         "trees",
-        instead("verifiers.bab.nodes:children", _both_active),
+        instead("verifiers.bab.ascent:children", _both_active),
     ),
     Fault(
         "a half of a smooth neuron's segment forgotten",
         "segments",
-        instead("verifiers.bab.nodes:children", _both_active),
+        instead("verifiers.bab.ascent:children", _both_active),
     ),
     Fault(
         "lines of a part of a smooth neuron's segment",

@@ -21,10 +21,10 @@ from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Activation, Gelu, Hardened, Relu, Sigmoid, Smooth, Tanh
 from verifiable_relu.spec.property import Box, Property, Query
 from verifiable_relu.verifiers.bab import Bab
+from verifiable_relu.verifiers.bab.ascent import children, depth
 from verifiable_relu.verifiers.bab.curves import LAST, SEGMENTS, Curves
 from verifiable_relu.verifiers.bab.folding import fold
 from verifiable_relu.verifiers.bab.limits import Limits
-from verifiable_relu.verifiers.bab.nodes import children, depth
 from verifiable_relu.verifiers.bab.refine import Refinement
 from verifiable_relu.verifiers.bab.strip import Slopes
 from verifiable_relu.verifiers.base import Budget, Outcome, Reason, Trust, Verdict

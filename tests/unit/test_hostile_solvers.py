@@ -18,7 +18,7 @@ from verifiable_relu.errors import CallFailed, OutOfTime
 from verifiable_relu.spec.property import Property, Query
 from verifiable_relu.verifiers import milp, smt
 from verifiable_relu.verifiers.bab import Bab
-from verifiable_relu.verifiers.bab.rounds import Rounds
+from verifiable_relu.verifiers.bab.search import Rounds
 from verifiable_relu.verifiers.base import Budget, Outcome, Reason, Verdict, Verifier
 from verifiable_relu.verifiers.milp import Milp
 from verifiable_relu.verifiers.smt import Smt

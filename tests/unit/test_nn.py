@@ -1,13 +1,21 @@
 """λ-GELU against its closed forms, the builders, and the substitution by ReLU."""
 
+import copy
+import importlib
+import io
 import math
+import multiprocessing
+import pickle
+import pkgutil
 from collections.abc import Callable
 
 import onnxruntime
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
+import verifiable_relu.nn
 from verifiable_relu.network import from_torch, write_onnx
 from verifiable_relu.nn import (
     HardnessGate,
@@ -15,15 +23,16 @@ from verifiable_relu.nn import (
     LambdaSwish,
     Normalize,
     cnn,
-    cnn3,
-    cnn5,
-    cnn7,
+    fixed,
     mlp,
+    models,
     resnet,
     substitute_relu,
 )
 from verifiable_relu.nn.activation import SUPREMUM
 from verifiable_relu.nn.hardness import EXACT_FROM, softplus_inverse
+from verifiable_relu.nn.places import replace_smooth
+from verifiable_relu.nn.rectifiers import RECTIFIERS
 from verifiable_relu.nn.swish import MATCHED
 
 GATES: dict[str, Callable[[float], HardnessGate]] = {
@@ -181,42 +190,43 @@ def test_builders_have_the_shapes_asked_for() -> None:
         cnn((1, 2, 2), (4, 4, 4), (), 10)
 
 
-PUBLISHED: dict[Callable[..., nn.Sequential], list[tuple[int, ...]]] = {
-    cnn3: [(16, 3, 5, 5), (32, 16, 4, 4), (10, 2048)],
-    cnn5: [(16, 3, 3, 3), (16, 16, 4, 4), (32, 16, 4, 4), (512, 2048), (10, 512)],
-    cnn7: [(64, 3, 3, 3), (64, 64, 3, 3), (128, 64, 3, 3), (128, 128, 3, 3), (128, 128, 3, 3), (512, 32768), (10, 512)],
-    resnet: [(8, 3, 3, 3), (8, 8, 3, 3), (8, 8, 3, 3), (16, 8, 3, 3), (16, 16, 3, 3), (16, 16, 3, 3), (64, 1024),
+PUBLISHED: dict[str, list[tuple[int, ...]]] = {
+    "cnn3": [(16, 3, 5, 5), (32, 16, 4, 4), (10, 2048)],
+    "cnn5": [(16, 3, 3, 3), (16, 16, 4, 4), (32, 16, 4, 4), (512, 2048), (10, 512)],
+    "cnn7": [(64, 3, 3, 3), (64, 64, 3, 3), (128, 64, 3, 3), (128, 128, 3, 3), (128, 128, 3, 3), (512, 32768),
+             (10, 512)],
+    "resnet": [(8, 3, 3, 3), (8, 8, 3, 3), (8, 8, 3, 3), (16, 8, 3, 3), (16, 16, 3, 3), (16, 16, 3, 3), (64, 1024),
              (10, 64)],
 }  # fmt: skip
 """Shapes of the weights for images of 3×32×32."""
-SIZES = {cnn3: (16, 8), cnn5: (32, 16, 8), cnn7: (32, 32, 16, 16, 16), resnet: (16, 16, 16, 8, 8, 8)}
+SIZES = {"cnn3": (16, 8), "cnn5": (32, 16, 8), "cnn7": (32, 32, 16, 16, 16), "resnet": (16, 16, 16, 8, 8, 8)}
 """Heights of the convolutions' outputs."""
-each_published = pytest.mark.parametrize("make", PUBLISHED)
+each_published = pytest.mark.parametrize("name", PUBLISHED)
 
 
 @each_published
-def test_published_networks_have_the_layers_of_their_papers(make: Callable[..., nn.Sequential]) -> None:
-    net = make((3, 32, 32), 10, nn.ReLU, Normalize(0.5, 0.5))
-    assert [tuple(p.shape) for p in net.parameters() if p.ndim > 1] == PUBLISHED[make]
+def test_published_networks_have_the_layers_of_their_papers(name: str) -> None:
+    net = fixed(name, (3, 32, 32), 10, nn.ReLU, Normalize(0.5, 0.5))
+    assert [tuple(p.shape) for p in net.parameters() if p.ndim > 1] == PUBLISHED[name]
     heights: list[int] = []
     layers = [module for module in net.modules() if isinstance(module, nn.Conv2d | nn.Linear)]
     for layer in layers:
         layer.register_forward_hook(lambda _, __, y: heights.append(y.shape[-1]) if y.ndim == 4 else None)
-    assert net.eval()(torch.rand(1, 3, 32, 32)).shape == (1, 10) and tuple(heights) == SIZES[make]
+    assert net.eval()(torch.rand(1, 3, 32, 32)).shape == (1, 10) and tuple(heights) == SIZES[name]
     activations = [module for module in net.modules() if isinstance(module, nn.ReLU)]
     normalised = [module for module in net.modules() if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d)]
-    assert len(activations) == len(layers) - 1 and len(normalised) == (6 if make is cnn7 else 0)
+    assert len(activations) == len(layers) - 1 and len(normalised) == (6 if name == "cnn7" else 0)
 
 
 @each_published
-def test_a_width_scales_every_hidden_layer(make: Callable[..., nn.Sequential]) -> None:
-    hidden = [shape[0] for shape in PUBLISHED[make]][:-1]
+def test_a_width_scales_every_hidden_layer(name: str) -> None:
+    hidden = [shape[0] for shape in PUBLISHED[name]][:-1]
     for width in (0.25, 1e-9):
-        net = make((1, 28, 28), 7, nn.ReLU, width=width)
+        net = fixed(name, (1, 28, 28), 7, nn.ReLU, width=width)
         sizes = [len(p) for p in net.parameters() if p.ndim > 1]
         assert sizes == [*(max(1, round(width * size)) for size in hidden), 7]
     with pytest.raises(ValueError, match="does not fit the 0×0"):
-        make((1, 0, 0), 10)
+        fixed(name, (1, 0, 0), 10)
 
 
 def test_a_residual_block_adds_its_input() -> None:
@@ -231,9 +241,9 @@ def test_a_residual_block_adds_its_input() -> None:
 
 
 @each_published
-def test_published_networks_are_written_as_they_compute(make: Callable[..., nn.Sequential]) -> None:
+def test_published_networks_are_written_as_they_compute(name: str) -> None:
     torch.manual_seed(0)
-    net = make((2, 8, 8), 3, lambda: LambdaGELU(4.0), Normalize((0.4, 0.6), (0.3, 0.2)), width=0.1)
+    net = fixed(name, (2, 8, 8), 3, lambda: LambdaGELU(4.0), Normalize((0.4, 0.6), (0.3, 0.2)), width=0.1)
     x = torch.rand(50, 2, 8, 8)
     net(x)  # Batch normalisations take their first averages.
     for each in (net.eval(), substitute_relu(net)):
@@ -263,3 +273,65 @@ def test_substitution_error_is_bounded_per_neuron() -> None:
     x = torch.rand(200, 4)
     gap = substitute_relu(net)(x) - net(x)
     assert gap.min() >= -1e-6 and gap.max() <= 0.17 / lam + 1e-6 and gap.max() > 0.1 / lam
+
+
+class Calls(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.silu(F.gelu(self.linear(x)))
+
+
+MODULES: dict[str, Callable[[], nn.Module]] = {
+    "LambdaGELU": lambda: nn.Sequential(LambdaGELU(2.0), LambdaGELU(3.0, approximate="tanh")),
+    "LambdaSwish": lambda: nn.Sequential(LambdaSwish(2.0), LambdaSwish(scale=1.0)),
+    "Sharpened": lambda: nn.Sequential(*(each.gate() for each in RECTIFIERS.values())),
+    "Normalize": lambda: models.Normalize(0.5, 0.25),
+    "Residual": lambda: models.Residual(2, LambdaGELU),
+}
+WHOLE: dict[str, Callable[[], nn.Module]] = {
+    "substituted calls": lambda: substitute_relu(Calls()),
+    "hardened calls": lambda: replace_smooth(Calls(), lambda found, *_: found.gate())[0],
+}
+
+
+def test_every_module_of_the_package_is_among_those_that_are_pickled() -> None:
+    named = {
+        name
+        for each in pkgutil.iter_modules(verifiable_relu.nn.__path__, "verifiable_relu.nn.")
+        for name, found in vars(importlib.import_module(each.name)).items()
+        if isinstance(found, type) and issubclass(found, nn.Module) and found.__module__ == each.name
+    }
+    assert named - {"Hardness", "HardnessGate"} == set(MODULES)
+
+
+def saved(module: nn.Module) -> nn.Module:
+    file = io.BytesIO()
+    torch.save(module, file)
+    file.seek(0)
+    loaded: nn.Module = torch.load(file, weights_only=False)
+    return loaded
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda module: pickle.loads(pickle.dumps(module)), saved])
+@pytest.mark.parametrize("name", [*MODULES, *WHOLE])
+def test_a_module_can_be_copied_pickled_and_saved(name: str, copied: Callable[[nn.Module], nn.Module]) -> None:
+    torch.manual_seed(0)
+    module = {**MODULES, **WHOLE}[name]()
+    again = copied(copied(module))
+    x = torch.randn(2, 2, 3, 3)
+    ours, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
+    expected, found = module(ours), again(theirs)
+    assert torch.equal(expected, found) and type(again).__name__ == type(module).__name__
+    expected.sum().backward()
+    found.sum().backward()
+    assert ours.grad is not None and theirs.grad is not None and torch.equal(ours.grad, theirs.grad)
+    assert [name for name, _ in module.named_parameters()] == [name for name, _ in again.named_parameters()]
+
+
+def test_a_module_goes_to_another_process() -> None:
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        (found,) = pool.map(repr, [MODULES["LambdaGELU"]()])
+    assert found == repr(MODULES["LambdaGELU"]())

@@ -7,7 +7,7 @@ import pickle
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,9 @@ from tests.support.hostile_verifier import FILL, KILL, WAIT, Hostile
 from tests.support.processes import Process
 from verifiable_relu.campaign import Result, Store
 from verifiable_relu.campaign.inputs import Entry, Loader
-from verifiable_relu.campaign.parallel import Local, run_parallel
+from verifiable_relu.campaign.parallel import Local, Slot, run_parallel
 from verifiable_relu.campaign.worker import Answered, Job, Numbered, answer
+from verifiable_relu.certify_options import launched
 from verifiable_relu.errors import CallFailed, InputError
 from verifiable_relu.network import write_onnx
 from verifiable_relu.network.graph import Network
@@ -89,6 +90,29 @@ class Here:
         pass
 
 
+class Kept:
+    """An observer that keeps the results of a run, and the numbers of those that were recorded."""
+
+    def __init__(self) -> None:
+        self.results: dict[int, Result] = {}
+        self.recorded: list[int] = []
+
+    def stage(self, *_: object) -> None:
+        pass
+
+    def result(self, number: int, result: Result, recorded: bool) -> None:
+        assert number not in self.results
+        self.results[number] = result
+        self.recorded += [number] * recorded
+
+
+def ran(entries: Iterable[Entry], job: Job, slots: Sequence[Slot], store: Store | None = None) -> list[Result]:
+    """The results of a run, in the order of the instances."""
+    kept = Kept()
+    run_parallel(entries, job, slots, store, kept)
+    return [kept.results[number] for number in sorted(kept.results)]
+
+
 def answers(results: Sequence[Result]) -> list[tuple[str, Verdict, Reason]]:
     return [(Path(r.vnnlib).stem, r.verdict, r.reason) for r in results]
 
@@ -97,11 +121,24 @@ def all_proved(count: int) -> list[tuple[str, Verdict, Reason]]:
     return [(str(number), Verdict.UNSAT, Reason.PROVED) for number in range(count)]
 
 
+@pytest.mark.parametrize("workers", [0, 1, 3])
+def test_instances_that_are_alone_are_parts_of_their_own_in_the_order_of_the_list(workers: int, tmp_path: Path) -> None:
+    listed = entries(tmp_path, [5 + i for i in range(24)], networks=4)
+    order = [(7 * number) % 24 for number in range(24)]
+    slots: list[Any] = [Here() for _ in range(workers)]
+    kept = Kept()
+    run_parallel([listed[number] for number in order], Job(Hostile(), Loader()), slots, None, kept, alone=True)
+    assert [Path(kept.results[place].vnnlib).stem for place in range(24)] == [str(number) for number in order]
+    assert all(len(part) == 1 for slot in slots for part in slot.parts)
+    for slot in slots:
+        assert slot.parts == sorted(slot.parts)
+
+
 @pytest.mark.parametrize("workers", [1, 3])
 def test_parts_get_smaller_and_have_one_network_together(workers: int, tmp_path: Path) -> None:
     listed = entries(tmp_path, [5 + i for i in range(24)], networks=4)
     slots: list[Any] = [Here() for _ in range(workers)]
-    results = run_parallel(listed, Job(Hostile(), Loader()), slots)
+    results = ran(listed, Job(Hostile(), Loader()), slots)
     assert answers(results) == all_proved(24)
     # The threads may take parts in any order, and one of them all: what holds is told by the places in the line.
     line = sorted(range(24), key=lambda number: (number % 4, number))
@@ -121,14 +158,14 @@ def test_a_worker_that_ends_costs_the_instance_at_fault_alone(after: int, tmp_pa
         return min(after, numbers.index(guilty)) if guilty in numbers else None
 
     with Store(tmp_path / "out") as store:
-        results = run_parallel(listed, Job(Hostile(), Loader()), [Here(fault), Here(fault)], store)
+        results = ran(listed, Job(Hostile(), Loader()), [Here(fault), Here(fault)], store)
     expected = all_proved(30)
     expected[guilty] = (str(guilty), Verdict.UNKNOWN, Reason.ERROR)
     assert answers(results) == expected and "SIGBOOM" in results[guilty].detail
     with Store(tmp_path / "out") as store:
         # The instance at fault is asked again, and it alone.
         slot = Here()
-        again = run_parallel(listed, Job(Hostile(), Loader()), [slot], store)
+        again = ran(listed, Job(Hostile(), Loader()), [slot], store)
     assert answers(again) == all_proved(30)
     lines = (tmp_path / "out" / "records.jsonl").read_text().splitlines()
     assert len(lines) == 31
@@ -140,7 +177,7 @@ def test_an_answer_that_comes_twice_is_kept_once(tmp_path: Path) -> None:
             super().answer(job, part, lambda message: (tell(message), tell(message))[1])
 
     with Store(tmp_path / "out") as store:
-        results = run_parallel(entries(tmp_path, [5, 6, 7]), Job(Hostile(), Loader()), [Twice()], store)
+        results = ran(entries(tmp_path, [5, 6, 7]), Job(Hostile(), Loader()), [Twice()], store)
     assert answers(results) == all_proved(3)
     assert len((tmp_path / "out" / "records.jsonl").read_text().splitlines()) == 3
 
@@ -158,7 +195,8 @@ def test_a_full_disk_ends_the_campaign(tmp_path: Path, monkeypatch: pytest.Monke
 def test_processes_that_are_killed_or_take_too_much_memory_cost_their_instances_alone(tmp_path: Path) -> None:
     # One worker with four instances or fewer gets them one by one.
     made, log = entries(tmp_path, [5, KILL, 6, FILL]), tmp_path / "log"
-    results = run_parallel(made, Job(Hostile(log), Loader(), memory=600 << 20), [Local(600 << 20)])
+    (worker,) = launched(1, 1)
+    results = ran(made, Job(Hostile(log), Loader(), memory=600 << 20), [Local(worker, 600 << 20)])
     assert answers(results) == [
         ("0", Verdict.UNSAT, Reason.PROVED),
         ("1", Verdict.UNKNOWN, Reason.ERROR),
@@ -204,20 +242,12 @@ def test_a_campaign_that_is_killed_keeps_every_answer_and_leaves_no_process(
     assert len(workers) == 2 and not any(Path(f"/proc/{worker}").exists() for worker in workers)
     for number in (3, 5):
         made[number].vnnlib.write_text(SPEC.format(bound=20 + number))
-    taken: list[int] = []
-
-    class Seen:
-        def stage(self, *_: object) -> None:
-            pass
-
-        def result(self, number: int, result: Result, recorded: bool) -> None:
-            if recorded:
-                taken.append(number)
-
+    kept = Kept()
     monkeypatch.chdir(tmp_path)
     with Store("out") as store:
-        results = run_parallel(made, Job(Hostile(Path("log")), Loader()), [Here()], store, Seen())
-    assert answers(results) == all_proved(6) and sorted(taken) == [0, 1, 2, 4]
+        run_parallel(made, Job(Hostile(Path("log")), Loader()), [Here()], store, kept)
+    results = [kept.results[number] for number in sorted(kept.results)]
+    assert answers(results) == all_proved(6) and sorted(kept.recorded) == [0, 1, 2, 4]
 
 
 class Waiting(Here):
@@ -289,7 +319,7 @@ def test_a_dask_cluster_gives_the_same_answers_and_asks_nothing_twice(
         address = dask.scheduler_address.replace("tcp://", "dask://")
         for answered in (6, 0):
             with Store(tmp_path / "out") as store, Cluster(address, store) as cluster:
-                results = run_parallel(made, job, cluster.slots, store)
+                results = ran(made, job, cluster.slots, store)
             assert len(results) == 6 and answers(results)[1:] == all_proved(6)[1:]
             assert [(r.onnx, r.vnnlib) for r in results] == [("net0.onnx", f"{i}.vnnlib") for i in range(6)]
             with (tmp_path / "out" / "records.jsonl").open() as file:
@@ -302,6 +332,44 @@ def test_a_dask_scheduler_that_is_not_there_is_named() -> None:
 
     with pytest.raises(InputError, match="no Dask scheduler answers"):
         cluster.Cluster("dask://127.0.0.1:9", patience=0.5)
+
+
+@pytest.mark.skipif(find_spec("distributed") is None, reason="needs Dask (distributed)")
+@pytest.mark.parametrize("gone", ["scheduler", "workers"])
+def test_a_cluster_that_is_gone_ends_the_campaign_in_one_line(
+    gone: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is answered before is kept, and the rest is answered by the next campaign."""
+    from distributed import LocalCluster
+
+    from verifiable_relu.campaign import cluster
+
+    monkeypatch.setattr(cluster, "PATIENCE", 1.0)
+    made = entries(tmp_path, [6, 7, 8, 9])
+
+    class Ends(Kept):
+        def result(self, number: int, result: Result, recorded: bool) -> None:
+            if gone == "scheduler":
+                dask.close()
+            else:
+                dask.scale(0)
+
+    def started() -> Any:
+        return LocalCluster(  # type: ignore[no-untyped-call]
+            n_workers=1, threads_per_worker=1, processes=False, dashboard_address=None, protocol="tcp"
+        )
+
+    with started() as dask, Store(tmp_path / "out") as store:
+        address = dask.scheduler_address.replace("tcp://", "dask://")
+        began = time.monotonic()
+        with cluster.Cluster(address, store) as there, pytest.raises(InputError, match=r"any more: .* resumes"):
+            run_parallel(iter(made), Job(Hostile(), Loader()), there.slots, store, Ends())
+        assert time.monotonic() - began < 60 and 1 <= len(store) < 4
+    with started() as dask, Store(tmp_path / "out") as store:
+        address = dask.scheduler_address.replace("tcp://", "dask://")
+        with cluster.Cluster(address, store) as there:
+            results = ran(made, Job(Hostile(), Loader()), there.slots, store)
+        assert answers(results) == all_proved(4) and len(store) == 4
 
 
 def test_a_job_travels() -> None:

@@ -6,7 +6,6 @@ import csv
 import io
 import sys
 from collections import Counter
-from collections.abc import Sequence
 from types import TracebackType
 from typing import TextIO
 
@@ -24,9 +23,14 @@ from rich.table import Table
 from rich.text import Text
 
 from verifiable_relu.campaign.result import Result
+from verifiable_relu.errors import printable
+from verifiable_relu.files import csv_cell
 from verifiable_relu.streams import write
 
 _COLOURS = {"sat": "red", "unsat": "green"}
+
+_SHOWN = 1000
+"""The most messages that are kept: so that none is shown twice, and for the end."""
 
 _RECENT = 300.0
 """The seconds of the past by which the time that is left is estimated."""
@@ -47,12 +51,19 @@ class Watcher:
         done: the number of instances that are answered.
         recorded: the number of answers that are of earlier runs.
         answers: the number of instances by answer.
+        bad: the number of instances whose input was bad.
+        faults: property, method and message of the instances at which the program was at fault, the first ones.
+        disputed: property and message of the instances whose certificate the checker refused, the first ones.
     """
 
     def __init__(self, total: int, quiet: bool = False, out: TextIO | None = None) -> None:
         self.done = 0
         self.recorded = 0
         self.answers: Counter[str] = Counter()
+        self.bad = 0
+        self.faults: list[tuple[str, str, str]] = []
+        self.disputed: list[tuple[str, str]] = []
+        self._groups: dict[tuple[str, str], _Group] = {}
         self._out = out
         self._complaints: set[str] = set()
         console = Console(stderr=True)
@@ -70,8 +81,7 @@ class Watcher:
             speed_estimate_period=_RECENT,
             disable=quiet or not console.is_terminal,
         )
-        self._reading = self._progress.add_task("reading", total=total, note="")
-        self._task = self._progress.add_task("answered", total=total, note="", visible=False, start=False)
+        self._task = self._progress.add_task("answered", total=total, note="")
 
     def __enter__(self) -> Watcher:
         self._progress.start()
@@ -82,10 +92,6 @@ class Watcher:
     ) -> None:
         self._progress.stop()
 
-    def read(self) -> None:
-        """Count one more instance as read from its files."""
-        self._progress.advance(self._reading)
-
     def line(self, text: str) -> None:
         """Print a line of text to stderr, above the bar."""
         if self._progress.disable:
@@ -94,7 +100,7 @@ class Watcher:
             self._progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def stage(self, name: str, done: int, total: int) -> None:
-        self._show(note=f"{name} {done}/{total}")
+        self._progress.update(self._task, note=f"{name} {done}/{total}")
 
     def result(self, number: int, result: Result, recorded: bool) -> None:
         self.done += 1
@@ -102,18 +108,20 @@ class Watcher:
         self.answers[result.answer] += 1
         # Many instances can share one bad network, which is reported once. Faults of the program are reported at the
         # end, by whoever started the campaign.
-        if result.reason == "error" and not result.method and result.detail not in self._complaints:
-            self._complaints.add(result.detail)
-            self.line(f"certify: {result.detail}")
+        if result.reason == "error" and not result.method:
+            self.bad += 1
+            if result.detail not in self._complaints:
+                if len(self._complaints) < _SHOWN:
+                    self._complaints.add(result.detail)
+                self.line(f"certify: {printable(result.detail)}")
+        elif result.reason == "error" and len(self.faults) < _SHOWN:
+            self.faults.append((result.vnnlib, result.method, result.detail))
+        elif result.disputed and len(self.disputed) < _SHOWN:
+            self.disputed.append((result.vnnlib, result.detail))
+        self._groups.setdefault((result.answer, str(result.reason)), _Group()).add(result)
         self._row(result)
         counts = ", ".join(f"{count} {answer}" for answer, count in sorted(self.answers.items()))
-        self._show(completed=self.done, description=f"answered ({counts})")
-
-    def _show(self, **fields: object) -> None:
-        """Change the bar of answers, which takes the place of the bar of instances read."""
-        self._progress.update(self._reading, visible=False)
-        self._progress.start_task(self._task)
-        self._progress.update(self._task, visible=True, **fields)  # type: ignore[arg-type]
+        self._progress.update(self._task, completed=self.done, description=f"answered ({counts})")
 
     def _row(self, result: Result) -> None:
         """Write the line of an answer, as far as the reader of stdout takes it."""
@@ -121,36 +129,41 @@ class Watcher:
             return
         line = io.StringIO()
         csv.writer(line, lineterminator="").writerow(
-            (result.onnx, result.vnnlib, result.answer, f"{result.seconds:.3f}")
+            (csv_cell(result.onnx), csv_cell(result.vnnlib), result.answer, f"{result.seconds:.3f}")
         )
         if not self._progress.disable and self._out.isatty():
             # Both streams lead to a terminal, which the bar must leave for the line.
             style = _COLOURS.get(result.answer, "yellow")
-            self._progress.console.print(Text(line.getvalue(), style), soft_wrap=True, highlight=False)
+            self._progress.console.print(Text(printable(line.getvalue()), style), soft_wrap=True, highlight=False)
             return
-        write([line.getvalue()], self._out)
+        write([printable(line.getvalue()) if self._out.isatty() else line.getvalue()], self._out)
+
+    def summary(self) -> None:
+        """Print a table to stderr: for each answer and reason the instances, the seconds and the methods."""
+        shown = Table()
+        for column, side in (("answer", "left"), ("reason", "left"), ("instances", "right"), ("seconds", "right"),
+                             ("slowest", "right"), ("methods", "left")):  # fmt: skip
+            shown.add_column(column, justify=side)  # type: ignore[arg-type]
+        for (answer, reason), group in sorted(self._groups.items()):
+            methods = ", ".join(f"{name} {n}" for name, n in group.methods.most_common())
+            seconds = f"{group.seconds:.2f}", f"{group.slowest:.2f}"
+            shown.add_row(answer, reason, str(group.count), *seconds, Text(printable(methods)))
+        Console(stderr=True).print(shown)
+        if self.recorded:
+            # Of an undecided instance, an earlier answer counts where the time limit was no shorter.
+            asked = self.done - self.recorded
+            print(f"{self.recorded} of {self.done} answers are from the records; {asked} were asked", file=sys.stderr)
 
 
-def summary(results: Sequence[Result], recorded: int = 0) -> None:
-    """Print a table of results to stderr: for each answer and reason the instances, the seconds and the methods.
+class _Group:
+    """The instances with one answer for one reason."""
 
-    Args:
-        results: all results of the campaign.
-        recorded: the number of results that are of earlier runs.
-    """
-    shown = Table()
-    for column, side in (("answer", "left"), ("reason", "left"), ("instances", "right"), ("seconds", "right"),
-                         ("slowest", "right"), ("methods", "left")):  # fmt: skip
-        shown.add_column(column, justify=side)  # type: ignore[arg-type]
-    groups: dict[tuple[str, str], list[Result]] = {}
-    for result in results:
-        groups.setdefault((result.answer, str(result.reason)), []).append(result)
-    for (answer, reason), members in sorted(groups.items()):
-        seconds = [r.seconds for r in members]
-        methods = ", ".join(f"{name} {n}" for name, n in Counter(r.method for r in members if r.method).most_common())
-        shown.add_row(answer, reason, str(len(members)), f"{sum(seconds):.2f}", f"{max(seconds):.2f}", methods)
-    Console(stderr=True).print(shown)
-    if recorded:
-        # Of an undecided instance, an earlier answer counts where the time limit was no shorter.
-        asked = len(results) - recorded
-        print(f"{recorded} of {len(results)} answers are from the records; {asked} were asked", file=sys.stderr)
+    def __init__(self) -> None:
+        self.count, self.seconds, self.slowest = 0, 0.0, 0.0
+        self.methods: Counter[str] = Counter()
+
+    def add(self, result: Result) -> None:
+        self.count += 1
+        self.seconds += result.seconds
+        self.slowest = max(self.slowest, result.seconds)
+        self.methods.update([result.method] if result.method else [])

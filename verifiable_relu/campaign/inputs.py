@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import operator
-import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+import pickle
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Generic, TypeVar
 
 import numpy as np
 
 from verifiable_relu.campaign.result import Result
 from verifiable_relu.campaign.runner import Case, unasked
 from verifiable_relu.errors import InputError
-from verifiable_relu.network import EVERYTHING, Chosen, Network, compare_at, read_onnx
+from verifiable_relu.files import read_text
+from verifiable_relu.network import EVERYTHING, Chosen, Network, compare_at, onnx_bytes, read_onnx
 from verifiable_relu.network.device import require_device
-from verifiable_relu.spec import Property, find_network, queries, read_instances, read_vnnlib
+from verifiable_relu.settings import neutral
+from verifiable_relu.spec import Property, SpecFile, find_network, limits, queries, read_vnnlib
+from verifiable_relu.spec.specfile import stem
 from verifiable_relu.verifiers.base import Verifier
 from verifiable_relu.verifiers.registry import make
 
@@ -84,15 +91,79 @@ class Entry:
 _COMPARED_BOXES = 4
 """The most boxes of a property file at whose points the network as read is compared with its ONNX file."""
 
+_KEPT_NETWORKS = 64 << 20
+"""The most bytes of ONNX files whose networks are kept, but for the network that was read last."""
+
+_KEPT_PROPERTIES = 1 << 20
+"""The most characters of property files whose content is kept; what they say takes some fifty times as much memory."""
+
+_KEPT = 256
+"""The most networks, and the most property files, that are kept."""
+
+_Held = TypeVar("_Held")
+
+
+class _Recent(Generic[_Held]):
+    """What was read last, by key, as far as its size is within a limit."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._held: OrderedDict[Hashable, tuple[_Held, int]] = OrderedDict()
+
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._held
+
+    def get(self, key: Hashable) -> _Held | None:
+        if key not in self._held:
+            return None
+        self._held.move_to_end(key)
+        return self._held[key][0]
+
+    def put(self, key: Hashable, found: _Held, size: int) -> None:
+        self._held[key] = found, size
+        while len(self._held) > 1 and (len(self._held) > _KEPT or sum(s for _, s in self._held.values()) > self._limit):
+            self._held.popitem(last=False)
+
+
+@dataclass(frozen=True)
+class _Read:
+    """A network that was read, or why it was not.
+
+    Attributes:
+        found: the network, prepared, or the error.
+        digest: of the bytes of the ONNX file.
+        seconds: that reading took.
+    """
+
+    found: Network | InputError
+    digest: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class _Property:
+    """A property file that was read.
+
+    Attributes:
+        spec: what it says.
+        believed: the digests of the files of the networks that were compared at points of its boxes.
+    """
+
+    spec: SpecFile
+    believed: set[str] = field(default_factory=set)
+
 
 class Loader:
-    """A reader of instances, which reads a network that several instances share once.
+    """A reader of instances, which reads equal networks and properties once, as far as memory for them is bounded.
 
     Args:
         networks: the networks' files, by the names that VNN-LIB 2.0 files declare.
         prepare: a function that every network goes through once it was read, such as ``network.hardened``; it may raise
             an InputError. None leaves the networks as they are. A loader with a function that can be pickled can be
             pickled, too.
+
+    Attributes:
+        clock: returns the present time in seconds, by which reading is charged.
     """
 
     def __init__(
@@ -102,7 +173,14 @@ class Loader:
     ) -> None:
         self.networks = dict(networks or {})
         self.prepare = prepare
-        self._read: dict[tuple[Path, Chosen], Network | InputError] = {}
+        self.clock: Callable[[], float] = time.perf_counter
+        self._networks = _Recent[_Read](_KEPT_NETWORKS)
+        self._properties = _Recent[_Property](_KEPT_PROPERTIES)
+        self._digests: dict[Path, str] = {}
+        try:
+            self._prepared: str | None = pickle.dumps(prepare).hex()
+        except Exception:  # pickle lets whatever an object raises through
+            self._prepared = None
 
     def network(self, path: Path, chosen: Chosen = EVERYTHING) -> Network:
         """The network of an ONNX file, read on the first call only.
@@ -114,42 +192,100 @@ class Loader:
         Raises:
             InputError: as ``read_onnx`` and ``prepare`` do; a later call raises the same error without reading again.
         """
-        where = path.resolve(), chosen
-        if where not in self._read:
-            try:
-                with _bounded(path):
-                    network = read_onnx(path, chosen=chosen)
-                    self._read[where] = network if self.prepare is None else self.prepare(network)
-            except InputError as error:
-                self._read[where] = error.located(path)
-        found = self._read[where]
+        found = self._network(path, chosen).found
         if isinstance(found, InputError):
             raise found
         return found
 
     def knows(self, path: Path, chosen: Chosen = EVERYTHING) -> bool:
         """Whether the network of a file, with these inputs and outputs, has been read."""
-        return (path.resolve(), chosen) in self._read
+        return (path.resolve(), chosen) in self._networks
 
-    def forget(self, kept: Collection[Path]) -> None:
-        """Drop the networks that were read, but for those of the files ``kept``."""
-        still = {path.resolve() for path in kept}
-        self._read = {key: found for key, found in self._read.items() if key[0] in still}
+    def _network(self, path: Path, chosen: Chosen = EVERYTHING) -> _Read:
+        where = path.resolve(), chosen
+        known = self._networks.get(where)
+        if known is None:
+            start, data, digest = self.clock(), b"", ""
+            found: Network | InputError
+            try:
+                with _bounded(path):
+                    data = onnx_bytes(path)
+                    digest = hashlib.sha256(data).hexdigest()
+                    name = stem(path)
+                    known = self._networks.get((digest, chosen))
+                    if known is not None and isinstance(known.found, Network):
+                        found = known.found if known.found.name == name else replace(known.found, name=name)
+                        return self._keep(where, _Read(found, digest, known.seconds), len(data))
+                    found = read_onnx(path, chosen=chosen, data=data)
+                    whole = found.onnx == data
+                    found = found if self.prepare is None else self.prepare(found)
+            except InputError as error:
+                found, whole = error.located(path), False
+            known = _Read(found, digest if whole else "", self.clock() - start)
+            if whole:
+                # The file says all: none of its tensors lies beside it.
+                self._keep((digest, chosen), known, 0)
+            self._keep(where, known, len(data))
+        return known
 
+    def _keep(self, key: Hashable, read: _Read, size: int) -> _Read:
+        self._networks.put(key, read, size)
+        return read
+
+    def _property(self, path: Path, text: str, digest: str) -> _Property:
+        """What a property file says, parsed once for equal texts in files of one name."""
+        key = digest, stem(path)
+        known = self._properties.get(key)
+        if known is None:
+            known = _Property(read_vnnlib(path, text=text))
+            self._properties.put(key, known, len(text))
+        return known
+
+    def files(self, entry: Entry) -> str:
+        """A digest of the bytes of an instance's files and of what is done to them, which says what is asked.
+
+        Returns:
+            The digest; empty where the files cannot be read, or the network's file has to be searched for.
+        """
+        try:
+            if entry.onnx is None or self._prepared is None:
+                return ""
+            digest = self._digests.get(entry.onnx)
+            if digest is None:
+                digest = self._digests[entry.onnx] = hashlib.sha256(onnx_bytes(entry.onnx)).hexdigest()
+            return self._files(digest, _digest(read_text(entry.vnnlib, limits.BYTES)))
+        except InputError:
+            return ""
+
+    def _files(self, network: str, text: str) -> str:
+        return "" if self._prepared is None else "files:" + _digest(f"{network} {text} {self._prepared}")
+
+    @neutral()
     def case(self, entry: Entry) -> Case:
         """The instance that a property file and a network make.
 
         Raises:
             InputError: if a file is bad, the network's file is not found, or property and network do not fit together.
         """
+        start = self.clock()
         with _bounded(entry.vnnlib):
-            spec = read_vnnlib(entry.vnnlib)
+            text = read_text(entry.vnnlib, limits.BYTES)
+            digest = _digest(text)
+            known = self._property(entry.vnnlib, text, digest)
+            spec = known.spec if known.spec.path == entry.vnnlib else replace(known.spec, path=entry.vnnlib)
             path = entry.onnx if entry.onnx is not None else find_network(spec, None, self.networks)
+        before = self.clock()
         network = self.network(path)
+        read = self._network(path)
+        after = self.clock()
         with _bounded(entry.vnnlib):
             asked = tuple(queries(spec, network))
-        believe(network, spec.properties, path)
-        return Case(str(path), str(entry.vnnlib), asked, entry.timeout, spec)
+        if not (read.digest and read.digest in known.believed):
+            believe(network, spec.properties, path)
+            known.believed.add(read.digest)
+        files = self._files(read.digest, digest) if read.digest and entry.onnx is not None else ""
+        spent = before - start + read.seconds + self.clock() - after
+        return Case(str(path), str(entry.vnnlib), asked, entry.timeout, spec, files, spent)
 
     def read(self, entry: Entry, debug: bool = False) -> Case | Result:
         """The instance, or the result that says why it cannot be read.
@@ -206,28 +342,5 @@ def _bounded(path: Path) -> Iterator[None]:
         raise InputError("the file is nested too deeply", path=path) from None
 
 
-def instances(path: Path) -> list[tuple[Path, Path | None, float | None]]:
-    """The instances of an ``instances.csv`` or a folder: property file, network's file and time limit in seconds.
-
-    A folder with an ``instances.csv`` has the instances that this table lists; any other folder has one for each
-    property file in it and below it, with None for the network's file and the time limit.
-
-    Args:
-        path: the table or the folder.
-
-    Raises:
-        InputError: if there are no instances, or if the table is bad.
-    """
-    # The methods of Path raise for a name that is too long.
-    table = path / "instances.csv" if os.path.isdir(path) else path
-    if os.path.isfile(table) or not os.path.isdir(path):
-        listed: list[tuple[Path, Path | None, float | None]] = [
-            (row.vnnlib, row.onnx, row.timeout) for row in read_instances(table)
-        ]
-    else:
-        found = [file for pattern in ("*.vnnlib", "*.vnnlib.gz") for file in path.rglob(pattern)]
-        listed = [(file, None, None) for file in sorted(found)]
-    if not listed:
-        what = "the table lists no instance" if table.is_file() else "there is no property file in or below the folder"
-        raise InputError(what, path=table if table.is_file() else path)
-    return listed
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

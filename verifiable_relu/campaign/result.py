@@ -34,6 +34,9 @@ _SEVERITY = (
 _TRUST = (Trust.FLOAT, Trust.ROUNDED, Trust.EXACT, Trust.CHECKED)
 """The trust labels, from the weakest to the strongest."""
 
+REFUSED = "the checker refuses the certificate"
+"""The beginning of the ``Result.detail`` where verifier and checker disagree (``Result.disputed``)."""
+
 _PASSING = (Reason.ERROR, Reason.MEMORY, Reason.INTERRUPTED)
 """The reasons that may not hold in another run; instances with one of them are asked again."""
 
@@ -80,6 +83,8 @@ class Result:
         verifier: the ``repr`` of the verifier.
         timeout: the time limit in seconds.
         versions: the versions of the packages that took part, by name.
+        files: the digest of the bytes of the instance's files (``Loader.files``); empty where it does not tell what is
+            asked.
     """
 
     onnx: str
@@ -102,11 +107,17 @@ class Result:
     verifier: str = ""
     timeout: float = math.inf
     versions: Mapping[str, str] = field(default_factory=versions)
+    files: str = ""
 
     @property
     def answer(self) -> str:
         """The verdict as commands print it: sat, unsat, unknown, or timed-out for an *unknown* for want of time."""
         return "timed-out" if self.reason is Reason.TIMEOUT else str(self.verdict)
+
+    @property
+    def disputed(self) -> bool:
+        """Whether a verdict was claimed whose certificate the checker refused, so that one of the two is wrong."""
+        return self.reason is Reason.UNCONFIRMED and self.detail.startswith(REFUSED)
 
     @property
     def counterexample(self) -> np.ndarray | None:
@@ -124,6 +135,11 @@ class Result:
     def key(self) -> Key:
         """The key of the record: runs with equal keys and equal time limits are the same run."""
         return self.query, self.verifier, self.versions["verifiable_relu"]
+
+    @property
+    def keys(self) -> tuple[Key, ...]:
+        """The keys by which the record is found: ``key``, and the one that needs no reading of the files."""
+        return (self.key, (self.files, *self.key[1:])) if self.files else (self.key,)
 
     def answers(self, timeout: float) -> bool:
         """Whether another run with a time limit in seconds would add nothing.
@@ -156,12 +172,13 @@ class Result:
         Raises:
             ValueError: if ``to_json`` makes no such record; the message names the field at fault.
         """
-        if not isinstance(record, dict) or record.keys() != _FIELDS.keys():
+        # Records of older versions have no digest of files.
+        if not isinstance(record, dict) or {"files", *record} != _FIELDS.keys():
             raise ValueError(f"not an object with the fields {', '.join(_FIELDS)}")
         read: dict[str, Any] = {}
         for name, convert in _FIELDS.items():
             try:
-                read[name] = convert(record[name])
+                read[name] = convert(record[name]) if name in record else ""
             except ValueError as error:
                 raise ValueError(f"'{name}': {error}") from None
         found = cls(**read)
@@ -254,6 +271,7 @@ _FIELDS: dict[str, Field] = {
     "verifier": _text,
     "timeout": _extended,
     "versions": _named(_text),
+    "files": _text,
 }
 """The fields of a record, in the order of ``Result``'s."""
 

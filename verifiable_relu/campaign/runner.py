@@ -9,15 +9,17 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from verifiable_relu.campaign.counterexample import assignment, in_decimals
-from verifiable_relu.campaign.result import Key, Result, join, versions
+from verifiable_relu.campaign.result import REFUSED, Key, Result, join, versions
 from verifiable_relu.errors import InputError
+from verifiable_relu.settings import neutral
 from verifiable_relu.spec.comparisons import NOTE, without_head
 from verifiable_relu.spec.property import Query
 from verifiable_relu.spec.specfile import SpecFile
@@ -26,9 +28,6 @@ from verifiable_relu.verifiers.base import Budget, Outcome, Reason, Trust, Verdi
 
 if TYPE_CHECKING:  # Certificates come with branch and bound, which other methods should not wait for.
     from verifiable_relu.campaign.certificates import Certificates
-
-TABLE_EVERY = 1.0
-"""The least seconds between two writings of the table during a run; records are written at once."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,6 +40,9 @@ class Case:
         queries: at least one, all of one network.
         timeout: the time limit in seconds, finite.
         spec: the property file as it was read; None for queries that come from no file.
+        files: the digest of the files' bytes (``Loader.files``).
+        spent: the seconds of the time limit that reading took: of the property, and of the network where it was read
+            first, so that an instance has the same time wherever it stands in a list.
     """
 
     onnx: str
@@ -48,6 +50,8 @@ class Case:
     queries: tuple[Query, ...]
     timeout: float
     spec: SpecFile | None = None
+    files: str = ""
+    spent: float = 0.0
 
     @property
     def digest(self) -> str:
@@ -85,47 +89,47 @@ class Records(Protocol):
     def find(self, key: Key, timeout: float, checked: bool) -> Result | None:
         """An earlier result that answers an instance (``Store.find``)."""
 
+    def holds(self, result: Result) -> bool:
+        """Whether there is a record of the same verifier for files of the same names."""
+
     def append(self, result: Result, counterexample: str | None) -> None:
         """Keep a result, and its counterexample as a text if it has one."""
 
-    def tabulate(self, results: Iterable[Result]) -> None:
+    def enter(self, number: int, result: Result) -> None:
+        """Take the result of an instance, by its number, into the table of the run."""
+
+    def tabulate(self) -> None:
         """Replace the table of results."""
 
 
-class Ledger:
-    """The results of a run so far: each is kept in the store at once, and tabulated and told of soon.
+def keep(
+    store: Records | None,
+    observer: Observer,
+    number: int,
+    result: Result,
+    counterexample: str | None = None,
+    recorded: bool = False,
+) -> None:
+    """Keep the result of an instance in the store and its table, and tell of it.
 
     Args:
         store: an open store for the records, or None.
-        observer: the object that is told of results.
-
-    Attributes:
-        known: the results by the numbers of their instances.
+        observer: the object that is told.
+        number: the instance's number in the run.
+        result: the result.
+        counterexample: the text of its counterexample, if it has one.
+        recorded: whether the store has the answer from an earlier run, or from an equal question in other files. Its
+            record is then written under the names of these files, if it is not there.
     """
-
-    def __init__(self, store: Records | None, observer: Observer) -> None:
-        self.known: dict[int, Result] = {}
-        self._store, self._observer = store, observer
-        self._tabulated = -TABLE_EVERY
-
-    def keep(self, number: int, result: Result, counterexample: str | None, recorded: bool) -> None:
-        """Take the result of an instance; ``recorded`` if the store has it from an earlier run."""
-        self.known[number] = result
-        if self._store is not None and not recorded:
-            self._store.append(result, counterexample)
-            if time.perf_counter() - self._tabulated > TABLE_EVERY:
-                self.tabulate()
-        self._observer.result(number, result, recorded)
-
-    def tabulate(self) -> None:
-        """Write the table of the results known so far."""
-        if self._store is not None:
-            self._store.tabulate(self.results())
-        self._tabulated = time.perf_counter()
-
-    def results(self) -> list[Result]:
-        """The results known so far, in the order of the instances."""
-        return [self.known[number] for number in sorted(self.known)]
+    if store is not None:
+        if recorded and not store.holds(result):
+            if result.verdict is Verdict.SAT:
+                counterexample = "\n".join(assignment(result, None)) + "\n"
+            store.append(result, counterexample)
+        elif not recorded:
+            store.append(result, counterexample)
+        store.enter(number, result)
+    observer.result(number, result, recorded)
 
 
 READING = "reading"
@@ -146,6 +150,42 @@ def unasked(onnx: str, vnnlib: str, error: Exception, timeout: float) -> Result:
     return Result(onnx, vnnlib, Verdict.UNKNOWN, Reason.ERROR, method, 0.0, detail=detail, timeout=timeout)
 
 
+class Late(Exception):
+    """The time limit has passed within which an instance was to be read, or those that were read to be answered.
+
+    Args:
+        number: the instance that was being read; None if all had been.
+    """
+
+    def __init__(self, number: int | None) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+def lost(onnx: str, vnnlib: str, timeout: float, verifier: Verifier, error: Exception) -> Result:
+    """The result of an instance whose process was ended, or ended by itself.
+
+    Args:
+        onnx: the network's file, as the user named it.
+        vnnlib: the property file, as the user named it.
+        timeout: the instance's time limit in seconds.
+        verifier: the verifier.
+        error: ``Late``, MemoryError, or how the process ended.
+    """
+    reason, method, seconds, detail = Reason.ERROR, verifier.name, 0.0, str(error)
+    if isinstance(error, MemoryError):
+        reason, detail = Reason.MEMORY, detail or "out of memory"
+    elif isinstance(error, Late):
+        reason, seconds, detail = Reason.TIMEOUT, timeout, "the process did not end within the time limit"
+        if error.number is not None:
+            method, detail = READING, "the files were not read within the time limit"
+    # Without the digest of the query, the record is no answer for later runs, which ask again.
+    return Result(
+        onnx, vnnlib, Verdict.UNKNOWN, reason, method, seconds, detail=detail, verifier=repr(verifier), timeout=timeout
+    )
+
+
+@neutral()
 def run(
     cases: Sequence[Case | Result],
     verifier: Verifier,
@@ -162,7 +202,8 @@ def run(
         store: an open store for the records, or None. An instance that a record there answers is not asked again.
         observer: the object that is told of stages and results.
         certificates: the folder for a certificate of every sat and unsat, each checked at once, or None. The time that
-            this takes is not charged to the instances.
+            this takes is not charged to the instances. A verdict whose certificate the checker refuses is *unknown*
+            (``Result.disputed``).
         clock: returns the present time in seconds, by which instances are charged and their time limits count.
 
     Returns:
@@ -177,8 +218,9 @@ def run(
         campaign.settle()
         campaign.attempt(range(len(campaign.queries)))
     finally:
-        campaign.ledger.tabulate()
-    return campaign.ledger.results()
+        if store is not None:
+            store.tabulate()
+    return [campaign.known[number] for number in sorted(campaign.known)]
 
 
 def _checked(query: Query, outcome: Outcome, clock: Callable[[], float]) -> tuple[Outcome, Confirmation | None]:
@@ -214,7 +256,7 @@ class _Campaign:
         method: the ``repr`` of the verifier.
         store: the store of the records, or None.
         observer: the object that is told of stages and results.
-        ledger: the results known so far.
+        known: the results so far, by the numbers of their instances.
         queries: the queries of all instances that are asked, without heads that are of no account (``comparisons``).
         owner: for each query the number of its instance.
         outcomes: the checked outcomes so far, by instance and query.
@@ -238,7 +280,7 @@ class _Campaign:
         self.store = store
         self.observer = observer
         self.certificates = certificates
-        self.ledger = Ledger(store, observer)
+        self.known: dict[int, Result] = {}
         self.queries: list[Query] = []
         self.owner: list[int] = []
         self.outcomes: dict[int, dict[int, Outcome]] = {}
@@ -255,19 +297,20 @@ class _Campaign:
             key = (case.digest, self.method, versions()["verifiable_relu"])
             wanted = self.certificates is not None
             known = None if self.store is None else self.store.find(key, case.timeout, wanted)
-            if known is not None:
-                self.ledger.keep(index, replace(known, onnx=case.onnx, vnnlib=case.vnnlib), None, True)
+            # A certificate speaks of its own files, which an equal question in other files is not.
+            if known is not None and not (wanted and Path(known.vnnlib).resolve() != Path(case.vnnlib).resolve()):
+                self.take(index, replace(known, onnx=case.onnx, vnnlib=case.vnnlib), None, True)
                 continue
             self.outcomes[index] = {}
             self.queries.extend(map(without_head, case.queries))
             self.owner.extend([index] * len(case.queries))
-            purses.append(case.timeout)
+            purses.append(max(0.0, case.timeout - case.spent))
         purse = {case: number for number, case in enumerate(self.outcomes)}
         self.budget = Budget(purses, [purse[case] for case in self.owner], self.clock)
 
     def open(self, members: Sequence[int]) -> list[int]:
         """The queries among ``members`` that have no outcome, and whose instance has no result."""
-        return [i for i in members if self.owner[i] not in self.ledger.known and i not in self.outcomes[self.owner[i]]]
+        return [i for i in members if self.owner[i] not in self.known and i not in self.outcomes[self.owner[i]]]
 
     def attempt(self, members: Sequence[int]) -> None:
         """Put the queries ``members`` to the verifier.
@@ -297,7 +340,7 @@ class _Campaign:
     def finish(self, query: int, claim: Outcome) -> None:
         """Check and keep the claimed outcome of one query; later claims about the same query are ignored."""
         index = self.owner[query]
-        if index in self.ledger.known or query in self.outcomes[index]:
+        if index in self.known or query in self.outcomes[index]:
             return
         outcome, judged = _checked(self.queries[query], claim, self.clock)
         case = self.cases[index]
@@ -328,7 +371,7 @@ class _Campaign:
                 joined.verdict,
                 joined.reason,
                 joined.method,
-                max(sum(joined.seconds.values()), case.timeout - left),
+                max(sum(joined.seconds.values()), case.timeout - case.spent - left),
                 joined.trust,
                 joined.margin,
                 joined.witness,
@@ -342,11 +385,12 @@ class _Campaign:
                 case.digest,
                 self.method,
                 case.timeout,
+                files=case.files,
             ),
         )
 
     def certified(self, index: int, case: Case, joined: Outcome) -> Outcome:
-        """What a certificate makes of the trust in a verdict."""
+        """What a certificate makes of a verdict: *checked*, or unknown where the checker refuses it."""
         if self.certificates is None or joined.verdict is Verdict.UNKNOWN:
             return joined
         mine = dict(sorted(self.outcomes[index].items()))
@@ -355,6 +399,11 @@ class _Campaign:
         self.outcomes[index] = {query: replace(outcome, proof=None) for query, outcome in mine.items()}
         if kept.accepted:
             return replace(joined, trust=Trust.CHECKED)
+        if kept.refused:
+            detail = f'{REFUSED} of "{joined.verdict}" by {joined.method}: {kept.detail}'
+            return replace(
+                joined, verdict=Verdict.UNKNOWN, reason=Reason.UNCONFIRMED, trust=None, margin=None, detail=detail
+            )
         note = f"no certificate: {kept.detail}"
         return replace(joined, detail=f"{joined.detail}; {note}" if joined.detail else note)
 
@@ -365,12 +414,16 @@ class _Campaign:
             Exception: of the store or the observer, which is kept as ``failure``.
         """
         try:
-            self.ledger.keep(index, result, self.counterexample(index, result), False)
+            self.take(index, result, self.counterexample(index, result), False)
         except Exception as error:
             # A verifier called this method through its progress. ``attempt`` must not take the exception for the
             # verifier's.
             self.failure = error
             raise
+
+    def take(self, index: int, result: Result, counterexample: str | None, recorded: bool) -> None:
+        self.known[index] = result
+        keep(self.store, self.observer, index, result, counterexample, recorded)
 
     def counterexample(self, index: int, result: Result) -> str | None:
         """The text of a result's counterexample for the store, in the form of its property file; None for no text."""

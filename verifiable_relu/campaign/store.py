@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import os
+import tempfile
+import time
+from array import array
 from collections.abc import Iterable, Iterator, Mapping
+from hashlib import blake2b
 from pathlib import Path
 from types import TracebackType
 
 from verifiable_relu.campaign.result import Key, Result
-from verifiable_relu.errors import InputError
+from verifiable_relu.errors import InputError, printable
+from verifiable_relu.files import csv_cell
 from verifiable_relu.journal import NEW, Journal, Kind, beside, plain, read_journal, unusable
 from verifiable_relu.spec.specfile import stem
 from verifiable_relu.verifiers.base import Verdict
@@ -26,6 +32,12 @@ COUNTEREXAMPLES = "counterexamples"
 
 _LONGEST_NAME = 80
 
+TABLE_EVERY = 1.0
+"""The least seconds between two writings of the table during a run; records are written at once."""
+
+_PATIENCE = 50
+"""Between two writings of the table lie at least this many times the seconds that one takes."""
+
 RESULTS = Kind(b'{"onnx": "', Result.to_json, Result.from_json)
 """The kind of the records of a campaign."""
 
@@ -38,7 +50,8 @@ _REMEDY = "; the option --repair moves such lines to another file"
 class Store:
     """A folder with ``records.jsonl``, a journal of results, and ``results.csv``, a table of the last run's results.
 
-    Each counterexample is a file of its own in the folder ``counterexamples``.
+    Each counterexample is a file of its own in the folder ``counterexamples``. Of its records, a store keeps the places
+    in the journal alone, and of the table's rows, those in a file without a name: 0.4 kB for each instance.
 
     While a store is open, no other process can open one in its folder (``Journal``). A store is a context manager that
     closes itself.
@@ -60,14 +73,20 @@ class Store:
     def __init__(self, folder: Path | str, repair: bool = False) -> None:
         self.folder = Path(folder)
         self.table = self.folder / "results.csv"
-        self._known: dict[Key, Result] = {}
+        self._places: dict[bytes, int] = {}
+        # The time limits of those of the records that say nothing else.
+        self._limits: dict[bytes, float] = {}
+        self._named: set[bytes] = set()
+        self._count = 0
+        self._due = 0.0
         try:
             # The table is checked before the journal is opened, which may change its file: in a folder with a table of
             # another program, no file is changed.
             _check_table(self.table)
         except OSError as error:
             raise unusable(self.folder, error) from None
-        self._journal = Journal(self.folder, RESULTS, repair, _REMEDY)
+        self._journal = Journal(self.folder, RESULTS, self._remember, repair, _REMEDY)
+        self._rows = _Rows()
         try:
             # A run that was killed can have left half-written files.
             for half in (beside(self.table), *(self.folder / COUNTEREXAMPLES).glob(".*.new")):
@@ -77,12 +96,10 @@ class Store:
             raise unusable(self.folder, error) from None
         self.records = self._journal.path
         self.set_aside = self._journal.set_aside
-        for result in self._journal.loaded:
-            self._remember(result)
 
     def __len__(self) -> int:
         """The number of final records with different keys."""
-        return len(self._known)
+        return self._count
 
     def __enter__(self) -> Store:
         return self
@@ -95,15 +112,22 @@ class Store:
     def close(self) -> None:
         """Close the journal and release the folder's lock; a second call does nothing."""
         self._journal.close()
+        self._rows.close()
 
     def find(self, key: Key, timeout: float, checked: bool = False) -> Result | None:
         """The record that answers an instance, or None (``recall``)."""
-        return recall(self._known, key, timeout, checked)
+        place = self._places.get(_short(key))
+        return None if place is None else recall({key: self._journal.at(place)}, key, timeout, checked)
 
     @property
     def known(self) -> Mapping[Key, Result]:
-        """The records that say most, by their keys."""
-        return self._known
+        """The records that say most, by their keys; all are read from the journal."""
+        read = map(self._journal.at, set(self._places.values()))
+        return {key: result for result in read for key in result.keys}
+
+    def holds(self, result: Result) -> bool:
+        """Whether there is a record of the same verifier for files of the same names."""
+        return _short(_names(result)) in self._named
 
     def append(self, result: Result, counterexample: str | None = None) -> None:
         """Write a counterexample's text to a file of its own, and a record to the end of the journal.
@@ -113,22 +137,30 @@ class Store:
         """
         if counterexample is not None:
             self._write(self.folder / counterexample_file(result), [counterexample])
-        self._journal.append(result)
-        self._remember(result)
+        self._remember(self._journal.append(result), result)
 
-    def tabulate(self, results: Iterable[Result]) -> None:
-        """Replace ``results.csv`` by a table of these results; a reader sees the old table or the new one, complete.
+    def enter(self, number: int, result: Result) -> None:
+        """Take the result of an instance, by its number from 0 in this run, into the table, which is written soon.
 
         Raises:
             InputError: if the table cannot be written.
         """
-        known = list(results)
-        stages = list(dict.fromkeys(stage for result in known for stage in result.stages))
-        text = io.StringIO()
-        writer = csv.writer(text)
-        writer.writerow([*COLUMNS, *(f"{stage} seconds" for stage in stages)])
-        writer.writerows(_row(result, stages) for result in known)
-        self._write(self.table, [text.getvalue()])
+        self._rows.add(number, result)
+        if time.perf_counter() > self._due:
+            self.tabulate()
+
+    def tabulate(self) -> None:
+        """Replace ``results.csv`` by a table of the results of this run, in the order of their numbers.
+
+        A reader sees the old table or the new one, complete.
+
+        Raises:
+            InputError: if the table cannot be written.
+        """
+        start = time.perf_counter()
+        self._write(self.table, self._rows.lines())
+        # The rows of a long list take long to write: nearly all of the time is for the instances.
+        self._due = time.perf_counter() + max(TABLE_EVERY, _PATIENCE * (time.perf_counter() - start))
 
     def _write(self, path: Path, parts: Iterable[str]) -> None:
         """Replace a file; a reader sees the old one or the new one, complete."""
@@ -148,10 +180,68 @@ class Store:
         except OSError as error:
             raise unusable(self.folder, error) from None
 
-    def _remember(self, result: Result) -> None:
-        before = self._known.get(result.key)
-        if result.final and (before is None or _weight(result) >= _weight(before)):
-            self._known[result.key] = result
+    def _remember(self, place: int, result: Result) -> None:
+        self._named.add(_short(_names(result)))
+        if not result.final:
+            return
+        self._count += _short(result.key) not in self._places
+        decided = result.verdict is not Verdict.UNKNOWN
+        for short in map(_short, result.keys):
+            # A verdict outweighs none, and a longer run a shorter one.
+            if short not in self._places or decided or self._limits.get(short, math.inf) <= result.timeout:
+                self._places[short] = place
+                self._limits.pop(short, None)
+                if not decided:
+                    self._limits[short] = result.timeout
+
+
+class _Rows:
+    """The rows of the table of a run, which come in any order: on the disk, since a list may be long."""
+
+    def __init__(self) -> None:
+        self._stages: dict[str, int] = {}
+        # By number, where a row begins, its bytes, of which a number without a row has none, and its columns.
+        self._places, self._sizes, self._widths = array("q"), array("l"), array("l")
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115 -- open as long as the store
+
+    def close(self) -> None:
+        self._file.close()
+
+    def add(self, number: int, result: Result) -> None:
+        for stage in result.stages:
+            self._stages.setdefault(stage, len(self._stages))
+        for column in (self._places, self._sizes, self._widths):
+            column.extend([0] * (number + 1 - len(column)))
+        row = _line(_row(result, self._stages)).encode(errors="surrogateescape")
+        self._places[number] = self._file.seek(0, os.SEEK_END)
+        self._sizes[number], self._widths[number] = len(row), len(self._stages)
+        self._file.write(row)
+
+    def lines(self) -> Iterator[str]:
+        """The table, line by line."""
+        yield _line([*COLUMNS, *(f"{stage} seconds" for stage in self._stages)])
+        for place, size, width in zip(self._places, self._sizes, self._widths, strict=True):
+            if size:
+                if place != self._file.tell():
+                    self._file.seek(place)
+                row = self._file.read(size).decode(errors="surrogateescape")
+                # Columns for stages that came later.
+                yield row.removesuffix("\r\n") + "," * (len(self._stages) - width) + "\r\n"
+
+
+def _line(row: Iterable[str]) -> str:
+    text = io.StringIO()
+    csv.writer(text).writerow(row)
+    return text.getvalue()
+
+
+def _names(result: Result) -> tuple[str, str, str]:
+    return result.verifier, result.onnx, result.vnnlib
+
+
+def _short(key: tuple[str, str, str]) -> bytes:
+    """A digest of a key or of names, since they are long."""
+    return blake2b("\0".join(key).encode(errors="surrogateescape"), digest_size=16).digest()
 
 
 def recall(known: Mapping[Key, Result], key: Key, timeout: float, checked: bool) -> Result | None:
@@ -165,12 +255,6 @@ def recall(known: Mapping[Key, Result], key: Key, timeout: float, checked: bool)
     """
     found = known.get(key)
     return found if found is not None and found.answers(timeout) and (found.certain or not checked) else None
-
-
-def _weight(result: Result) -> tuple[bool, float]:
-    """What decides between two records of one key: a verdict outweighs none, and a longer run a shorter one."""
-    decided = result.verdict is not Verdict.UNKNOWN
-    return decided, 0.0 if decided else result.timeout
 
 
 def _check_table(path: Path) -> None:
@@ -196,19 +280,23 @@ def counterexample_file(result: Result) -> str:
 def read_results(folder: Path | str) -> list[Result]:
     """The results that a folder holds: the latest of each verifier and instance, by the names of its two files.
 
+    A record of files that could not be read has no verifier. It says nothing once they were answered.
+
     Raises:
         InputError: if the folder has no records, or if one is damaged.
     """
-    return list(
-        {(result.verifier, result.onnx, result.vnnlib): result for result in read_journal(folder, RESULTS)}.values()
-    )
+    found: dict[tuple[str, str, str], Result] = {}
+    for result in read_journal(folder, RESULTS):
+        found.pop(("", result.onnx, result.vnnlib), None)
+        found[_names(result)] = result
+    return list(found.values())
 
 
 def _row(result: Result, stages: Iterable[str]) -> Iterator[str]:
     """A result in the columns of the table."""
-    yield from (result.onnx, result.vnnlib, result.answer, str(result.trust or ""))
-    yield from (f"{result.seconds:.6f}", f"{result.timeout:g}", result.method, str(result.reason))
+    yield from (csv_cell(result.onnx), csv_cell(result.vnnlib), result.answer, str(result.trust or ""))
+    yield from (f"{result.seconds:.6f}", f"{result.timeout:g}", csv_cell(result.method), str(result.reason))
     yield "" if result.margin is None else repr(result.margin)
     yield "" if result.unstable is None else str(result.unstable)
-    yield from (counterexample_file(result), " ".join(result.detail.split()))
+    yield from (counterexample_file(result), csv_cell(printable(result.detail)))
     yield from (f"{result.stages[stage]:.6f}" if stage in result.stages else "" for stage in stages)

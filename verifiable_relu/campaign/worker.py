@@ -6,8 +6,9 @@ and is asked what earlier runs have recorded (``Wanted``).
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -17,7 +18,7 @@ import torch
 
 from verifiable_relu.campaign.inputs import Entry, Loader
 from verifiable_relu.campaign.result import Key, Result
-from verifiable_relu.campaign.runner import run
+from verifiable_relu.campaign.runner import Case, run
 from verifiable_relu.verifiers.base import Verifier
 from verifiable_relu.verifiers.solvers.process import limit_memory
 
@@ -36,6 +37,8 @@ class Job:
         memory: the bytes that a worker's process, and each process that it starts, may have resident; None for half of
             the machine's memory.
         clock: returns the present time in seconds, by which instances are charged and their time limits count.
+        threads: the threads of a worker's computations; None for as many as torch takes.
+        debug: whether an exception of reading that is a fault of the program is raised.
     """
 
     verifier: Verifier
@@ -43,6 +46,8 @@ class Job:
     certificates: Path | None = None
     memory: int | None = None
     clock: Callable[[], float] = time.perf_counter
+    threads: int | None = 1
+    debug: bool = False
 
 
 Numbered = tuple[int, Entry]
@@ -84,7 +89,23 @@ class Stage:
     total: int
 
 
-Ask = Callable[[Answered | Wanted | Stage], Any]
+@dataclass(frozen=True)
+class Limit:
+    """The message that the process is to be ended, unless there is another of these messages within some seconds.
+
+    Attributes:
+        seconds: the time limit of what is done next, by the wall clock, and ``GRACE``; infinite for none.
+        number: the instance that is read next; None where all that were read are answered.
+    """
+
+    seconds: float
+    number: int | None
+
+
+GRACE = 0.8
+"""The seconds after its time limit in which an instance may still end by itself."""
+
+Ask = Callable[[Answered | Wanted | Stage | Limit], Any]
 """A function that sends a message, and returns the answer: a ``Result`` or None for ``Wanted``, else nothing."""
 
 
@@ -96,15 +117,28 @@ def answer(task: tuple[bytes, Sequence[Numbered]], ask: Ask) -> None:
         ask: sends messages to the process that runs the campaign.
     """
     pickled, entries = task
-    job = _job(pickled)
-    job.loader.forget([entry.onnx for _, entry in entries if entry.onnx is not None])
+    perform(_job(pickled), entries, ask)
+
+
+def perform(job: Job, entries: Sequence[Numbered], ask: Ask) -> None:
+    """Answer instances as one batch; arguments are those of ``answer``, with the job as an object."""
+    timed = job.clock is time.perf_counter
+    cases: list[Case | Result] = []
+    for number, entry in entries:
+        if timed:
+            ask(Limit(entry.timeout + GRACE, number))
+        cases.append(job.loader.read(entry, job.debug))
+    if timed:
+        # Certificates come on top of the limits.
+        left = sum(GRACE + max(0.0, case.timeout - case.spent) for case in cases if isinstance(case, Case))
+        ask(Limit(math.inf if job.certificates is not None else left + GRACE, None))
     certificates = None
     if job.certificates is not None:
         from verifiable_relu.campaign.certificates import Certificates
 
         certificates = Certificates(job.certificates)
     messages = _Messages(ask, [number for number, _ in entries])
-    run([job.loader.read(entry) for _, entry in entries], job.verifier, messages, messages, certificates, job.clock)
+    run(cases, job.verifier, messages, messages, certificates, job.clock)
 
 
 @lru_cache(maxsize=1)
@@ -112,7 +146,9 @@ def _job(pickled: bytes) -> Job:
     import pickle
 
     job: Job = pickle.loads(pickled)
-    torch.set_num_threads(1)
+    job.loader.clock = job.clock
+    if job.threads is not None:
+        torch.set_num_threads(job.threads)
     if job.memory is not None:
         limit_memory(job.memory)
     return job
@@ -136,6 +172,10 @@ class _Messages:
         found: Result | None = self._ask(Wanted(key, timeout, checked))
         return found
 
+    def holds(self, result: Result) -> bool:
+        # The process that runs the campaign sees to it.
+        return True
+
     def append(self, result: Result, counterexample: str | None) -> None:
         # It goes with the message about the result, which comes next.
         self._counterexample = counterexample
@@ -144,7 +184,10 @@ class _Messages:
         text, self._counterexample = self._counterexample, None
         self._ask(Answered(self._numbers[number], result, recorded, text))
 
-    def tabulate(self, results: Iterable[Result]) -> None:
+    def enter(self, number: int, result: Result) -> None:
+        pass
+
+    def tabulate(self) -> None:
         pass
 
     def stage(self, name: str, done: int, total: int) -> None:

@@ -3,7 +3,7 @@
 from verifiable_relu.network.family import hardened
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.module import from_torch
-from verifiable_relu.network.onnx import EVERYTHING, Chosen, compare_at, read_onnx, write_onnx
+from verifiable_relu.network.onnx import EVERYTHING, Chosen, compare_at, onnx_bytes, read_onnx, write_onnx
 
 __all__ = [
     "EVERYTHING",
@@ -12,6 +12,7 @@ __all__ = [
     "compare_at",
     "from_torch",
     "hardened",
+    "onnx_bytes",
     "read_onnx",
     "write_onnx",
 ]

@@ -2,7 +2,7 @@
 
 from verifiable_relu.spec.balls import linf_properties, linf_property
 from verifiable_relu.spec.find import find_network, queries
-from verifiable_relu.spec.instances import Instance, read_instances, write_instances
+from verifiable_relu.spec.instances import Instance, instances, read_instances, write_instances
 from verifiable_relu.spec.property import Ball, Box, Property, Query, Row
 from verifiable_relu.spec.read import read_vnnlib
 from verifiable_relu.spec.robustness import box_property, patch_masks
@@ -20,6 +20,7 @@ __all__ = [
     "Variable",
     "box_property",
     "find_network",
+    "instances",
     "linf_properties",
     "linf_property",
     "patch_masks",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
+from functools import lru_cache
 from itertools import dropwhile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -122,9 +123,9 @@ def _in_instances(spec: SpecFile) -> Path | None:
         csv = folder / "instances.csv"
         if not os.path.isfile(csv):
             continue
-        # Names are compared first, because resolving the paths of a thousand rows would take most of the time.
-        rows = (row for row in read_instances(csv) if row.vnnlib.name.removesuffix(".gz") == mine.name)
-        named = list(dict.fromkeys(row.onnx for row in rows if _plain(row.vnnlib) == mine))
+        status = csv.stat()
+        rows = _listed(csv, status.st_mtime_ns, status.st_size).get(mine.name, ())
+        named = list(dict.fromkeys(onnx for onnx, vnnlib in rows if _plain(vnnlib) == mine))
         if len(named) > 1:
             shown = ", ".join(path.name for path in named[:_LISTED]) + (" …" if len(named) > _LISTED else "")
             message = f"{csv} names {len(named)} networks for this property ({shown}); choose one with --net"
@@ -132,6 +133,18 @@ def _in_instances(spec: SpecFile) -> Path | None:
         if named:
             return _existing(named[0], str(csv), spec)
     return None
+
+
+@lru_cache(maxsize=_FOLDERS)
+def _listed(csv: Path, changed: int, size: int) -> dict[str, list[tuple[Path, Path]]]:
+    """The networks and properties of a table, by the properties' names, since resolving all paths takes long.
+
+    ``changed`` and ``size`` are the table's: another table at the same path is read again.
+    """
+    found: dict[str, list[tuple[Path, Path]]] = {}
+    for row in read_instances(csv):
+        found.setdefault(row.vnnlib.name.removesuffix(".gz"), []).append((row.onnx, row.vnnlib))
+    return found
 
 
 def _plain(path: Path) -> Path:

@@ -1,7 +1,10 @@
 """The limits on the size of a property; the readers refuse a larger one before it costs much time or memory."""
 
 BYTES = 24 << 20
-"""The most bytes of a property file or an ``instances.csv``, unpacked."""
+"""The most bytes of a property file, unpacked."""
+
+ROW = 1 << 18
+"""The most bytes of a line of an ``instances.csv``, which may have any number of lines."""
 
 TOKENS = 4_000_000
 """The most names, numbers and parentheses in a VNN-LIB 1.0 file: enough for two bounds of each of 224×224×3 inputs."""

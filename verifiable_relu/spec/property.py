@@ -261,8 +261,13 @@ class Property:
         # Adding 0.0 turns −0.0 into 0.0.
         state = hashlib.sha256((self.box.lower + 0.0).tobytes() + (self.box.upper + 0.0).tobytes())
         state.update(repr((sorted(self.box.exact_lower.items()), sorted(self.box.exact_upper.items()))).encode())
-        unsafe = tuple(tuple(row.canonical() for row in polytope) for polytope in self.unsafe)
-        state.update(repr((sorted(self.box.open_lower), sorted(self.box.open_upper), unsafe)).encode())
+        # A product of disjunctions has few rows in many polytopes: each is written once, as a tuple would write it.
+        seen: dict[int, str] = {}
+        state.update(f"({sorted(self.box.open_lower)!r}, {sorted(self.box.open_upper)!r}, (".encode())
+        for number, polytope in enumerate(self.unsafe):
+            rows = [seen.get(id(row)) or seen.setdefault(id(row), repr(row.canonical())) for row in polytope]
+            state.update(f"{', ' * (number > 0)}({', '.join(rows)}{',' * (len(rows) == 1)})".encode())
+        state.update(f"{',' * (len(self.unsafe) == 1)}))".encode())
         if self.ball is not None:
             state.update((self.ball.center + 0.0).tobytes() + repr((self.ball.radius, self.ball.order)).encode())
         return state.hexdigest()

@@ -12,10 +12,14 @@ from verifiable_relu.spec.lexical import source
 from verifiable_relu.spec.specfile import SpecFile
 
 
-def read_vnnlib(path: Path | str) -> SpecFile:
+def read_vnnlib(path: Path | str, text: str | None = None) -> SpecFile:
     """Read a property file, ``.vnnlib`` or ``.vnnlib.gz``.
 
     A file whose first command exists in VNN-LIB 2.0 only is read as 2.0, any other file as 1.0.
+
+    Args:
+        path: the file.
+        text: its text, where that has been read.
 
     Raises:
         InputError: if the file is no well-formed property or exceeds ``spec.limits``; with file, line and reason.
@@ -23,7 +27,7 @@ def read_vnnlib(path: Path | str) -> SpecFile:
     """
     path = Path(path)
     try:
-        found = parse(read_text(path, limits.BYTES), path)
+        found = parse(read_text(path, limits.BYTES) if text is None else text, path)
     except InputError as error:
         raise error.located(path) from None
     except RecursionError:

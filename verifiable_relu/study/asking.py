@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
@@ -18,8 +19,8 @@ from verifiable_relu.data import Dataset
 from verifiable_relu.network import Network
 from verifiable_relu.spec.balls import linf_property
 from verifiable_relu.spec.property import Property, Query
-from verifiable_relu.study.answers import ONE, fields
 from verifiable_relu.study.records import Records
+from verifiable_relu.study.state import ONE, fields
 from verifiable_relu.study.training import images_of
 from verifiable_relu.verifiers.base import Reason
 
@@ -27,6 +28,23 @@ DECIMALS = 9
 """The decimals to which bounds of boxes are rounded outward, so that property files need no quotients."""
 
 _BATCH = 250
+
+
+def shuffled(balls: Iterable[Ball], seed: str) -> list[Ball]:
+    """Balls in an order that ``seed`` draws, whatever order they are given in: images in random order, and each of them
+    asked of all networks, in random order, before the next.
+
+    An arm that comes first would meet another state of process and machine than the last one. Answers that are compared
+    are next to each other, so that a machine that gets slower touches all arms alike.
+    """
+    blocks: dict[tuple[str, str, int], list[Ball]] = {}
+    for one in sorted(balls, key=lambda one: (one.source, one.eps, one.image, str(one.onnx))):
+        blocks.setdefault((one.source, one.eps, one.image), []).append(one)
+    drawn, order = random.Random(seed), list(blocks.values())
+    drawn.shuffle(order)
+    for block in order:
+        drawn.shuffle(block)
+    return [one for block in order for one in block]
 
 
 @dataclass(frozen=True)
@@ -55,6 +73,10 @@ def ball(test: Dataset, image: int, eps: str, outputs: int) -> Property:
 class Balls(Loader):
     """A reader of instances that makes the property of a ``Ball`` from the data: large files take long to read."""
 
+    def files(self, entry: Entry) -> str:
+        """No digest: earlier answers are no part of a campaign."""
+        return ""
+
     def case(self, entry: Entry) -> Case:
         """The instance of a ball; the first of each network is used to compare the network with its ONNX file."""
         assert isinstance(entry, Ball) and entry.onnx is not None
@@ -72,15 +94,23 @@ class Answers:
     Args:
         records: the records of the study.
         about: the fields with which the record of an instance begins, by the absolute paths of its two files.
+
+    Attributes:
+        results: the results so far.
     """
 
     def __init__(self, records: Records, about: Mapping[tuple[str, str], Mapping[str, Any]]) -> None:
         self._records = records
         self._about = about
+        self.results: list[Result] = []
 
     def find(self, key: Key, timeout: float, checked: bool) -> Result | None:
         """None: instances with an answer are not part of the campaign."""
         return None
+
+    def holds(self, result: Result) -> bool:
+        """True: no answer here is of an earlier run."""
+        return True
 
     def append(self, result: Result, counterexample: str | None) -> None:
         """Write the record of a result, unless the user interrupted the work on it."""
@@ -88,7 +118,11 @@ class Answers:
             files = str(Path(result.onnx).resolve()), str(Path(result.vnnlib).resolve())
             self._records.append(ONE, {**self._about[files], **fields(result)})
 
-    def tabulate(self, results: Iterable[Result]) -> None:
+    def enter(self, number: int, result: Result) -> None:
+        """Take a result, which was recorded before."""
+        self.results.append(result)
+
+    def tabulate(self) -> None:
         """Do nothing: the tables are made at the end."""
 
 

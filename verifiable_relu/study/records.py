@@ -47,9 +47,9 @@ class Records:
 
     def __init__(self, folder: Path, conditions: Callable[[], str] | None = None) -> None:
         self.folder = folder
-        self._journal = Journal(folder, RECORDS)
+        self.all: list[Record] = []
+        self._journal = Journal(folder, RECORDS, lambda place, record: self.all.append(record))
         self._conditions = conditions
-        self.all: list[Record] = self._journal.loaded
 
     def __enter__(self) -> Records:
         return self

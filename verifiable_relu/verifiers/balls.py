@@ -17,10 +17,11 @@ import torch
 from torch import Tensor
 
 from verifiable_relu.bounds import MEMORY, input_box
-from verifiable_relu.bounds.chunks import chunk_size
 from verifiable_relu.bounds.relaxation import Relaxation
 from verifiable_relu.bounds.rounding import covers, keeps_activations, unit_roundoff
+from verifiable_relu.bounds.tuning import chunk_size
 from verifiable_relu.network.graph import Network
+from verifiable_relu.settings import neutral
 from verifiable_relu.spec.property import Query, round_up
 from verifiable_relu.spec.row_batch import RowBatch
 from verifiable_relu.verifiers.attack import claim
@@ -39,11 +40,9 @@ from verifiable_relu.verifiers.base import (
     in_batches,
 )
 from verifiable_relu.verifiers.root import NONE, Roots, relaxation
+from verifiable_relu.verifiers.split import input_error
 
 _BATCH = 64
-_UNITS = 4
-"""Units of roundoff by which one node, at most, changes the coefficients of inputs (``verifiers.clipping``)."""
-
 _TINY = torch.finfo(torch.float64).tiny
 
 _STEPS, _STARTS = 60, 4
@@ -66,6 +65,7 @@ class InBalls:
 
     name: ClassVar[str] = "balls"
 
+    @neutral()
     def verify(
         self, queries: Sequence[Query], budget: Budget, progress: Progress = SILENT, roots: Roots = NONE
     ) -> list[Outcome]:
@@ -147,7 +147,7 @@ class InBalls:
         lower, upper = found.box.lower.flatten(1)[sample], found.box.upper.flatten(1)[sample]
         least = torch.where(slope > 0, lower, upper)
         unit = unit_roundoff(torch.float64)
-        spare = _UNITS * (len(net.nodes) + 8) * unit * (slope.abs() * (upper - lower)).sum(1)
+        spare = input_error(net, torch.float64) * (slope.abs() * (upper - lower)).sum(1)
         better = value.clone()
         for row, index in enumerate(sample.tolist()):
             ball = queries[index].property.ball

@@ -25,10 +25,9 @@ import torch
 
 from verifiable_relu.bounds import MEMORY, Ascent
 from verifiable_relu.errors import CallFailed, OutOfTime
-from verifiable_relu.verifiers.bab.forest import Candidates
 from verifiable_relu.verifiers.bab.limits import Limits
 from verifiable_relu.verifiers.bab.program import SMALL, Program
-from verifiable_relu.verifiers.bab.rounds import Rounds, search
+from verifiable_relu.verifiers.bab.search import Candidates, Rounds, search
 from verifiable_relu.verifiers.bab.strip import Slopes
 from verifiable_relu.verifiers.bab.system import System
 from verifiable_relu.verifiers.bab.tree import Search

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from verifiable_relu.bounds import Ascent, Bounds, Relaxation, ascend
-from verifiable_relu.bounds.tighten import Search, signed
-from verifiable_relu.bounds.types import Lines
+from verifiable_relu.bounds.crown import Search, signed
+from verifiable_relu.bounds.tuning import Lines
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Activation, Gelu, Hardened, LeakyRelu, Relu, Sigmoid, Tanh
 from verifiable_relu.network.piecewise import SLOPES
@@ -43,9 +43,11 @@ _CHUNK = 1 << 26
 """Most slopes of rows that are bounded at once."""
 
 
-def certified(network: Network) -> bool:
-    """Whether certificates know all activations of a network."""
-    return all(isinstance(network.nodes[index], _CERTIFIED) for index in network.activations)
+def uncertified(network: Network) -> str:
+    """The name of an activation of a network that certificates do not know; empty if they know all."""
+    nodes = (network.nodes[index] for index in network.activations)
+    names = (getattr(node, "function", type(node).__name__) for node in nodes if not isinstance(node, _CERTIFIED))
+    return next(names, "")
 
 
 @dataclass(eq=False)

@@ -26,13 +26,13 @@ from torch import Tensor
 from verifiable_relu.bounds import MEMORY, Ascent, Bounds, input_box, interval_bounds
 from verifiable_relu.dyadic import Dyadic
 from verifiable_relu.errors import CallFailed, OutOfTime
+from verifiable_relu.settings import neutral
 from verifiable_relu.spec.property import Polytope, Query, Row, nearest
 from verifiable_relu.spec.row_batch import RowBatch
 from verifiable_relu.trust.exact import evaluable, evaluate_exact
 from verifiable_relu.verifiers.attack import claim
-from verifiable_relu.verifiers.bab.forest import Candidates
 from verifiable_relu.verifiers.bab.limits import Limits
-from verifiable_relu.verifiers.bab.rounds import Rounds, search
+from verifiable_relu.verifiers.bab.search import Candidates, Rounds, search
 from verifiable_relu.verifiers.bab.strip import Slopes
 from verifiable_relu.verifiers.bab.tree import Decide, Search
 from verifiable_relu.verifiers.bab.verifier import BoundedBoxes, Decider
@@ -127,6 +127,7 @@ class Smt(Decider):
     def start(self) -> None:
         Z3.start()
 
+    @neutral()
     def verify(
         self, queries: Sequence[Query], budget: Budget, progress: Progress = SILENT, roots: Roots = NONE
     ) -> list[Outcome]:

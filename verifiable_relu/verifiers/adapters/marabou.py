@@ -9,9 +9,8 @@ tolerances are less likely to exclude a point. A *sat* is claimed only where flo
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from importlib.util import find_spec
 from typing import ClassVar
 
 import numpy as np
@@ -19,24 +18,19 @@ import torch
 from scipy import sparse
 
 from verifiable_relu.bounds import MEMORY, Ascent
-from verifiable_relu.errors import CallFailed, InputError, OutOfTime, UnsupportedError
-from verifiable_relu.spec.property import Query
+from verifiable_relu.errors import CallFailed, OutOfTime, UnsupportedError
 from verifiable_relu.verifiers.bab import folded
-from verifiable_relu.verifiers.bab.forest import Candidates
+from verifiable_relu.verifiers.bab.search import Candidates
 from verifiable_relu.verifiers.bab.strip import Slopes
 from verifiable_relu.verifiers.bab.verifier import BoundedBoxes, Decider
 from verifiable_relu.verifiers.base import (
     PATIENCE,
-    SILENT,
-    Budget,
     Outcome,
-    Progress,
     Reason,
     Trust,
     Verdict,
     fault,
 )
-from verifiable_relu.verifiers.root import NONE, Roots
 from verifiable_relu.verifiers.solvers.marabou import MARABOU, Rows, Solved, Task
 
 
@@ -60,21 +54,6 @@ class Marabou(Decider):
     process_memory: int | None = None
 
     name: ClassVar[str] = "marabou"
-
-    def verify(
-        self, queries: Sequence[Query], budget: Budget, progress: Progress = SILENT, roots: Roots = NONE
-    ) -> list[Outcome]:
-        """As ``Verifier.verify``.
-
-        Raises:
-            InputError: if the package maraboupy is not installed.
-        """
-        if find_spec("maraboupy") is None:
-            raise InputError(
-                "the method 'marabou' needs the package maraboupy, which is there for Python up to 3.12.0: "
-                "pip install 'verifiable-relu[marabou]'"
-            )
-        return super().verify(queries, budget, progress, roots)
 
     def start(self) -> None:
         MARABOU.start()

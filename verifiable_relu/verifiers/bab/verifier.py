@@ -20,13 +20,13 @@ from verifiable_relu.bounds import MEMORY, Ascent, input_box, neurons, unstable
 from verifiable_relu.bounds.rounding import covers
 from verifiable_relu.errors import CallFailed, OutOfTime
 from verifiable_relu.network.graph import Network
+from verifiable_relu.settings import neutral
 from verifiable_relu.spec.property import Query
 from verifiable_relu.spec.row_batch import RowBatch
 from verifiable_relu.trust.certificate import Proof, Tighter, Tree
 from verifiable_relu.verifiers.bab.curves import IS_SMOOTH
-from verifiable_relu.verifiers.bab.forest import Candidates
 from verifiable_relu.verifiers.bab.limits import ALONE, Limits
-from verifiable_relu.verifiers.bab.rounds import Rounds, search
+from verifiable_relu.verifiers.bab.search import Candidates, Rounds, search
 from verifiable_relu.verifiers.bab.strip import Slopes
 from verifiable_relu.verifiers.bab.system import System, tree_bytes
 from verifiable_relu.verifiers.bab.tree import Search
@@ -44,7 +44,7 @@ from verifiable_relu.verifiers.base import (
     fault,
 )
 from verifiable_relu.verifiers.copies import most
-from verifiable_relu.verifiers.recording import Recorder, certified
+from verifiable_relu.verifiers.recording import Recorder, uncertified
 from verifiable_relu.verifiers.root import NONE, Roots, relaxation
 
 _BATCH = 64
@@ -84,6 +84,7 @@ class Decider:
         """The outcome of one query of a batch that bounds leave open, in the seconds that are ``left``."""
         raise NotImplementedError
 
+    @neutral()
     def verify(
         self, queries: Sequence[Query], budget: Budget, progress: Progress = SILENT, roots: Roots = NONE
     ) -> list[Outcome]:
@@ -255,7 +256,7 @@ class BoundedBoxes:
             box = input_box(properties, network)
             known = roots.known(queries, net, box.lower)
             search, coarse = neurons(method.intermediate, memory=memory, stop=stop), None
-            record = method.record and certified(network)
+            record = method.record and not uncertified(network)
             if record:
                 # What others have proven is not recorded.
                 known, recorder = None, Recorder.of(network)

@@ -25,6 +25,7 @@ from typing import Any
 from verifiable_relu.errors import CallFailed, OutOfTime
 from verifiable_relu.verifiers.solvers import serve
 from verifiable_relu.verifiers.solvers.serve import Kind
+from verifiable_relu.watched import resident
 
 _SCRIPT = "import sys; sys.path[:] = {path!r}; from {module} import serve; serve({function!r}, {lifeline})"
 
@@ -62,6 +63,23 @@ def default_memory() -> int:
     These are what ``limit_memory`` was given, or else half of the machine's memory.
     """
     return half_of_memory() if _granted is None else _granted
+
+
+_BEYOND = 512 << 20
+"""The bytes that a process may have beyond twice what bounds may hold, and beyond what it has at its start."""
+
+
+def most_memory(process: int | None, bounds: int | None, start: int) -> int:
+    """The bytes that a process may have resident.
+
+    Args:
+        process: what the user says that it may have; None for ``default_memory``.
+        bounds: what the user says that bounds may hold at once: everything else, what the user's files need among it,
+            may take as much again and 512 MiB. None where the user says nothing.
+        start: what the process has when it begins.
+    """
+    most = default_memory() if process is None else process
+    return most if bounds is None else min(most, start + 2 * bounds + _BEYOND)
 
 
 @cache
@@ -122,6 +140,8 @@ class Worker:
         self._kept_memory = kept_memory
         self._process: subprocess.Popen[bytes] | None = None
         self._lifeline = -1
+        self._ready = False
+        self._watch: _Watch | None = None
         self._lock = threading.RLock()
         _WORKERS.add(self)
         atexit.register(self.stop)
@@ -133,6 +153,13 @@ class Worker:
         """The number of the process, None while there is none."""
         return None if self._process is None else self._process.pid
 
+    def launch(self) -> None:
+        """Start the process, unless there is one, and do not wait until it has imported the function."""
+        with self._lock:
+            if self._process is None:
+                self._ready = False
+                self._launch()
+
     def start(self) -> None:
         """Start the process, unless there is one, and wait until it has imported the function.
 
@@ -143,13 +170,14 @@ class Worker:
             if self._process is not None and self._process.poll() is not None:
                 # It was ended from outside while it had nothing to do, which does no harm.
                 self.stop()
-            if self._process is None:
-                self._launch()
+            self.launch()
+            if not self._ready:
                 with self._limited(self._starting, sys.maxsize):
                     kind, value = self._receive()
                 if kind != "ready":
                     self.stop()
                     raise CallFailed(f"its process does not start: {value}")
+                self._ready = True
 
     def call(
         self,
@@ -183,13 +211,23 @@ class Worker:
                 while kind == "question" and converse is not None:
                     self._send(converse(value))
                     kind, value = self._receive()
-            if kind == "memory" or _resident(self.pid) > self._kept_memory * memory:
+            if kind == "memory" or resident(self.pid) > self._kept_memory * memory:
                 self.stop()
         if kind == "memory":
             raise MemoryError("its process got no more memory")
         if kind == "failed":
             raise CallFailed(value)
         return value
+
+    def until(self, seconds: float) -> None:
+        """From a call's ``converse``: end the call (``OutOfTime``) so many seconds from now, and at no other time."""
+        if self._watch is not None:
+            self._watch.end = time.perf_counter() + seconds
+
+    @property
+    def resident(self) -> int:
+        """Bytes of memory that the process has resident; 0 where that is not known."""
+        return resident(self.pid)
 
     def kill(self) -> None:
         """End the process at once, if there is one, from whatever thread: a call that lasts fails (``CallFailed``)."""
@@ -211,7 +249,7 @@ class Worker:
     def _limited(self, seconds: float, memory: int) -> Iterator[None]:
         """A block that exchanges messages: its process is watched, and ended where the block does not."""
         assert self._process is not None
-        watch = _Watch(self._process, seconds, memory)
+        watch = self._watch = _Watch(self._process, seconds, memory)
         try:
             with watch:
                 yield
@@ -294,12 +332,13 @@ class _Watch:
 
     Attributes:
         broken: what is to be raised if a limit was broken.
+        end: the time on ``time.perf_counter`` at which the process is ended.
     """
 
     def __init__(self, process: subprocess.Popen[bytes], seconds: float, memory: int) -> None:
         self.broken: OutOfTime | MemoryError | None = None
         self._process, self._memory = process, memory
-        self._end = time.perf_counter() + seconds
+        self.end = time.perf_counter() + seconds
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._look, daemon=True)
 
@@ -311,10 +350,10 @@ class _Watch:
         self._thread.join()
 
     def _look(self) -> None:
-        while not self._over.wait(min(_TICK, max(0.0, self._end - time.perf_counter()))):
-            if time.perf_counter() >= self._end:
+        while not self._over.wait(min(_TICK, max(0.0, self.end - time.perf_counter()))):
+            if time.perf_counter() >= self.end:
                 self.broken = OutOfTime()
-            elif _resident(self._process.pid) > self._memory:
+            elif resident(self._process.pid) > self._memory:
                 self.broken = MemoryError(f"its process took more than {self._memory / 2**20:.0f} MiB")
             if self.broken or self._process.poll() is not None:
                 self._process.kill()
@@ -335,15 +374,6 @@ def _lifeline() -> tuple[int, int]:
     for end in ends:
         os.close(end)
     return moved[0], moved[1]
-
-
-def _resident(pid: int | None) -> int:
-    """Bytes of memory that a process has resident; 0 where it has ended or the system is not Linux."""
-    try:
-        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    except (OSError, IndexError):
-        return 0
-    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def _ended(status: int | None) -> str:

@@ -1,0 +1,174 @@
+"""Long lists: instances are drawn as they are needed, equal files read once, and answers found by the files' bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.hostile_verifier import Hostile
+from tests.unit.test_parallel import SPEC, Here, Kept, entries, ran
+from verifiable_relu.campaign import Result, Store, inputs
+from verifiable_relu.campaign.inputs import Entry, Loader
+from verifiable_relu.campaign.parallel import run_parallel
+from verifiable_relu.campaign.runner import Late
+from verifiable_relu.campaign.worker import Answered, Job, Limit, Numbered
+from verifiable_relu.errors import InputError
+from verifiable_relu.network import hardened
+from verifiable_relu.spec import instances
+from verifiable_relu.verifiers.base import Reason, Verdict
+
+
+class Instant:
+    """A worker that answers at once, and reads nothing."""
+
+    def answer(self, job: bytes, part: Sequence[Numbered], tell: Callable[[Any], Any]) -> None:
+        for number, entry in part:
+            result = Result(str(entry.onnx), str(entry.vnnlib), Verdict.UNSAT, Reason.PROVED, "instant", 0.0)
+            tell(Answered(number, result, False))
+
+    def stop(self) -> None:
+        pass
+
+
+def test_a_list_is_drawn_as_it_is_answered(tmp_path: Path) -> None:
+    made = entries(tmp_path, [5, 6])
+    drawn, ahead = 0, []
+
+    def source() -> Iterator[Entry]:
+        nonlocal drawn
+        for number in range(3000):
+            drawn += 1
+            yield made[number % 2]
+
+    class Seen(Kept):
+        def result(self, number: int, result: Any, recorded: bool) -> None:
+            super().result(number, result, recorded)
+            ahead.append(drawn - len(self.results))
+
+    seen = Seen()
+    run_parallel(source(), Job(Hostile(), Loader()), [Instant()], None, seen)
+    assert len(seen.results) == 3000 and {r.verdict for r in seen.results.values()} == {Verdict.UNSAT}
+    assert max(ahead) <= 1024 and ahead[0] <= 512
+
+
+def test_what_stands_before_a_bad_row_is_answered(tmp_path: Path) -> None:
+    entries(tmp_path, [5, 6])
+    rows = [f"net0.onnx,{number % 2}.vnnlib,30\n" for number in range(3000)]
+    (tmp_path / "instances.csv").write_text("".join([*rows, "net0.onnx,1.vnnlib\n"]))
+    found, count = instances(tmp_path / "instances.csv")
+    assert count == 3001
+    seen = Kept()
+    asked = (Entry(spec, onnx, limit or 1.0) for spec, onnx, limit in found)
+    with pytest.raises(InputError, match=r"instances\.csv: line 3001: the row has 2 fields"):
+        run_parallel(asked, Job(Hostile(), Loader()), [Instant(), Instant()], None, seen)
+    assert len(seen.results) == 3000
+
+
+def test_a_bad_row_in_a_short_list_comes_before_any_answer(tmp_path: Path) -> None:
+    entries(tmp_path, [5])
+    (tmp_path / "instances.csv").write_text("net0.onnx,0.vnnlib,30\nnet0.onnx,0.vnnlib,x\n")
+    found, _ = instances(tmp_path / "instances.csv")
+    seen = Kept()
+    with pytest.raises(InputError, match="line 2: 'x' is no number of seconds"):
+        run_parallel((Entry(s, o, t or 1.0) for s, o, t in found), Job(Hostile(), Loader()), [Here()], None, seen)
+    assert not seen.results
+
+
+def test_equal_networks_and_properties_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = entries(tmp_path, [5, 6])
+    (tmp_path / "copy.onnx").write_bytes((tmp_path / "net0.onnx").read_bytes())
+    (tmp_path / "below").mkdir()
+    (tmp_path / "below" / "0.vnnlib").write_text(SPEC.format(bound=5))
+    read: list[str] = []
+    for name in ("read_onnx", "read_vnnlib"):
+        original = getattr(inputs, name)
+        monkeypatch.setattr(
+            inputs, name, lambda path, *, o=original, **k: (read.append(Path(path).name), o(path, **k))[1]
+        )
+    loader = Loader()
+    copies = [replace(made[0], onnx=tmp_path / "copy.onnx"), replace(made[0], vnnlib=tmp_path / "below" / "0.vnnlib")]
+    cases = [loader.case(entry) for entry in [*made, *copies, *made]]
+    assert sorted(read) == ["0.vnnlib", "1.vnnlib", "net0.onnx"]
+    assert cases[2].queries[0].network.name == "copy" and cases[3].spec is not None
+    assert cases[3].spec.path == tmp_path / "below" / "0.vnnlib"
+    # The first of a network's instances has no less time than the others, nor more.
+    assert all(case.spent >= loader._network(made[0].onnx or Path()).seconds for case in cases)
+    # A file that changes is another one.
+    made[0].vnnlib.write_text(SPEC.format(bound=7))
+    assert loader.case(made[0]).digest != cases[0].digest
+
+
+def test_few_networks_are_kept_where_they_are_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = entries(tmp_path, [5, 6, 7], networks=3)
+    monkeypatch.setattr(inputs, "_KEPT_NETWORKS", 2 * (tmp_path / "net0.onnx").stat().st_size + 10)
+    loader = Loader()
+    for entry in made:
+        loader.case(entry)
+    assert [loader.knows(entry.onnx or Path()) for entry in made] == [False, True, True]
+
+
+@pytest.mark.parametrize("change", ["", "network", "property", "joint", "limit", "method"])
+def test_a_resumed_list_is_found_by_the_bytes_of_its_files(change: str, tmp_path: Path) -> None:
+    made = entries(tmp_path, [5, 6, 7])
+    with Store(tmp_path / "out") as store:
+        ran(made, Job(Hostile(), Loader()), [Here()], store)
+    loader, verifier = Loader(), Hostile()
+    if change == "network":
+        (tmp_path / "net0.onnx").write_bytes((tmp_path / "net0.onnx").read_bytes() + b"\x12\x01x")
+    elif change == "property":
+        made[1].vnnlib.write_text(SPEC.format(bound=8))
+    elif change == "joint":
+        loader = Loader(prepare=hardened)
+    elif change == "method":
+        verifier = Hostile(Path("log"))
+    elif change == "limit":
+        made = [replace(entry, timeout=99.0) for entry in made]
+    slot = Here()
+    with Store(tmp_path / "out") as store:
+        results = ran(made, Job(verifier, loader), [slot], store)
+    expected = {"": [], "limit": [], "property": [1]}.get(change, [0, 1, 2])
+    assert sorted(number for part in slot.parts for number in part) == expected
+    assert [Path(r.vnnlib).stem for r in results] == ["0", "1", "2"]
+
+
+@pytest.mark.parametrize("reading", [True, False])
+def test_what_is_late_costs_itself_alone(reading: bool, tmp_path: Path) -> None:
+    made = entries(tmp_path, [5 + i for i in range(20)])
+
+    class Slow(Here):
+        """A worker that instance 4 keeps from reading, or from answering."""
+
+        def answer(self, job: bytes, part: Any, tell: Any) -> None:
+            numbers = [number for number, _ in part]
+            self.parts.append(numbers)
+            if 4 in numbers:
+                raise Late(4 if reading else None)
+            self.parts.pop()
+            super().answer(job, part, tell)
+
+    slot = Slow()
+    results = ran(made, Job(Hostile(), Loader()), [slot])
+    assert [r.answer for r in results] == ["timed-out" if number == 4 else "unsat" for number in range(20)]
+    assert results[4].reason is Reason.TIMEOUT and results[4].seconds == 30.0
+    # What was not read in time is known; what was not answered is found by halves.
+    assert sum(4 in part for part in slot.parts) == (1 if reading else 4)
+
+
+def test_a_worker_names_the_limits_of_what_it_does(tmp_path: Path) -> None:
+    made, said = entries(tmp_path, [5, 6]), list[Any]()
+
+    class Heard(Here):
+        def answer(self, job: bytes, part: Any, tell: Any) -> None:
+            super().answer(job, part, lambda message: (said.append(message), tell(message))[1])
+
+    for certificates in (None, tmp_path / "certificates"):
+        said.clear()
+        ran(made[:1], Job(Hostile(), Loader(), certificates), [Heard()])
+        limits = [(m.number, m.seconds) for m in said if isinstance(m, Limit)]
+        assert [number for number, _ in limits] == [0, None] and limits[0][1] == pytest.approx(30.8)
+        assert limits[1][1] == float("inf") if certificates else 30 < limits[1][1] <= 31.6
+        assert isinstance(said[-1], Answered)
