@@ -8,14 +8,16 @@ from verifiable_relu.bounds import Tuning
 
 from .fault import Fault
 from .faults_in_bounds import IN_BOUNDS
+from .faults_in_numbers import IN_NUMBERS
 from .faults_in_verifiers import IN_VERIFIERS
 from .judge import Caught, HandedOn, Report
 from .kinds import agreement, boundary, corners, planted, points
+from .magnitudes import magnitudes
 from .repeats import repeats
 from .segments import segments
 from .trees import trees
 
-FAULTS: tuple[Fault, ...] = (*IN_BOUNDS, *IN_VERIFIERS)
+FAULTS: tuple[Fault, ...] = (*IN_BOUNDS, *IN_VERIFIERS, *IN_NUMBERS)
 
 QUICK = {"ibp": 1.0, "crown": 1.0, "milp": 1.0, "smt-exact": 1.0, "alpha-crown": 1.0, "bab": 1.0}
 """Methods asked about every fault, with seconds for each case; those first that take least."""
@@ -57,6 +59,12 @@ def _boundary(report: Report) -> None:
     boundary({"milp": 1.0, "smt-exact": 0.5}, kinds=("Relu", "LeakyRelu"), count=40, report=report)
 
 
+def _magnitudes(report: Report) -> None:
+    magnitudes({"ibp": 1.0, "milp": 1.0, "smt-exact": 1.0}, count=270, report=report)
+    # Factors that vanish, and networks that are read all the same, are rare.
+    magnitudes({"ibp": 1.0}, count=600, kinds=("batch normalisation", "GELU"), report=report)
+
+
 def _trees(report: Report) -> None:
     trees(report=report)
 
@@ -79,6 +87,7 @@ KINDS: dict[str, Callable[[Report], None]] = {
     "trees": _trees,
     "segments": _segments,
     "repeats": _repeats,
+    "magnitudes": _magnitudes,
 }
 """The kinds as they are held against a fault: the tests' own cases, fewer methods and less time."""
 

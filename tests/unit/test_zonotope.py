@@ -24,7 +24,7 @@ from verifiable_relu.network.nodes import Input, Linear, Relu, Sigmoid
 from verifiable_relu.spec.property import Box, Property, Query, Row
 from verifiable_relu.spec.row_batch import RowBatch
 from verifiable_relu.verifiers.base import Budget, Verdict
-from verifiable_relu.verifiers.clipping import Clipped, clip
+from verifiable_relu.verifiers.clipping import Clipped, clip, input_error
 from verifiable_relu.verifiers.input_split import InputSplit
 
 
@@ -278,7 +278,7 @@ def clipped_away(seed: int, cut: Callable[..., Clipped]) -> tuple[int, int]:
     relaxation = crown_relaxation(network, box)
     values, reached = relaxation.lower(len(network.nodes) - 1, rows.matrix, rows.sample, coefficients=True)
     assert reached is not None
-    found = cut(box.flat(), rows, values - rows.bound, relaxation.of_input(reached), len(network.nodes))
+    found = cut(box.flat(), rows, values - rows.bound, relaxation.of_input(reached), input_error(network, values.dtype))
     steps = torch.linspace(0, 1, 17, dtype=torch.float64)
     grid = torch.cartesian_prod(steps, steps)
     gone, smaller = 0, 0
@@ -301,8 +301,8 @@ def test_clipping_keeps_every_counterexample() -> None:
 
 
 def test_counterexamples_are_lost_where_values_of_rows_are_too_high() -> None:
-    def too_high(box: Bounds, rows: RowBatch, values: Tensor, coefficients: Tensor, nodes: int) -> Clipped:
-        return clip(box, rows, values + 0.2 * coefficients.abs().sum(1), coefficients, nodes)
+    def too_high(box: Bounds, rows: RowBatch, values: Tensor, coefficients: Tensor, share: float) -> Clipped:
+        return clip(box, rows, values + 0.2 * coefficients.abs().sum(1), coefficients, share)
 
     assert sum(clipped_away(seed, too_high)[0] for seed in range(6)) > 0
 

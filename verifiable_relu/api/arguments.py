@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 from verifiable_relu.errors import InputError
 from verifiable_relu.network import Network, from_torch, read_onnx
+<<<<<<< HEAD
+from verifiable_relu.network.build import Builder
+from verifiable_relu.network.derived import Derived, reciprocal, rounded
+=======
 from verifiable_relu.nn import Normalize
 from verifiable_relu.settings import as_given
+>>>>>>> v3/crash
 from verifiable_relu.spec.balls import exact_number
 
 _EXACT_INTEGERS = 2**53
@@ -145,29 +149,47 @@ def masked(eps: object, mask: object, shape: tuple[int, ...]) -> object:
         raise InputError(f"a mask of shape {chosen.shape} and radii {radius.shape} for images of {shape}") from None
 
 
-def normalize(mean: object, std: object) -> Normalize | None:
-    """The normalisation that two arguments describe; None if both are None.
+@dataclass(frozen=True, eq=False)
+class Normalisation:
+    """(x − mean)/std, as scale·(x − center).
+
+    Attributes:
+        center: the mean, float64: () or one number for each channel.
+        scale: 1/std, likewise.
+        error: the relative error of both.
+    """
+
+    center: Tensor
+    scale: Tensor
+    error: float
+
+
+def normalize(mean: object, std: object) -> Normalisation | None:
+    """The normalisation that two arguments describe; None if both are None. Each number is taken exactly.
 
     Raises:
-        InputError: if they are no numbers, or ``std`` is not positive.
+        InputError: if they are no numbers, ``std`` is not positive, or 1/std is beyond the range of float64.
     """
     if mean is None and std is None:
         return None
-    found = [array(0.0 if mean is None else mean, "mean"), array(1.0 if std is None else std, "std")]
-    for numbers, name in zip(found, ("mean", "std"), strict=True):
+    found = []
+    for given, name in ((0.0 if mean is None else mean, "mean"), (1.0 if std is None else std, "std")):
+        numbers = array(given, name)
         if numbers.dtype.kind not in "fiu" or numbers.ndim > 1 or not numbers.size:
             raise InputError(f"{name}: one number, or one for each channel, is expected")
-    try:
-        return Normalize(*(numbers.tolist() for numbers in found))
-    except ValueError as error:
-        raise InputError(str(error)) from None
+        exact = np.array([exact_number(number, name) for number in numbers.flat], dtype=object)
+        found.append(Derived(exact.reshape(() if numbers.size == 1 else (-1, 1, 1))))
+    if not all(number > 0 for number in found[1].values.flat):
+        raise InputError(f"the std must be positive, got {std}")
+    (center, off), (scale, other) = rounded(found[0]), rounded(reciprocal(found[1]))
+    return Normalisation(center, scale, max(off, other))
 
 
 Model = nn.Module | Network | Path | str | bytes
 """A torch module, a network, or an ONNX file by its path or as bytes."""
 
 
-def network(model: Model, shape: tuple[int, ...], first: Normalize | None = None) -> Network:
+def network(model: Model, shape: tuple[int, ...], first: Normalisation | None = None) -> Network:
     """The network of a model.
 
     Args:
@@ -180,8 +202,11 @@ def network(model: Model, shape: tuple[int, ...], first: Normalize | None = None
     """
     match model:
         case Network():
-            return model if first is None else _after(first, model)
+            read = model
         case nn.Module():
+<<<<<<< HEAD
+            traced = from_torch(model, shape, type(model).__name__, exact=True)
+=======
             if first is not None:
                 parameter = next(model.parameters(), None)
                 first = first if parameter is None else first.to(parameter)
@@ -189,26 +214,20 @@ def network(model: Model, shape: tuple[int, ...], first: Normalize | None = None
                 traced = from_torch(
                     model if first is None else nn.Sequential(first, model), shape, type(model).__name__
                 )
+>>>>>>> v3/crash
             # Verification needs no gradients of the weights, and replay runs on the CPU whatever the device.
             nodes = tuple(node.map_tensors(lambda t: t.detach().cpu()) for node in traced.nodes)
-            return Network(nodes, name=traced.name)
+            read = Network(nodes, name=traced.name)
         case Path() | str() | bytes():
             read = read_onnx(model)
-            return read if first is None else _after(first, read)
-    raise InputError(f"a model is a torch module, a Network or an ONNX file, not {type(model).__name__}")
+        case _:
+            raise InputError(f"a model is a torch module, a Network or an ONNX file, not {type(model).__name__}")
+    return read if first is None else _after(first, read)
 
 
-def _after(first: Normalize, then: Network) -> Network:
-    """A network behind a normalisation of its input, in the precision of the network's weights."""
-    dtypes: list[torch.dtype] = []
-
-    def seen(tensor: Tensor) -> Tensor:
-        dtypes.append(tensor.dtype)
-        return tensor
-
-    for node in then.nodes:
-        node.map_tensors(seen)
-    dtype = next((each for each in dtypes if each.is_floating_point), torch.float32)
-    head = from_torch(first.to(dtype), then.input_shape).nodes
-    moved = [replace(node, inputs=tuple(index + len(head) - 1 for index in node.inputs)) for node in then.nodes[1:]]
-    return Network((*head, *moved), name=then.name)
+def _after(first: Normalisation, then: Network) -> Network:
+    """A network behind a normalisation of its input."""
+    build = Builder(then.input_shape)
+    index = build.scale(0, "normalisation", center=first.center, scale=first.scale, error=first.error)
+    moved = [replace(node, inputs=tuple(source + index for source in node.inputs)) for node in then.nodes[1:]]
+    return Network((*build.nodes, *moved), name=then.name)

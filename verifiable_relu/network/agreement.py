@@ -56,7 +56,7 @@ from verifiable_relu.network.nodes import (
     Sparse,
     Tanh,
 )
-from verifiable_relu.network.transient import Erf
+from verifiable_relu.network.transient import Division, Erf
 
 _INDEPENDENT = 16
 """Times √K: how far a sum of K terms is off where errors are independent, in units of roundoff of its terms."""
@@ -260,6 +260,7 @@ STEPS: Table[Step] = Table(
         Conv2d: _conv2d,
         Sparse: _sparse,
         Scale: _scale,
+        Division: _scale,
         Add: _add,
         Bilinear: _product,
         Reshape: _moved,

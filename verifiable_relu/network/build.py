@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from verifiable_relu.errors import InputError
+from verifiable_relu.network.derived import share
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import (
     Activation,
@@ -127,12 +128,9 @@ class Builder:
         Raises:
             InputError: if the shapes do not fit.
         """
-        channels, cells = (self.shape(x) or (0,))[0], math.prod(kernel)
-        exact = cells & (cells - 1) == 0
-        dtype = torch.float32 if exact else torch.float64
-        weight = torch.full((channels, 1, *kernel), 1 / cells, dtype=dtype, device=self.device)
-        error = 0.0 if exact else 2.0**-53
-        return self.conv2d(x, weight, None, name, stride=stride, padding=padding, groups=channels, error=error)
+        number, error = share(math.prod(kernel))
+        weight = number.to(self.device).repeat((self.shape(x) or (0,))[0], 1, *kernel)
+        return self.conv2d(x, weight, None, name, stride=stride, padding=padding, groups=len(weight), error=error)
 
     def scale(
         self,

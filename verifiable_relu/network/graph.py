@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from verifiable_relu.errors import InputError, UnsupportedError
+from verifiable_relu.network.derived import both, lost
 from verifiable_relu.network.nodes import (
     Activation,
     Affine,
@@ -211,9 +212,9 @@ def _converted(node: Node, dtype: torch.dtype, device: torch.device) -> Node:
     for f in fields(node):
         before = getattr(node, f.name)
         if isinstance(before, Tensor) and before.is_floating_point() and before.dtype.itemsize > dtype.itemsize:
-            after = getattr(made, f.name).detach().to(before.device, before.dtype)
-            changed = (after - before.detach()).abs()
             # A weight that vanishes has no relative error; the bounds are then infinite, and prove nothing.
-            relative = torch.where(changed > 0, changed / after.abs(), 0.0)
-            error = max(error, float(relative.amax()) if relative.numel() else 0.0)
-    return replace(made, weight_error=node.weight_error + 1.01 * error) if error else made  # type: ignore[call-arg]
+            error = max(error, lost(before, getattr(made, f.name)))
+    if not error:
+        return made
+    error = both(node.weight_error, error) if error < 1 else math.inf
+    return replace(made, weight_error=error)  # type: ignore[call-arg]

@@ -6,6 +6,7 @@ about it: one value may have several.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -15,8 +16,10 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor
 
+from verifiable_relu.network.derived import both, product
 from verifiable_relu.network.dispatch import Table
 from verifiable_relu.network.nodes import Gelu, Linear, Node, Scale, Smooth
+from verifiable_relu.network.transient import Division
 
 Graph = tuple[list[Node], int]
 """Nodes in topological order, the input first, and the index of the output."""
@@ -37,7 +40,7 @@ def simplify(nodes: Sequence[Node], output: int) -> Graph:
         before = len(graph[0])
         graph = live(*_merged_neighbours(*live(*_without_identities(*graph))))
         if len(graph[0]) == before:
-            return graph
+            return [_kept(node) for node in graph[0]], graph[1]
 
 
 def needed(nodes: Sequence[Node], output: int) -> list[int]:
@@ -94,7 +97,7 @@ def _is(part: Tensor, number: float) -> bool:
 
 
 def _only_shifts(node: Node) -> TypeGuard[Scale]:
-    return isinstance(node, Scale) and _is(node.scale, 1) and _is(node.center, 0)
+    return isinstance(node, Scale) and _is(node.scale, 1) and _is(node.center, 0) and not node.weight_error
 
 
 def _only_scales(node: Node) -> TypeGuard[Scale]:
@@ -111,11 +114,16 @@ def _bias(made: Sequence[Node], first: Linear, second: Node) -> Node | None:
     return replace(first, bias=shift.reshape(-1).expand(first.bias.shape))
 
 
+def _kept(node: Any) -> Any:
+    """The node as a network keeps it."""
+    return node.kept if isinstance(node, Division) else node
+
+
 def _shift(made: Sequence[Node], first: Scale, second: Node) -> Node | None:
     """scale·(x − center) and + shift."""
     if not (_only_shifts(second) and _is(first.shift, 0)):
         return None
-    return replace(first, shift=second.shift)
+    return replace(_kept(first), shift=second.shift)
 
 
 def _factor(made: Sequence[Node], first: Scale, second: Node) -> Node | None:
@@ -123,16 +131,16 @@ def _factor(made: Sequence[Node], first: Scale, second: Node) -> Node | None:
     if not (_only_scales(second) and _is(first.shift, 0)):
         return None
     if _is(first.scale, 1) and not first.weight_error:
-        return replace(first, scale=second.scale, weight_error=second.weight_error)
+        return replace(_kept(first), scale=second.scale, weight_error=second.weight_error)
     if not (first.scale.numel() == second.scale.numel() == 1 and _only_scales(first)):
         return None
-    exact = Fraction(float(first.scale)) * Fraction(float(second.scale))
-    wide = first.scale.double() * second.scale.double()
-    if not bool(torch.isfinite(wide).all()) or Fraction(float(wide)) != exact:
+    scale = product(first.scale, second.scale)
+    if scale is None:
         return None
-    narrow = wide.float()
-    scale = narrow if bool((narrow.double() == wide).all()) else wide
-    return replace(first, scale=scale, weight_error=1.01 * (first.weight_error + second.weight_error))
+    shape = torch.broadcast_shapes(first.scale.shape, second.scale.shape)
+    return replace(
+        _kept(first), scale=scale.expand(shape).clone(), weight_error=both(first.weight_error, second.weight_error)
+    )
 
 
 def _hardness(made: Sequence[Node], first: Gelu, second: Node) -> Node | None:
@@ -144,9 +152,17 @@ def _hardness(made: Sequence[Node], first: Gelu, second: Node) -> Node | None:
         return None
     if times.scale.numel() != 1 or second.scale.numel() != 1 or not float(times.scale) > 0:
         return None
-    if float(second.scale) != float(1 / times.scale.double()):
+    # The product with a rounded 1/λ is another function than the division by λ.
+    by_the_same = isinstance(second, Division) and float(second.divisor) == float(times.scale)
+    inverse = not second.weight_error and _are_inverse(float(second.scale), float(times.scale))
+    if not (by_the_same or inverse):
         return None
     return replace(first, inputs=times.inputs, lam=times.scale.reshape(()))
+
+
+def _are_inverse(first: float, second: float) -> bool:
+    finite = math.isfinite(first) and math.isfinite(second)
+    return finite and Fraction(first) * Fraction(second) == 1
 
 
 def _inverse_root(made: Sequence[Node], first: Smooth, second: Node) -> Node | None:
@@ -161,6 +177,13 @@ Rule = Callable[[Sequence[Node], Any, Node], Node | None]
 
 RULES: Table[tuple[Rule, ...]] = Table(
     "simplification",
-    {Linear: (_bias,), Scale: (_shift, _factor), Gelu: (_hardness,), Smooth: (_inverse_root,), Node: ()},
+    {
+        Linear: (_bias,),
+        Scale: (_shift, _factor),
+        Division: (_shift, _factor),
+        Gelu: (_hardness,),
+        Smooth: (_inverse_root,),
+        Node: (),
+    },
 )
 """By the kind of the first of two nodes. Kinds without a row are left as they are, which is always right."""

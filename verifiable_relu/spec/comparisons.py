@@ -37,6 +37,6 @@ def _headless(whole: Network) -> Network | None:
     if network is None or network.onnx is not None:
         return network
     try:
-        return replace(network, onnx=write_onnx(whole.limit))
+        return replace(network, onnx=write_onnx(whole.limit, rounded=True))
     except UnsupportedError:
         return None

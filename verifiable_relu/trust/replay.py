@@ -57,7 +57,7 @@ def _written(network: Network) -> bytes:
     # Imported here to spare the start-up of commands, whose networks come from files and are never written.
     from verifiable_relu.network import write_onnx
 
-    return write_onnx(network)
+    return write_onnx(network, rounded=True)
 
 
 def replay(network: Network, x: np.ndarray) -> np.ndarray:

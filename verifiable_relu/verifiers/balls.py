@@ -39,12 +39,10 @@ from verifiable_relu.verifiers.base import (
     fault,
     in_batches,
 )
+from verifiable_relu.verifiers.clipping import input_error
 from verifiable_relu.verifiers.root import NONE, Roots, relaxation
 
 _BATCH = 64
-_UNITS = 4
-"""Units of roundoff by which one node, at most, changes the coefficients of inputs (``verifiers.clipping``)."""
-
 _TINY = torch.finfo(torch.float64).tiny
 
 _STEPS, _STARTS = 60, 4
@@ -149,7 +147,7 @@ class InBalls:
         lower, upper = found.box.lower.flatten(1)[sample], found.box.upper.flatten(1)[sample]
         least = torch.where(slope > 0, lower, upper)
         unit = unit_roundoff(torch.float64)
-        spare = _UNITS * (len(net.nodes) + 8) * unit * (slope.abs() * (upper - lower)).sum(1)
+        spare = input_error(net, torch.float64) * (slope.abs() * (upper - lower)).sum(1)
         better = value.clone()
         for row, index in enumerate(sample.tolist()):
             ball = queries[index].property.ball

@@ -41,7 +41,7 @@ from verifiable_relu.spec.row_batch import RowBatch
 from verifiable_relu.verifiers.attack import claim
 from verifiable_relu.verifiers.base import Budget, Outcome, Reason, Trust, Verdict, batch_size, deadline
 from verifiable_relu.verifiers.box_attack import BoxAttack
-from verifiable_relu.verifiers.clipping import Clipped, clip
+from verifiable_relu.verifiers.clipping import Clipped, clip, input_error
 from verifiable_relu.verifiers.copies import at_once, most
 from verifiable_relu.verifiers.sums import sums
 
@@ -318,7 +318,7 @@ class Frontier:
 
     def clipped(self, box: Bounds, lines: Lines) -> Clipped:
         """What is left of boxes (batch, inputs)."""
-        return clip(box, lines.rows, lines.values, lines.coefficients, len(self.network.nodes))
+        return clip(box, lines.rows, lines.values, lines.coefficients, input_error(self.network, lines.values.dtype))
 
     def _known(self, owner: Tensor, margin: Tensor) -> None:
         """Take notice of the margins of parts of the queries' boxes that are proved; infinite where no part is."""

@@ -15,6 +15,8 @@ from torch import Tensor
 
 from verifiable_relu.bounds import Bounds
 from verifiable_relu.bounds.rounding import unit_roundoff
+from verifiable_relu.network.graph import Network
+from verifiable_relu.network.nodes import Scale
 from verifiable_relu.spec.row_batch import RowBatch
 
 _SPARE = 2.0**-20
@@ -22,7 +24,7 @@ _SPARE = 2.0**-20
 
 
 _UNITS = 4
-"""Units of roundoff by which one node, at most, changes the coefficients of inputs."""
+"""Units of roundoff by which one node, at most, changes the coefficients of inputs, if its weights are exact."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,13 @@ class Clipped:
     margin: Tensor
 
 
-def clip(box: Bounds, rows: RowBatch, values: Tensor, coefficients: Tensor, nodes: int) -> Clipped:
+def input_error(network: Network, dtype: torch.dtype) -> float:
+    """By what part of themselves computed coefficients of the inputs may be off: nodes scale and move the inputs."""
+    unknown = sum(node.weight_error for node in network.affine if isinstance(node, Scale))
+    return _UNITS * (len(network.nodes) + 8) * unit_roundoff(dtype) + 2 * unknown
+
+
+def clip(box: Bounds, rows: RowBatch, values: Tensor, coefficients: Tensor, share: float) -> Clipped:
     """Cut off boxes where a row of each polytope is positive.
 
     Rounding: computed coefficients and values are those of a valid bound (``Relaxation.lower``), but that the
@@ -53,13 +61,13 @@ def clip(box: Bounds, rows: RowBatch, values: Tensor, coefficients: Tensor, node
         rows: those of the boxes' properties, as a batch.
         values: (rows,) lower bounds of the rows' values over the box.
         coefficients: (rows, inputs) of their linear lower bounds.
-        nodes: how many nodes the network has.
+        share: ``input_error`` of the network.
     """
     unit, info = unit_roundoff(values.dtype), torch.finfo(values.dtype)
     lower, upper = box.lower[rows.sample], box.upper[rows.sample]
     slope = coefficients.abs()
     width = upper - lower
-    rounded = _UNITS * (nodes + 8) * unit * (slope * width).sum(1) + info.tiny
+    rounded = share * (slope * width).sum(1) + info.tiny
     # What is not cut off: |x_i − m_i| ≤ reach. NaN cuts nothing off.
     reach = ((1 + _SPARE) * -values.clamp(max=0) + rounded)[:, None] / slope
     reach = torch.nextafter(reach * (1 + 8 * unit), reach.new_full((), torch.inf))

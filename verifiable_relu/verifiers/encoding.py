@@ -232,7 +232,8 @@ class _Walk:
         """
         if not np.isfinite(size).all():
             raise UnsupportedError("the bounds of the network's values are not finite")
-        share = self.folding.number(np.where(size > 0, np.maximum(_GENEROUS * relative * size, _LEAST), 0.0))
+        # What underflows in the products is no more than is added, however large the rows are.
+        share = self.folding.number(np.where(size > 0, _GENEROUS * relative * size + 2 * _LEAST, 0.0))
         self.error = self.error + Dyadic(np.abs(a.numbers) @ share.numbers, a.exponent + share.exponent)
 
     def give(self, index: int, a: Dyadic) -> None:

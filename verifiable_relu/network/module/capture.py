@@ -27,6 +27,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from verifiable_relu.errors import InputError, UnsupportedError
+from verifiable_relu.network.derived import exact_product, exact_sum
 from verifiable_relu.network.module.nested import exchanged, harmless, of_kind, schema
 from verifiable_relu.network.module.program import GATE, NotFollowed, Program, Ref, Step, place_of, version
 from verifiable_relu.nn.hardness import HardnessGate
@@ -39,6 +40,27 @@ _NUMBERS = frozenset(
     | {"gt", "ge", "lt", "le", "eq", "ne", "argmax", "argmin"}
 )
 """Operators by which a computed number usually comes to decide what is computed."""
+
+_EXACT = frozenset(
+    {"abs", "alias", "as_strided", "cat", "clamp", "clone", "constant_pad_nd", "contiguous", "copy", "detach"}
+    | {
+        "diag_embed",
+        "diagonal",
+        "expand",
+        "fill",
+        "flip",
+        "gather",
+        "index",
+        "index_select",
+        "lift_fresh",
+        "masked_fill",
+    }
+    | {"maximum", "minimum", "narrow", "neg", "ones_like", "permute", "relu", "repeat", "reshape", "_reshape_alias"}
+    | {"resize", "roll", "select", "set", "slice", "split", "split_with_sizes", "squeeze", "stack", "t", "_to_copy"}
+    | {"transpose", "tril", "triu", "unbind", "unfold", "_unsafe_view", "unsqueeze", "view", "where", "zero"}
+    | {"zeros_like", *_FRESH}
+)
+"""Operators that round no number; a change to a narrower type is what it is asked for."""
 
 
 @dataclass
@@ -124,14 +146,19 @@ class _Recorder(TorchDispatchMode):
         dtype: of the input.
         operators: the names of those that may be recorded.
         observe: whether the numbers are kept.
+        exact: whether constants that the module computes, and rounds, are refused.
     """
 
-    def __init__(self, module: nn.Module, dtype: torch.dtype, operators: Collection[str], observe: bool) -> None:
+    def __init__(
+        self, module: nn.Module, dtype: torch.dtype, operators: Collection[str], observe: bool, exact: bool
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.program = Program()
         self.input_dtype = dtype
         self.operators = operators
         self.observe = observe
+        self.exact = exact
+        self.rounded: dict[int, torch.UntypedStorage] = {}
         self.refusal: UnsupportedError | None = None
         self.unfollowed: NotFollowed | None = None
         self.memories: dict[int, _Memory] = {}
@@ -194,8 +221,41 @@ class _Recorder(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         if next(of_kind((args, kwargs), Traced), None) is None:
-            return func(*args, **kwargs)
+            result = func(*args, **kwargs)
+            if self.exact and self.rounds(func, args, kwargs, result):
+                self.rounded |= {s._cdata: s for s in map(Tensor.untyped_storage, of_kind(result, Tensor))}
+            return result
         return self.record(func, args, kwargs)
+
+    def rounds(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> bool:
+        """Whether numbers that an operator made of constants may be rounded, or come from such."""
+        given = list(of_kind((args, kwargs), Tensor))
+        if any(tensor.untyped_storage()._cdata in self.rounded for tensor in given):
+            return True
+        name = func._schema.name.removeprefix("aten::").removesuffix("_")
+        floating = any(tensor.is_floating_point() for tensor in given)
+        if not floating or name in _EXACT or not any(t.is_floating_point() for t in of_kind(result, Tensor)):
+            return False
+        if name not in ("add", "sub", "mul") or len(args) != 2 or kwargs or result.dtype != torch.float32:
+            return True
+        kinds = [value.dtype if isinstance(value, Tensor) else torch.float32 for value in args]
+        first, second = (torch.as_tensor(v, dtype=k).detach().cpu().numpy() for v, k in zip(args, kinds, strict=True))
+        signed = -second if name == "sub" else second
+        wide = exact_product(first, second) if name == "mul" else exact_sum(first, signed)
+        return wide is None or not bool((result.detach().cpu().double().numpy() == wide).all())
+
+    def require_stored(self, op: str, value: Tensor) -> None:
+        """Refuse a constant that the module has computed, and rounded.
+
+        Raises:
+            UnsupportedError: if it is one.
+        """
+        if value.untyped_storage()._cdata in self.rounded:
+            self.refuse(
+                op,
+                f"a weight or constant is computed by the module in {value.dtype}, and rounded: keep it as a parameter "
+                "or buffer (of a parametrised layer, by parametrize.remove_parametrizations)",
+            )
 
     def record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Record and execute an operator, or what it is made of, or refuse it."""
@@ -238,6 +298,7 @@ class _Recorder(TorchDispatchMode):
             if isinstance(value, Ref):
                 narrowest = max(narrowest, self.dtype(value.index).itemsize)
             elif isinstance(value, Tensor):
+                self.require_stored(op, value)
                 self.program.constants.append((value, version(value), place_of(path, op)))
 
         for value in arguments.values():
@@ -260,6 +321,9 @@ class _Recorder(TorchDispatchMode):
             self.refuse(op, "what is computed depends on computed numbers; a network is a fixed sequence of layers")
         if schema(func)[2]:
             self.refuse(op, f"{kind or op} is not supported")
+        for value in of_kind((args, kwargs), Tensor):
+            if not isinstance(value, Traced):
+                self.require_stored(op, value)
         self.unfollowed = self.unfollowed or NotFollowed(f"{kind or op} is not supported", place=place_of(path, op))
 
         def watched(real: Tensor) -> Traced:
@@ -321,7 +385,9 @@ def _numbers(value: Tensor) -> Tensor:
     return value.carried if isinstance(value, Traced) else value
 
 
-def capture(module: nn.Module, x: Tensor, operators: Collection[str], observe: bool = True) -> Program:
+def capture(
+    module: nn.Module, x: Tensor, operators: Collection[str], observe: bool = True, exact: bool = False
+) -> Program:
     """Run a module on x, (batch, …), and return what it did.
 
     Args:
@@ -329,12 +395,13 @@ def capture(module: nn.Module, x: Tensor, operators: Collection[str], observe: b
         x: a batch of inputs; it is not changed.
         operators: the names of the ATen operators that the caller knows, and ``GATE``.
         observe: whether steps keep the numbers that they computed.
+        exact: whether weights and constants that the module computes from others, and rounds, are refused.
 
     Raises:
         UnsupportedError: if the module does what the program could not repeat.
         InputError: if the module fails on x by itself.
     """
-    recorder = _Recorder(module, x.dtype, operators, observe)
+    recorder = _Recorder(module, x.dtype, operators, observe, exact)
     start = Traced.of(recorder, x.clone(), 0)
     failure: Exception | None = None
     try:

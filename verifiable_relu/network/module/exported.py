@@ -11,6 +11,7 @@ import importlib.util
 import io
 import logging
 import warnings
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,14 +20,22 @@ from verifiable_relu.errors import UnsupportedError
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.onnx import read_onnx
 
+_AS_IT_IS: dict[bool, dict[str, Any]] = {
+    False: {"training": torch.onnx.TrainingMode.PRESERVE, "do_constant_folding": False},
+    True: {"optimize": False},
+}
+"""Options with which each of the exporters computes nothing in advance."""
 
-def exported(module: nn.Module, x: Tensor, name: str) -> Network:
+
+def exported(module: nn.Module, x: Tensor, name: str, exact: bool = False) -> Network:
     """The network of the file that torch's exporter writes.
 
     Args:
         module: in evaluation mode.
         x: one sample, (1, *input_shape).
         name: of the network.
+        exact: whether the exporter may compute nothing in advance, such as convolutions with the batch normalisation
+            after them, which it rounds.
 
     Raises:
         UnsupportedError: if the module cannot be exported.
@@ -41,7 +50,7 @@ def exported(module: nn.Module, x: Tensor, name: str) -> Network:
         try:
             with warnings.catch_warnings(), contextlib.redirect_stdout(silence), contextlib.redirect_stderr(silence):
                 warnings.simplefilter("ignore")
-                torch.onnx.export(module, (x.clone(),), file, dynamo=dynamo)  # type: ignore[arg-type]
+                torch.onnx.export(module, (x.clone(),), file, dynamo=dynamo, **_AS_IT_IS[dynamo] if exact else {})  # type: ignore[arg-type]
         except Exception as error:  # the exporter's exceptions share no narrower base
             why = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         else:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.network.build import Builder
+from verifiable_relu.network.derived import deviations, quotient, scaled
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.module.program import GATE, NotFollowed, Program, Ref, Step
 from verifiable_relu.network.nodes import Activation, Gelu, LeakyRelu, Relu, Shape, Sigmoid, Tanh
@@ -33,11 +34,15 @@ class Translator:
         batch: on how many samples it was run.
         input_shape: of one sample.
         device: of the input.
+        exact: whether factors are rounded to float64 alone, and what they are off by is known.
     """
 
-    def __init__(self, program: Program, batch: int, input_shape: Shape, device: torch.device) -> None:
+    def __init__(
+        self, program: Program, batch: int, input_shape: Shape, device: torch.device, exact: bool = False
+    ) -> None:
         self.program = program
         self.batch = batch
+        self.exact = exact
         self.build = Builder(input_shape, device=device)
         self.nodes: list[int] = [0]
         self.parts: dict[int, tuple[int, dict[str, Tensor]]] = {}
@@ -94,15 +99,27 @@ class Translator:
             raise UnsupportedError("a constant that differs from sample to sample")
         return number[0]
 
-    def scaled(self, step: Step, x: int, part: str, value: Tensor) -> int:
-        """x − center, x·scale or x + shift, in one node with those that came right before it in this order."""
+    def scaled(self, step: Step, x: int, part: str, value: Tensor, error: float = 0.0) -> int:
+        """x − center, x·scale or x + shift, in one node with those that came right before it in this order.
+
+        What is known up to a relative ``error`` has nothing after it in its node.
+        """
         source, parts = self.parts.get(x, (x, {}))
         if any(_ORDER.index(key) >= _ORDER.index(part) or other.dtype != value.dtype for key, other in parts.items()):
             source, parts = x, {}
         parts = {**parts, part: value}
-        index = self.build.scale(source, label(step), **parts)  # type: ignore[arg-type]
+        index = self.build.scale(source, label(step), error=error, **parts)
+        if error:
+            return index
         self.parts[index] = source, parts
         return index
+
+    def times(self, step: Step, number: Tensor, factor: float) -> tuple[Tensor, float]:
+        """A constant times a number, and its relative error."""
+        if not self.exact:
+            return number * factor, 0.0
+        product, error = scaled(number.detach().cpu(), float(torch.tensor(factor, dtype=step.dtype, device="cpu")))
+        return product.to(number.device), error
 
     def sum(self, step: Step, x: Any, y: Any, factor: float) -> int:
         """x + factor·y."""
@@ -110,7 +127,8 @@ class Translator:
             number = self.constant(step, y)
             if factor == -1:
                 return self.scaled(step, self.node(x), "center", number)
-            return self.scaled(step, self.node(x), "shift", number * factor)
+            number, error = self.times(step, number, factor)
+            return self.scaled(step, self.node(x), "shift", number, error)
         node = self.node(y)
         if factor != 1:
             node = self.scaled(step, node, "scale", self.constant(step, factor))
@@ -153,8 +171,9 @@ def _mm(t: Translator, step: Step, /, self: Ref, mat2: Tensor) -> int:
 
 def _addmm(t: Translator, step: Step, /, self: Tensor, mat1: Ref, mat2: Tensor, beta: float, alpha: float) -> int:
     require_constant(self, mat2)
-    bias = t.constant(step, self) * beta
-    return t.build.linear(t.node(mat1), mat2.T * alpha, bias, label(step))
+    bias, error = t.times(step, t.constant(step, self), beta)
+    weight, other = t.times(step, mat2.T, alpha)
+    return t.build.linear(t.node(mat1), weight, bias, label(step), max(error, other))
 
 
 def _conv2d(
@@ -242,11 +261,15 @@ def _batch_norm(
     require_constant(weight, bias, running_mean, running_var)
     shape = (-1, *(1,) * (len(step.shape) - 2))
     gamma = torch.ones_like(running_var) if weight is None else weight
-    scale = (gamma.double() / (running_var.double() + eps).sqrt()).to(running_var.dtype)
+    error = 0.0
+    if t.exact:
+        scale, error = deviations(gamma, running_var, eps)
+    else:
+        scale = (gamma.double() / (running_var.double() + eps).sqrt()).to(running_var.dtype)
     shift = torch.zeros_like(running_mean) if bias is None else bias
     center = running_mean.reshape(shape)
     return t.build.scale(
-        t.node(input), label(step), center=center, scale=scale.reshape(shape), shift=shift.reshape(shape)
+        t.node(input), label(step), center=center, scale=scale.reshape(shape), shift=shift.reshape(shape), error=error
     )
 
 
@@ -285,6 +308,9 @@ def _div(t: Translator, step: Step, /, self: Any, other: Any, rounding_mode: str
     if rounding_mode is not None:
         raise UnsupportedError(f"rounds (rounding_mode='{rounding_mode}')")
     number = t.constant(step, other)
+    if t.exact:
+        factor, error = quotient(1.0, number)
+        return t.scaled(step, t.node(self), "scale", factor.to(number.device), error)
     return t.scaled(step, t.node(self), "scale", (1 / number.double()).to(number.dtype))
 
 

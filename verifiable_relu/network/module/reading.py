@@ -21,7 +21,9 @@ from verifiable_relu.network.module.program import NotFollowed
 from verifiable_relu.network.nodes import Shape
 
 
-def from_torch(module: nn.Module, input_shape: Shape, name: str = "network", compared: bool = True) -> Network:
+def from_torch(
+    module: nn.Module, input_shape: Shape, name: str = "network", compared: bool = True, exact: bool = False
+) -> Network:
     """The network that a module computes in evaluation mode.
 
     The module is run as its user runs it, with its hooks and whatever Python does in between, on the device and in
@@ -49,6 +51,9 @@ def from_torch(module: nn.Module, input_shape: Shape, name: str = "network", com
         input_shape: of one sample.
         name: what to call the network.
         compared: False only for whoever reads one module again and again, as losses do at each training step.
+        exact: for verification: 1/c and γ/√(σ² + ε) are rounded to float64 alone, and what they are off by is known
+            (``Affine.weight_error``). A module that computes weights or constants from its parameters, so that they are
+            rounded in its precision, is refused. Python's numbers are those of the precision in which torch takes them.
 
     Raises:
         UnsupportedError: if the module does what no network does, or its numbers are not the network's; names the
@@ -60,20 +65,20 @@ def from_torch(module: nn.Module, input_shape: Shape, name: str = "network", com
     batches = [_several(shape, first), _one(shape, first)] if compared else [_one(shape, first)]
     try:
         with _evaluating(module):
-            return _read(module, shape, batches, name, compared)
+            return _read(module, shape, batches, name, compared, exact)
     except InputError as error:
         raise error if error.place else type(error)(error.message, place=_class(module)) from error
 
 
-def _read(module: nn.Module, shape: Shape, batches: list[Tensor], name: str, compared: bool) -> Network:
+def _read(module: nn.Module, shape: Shape, batches: list[Tensor], name: str, compared: bool, exact: bool) -> Network:
     """The network by the module's own record, or where that does not do, and is to be compared, by the exporter."""
     try:
-        return _followed(module, shape, batches, name, compared)
+        return _followed(module, shape, batches, name, compared, exact)
     except NotFollowed as refusal:
         if not compared:
             raise
         try:
-            network = exported(module, batches[-1], name)
+            network = exported(module, batches[-1], name, exact)
             for x in batches:
                 _require_output(module, network, x)
         except InputError as error:
@@ -101,11 +106,14 @@ def _require_output(module: nn.Module, network: Network, x: Tensor) -> None:
     _require_agreement(network, x, {len(network.nodes) - 1: output})
 
 
-def _followed(module: nn.Module, shape: Shape, batches: list[Tensor], name: str, compared: bool) -> Network:
+def _followed(
+    module: nn.Module, shape: Shape, batches: list[Tensor], name: str, compared: bool, exact: bool
+) -> Network:
     """The network of the operators that the module was seen to apply."""
-    programs = [capture(module, x, OPERATORS, observe=compared) for x in batches]
+    programs = [capture(module, x, OPERATORS, observe=compared, exact=exact) for x in batches]
     read = [
-        Translator(program, len(x), shape, x.device).network(name) for program, x in zip(programs, batches, strict=True)
+        Translator(program, len(x), shape, x.device, exact).network(name)
+        for program, x in zip(programs, batches, strict=True)
     ]
     if compared:
         _compare(module, batches, read)

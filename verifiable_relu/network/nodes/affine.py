@@ -16,8 +16,8 @@ from verifiable_relu.network.nodes.node import Node, Shape
 class Affine(Node):
     """A node y = W·x + b of one input. Subclasses are the ways in which W is stored.
 
-    ``weight_error`` bounds |W_true − W| ≤ weight_error·|W| entry by entry; 0.0 means that the stored
-    numbers are the operator's own.
+    ``weight_error`` bounds |W_true − W| ≤ weight_error·|W| entry by entry, and so of every other stored number, b
+    among them; 0.0 means that the stored numbers are the operator's own (``network.derived``).
     """
 
     weight_error: float

@@ -10,9 +10,10 @@ from torch import Tensor
 
 from verifiable_relu.errors import UnsupportedError
 from verifiable_relu.network.build import Builder
+from verifiable_relu.network.derived import Derived, logarithm, rounded
 from verifiable_relu.network.nodes import Gelu, LeakyRelu, Relu, Sigmoid, Smooth, Tanh
 from verifiable_relu.network.onnx.call import Call, Converter, Value, converts
-from verifiable_relu.network.onnx.elementwise import UNIT, divided
+from verifiable_relu.network.onnx.elementwise import divided
 from verifiable_relu.network.onnx.reduce import axes_of, summed
 from verifiable_relu.network.transient import Erf
 
@@ -177,12 +178,11 @@ def _power(call: Call, x: int, exponent: int) -> int:
 def _power_of_constant(call: Call, base: np.ndarray) -> Value:
     """a to computed exponents, for constants a > 0: exp(x·log a)."""
     x = call.value(1)
-    numbers = call.beside(base, x).double()
+    numbers = call.beside(base, x)
     if not bool((numbers > 0).all()):
         raise UnsupportedError("powers of a number that is not positive")
-    # A library's logarithm is off by few units in the last place; where it is next to 0, log1p's argument is exact.
-    logarithm = torch.log1p(numbers - 1) if bool(((numbers - 1).abs() < 0.5).all()) else torch.log(numbers)
-    inside = call.build.scale(x.index, call.name, scale=logarithm, error=8 * UNIT)
+    number, error = rounded(logarithm(Derived.of(numbers.numpy())))
+    inside = call.build.scale(x.index, call.name, scale=number, error=error)
     return _smooth(call, "Exp", Value(inside, x.leading))
 
 

@@ -1,21 +1,42 @@
 """Constants that an ONNX file computes from constants: shapes, indices, reordered and rescaled parameters.
 
-What no input of the network reaches is computed once, by the standard's own reference evaluator and in the file's own
-number types, as every runtime does before it runs a network: its result is the network's constant, rounding included.
-How large a result will be is worked out first: a file of a hundred bytes may ask for terabytes.
+What no input of the network reaches is computed once. What moves numbers, compares them or computes with whole ones is
+left to the standard's own reference evaluator; what computes with floating-point numbers is computed in rational
+arithmetic (``network.derived``), since a network is read as a function in real arithmetic. A Cast alone rounds: that is
+what the operator is for. How large a result will be is worked out first: a file of a hundred bytes may ask for
+terabytes.
 """
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
 import onnx
 
 from verifiable_relu.errors import InputError, UnsupportedError
+from verifiable_relu.network.derived import (
+    Derived,
+    cast,
+    exact_product,
+    exact_sum,
+    exponential,
+    linear,
+    logarithm,
+    negative,
+    reciprocal,
+    root,
+    selected,
+    settled,
+)
 from verifiable_relu.network.onnx.model import array
+
+Constant = np.ndarray | Derived
+"""A constant of the file: an array of its numbers, or numbers that no array of floats holds."""
 
 MAX_ELEMENTS = 1 << 24
 """Most elements of a constant that a file computes."""
@@ -61,8 +82,8 @@ def written(attributes: dict[str, Any], place: str) -> np.ndarray:
     raise UnsupportedError("a constant that is no tensor of numbers", place=place)
 
 
-def folded(node: onnx.NodeProto, inputs: Sequence[np.ndarray | None], opset: int) -> list[np.ndarray]:
-    """The results of a node whose inputs are all constant.
+def folded(node: onnx.NodeProto, inputs: Sequence[Constant | None], opset: int) -> list[Constant]:
+    """The results of a node whose inputs are all constant, in real arithmetic.
 
     Args:
         node: of the standard's operators.
@@ -71,16 +92,28 @@ def folded(node: onnx.NodeProto, inputs: Sequence[np.ndarray | None], opset: int
 
     Raises:
         UnsupportedError: if the operator is not known to be a function of its inputs alone, a cast has no defined
-            result, or a result would have more than ``MAX_ELEMENTS`` elements.
+            result, a result would have more than ``MAX_ELEMENTS`` elements, or ``MAX_SLOW_ELEMENTS`` where numbers are
+            rounded, or how far a result would be off is not known.
         InputError: if the inputs do not fit the operator.
     """
-    if node.op_type not in FOLDED:
+    operator = node.op_type
+    if operator not in FOLDED:
         raise UnsupportedError("of constants alone is not supported")
-    results = evaluated(node, inputs, opset)
-    given = inputs[0] if inputs else None
-    if node.op_type in ("Cast", "CastLike") and given is not None and not _is_defined(given, results[0].dtype):
+    attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+    if any(_is_floating(value) for value in inputs):
+        derived = any(isinstance(value, Derived) for value in inputs)
+        if operator == "Cast" and isinstance(inputs[0], Derived):
+            return [cast(inputs[0], onnx.helper.tensor_dtype_to_np_dtype(attributes["to"]))]
+        if operator in ARITHMETIC and (derived or operator not in _CHOOSING):
+            return [_arithmetic(node, inputs, attributes, opset)]
+        if derived:
+            return _moved(node, inputs, attributes, opset)
+    arrays = [value for value in inputs if not isinstance(value, Derived)]
+    results = evaluated(node, _one_type(arrays), opset)
+    given = arrays[0] if arrays else None
+    if operator in ("Cast", "CastLike") and given is not None and not _is_defined(given, results[0].dtype):
         raise UnsupportedError("casts a constant to whole numbers that cannot hold it")
-    return results
+    return list(results)
 
 
 def _is_defined(value: np.ndarray, target: np.dtype) -> bool:
@@ -89,6 +122,290 @@ def _is_defined(value: np.ndarray, target: np.dtype) -> bool:
         return True
     info = np.iinfo(target)
     return bool((np.isfinite(value) & (value > info.min - 1.0) & (value < info.max)).all())
+
+
+def _is_floating(value: Constant | None) -> bool:
+    return isinstance(value, Derived) or (value is not None and np.issubdtype(value.dtype, np.floating))
+
+
+def _one_type(inputs: Sequence[np.ndarray | None]) -> list[np.ndarray | None]:
+    """Arrays of floats in the widest of their types: the result of a sum may be wider than the file says."""
+    floats = [value.dtype for value in inputs if value is not None and _is_floating(value)]
+    widest = np.result_type(*floats) if floats else None
+    return [value.astype(widest) if value is not None and _is_floating(value) else value for value in inputs]
+
+
+def _moved(
+    node: onnx.NodeProto, inputs: Sequence[Constant | None], attributes: dict[str, Any], opset: int
+) -> list[Constant]:
+    """The results of a node that moves numbers, by what it does to the numbers' places, counted from 1.
+
+    Raises:
+        UnsupportedError: if it does something else.
+    """
+    if node.op_type not in _MOVED or attributes.get("reduction", b"none") != b"none" or "value" in attributes:
+        raise UnsupportedError("computes with constants that no float64 number is")
+    parts, places, count = [], [], 1
+    for value in inputs:
+        if value is None or not _is_floating(value):
+            assert not isinstance(value, Derived)
+            places.append(value)
+            continue
+        size = math.prod(value.shape)
+        places.append(np.arange(count, count + size).reshape(value.shape))
+        parts.append(Derived.of(value))
+        count += size
+    numbers = np.concatenate([np.array([Fraction(0)]), *(part.values.reshape(-1) for part in parts)])
+    error = max(part.error for part in parts)
+    found = [Derived(np.asarray(numbers[at]), error) for at in evaluated(node, places, opset)]
+    return [settled(one, np.dtype(np.float32)) for one in found]
+
+
+def _arithmetic(
+    node: onnx.NodeProto, inputs: Sequence[Constant | None], attributes: dict[str, Any], opset: int
+) -> Constant:
+    """The result of a node that computes with numbers, in rational arithmetic."""
+    kinds = [value.dtype for value in inputs if value is not None and not isinstance(value, Derived)]
+    like = np.result_type(np.float16, *(kind for kind in kinds if np.issubdtype(kind, np.floating)))
+    if node.op_type != "Range":
+        shaped = [np.zeros(v.shape, like) if v is not None and _is_floating(v) else v for v in inputs]
+        model, _ = _alone(node, shaped, opset)  # type: ignore[arg-type]
+        size = _elements(model, node, shaped)  # type: ignore[arg-type]
+        size = max(size, *(math.prod(value.shape) for value in inputs if value is not None))
+        if size > MAX_SLOW_ELEMENTS:
+            return _large(node, inputs, attributes, like, size)
+    try:
+        found = ARITHMETIC[node.op_type](attributes, *(None if v is None else Derived.of(v) for v in inputs))
+    except InputError:
+        raise
+    except (ArithmeticError, TypeError, ValueError, IndexError) as error:
+        raise InputError(f"does not fit its inputs: {error}") from error
+    if math.prod(found.shape) > MAX_SLOW_ELEMENTS:
+        raise UnsupportedError(f"computes a constant of {math.prod(found.shape)} elements")
+    return settled(found, like)
+
+
+def _large(
+    node: onnx.NodeProto, inputs: Sequence[Constant | None], attributes: dict[str, Any], like: np.dtype, size: int
+) -> np.ndarray:
+    """The result of a node with many numbers, which float64 holds exactly.
+
+    Raises:
+        UnsupportedError: if it does not, or there are more numbers than ``MAX_ELEMENTS``.
+    """
+    arrays = [value for value in inputs if isinstance(value, np.ndarray)]
+    found = None
+    if size <= MAX_ELEMENTS and len(arrays) == len(inputs) and node.op_type in ("Add", "Sub", "Mul"):
+        first, second = arrays
+        if node.op_type == "Mul":
+            found = exact_product(first, second)
+        else:
+            found = exact_sum(first, second if node.op_type == "Add" else -second)
+    elif size <= MAX_ELEMENTS and node.op_type == "DequantizeLinear" and len(arrays) == len(inputs):
+        # Differences of short integers are integers of at most 17 bits.
+        scale, zero = (_along(part, arrays[0].ndim, attributes) for part in (*arrays[1:], np.zeros((), np.int8))[:2])
+        if arrays[0].dtype.itemsize <= 2 and scale.dtype in (np.float16, np.float32):
+            found = (arrays[0].astype(np.float64) - zero.astype(np.float64)) * scale.astype(np.float64)
+    if found is None:
+        raise UnsupportedError(f"computes a constant of {size} numbers that are rounded, more than {MAX_SLOW_ELEMENTS}")
+    with np.errstate(over="ignore"):
+        narrow = found.astype(like)
+    return narrow if bool((narrow == found).all()) else found
+
+
+def _along(values: Any, rank: int, attributes: dict[str, Any]) -> Any:
+    """Parameters of a quantisation, one for all numbers or one for each place of an axis, in as many axes."""
+    if values.size == 1:
+        return values.reshape(())
+    if attributes.get("block_size", 0) or values.ndim != 1:
+        raise UnsupportedError("a quantisation in blocks")
+    shape = [1] * rank
+    shape[attributes.get("axis", 1)] = values.size
+    return values.reshape(shape)
+
+
+Attributes = dict[str, Any]
+Rule = Callable[..., Derived]
+"""From a node's attributes and inputs, None where one is left out, to its result."""
+
+
+def _product(x: Derived, y: Derived) -> Derived:
+    return linear(lambda a, b: a * b, x, y)
+
+
+def _sum(*terms: Derived) -> Derived:
+    return linear(lambda *arrays: functools.reduce(lambda a, b: a + b, arrays), *terms)
+
+
+def _scaled(x: Derived, factor: Fraction | float) -> Derived:
+    return x.moved(lambda values: values * Fraction(factor))
+
+
+def _power(_: Attributes, x: Derived, y: Derived) -> Derived:
+    exponents = {Fraction(v) for v in y.values.flat}
+    if y.error or len(exponents) != 1 or y.values.size > 1:
+        raise UnsupportedError("powers of constants with different exponents")
+    exponent = exponents.pop()
+    if abs(exponent) == Fraction(1, 2):
+        return root(x if exponent > 0 else reciprocal(x))
+    whole = int(exponent)
+    if whole != exponent or abs(whole) > _MAX_POWER:
+        raise UnsupportedError(f"a constant to the power of {float(exponent):g}")
+    base = x if whole >= 0 else reciprocal(x)
+    return base.moved(lambda v: v**0) if whole == 0 else functools.reduce(_product, [base] * abs(whole))
+
+
+_MAX_POWER = 64
+
+
+def _gemm(attributes: Attributes, a: Derived, b: Derived, c: Derived | None = None) -> Derived:
+    left, right = (
+        x.moved(np.transpose) if attributes.get(name, 0) else x for x, name in ((a, "transA"), (b, "transB"))
+    )
+    found = _scaled(linear(np.matmul, left, right), attributes.get("alpha", 1.0))
+    return found if c is None else _sum(found, _scaled(c, attributes.get("beta", 1.0)))
+
+
+def _axes(attributes: Attributes, x: Derived, axes: Derived | None) -> tuple[int, ...] | None:
+    """The axes along which a node reduces; None for no axes at all."""
+    named = attributes.get("axes") if axes is None else [int(axis) for axis in axes.values.flat]
+    if not named:
+        return None if attributes.get("noop_with_empty_axes", 0) else tuple(range(x.values.ndim))
+    return tuple(named)
+
+
+def _reduction(before: Callable[[Derived], Derived], mean: bool, after: Callable[[Derived], Derived]) -> Rule:
+    def reduce(attributes: Attributes, x: Derived, named: Derived | None = None) -> Derived:
+        axes, terms = _axes(attributes, x, named), before(x)
+        if axes is None:
+            return after(terms)
+        total = linear(lambda v: np.sum(v, axis=axes, keepdims=bool(attributes.get("keepdims", 1))), terms)
+        count = math.prod(x.shape[axis] for axis in axes)
+        return after(_scaled(total, Fraction(1, count)) if mean else total)
+
+    return reduce
+
+
+def _as_it_is(x: Derived) -> Derived:
+    return x
+
+
+def _size(x: Derived) -> Derived:
+    return x.moved(np.abs)
+
+
+def _prod(attributes: Attributes, x: Derived, named: Derived | None = None) -> Derived:
+    axes = _axes(attributes, x, named)
+    if x.error:
+        raise UnsupportedError("the product of constants that are known up to rounding only")
+    return x if axes is None else x.moved(lambda v: np.prod(v, axis=axes, keepdims=bool(attributes.get("keepdims", 1))))
+
+
+def _cumulative(attributes: Attributes, x: Derived, axis: Derived) -> Derived:
+    if attributes.get("exclusive", 0) or attributes.get("reverse", 0):
+        raise UnsupportedError("its attributes exclusive and reverse")
+    return linear(lambda v: np.cumsum(v, axis=int(axis.values.item())), x)
+
+
+def _dequantised(attributes: Attributes, x: Derived, scale: Derived, zero: Derived | None = None) -> Derived:
+    moved = x if zero is None else _sum(x, negative(zero.moved(lambda v: _along(v, x.values.ndim, attributes))))
+    return _product(moved, scale.moved(lambda v: _along(v, x.values.ndim, attributes)))
+
+
+def _range(_: Attributes, start: Derived, limit: Derived, step: Derived) -> Derived:
+    if start.error or limit.error or step.error:
+        raise UnsupportedError("a range whose ends are known up to rounding only")
+    first, end, by = (x.values.item() for x in (start, limit, step))
+    count = max(0, math.ceil((end - first) / by))
+    if count > MAX_SLOW_ELEMENTS:
+        raise UnsupportedError(f"computes a constant of {count} elements, more than {MAX_SLOW_ELEMENTS}")
+    found = np.empty(count, dtype=object)
+    found[:] = [first + i * by for i in range(count)]
+    return Derived(found)
+
+
+def _modulo(attributes: Attributes, x: Derived, y: Derived) -> Derived:
+    whole = math.trunc if attributes.get("fmod", 0) else math.floor
+    return selected(lambda a, b: a - b * whole(a / b), x, y)
+
+
+def _sigmoid(x: Derived) -> Derived:
+    return reciprocal(_sum(_ONE, exponential(negative(x))))
+
+
+def _tanh(x: Derived) -> Derived:
+    power = exponential(_scaled(x, 2))
+    return _product(_sum(power, negative(_ONE)), reciprocal(_sum(power, _ONE)))
+
+
+_ONE = Derived.of(np.ones((), np.float32))
+
+
+def _softmax(attributes: Attributes, x: Derived) -> Derived:
+    axis = attributes.get("axis", -1)
+    if x.values.ndim > 1 and axis not in (-1, x.values.ndim - 1):
+        raise UnsupportedError("a softmax of constants along another axis than the last")
+    largest = x.moved(lambda v: np.max(v, axis=-1, keepdims=True))
+    powers = exponential(selected(lambda a, b: a - b, x, largest))
+    return _product(powers, reciprocal(linear(lambda v: np.sum(v, axis=-1, keepdims=True), powers)))
+
+
+def _refused(_: Attributes, *inputs: Derived | None) -> Derived:
+    raise UnsupportedError("of constants alone is not supported: how far its result is off is not known")
+
+
+def _clipped(attributes: Attributes, x: Derived, low: Derived | None = None, high: Derived | None = None) -> Derived:
+    for end, name, function in ((low, "min", max), (high, "max", min)):
+        given = Derived.of(np.asarray(attributes[name], np.float32)) if end is None and name in attributes else end
+        x = x if given is None else selected(function, x, given)
+    return x
+
+
+def _joined(function: Callable[..., Any]) -> Rule:
+    return lambda _, *inputs: selected(lambda *values: function(values), *inputs)
+
+
+ARITHMETIC: dict[str, Rule] = {
+    "Abs": lambda _, x: _size(x),
+    "Add": lambda _, x, y: _sum(x, y),
+    "Clip": _clipped,
+    "CumSum": _cumulative,
+    "DequantizeLinear": _dequantised,
+    "Div": lambda _, x, y: _product(x, reciprocal(y)),
+    "Exp": lambda _, x: exponential(x),
+    "Gemm": _gemm,
+    "Log": lambda _, x: logarithm(x),
+    "MatMul": lambda _, x, y: linear(np.matmul, x, y),
+    "Max": _joined(max),
+    "Mean": lambda _, *terms: _scaled(_sum(*terms), Fraction(1, len(terms))),
+    "Min": _joined(min),
+    "Mod": _modulo,
+    "Mul": lambda _, x, y: _product(x, y),
+    "Neg": lambda _, x: negative(x),
+    "Pow": _power,
+    "Range": _range,
+    "Reciprocal": lambda _, x: reciprocal(x),
+    "ReduceL1": _reduction(_size, False, _as_it_is),
+    "ReduceL2": _reduction(lambda x: _product(x, x), False, root),
+    "ReduceMean": _reduction(_as_it_is, True, _as_it_is),
+    "ReduceProd": _prod,
+    "ReduceSum": _reduction(_as_it_is, False, _as_it_is),
+    "ReduceSumSquare": _reduction(lambda x: _product(x, x), False, _as_it_is),
+    "Relu": lambda _, x: x.moved(lambda v: (v > 0) * v),
+    "Sigmoid": lambda _, x: _sigmoid(x),
+    "Softmax": _softmax,
+    "Sqrt": lambda _, x: root(x),
+    "Sub": lambda _, x, y: _sum(x, negative(y)),
+    "Sum": lambda _, *terms: _sum(*terms),
+    "Tanh": lambda _, x: _tanh(x),
+    **dict.fromkeys(("Cos", "Erf", "Sin"), _refused),
+}
+"""How operators compute with floating-point constants. What others make of these is some of them, or whole numbers."""
+
+_CHOOSING = {"Abs", "Clip", "Max", "Min", "Neg", "Relu"}
+"""Those that round nothing where floats hold their inputs."""
+
+_MOVED = (_MOVING | SLOW | {"Where"}) - {"ConstantOfShape", "EyeLike", "NonZero", "Shape", "Size"}
 
 
 def evaluated(node: onnx.NodeProto, inputs: Sequence[np.ndarray | None], opset: int) -> list[np.ndarray]:

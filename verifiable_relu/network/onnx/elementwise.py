@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 
 from verifiable_relu.errors import InputError, UnsupportedError
-from verifiable_relu.network.nodes import Smooth
+from verifiable_relu.network.derived import deviations, quotient
+from verifiable_relu.network.nodes import Scale, Smooth
 from verifiable_relu.network.onnx.call import Call, Result, Value, converts, tensor
 from verifiable_relu.network.onnx.moves import expanded
-
-UNIT = 2.0**-53
-"""The unit roundoff of float64, in which weights are computed that have no exact counterpart."""
+from verifiable_relu.network.transient import Division
 
 
 @converts("BatchNormalization", 7, 9, 14, 15)
@@ -23,26 +22,17 @@ def _batch_normalization(call: Call) -> Value:
     x = call.value()
     gamma, beta, mean, variance = (tensor(call.constant(i)) for i in (1, 2, 3, 4))
     # An attribute is a float32 number, its default too.
-    spread = variance.double() + call.get("epsilon", float(np.float32(1e-5)))
-    if not bool((spread > 0).all()):
-        raise InputError("its variance plus epsilon is not positive")
+    scale, error = deviations(gamma, variance, call.get("epsilon", float(np.float32(1e-5))))
     channels = (-1, *(1,) * (len(call.shape(x)) - 2))
-    # The sum, the root and the quotient each round once: half of 2⁻⁵³ passes the root, two more follow.
-    scale = normal(gamma.double() / spread.sqrt()).reshape(channels)
-    center, shift = mean.reshape(channels), beta.reshape(channels)
-    index = call.build.scale(x.index, call.name, center=center, scale=scale, shift=shift, error=3 * UNIT)
+    index = call.build.scale(
+        x.index,
+        call.name,
+        center=mean.reshape(channels),
+        scale=scale.reshape(channels),
+        shift=beta.reshape(channels),
+        error=error,
+    )
     return Value(index, x.leading)
-
-
-def normal(quotient: Tensor) -> Tensor:
-    """A quotient in float64 whose relative rounding error is at most 2⁻⁵³.
-
-    Raises:
-        UnsupportedError: if one of its numbers is so small that its error may be larger.
-    """
-    if bool(((quotient != 0) & (quotient.abs() < torch.finfo(torch.float64).tiny)).any()):
-        raise UnsupportedError("a factor below the range of float64")
-    return quotient
 
 
 Operands = tuple[Value | Tensor, Value | Tensor]
@@ -72,14 +62,14 @@ def broadcast(call: Call, left: Result | None, right: Result | None) -> Operands
     return call.beside(x, y), y
 
 
-def added(call: Call, left: Result | None, right: Result | None) -> Value:
-    """The sum of two operands of which one is computed at least."""
+def added(call: Call, left: Result | None, right: Result | None, *, error: float = 0.0) -> Value:
+    """The sum of two operands of which one is computed at least; ``error``: relative, of a constant."""
     x, y = broadcast(call, left, right)
     if isinstance(x, Value) and isinstance(y, Value):
         return Value(call.build.add(x.index, y.index, call.name), x.leading)
     value, constant = (x, y) if isinstance(x, Value) else (y, x)
     assert isinstance(value, Value) and isinstance(constant, Tensor)
-    return Value(call.build.scale(value.index, call.name, shift=constant), value.leading)
+    return Value(call.build.scale(value.index, call.name, shift=constant, error=error), value.leading)
 
 
 def negative(call: Call, x: Value) -> Value:
@@ -167,10 +157,12 @@ def divided(call: Call, x: Value, by: Tensor) -> Value:
 
     Raises:
         InputError: for a division by zero.
+        UnsupportedError: if a reciprocal is beyond float64's normal range.
     """
-    divisor = by.double()
-    if not bool(divisor.all()):
-        raise InputError("divides by zero")
-    exact = bool((torch.frexp(divisor).mantissa.abs() == 0.5).all())
-    factor = normal(1 / divisor)
-    return Value(call.build.scale(x.index, call.name, scale=factor, error=0.0 if exact else UNIT), x.leading)
+    factor, error = quotient(1.0, by)
+    index = call.build.scale(x.index, call.name, scale=factor, error=error)
+    if by.numel() == 1:
+        made = call.build.nodes[index]
+        assert isinstance(made, Scale)
+        call.build.nodes[index] = Division.of(made, by.reshape(()))
+    return Value(index, x.leading)

@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 
 from verifiable_relu.errors import UnsupportedError
+from verifiable_relu.network.derived import quotient, share
 from verifiable_relu.network.nodes import Scale, Sigmoid
 from verifiable_relu.network.onnx.activations import smooth
 from verifiable_relu.network.onnx.call import Call, Value, converts, tensor
-from verifiable_relu.network.onnx.elementwise import UNIT
 from verifiable_relu.network.onnx.extremes import clipped
 from verifiable_relu.network.onnx.moves import ordered
 from verifiable_relu.network.onnx.shapes import axis_of
@@ -32,6 +32,9 @@ MAX_DIFFERENCES = 1 << 15
 
 MAX_ROW = 1 << 12
 """Most numbers that are normalised together: each is subtracted from each."""
+
+
+_ONE = torch.ones((), dtype=torch.float32, device="cpu")
 
 
 class _Rows:
@@ -76,11 +79,9 @@ class _Rows:
         )
 
 
-def _added_up(call: Call, index: int, factor: float = 1.0, error: float = 0.0) -> int:
+def _added_up(call: Call, index: int, factor: Tensor = _ONE, error: float = 0.0) -> int:
     """The sums of a node's rows, (…, n), times a factor, as a node of shape (…, 1)."""
-    kind = torch.float32 if error == 0.0 else torch.float64
-    weight = torch.full((1, call.build.shape(index)[-1]), factor, dtype=kind)
-    return call.build.linear(index, weight, None, call.name, error)
+    return call.build.linear(index, factor.repeat(1, call.build.shape(index)[-1]), None, call.name, error)
 
 
 def _softmax_axes(call: Call) -> tuple[int, ...]:
@@ -110,10 +111,10 @@ def _without_mean(call: Call, rows: _Rows) -> int:
     """x without its rows' means: one matrix, so that intervals know what x and its mean have in common."""
     if rows.length > MAX_ROW:
         raise UnsupportedError(f"{rows.length} numbers are normalised together, where {MAX_ROW} are the most")
-    weight = torch.eye(rows.length, dtype=torch.float64) - 1 / torch.tensor(rows.length, dtype=torch.float64)
-    exact = rows.length & (rows.length - 1) == 0
-    # The quotient and the difference round once each; the difference may lose a digit of the quotient's error.
-    return call.build.linear(rows.index, weight, None, call.name, 0.0 if exact else 4 * UNIT)
+    number, error = share(rows.length)
+    (own, error_of_own) = quotient(rows.length - 1.0, torch.tensor(float(rows.length), dtype=torch.float64))
+    weight = torch.full((rows.length, rows.length), -float(number), dtype=torch.float64).fill_diagonal_(float(own))
+    return call.build.linear(rows.index, weight, None, call.name, max(error, error_of_own))
 
 
 def _within(call: Call, index: int, low: float, high: float) -> int:
@@ -173,7 +174,7 @@ class _Exponentials:
     def shifted(self) -> tuple[int, int, int]:
         """x_i − m, their exponentials, and the sums of these without what is masked; m is about the mean."""
         call, rows, build = self.call, self.rows, self.call.build
-        mean = rows.repeated(_added_up(call, rows.index, -1 / rows.length))
+        mean = rows.repeated(_added_up(call, rows.index, -share(rows.length)[0].float()))
         shifted = build.add(rows.index, mean, call.name)
         powers = self.visible(smooth(build, shifted, "Exp", call.name))
         return shifted, powers, _added_up(call, powers)
@@ -225,9 +226,8 @@ def _normalised(call: Call, x: Value, axes: Sequence[int], epsilon: float, centr
     rows = _Rows(call, x, axes)
     build, name = call.build, call.name
     values = _without_mean(call, rows) if centred else rows.index
-    exact = rows.length & (rows.length - 1) == 0
     squares = smooth(build, values, "Square", name)
-    mean = _added_up(call, squares, 1 / rows.length, 0.0 if exact else UNIT)
+    mean = _added_up(call, squares, *share(rows.length))
     # An attribute is a float32 number, its default too.
     shifted = build.scale(mean, name, shift=torch.tensor(np.float32(epsilon)))
     found = build.product(values, rows.repeated(smooth(build, shifted, "InverseRoot", name)), name)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import torch
 
 from verifiable_relu.errors import InputError, UnsupportedError
+from verifiable_relu.network.derived import quotient
 from verifiable_relu.network.nodes import Shape
 from verifiable_relu.network.onnx.call import Call, Value, converts
-from verifiable_relu.network.onnx.elementwise import UNIT
 from verifiable_relu.network.onnx.extremes import extreme
 from verifiable_relu.network.onnx.windows import windows
 
@@ -49,11 +50,10 @@ def _average_pool(call: Call) -> Value:
 
 def _means(call: Call, x: Value, shape: Shape, outputs: Shape, cells: np.ndarray, counts: np.ndarray) -> Value:
     """The sums of x over cells of every image, (windows, cells), divided by ``counts``, (windows, 1)."""
-    exact = bool(((counts & (counts - 1)) == 0).all())
-    weight = np.where(cells >= 0, 1 / counts, 0.0).astype(np.float32 if exact else np.float64)
+    shares, error = quotient(1.0, torch.from_numpy(np.asarray(counts)))
+    weight = np.where(cells >= 0, shares.numpy(), 0.0).astype(np.float64 if error else np.float32)
     images, size = math.prod(shape[:2]), math.prod(shape[2:])
     index = (np.arange(images)[:, None, None] * size + np.maximum(cells, 0)).reshape(-1, cells.shape[1])
-    error = 0.0 if exact else UNIT
     return call.sparse(x.index, index, np.tile(weight, (images, 1)), (*shape[:2], *outputs), error=error)
 
 

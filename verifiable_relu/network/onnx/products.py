@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from verifiable_relu.errors import InputError, UnsupportedError
+from verifiable_relu.network.derived import scaled
 from verifiable_relu.network.onnx.call import Call, Value, converts, tensor
 from verifiable_relu.network.onnx.elementwise import added
 from verifiable_relu.network.onnx.moves import Numbered, expanded, ordered
@@ -24,17 +24,17 @@ def _gemm(call: Call) -> Value:
     left, right = call.inputs[:2]
     if isinstance(left, Value) and isinstance(right, np.ndarray):
         x = ordered(call, left, (1, 0)) if call.get("transA", 0) else left
-        weight = _scaled(right if call.get("transB", 0) else right.T, call.get("alpha", 1.0))
+        weight, off = scaled(tensor(right if call.get("transB", 0) else right.T), call.get("alpha", 1.0))
         if not isinstance(call.inputs[2] if len(call.inputs) > 2 else None, Value):
             bias = call.optional(2)
             if bias is None or bias.ndim < 2 or bias.shape[0] == 1:
-                shift = None if bias is None else _scaled(bias, call.get("beta", 1.0))
-                return Value(call.build.linear(x.index, weight, shift, call.name), x.leading)
-        product = Value(call.build.linear(x.index, weight, None, call.name), x.leading)
+                shift, off_too = (None, 0.0) if bias is None else scaled(tensor(bias), call.get("beta", 1.0))
+                return Value(call.build.linear(x.index, weight, shift, call.name, max(off, off_too)), x.leading)
+        product = Value(call.build.linear(x.index, weight, None, call.name, off), x.leading)
     elif isinstance(left, np.ndarray) and isinstance(right, Value):
         x = right if call.get("transB", 0) else ordered(call, right, (1, 0))
-        weight = _scaled(left.T if call.get("transA", 0) else left, call.get("alpha", 1.0))
-        product = ordered(call, Value(call.build.linear(x.index, weight, None, call.name), x.leading), (1, 0))
+        weight, off = scaled(tensor(left.T if call.get("transA", 0) else left), call.get("alpha", 1.0))
+        product = ordered(call, Value(call.build.linear(x.index, weight, None, call.name, off), x.leading), (1, 0))
     elif isinstance(left, Value) and isinstance(right, Value):
         x = ordered(call, left, (1, 0)) if call.get("transA", 0) else left
         y = ordered(call, right, (1, 0)) if call.get("transB", 0) else right
@@ -48,22 +48,10 @@ def _gemm(call: Call) -> Value:
     if given is None or (beta := call.get("beta", 1.0)) == 0:
         return product
     if isinstance(given, np.ndarray):
-        return added(call, product, _scaled(given, beta).numpy())
+        shift, off = scaled(tensor(given), beta)
+        return added(call, product, shift.numpy(), error=off)
     factor = torch.tensor(beta, dtype=torch.float32)
     return added(call, product, Value(call.build.scale(given.index, call.name, scale=factor), given.leading))
-
-
-def _scaled(weight: np.ndarray, factor: float) -> Tensor:
-    """weight·factor in float64, where the product of two float32 numbers is exact.
-
-    Raises:
-        UnsupportedError: if the weight is in float64 and would be rounded.
-    """
-    if factor == 1.0:
-        return tensor(weight)
-    if weight.dtype == np.float64:
-        raise UnsupportedError("scales weights in float64, which would round them")
-    return tensor(weight).double() * factor
 
 
 @converts("MatMul", 1, 9, 13)

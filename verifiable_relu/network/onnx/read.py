@@ -10,7 +10,7 @@ compared with what the file computes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -21,9 +21,10 @@ import torch
 from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.files import read_bytes
 from verifiable_relu.network.build import Builder, as_network
+from verifiable_relu.network.derived import Derived, both, rounded
 from verifiable_relu.network.factors import bounded_factors
 from verifiable_relu.network.graph import Network
-from verifiable_relu.network.nodes import Shape, Smooth
+from verifiable_relu.network.nodes import Affine, Shape, Smooth
 from verifiable_relu.network.onnx import (  # noqa: F401 -- importing these modules fills the table of converters
     activations,
     convolution,
@@ -43,7 +44,7 @@ from verifiable_relu.network.onnx.compare import compare, require_runs
 from verifiable_relu.network.onnx.constants import folded, written
 from verifiable_relu.network.onnx.model import MAX_BYTES, array, load_model, opset_of, require_onnx
 from verifiable_relu.network.onnx.ports import EVERYTHING, Chosen, declared_inputs, input_shape, single
-from verifiable_relu.network.onnx.spelled import spelled
+from verifiable_relu.network.onnx.spelled import bare, spelled
 from verifiable_relu.network.simplify import simplify
 from verifiable_relu.settings import neutral
 
@@ -107,13 +108,29 @@ def _read(data: bytes, name: str, folder: Path | None, chosen: Chosen) -> Networ
         require_runs(data)
         data = model.SerializeToString()
     reading = _Reading(model)
-    nodes, output = bounded_factors(*simplify(*spelled(reading.build.nodes, reading.output.index)))
+    nodes, output = bounded_factors(*bare(*simplify(*spelled(reading.build.nodes, reading.output.index))))
     network = as_network(nodes, output, name=name, onnx=data, batched=reading.batched, ports=reading.shapes(ports))
     nodes, names = reading.build.nodes, reading.computed()
     # Large files are in memory several times over by now.
     del model, reading
     compare(network, nodes, names)
     return network
+
+
+_Named = Result | Derived
+"""What a name of the file stands for."""
+
+_ALL = range(1 << 16)
+
+_WEIGHTS: dict[str, Sequence[int]] = {
+    **dict.fromkeys(("Add", "Concat", "Div", "Einsum", "MatMul", "Max", "Min", "Mul", "Sub", "Sum"), _ALL),
+    **dict.fromkeys(("Conv", "ConvTranspose", "GroupNormalization", "InstanceNormalization", "Where"), (1, 2)),
+    **dict.fromkeys(("LayerNormalization", "RMSNormalization"), (1, 2)),
+    "BatchNormalization": (1, 2, 3),
+    "Gemm": (0, 1, 2),
+    "Pad": (2,),
+}
+"""The inputs of operators that become weights and biases alone, so that they may be known up to an error."""
 
 
 @dataclass
@@ -124,10 +141,12 @@ class _Reading:
         tensors: what each name of the file stands for.
         batched: whether the file's input has a batch axis.
         output: what the graph's output stands for.
+        off: the relative error of constants of the node at hand.
     """
 
     model: onnx.ModelProto
-    tensors: dict[str, Result] = field(default_factory=dict)
+    tensors: dict[str, _Named] = field(default_factory=dict)
+    off: float = 0.0
 
     def __post_init__(self) -> None:
         graph = self.model.graph
@@ -172,7 +191,7 @@ class _Reading:
             InputError: naming the node.
         """
         place = f"node '{label}' ({node.op_type})"
-        known = len(self.build.nodes)
+        known, self.off = len(self.build.nodes), 0.0
         try:
             found = self._converted(node, label)
         except InputError as error:
@@ -181,6 +200,10 @@ class _Reading:
             raise type(error)(error.message, place=place) from error
         except (ArithmeticError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
             raise InputError(f"does not fit its inputs: {error}", place=place) from error
+        for index in range(known, len(self.build.nodes)):
+            made = self.build.nodes[index]
+            if self.off and isinstance(made, Affine):
+                self.build.nodes[index] = replace(made, weight_error=both(made.weight_error, self.off))  # type: ignore[call-arg]
         if any(made.size == 0 for made in self.build.nodes[known:]):
             raise UnsupportedError("a tensor without elements", place=place)
         self._size += sum(made.size for made in self.build.nodes[known:])
@@ -189,14 +212,14 @@ class _Reading:
         if isinstance(found, np.generic):
             # Arithmetic on arrays without axes makes these of them.
             found = np.asarray(found)
-        results = [found] if isinstance(found, Value | np.ndarray) else found
+        results = [found] if isinstance(found, Value | np.ndarray | Derived) else found
         for name, result in zip(node.output, results, strict=False):
             if name in self.tensors:
                 raise InputError(f"its output '{name}' is the name of another tensor", place=place)
             if name and result is not None:
                 self.tensors[name] = result
 
-    def _converted(self, node: onnx.NodeProto, label: str) -> Result | Sequence[Result | None]:
+    def _converted(self, node: onnx.NodeProto, label: str) -> _Named | Sequence[_Named | None]:
         domain = "" if node.domain == "ai.onnx" else node.domain
         if domain not in ("", learned.DOMAIN):
             raise UnsupportedError(f"operators of the domain '{node.domain}' are not supported")
@@ -204,20 +227,21 @@ class _Reading:
             raise InputError("it has no output")
         if node.op_type == "Where" and node.input[:1] and node.input[0] in self.thresholds:
             return self._chosen(node, label)
-        inputs = tuple(self._lookup(name) for name in node.input)
+        found = tuple(self._lookup(name) for name in node.input)
         attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
         if node.op_type == "Constant":
             return written(attributes, f"node '{label}' (Constant)")
-        if node.op_type in ("Shape", "Size") and inputs:
-            shape = self._shape(inputs[0], attributes)
+        if node.op_type in ("Shape", "Size") and found:
+            shape = self._shape(found[0], attributes)
             return shape if node.op_type == "Shape" else shape.prod(dtype=np.int64)[()].reshape(())
-        if node.op_type == "CastLike" and len(inputs) == 2:
-            return self._cast_like(node, inputs[0], inputs[1])
-        if node.op_type == "Greater" and len(inputs) == 2 and isinstance(inputs[0], Value):
-            return self._compared(node, inputs[0], inputs[1])
-        constants = [value for value in inputs if not isinstance(value, Value)]
-        if inputs and len(constants) == len(inputs):
+        if node.op_type == "CastLike" and len(found) == 2:
+            return self._cast_like(node, found[0], found[1])
+        if node.op_type == "Greater" and len(found) == 2 and isinstance(found[0], Value):
+            return self._compared(node, found[0], found[1])
+        constants = [value for value in found if not isinstance(value, Value)]
+        if found and len(constants) == len(found):
             return list(folded(node, constants, self.opset))
+        inputs = self._stored(node, found)
         try:
             opset = opset_of(self.model, domain)
             version = onnx.defs.get_schema(node.op_type, opset, domain).since_version
@@ -230,7 +254,25 @@ class _Reading:
             raise UnsupportedError(f"version {version} of this operator is not supported{known}")
         return converter(Call(self.build, node.op_type, version, label, inputs, attributes, node, self.opset))
 
-    def _compared(self, node: onnx.NodeProto, x: Value, with_what: Result | None) -> list[Result]:
+    def _stored(self, node: onnx.NodeProto, given: Sequence[_Named | None]) -> tuple[np.ndarray | Value | None, ...]:
+        """Inputs of a node with constants as arrays; ``off`` is what the weights that they become may be off by.
+
+        Raises:
+            UnsupportedError: if a constant that no float64 number is decides more than weights.
+        """
+        inputs: list[np.ndarray | Value | None] = []
+        for position, value in enumerate(given):
+            if isinstance(value, Derived):
+                if position not in _WEIGHTS.get(node.op_type, ()):
+                    raise UnsupportedError(f"its input {position} is a constant that no float64 number is")
+                numbers, error = rounded(value)
+                # A node multiplies at most two of its constants with each other, and divides by one.
+                self.off = max(self.off, 4 * error)
+                value = numbers.numpy()
+            inputs.append(value)
+        return tuple(inputs)
+
+    def _compared(self, node: onnx.NodeProto, x: Value, with_what: _Named | None) -> list[Result]:
         """Note a comparison x > c with a number, which is no tensor that may be computed with.
 
         Raises:
@@ -241,7 +283,7 @@ class _Reading:
         self.thresholds[node.output[0]] = x.index, float(with_what.reshape(-1)[0])
         return []
 
-    def _chosen(self, node: onnx.NodeProto, label: str) -> Result:
+    def _chosen(self, node: onnx.NodeProto, label: str) -> _Named:
         """softplus(x) for x ≤ c and x for x > c ≥ 20, as exporters spell softplus.
 
         x is less than softplus(x) by a factor between 1 and 1 − e⁻ᶜ/c: the factor is stored as 1 − 2⁻³⁴, which is off
@@ -258,7 +300,7 @@ class _Reading:
                 return Value(self.build.scale(other.index, label, scale=factor, error=2.0**-33), other.leading)
         raise UnsupportedError("a comparison of computed values decides what is computed")
 
-    def _cast_like(self, node: onnx.NodeProto, given: Result | None, like: Result | None) -> Result:
+    def _cast_like(self, node: onnx.NodeProto, given: _Named | None, like: _Named | None) -> _Named:
         """``given`` in the number type of ``like``.
 
         Raises:
@@ -266,13 +308,13 @@ class _Reading:
         """
         if given is None or like is None:
             raise InputError("an input is missing")
-        if isinstance(like, Value):
-            kind = self.types.get(node.input[1])
-            if kind is None:
-                raise UnsupportedError("of an unknown type")
+        kind = self.types.get(node.input[1])
+        if kind:
             dtype = onnx.helper.tensor_dtype_to_np_dtype(kind)
-        else:
+        elif isinstance(like, np.ndarray):
             dtype = like.dtype
+        else:
+            raise UnsupportedError("of an unknown type")
         if isinstance(given, Value):
             if dtype not in (np.float32, np.float64):
                 raise UnsupportedError(f"casts a computed value to {dtype}")
@@ -288,7 +330,7 @@ class _Reading:
         graph = onnx.shape_inference.infer_shapes(self.model).graph
         return {info.name: info.type.tensor_type.elem_type for info in (*graph.input, *graph.value_info, *graph.output)}
 
-    def _lookup(self, name: str) -> Result | None:
+    def _lookup(self, name: str) -> _Named | None:
         if not name:
             return None
         if name in self.thresholds:
@@ -298,7 +340,7 @@ class _Reading:
         except KeyError:
             raise InputError(f"its input '{name}' is not computed before it, or not read") from None
 
-    def _shape(self, of: Result | None, attributes: dict[str, int]) -> np.ndarray:
+    def _shape(self, of: _Named | None, attributes: dict[str, int]) -> np.ndarray:
         """The ONNX shape of a tensor, with a batch of 1."""
         if of is None:
             raise InputError("its input is missing")

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 from verifiable_relu.errors import UnsupportedError
+from verifiable_relu.network.derived import share
 from verifiable_relu.network.nodes import LeakyRelu
 from verifiable_relu.network.onnx.call import Call, Value, converts
-from verifiable_relu.network.onnx.elementwise import UNIT
 from verifiable_relu.network.onnx.extremes import extreme
 from verifiable_relu.network.onnx.moves import Numbered, ordered
 from verifiable_relu.network.onnx.shapes import axis_of
@@ -50,9 +50,8 @@ def summed(call: Call, x: Value, mean: bool = False) -> Value:
     terms = math.prod(shape[axis] for axis in axes)
     moved = ordered(call, x, order) if order != list(range(len(shape))) else x
     rows = call.build.reshape(moved.index, (math.prod(shape) // terms, terms), call.name)
-    exact = not mean or terms & (terms - 1) == 0
-    weight = torch.full((1, terms), 1 / terms if mean else 1.0, dtype=torch.float32 if exact else torch.float64)
-    total = call.build.linear(rows, weight, None, call.name, error=0.0 if exact else UNIT)
+    number, error = share(terms if mean else 1)
+    total = call.build.linear(rows, number.repeat(1, terms), None, call.name, error=error)
     return call.reshaped(Value(total, False), _shape(call, axes))
 
 

@@ -13,8 +13,8 @@ from fractions import Fraction
 import numpy as np
 
 from verifiable_relu.errors import InputError, UnsupportedError
+from verifiable_relu.network.derived import UNIT, Derived, both, rounded
 from verifiable_relu.network.onnx.call import Call, Value, converts
-from verifiable_relu.network.onnx.elementwise import UNIT
 from verifiable_relu.network.onnx.moves import Numbered, moved
 from verifiable_relu.network.onnx.shapes import axis_of
 from verifiable_relu.network.onnx.windows import MAX_CELLS
@@ -162,10 +162,15 @@ def _interpolated(
         raise UnsupportedError(f"a result with more than {MAX_CELLS} terms")
     dims = len(axes)
     index, weight = np.zeros((1,) * 2 * dims, np.int64), np.ones((1,) * 2 * dims)
+    error, short = 0.0, True
     for d, (places, shares) in enumerate(lines):
         size = [len(places) if a == d else axes[d].after if a == dims + d else 1 for a in range(2 * dims)]
         index = index * axes[d].before + places.reshape(size)
-        weight = weight * shares.astype(np.float64).reshape(size)
+        rounded_shares, off = rounded(Derived(shares))
+        weight = weight * rounded_shares.numpy().reshape(size)
+        short = short and _are_short(shares, 48 // dims)
+        # Each product rounds once more, unless all its factors are short.
+        error = both(both(error, off), 0.0 if short else float(UNIT))
     full = (*(len(places) for places, _ in lines), *shape)
     rows = np.broadcast_to(index, full).reshape(count, -1).T
     numbered = Numbered()
@@ -175,13 +180,14 @@ def _interpolated(
         assert isinstance(found, Value)
         return found
     wide = np.broadcast_to(weight, full).reshape(count, -1).T
-    exact = all(_is_short(share) for _, shares in lines for share in shares.flat)
-    return call.sparse(x.index, rows, wide, shape, error=0.0 if exact else 2 * dims * UNIT)
+    if bool(((wide != 0) & (np.abs(wide) < 2.0**-500)).any()):
+        raise UnsupportedError("weights next to 0")
+    return call.sparse(x.index, rows, wide, shape, error=error)
 
 
-def _is_short(weight: Fraction) -> bool:
-    """Whether the products of such weights along some axes are float64 numbers."""
-    return weight.denominator & (weight.denominator - 1) == 0 and weight.denominator <= 1 << 12
+def _are_short(weights: np.ndarray, bits: int) -> bool:
+    """Whether weights have no more than so many binary places."""
+    return all(w.denominator & (w.denominator - 1) == 0 and w.denominator <= 1 << bits for w in weights.flat)
 
 
 def _line(axis: Axis, where: bytes, terms: Callable[[Fraction], Terms], inside: bool) -> tuple[np.ndarray, np.ndarray]:

@@ -12,7 +12,6 @@ looks at nodes, never at the file's names, of which one value may have several.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -20,7 +19,9 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
+from verifiable_relu.network.derived import above, hardness, multiple, narrow, scaled_hardness
 from verifiable_relu.network.nodes import Gelu, Node, Product, Scale, Sigmoid, Smooth, Tanh
+from verifiable_relu.network.simplify import live
 from verifiable_relu.network.transient import Erf
 
 
@@ -28,13 +29,13 @@ from verifiable_relu.network.transient import Erf
 class _Scaled:
     """The value slope·v + offset of a node, v being the value of the node ``base``; exact if ``error`` is 0.
 
-    ``error`` bounds the relative error of ``slope``.
+    ``error`` bounds the relative error of ``slope``; an ``offset`` is exact.
     """
 
     base: int
     slope: Fraction
     offset: Fraction
-    error: float
+    error: Fraction
 
 
 def spelled(nodes: Sequence[Node], output: int) -> tuple[list[Node], int]:
@@ -56,11 +57,9 @@ def spelled(nodes: Sequence[Node], output: int) -> tuple[list[Node], int]:
             other = _other(made, moved) if isinstance(moved, Product) else None
             made.append(moved if other is None else _function(moved, *other))
         else:
-            base, lam, factor, error = found
-            made.append(Gelu(name=node.name, inputs=(base,), shape=node.shape, lam=_number(lam)))
-            if factor != 1 or error:
-                number = _number(float(factor))
-                error += 0.0 if Fraction(float(factor)) == factor else 2.0**-53
+            base, lam, number, error = found
+            made.append(Gelu(name=node.name, inputs=(base,), shape=node.shape, lam=lam))
+            if float(number) != 1 or error:
                 zero = torch.zeros_like(number)
                 scale = Scale(
                     name=node.name,
@@ -74,6 +73,39 @@ def spelled(nodes: Sequence[Node], output: int) -> tuple[list[Node], int]:
                 made.append(scale)
         at.append(len(made) - 1)
     return [_function(node, "Erf", *node.inputs) if isinstance(node, Erf) else node for node in made], at[output]
+
+
+def bare(nodes: Sequence[Node], output: int) -> tuple[list[Node], int]:
+    """Put λ times λ-GELU of x in the place of GELU(λ·x), so that no GELU is one of a multiple.
+
+    Certificates speak of that x (``docs/certificates.md``), and so does the λ of a family of networks. The arguments
+    and the result are those of ``spelled``.
+    """
+    made: list[Node] = []
+    at: list[int] = []
+    for node in nodes:
+        moved = replace(node, inputs=tuple(at[i] for i in node.inputs))
+        if isinstance(moved, Gelu):
+            first = _steps(made, moved.inputs[0])[-1]
+            lam = first.slope * Fraction(float(moved.lam))
+            fits = not first.offset and made[first.base].shape == moved.shape and 2**-40 <= lam <= 2**40
+            number = scaled_hardness(lam, first.error) if fits else None
+            if number is not None and first.slope != 1 and Fraction(float(first.slope)) == first.slope:
+                wide = torch.tensor([float(first.slope), 0.0], dtype=torch.float64)
+                factor, zero = narrow(wide)
+                made.append(replace(moved, inputs=(first.base,), lam=number))
+                moved = Scale(
+                    name=node.name,
+                    inputs=(len(made) - 1,),
+                    shape=node.shape,
+                    center=zero,
+                    scale=factor,
+                    shift=zero,
+                    weight_error=above(first.error),
+                )
+        made.append(moved)
+        at.append(len(made) - 1)
+    return live(made, at[output])
 
 
 def _function(node: Node, function: str, base: int) -> Smooth:
@@ -101,17 +133,11 @@ def _is(node: Node, function: str) -> bool:
     return isinstance(node, Smooth) and node.function == function
 
 
-def _number(value: float) -> Tensor:
-    """A number as a tensor, in float32 where that holds it."""
-    wide = torch.tensor(value, dtype=torch.float64)
-    narrow = wide.float()
-    return narrow if narrow.double() == wide else wide
-
-
-def _gelu(nodes: Sequence[Node], product: Product) -> tuple[int, float, Fraction, float] | None:
+def _gelu(nodes: Sequence[Node], product: Product) -> tuple[int, Tensor, Tensor, float] | None:
     """What a product is if it is a multiple of λ-GELU: x, λ, the factor, and the factor's relative error.
 
-    With one operand c·(1 + erf(k·x)) and the other d·x, k > 0, the product is 2·c·d·GELU_λ(x), λ = √2·k.
+    With one operand c·(1 + erf(k·x)) and the other d·x, k > 0, the product is 2·c·d·GELU_λ(x), λ = √2·k. It stays a
+    product where one number does not hold λ, or the factor.
     """
     for left, right in (product.inputs, product.inputs[::-1]):
         one = _steps(nodes, left)[-1]
@@ -120,21 +146,26 @@ def _gelu(nodes: Sequence[Node], product: Product) -> tuple[int, float, Fraction
             continue
         inside = {step.base: step for step in _steps(nodes, erf.inputs[0]) if not step.offset}
         for step in _steps(nodes, right):
-            k = inside[step.base].slope if step.base in inside else Fraction(0)
-            if not step.offset and step.slope and k > 0:
-                return step.base, math.sqrt(2) * float(k), 2 * one.slope * step.slope, step.error
+            argument = inside.get(step.base)
+            if step.offset or not step.slope or argument is None or not argument.slope > 0:
+                continue
+            lam, factor = hardness(argument.slope, argument.error), multiple(2 * one.slope * step.slope, step.error)
+            if lam is not None and factor is not None:
+                return step.base, lam, *factor
     return None
 
 
 def _steps(nodes: Sequence[Node], index: int) -> list[_Scaled]:
     """A node's value in terms of the node itself, and of each node before it from which scalars alone lead to it."""
-    steps = [_Scaled(index, Fraction(1), Fraction(0), 0.0)]
+    steps = [_Scaled(index, Fraction(1), Fraction(0), Fraction(0))]
     while isinstance(node := nodes[index], Scale) and all(
         part.numel() == 1 and bool(torch.isfinite(part).all()) for part in (node.center, node.scale, node.shift)
     ):
         center, scale, shift = (Fraction(float(part)) for part in (node.center, node.scale, node.shift))
-        last = steps[-1]
+        last, off = steps[-1], Fraction(node.weight_error)
+        if (off or last.error) and (center or shift):
+            break
         index = node.inputs[0]
         offset = last.offset + last.slope * (shift - scale * center)
-        steps.append(_Scaled(index, last.slope * scale, offset, last.error + 1.01 * node.weight_error))
+        steps.append(_Scaled(index, last.slope * scale, offset, (1 + last.error) * (1 + off) - 1))
     return steps

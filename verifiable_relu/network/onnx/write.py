@@ -42,7 +42,7 @@ _OPSET, _GELU_OPSET = 13, 20
 _IR_VERSION, _GELU_IR_VERSION = 8, 9
 
 
-def write_onnx(network: Network, path: Path | str | None = None) -> bytes:
+def write_onnx(network: Network, path: Path | str | None = None, rounded: bool = False) -> bytes:
     """The network as an ONNX file: the bytes that it was read from, or else standard operators in float32.
 
     λ-GELU is written as Mul, Gelu, Div: x·Φ(λx) = GELU(λx)/λ (arXiv 2603.21991). The same network gives the same
@@ -51,6 +51,7 @@ def write_onnx(network: Network, path: Path | str | None = None) -> bytes:
     Args:
         network: what to write.
         path: where to write it, if anywhere; replaced in one step.
+        rounded: whether parameters may be rounded to float32, so that the file serves to run the network alone.
 
     Returns:
         The file's bytes.
@@ -59,7 +60,7 @@ def write_onnx(network: Network, path: Path | str | None = None) -> bytes:
         UnsupportedError: if a parameter is no float32 number, or the network is a set of networks; names the node.
         InputError: if the file cannot be written.
     """
-    data = network.onnx if network.onnx is not None else _Writer(network).data()
+    data = network.onnx if network.onnx is not None else _Writer(network, rounded).data()
     if path is not None:
         path = Path(path)
         part = path.with_name(path.name + ".part")
@@ -74,8 +75,9 @@ def write_onnx(network: Network, path: Path | str | None = None) -> bytes:
 class _Writer:
     """The state of one writing."""
 
-    def __init__(self, network: Network) -> None:
+    def __init__(self, network: Network, rounded: bool) -> None:
         self.network = network
+        self.rounded = rounded
         self.nodes: list[onnx.NodeProto] = []
         self.initializers: list[onnx.TensorProto] = []
         self.smooth = False
@@ -115,11 +117,12 @@ class _Writer:
         """Add an initializer in float32; returns its name.
 
         Raises:
-            UnsupportedError: if that would change a bit of it.
+            UnsupportedError: if that would change a bit of it; where it may be rounded, if it is beyond float32.
         """
         exact = value.detach().cpu()
         single = exact.to(torch.float32)
-        if not torch.equal(single.to(exact.dtype), exact):
+        kept = bool(single.isfinite().all()) if self.rounded else torch.equal(single.to(exact.dtype), exact)
+        if not kept:
             raise UnsupportedError("its parameters are no float32 numbers and cannot be written", place=node.place)
         return self.constant(label, single.contiguous().numpy())
 

@@ -9,6 +9,7 @@ every row comes with a bound of what rounding has changed in its value, for any 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -29,6 +30,9 @@ _WORKING = 1 << 27
 """Bytes of coefficients that are pulled back at once."""
 
 _UNIT = unit_roundoff(torch.float64)
+
+_LEAST = 4 * math.ulp(0.0)
+"""What the few products that make a bound of an error may lose to underflow."""
 
 
 def fold(
@@ -174,7 +178,8 @@ class _Folding:
             most = self.magnitude(node.inputs[0])
             reach = node.absolute(most.reshape(1, *source.shape)) + node.offset_magnitude()
             relative = gamma(node.size + len(self.network.nodes) + 8, torch.float64) + 2 * node.weight_error
-            unit = (relative * reach).expand(1, *node.shape).flatten()
+            # However large a coefficient is, what underflows here is not lost.
+            unit = (relative * reach + _LEAST).expand(1, *node.shape).flatten()
             self._units[index] = unit, 8 * TINY * node.size * (1 + float(most.sum()))
         return self._units[index]
 
@@ -191,7 +196,7 @@ class _Folding:
             STEPS[nodes[index]](walk, index, nodes[index], walk.pending.pop(index))
         # x = center + radius·e.
         magnitude = gamma(nodes[0].size + len(nodes) + 8, torch.float64) * (self.center.abs() + self.radius)
-        error = walk.error + walk.entry.abs() @ magnitude + 4 * nodes[0].size * TINY
+        error = walk.error + walk.entry.abs() @ (magnitude + _LEAST) + 4 * nodes[0].size * TINY
         scaled = (walk.entry * self.radius)[:, self.free]
         return Rows(scaled, walk.neurons, walk.constant + walk.entry @ self.center, OWN * error)
 
@@ -218,7 +223,7 @@ class _Walk:
         a = a.reshape(len(a), self.folding.network.nodes[index].size)
         if index in self.pending:
             a = self.pending[index] + a
-            self.error = self.error + a.abs() @ (_UNIT * self.folding.magnitude(index))
+            self.error = self.error + a.abs() @ (_UNIT * self.folding.magnitude(index) + _LEAST)
         self.pending[index] = a
 
 
@@ -230,13 +235,13 @@ def _activation(walk: _Walk, index: int, node: Activation, a: Tensor) -> None:
     chosen, start, passing = walk.folding.phases(index)
     walk.neurons[:, start : start + len(chosen)] = a[:, chosen]
     before = walk.folding.magnitude(node.inputs[0])
-    walk.error = walk.error + a.abs() @ (_UNIT * passing.abs() * before) + TINY * before.sum()
+    walk.error = walk.error + a.abs() @ (_UNIT * passing.abs() * before + _LEAST) + TINY * before.sum()
     line = walk.folding.straight(index)
     if line is not None:
         offset, error = line
         walk.constant = walk.constant + a @ offset
         rounding = gamma(node.size + len(walk.folding.network.nodes) + 8, torch.float64)
-        walk.error = walk.error + a.abs() @ (error + rounding * offset.abs()) + 8 * TINY * node.size
+        walk.error = walk.error + a.abs() @ (error + rounding * offset.abs() + _LEAST) + 8 * TINY * node.size
     walk.give(node.inputs[0], a * passing)
 
 

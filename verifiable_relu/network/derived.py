@@ -1,0 +1,451 @@
+"""Numbers that are derived from a network's own: the one place where they are computed, with what they are off by.
+
+Verdicts are about real arithmetic on the numbers that a network's file stores. Where an operator needs other numbers
+(constants computed from constants, 1/c of a division, γ/√(σ² + ε) of a batch normalisation, √2·k of a spelled GELU),
+they are computed here in rational arithmetic, roots and exponentials to at least 160 bits, and rounded once, to the
+nearest float64 number. What a node then stores is either exact or off by a part of itself that is proved, the node's
+``weight_error``. A part of itself says nothing of a number that vanishes or overflows, so that a number that is not
+exact must lie in float64's normal range; any other is refused.
+"""
+
+from __future__ import annotations
+
+import decimal
+import math
+import operator
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from verifiable_relu.errors import InputError, UnsupportedError
+
+UNIT = Fraction(1, 2**53)
+"""The unit roundoff of float64: a number of the normal range is off from the nearest float64 number by no more than
+this part of that."""
+
+LARGEST_ERROR = Fraction(1, 2**48)
+"""The largest relative error of a number that is stored."""
+
+LAMBDA_ERROR = 4 * UNIT
+"""The largest relative error that one of two steps adds to the λ of a λ-GELU (``hardness``, ``scaled_hardness``).
+
+Both move x·Φ(λx) by no more than their own part of 0.294/λ, and of |x|/4: much less than what bounds and evaluation grant
+to the computation of λ-GELU, 64 units of roundoff of 1/λ and of |x|.
+"""
+
+_LEAST = sys.float_info.min
+_BITS = 160
+_DIGITS = decimal.Context(prec=60, Emin=decimal.MIN_EMIN, Emax=decimal.MAX_EMAX, traps=[decimal.InvalidOperation])
+_ROUGH = Fraction(1, 10**50)
+"""Relative error granted to an exponential or logarithm of 60 digits, its argument of 60 digits included."""
+
+_MAX_EXPONENT = 10_000
+
+Objects = np.ndarray
+"""An array of dtype object of fractions, with ±inf as floats where a number is infinite."""
+
+
+@dataclass(frozen=True, eq=False)
+class Derived:
+    """An array of numbers, each known up to a part of itself.
+
+    Attributes:
+        values: of dtype object, fractions.
+        error: |true − value| ≤ error·|value| for each of them; 0 means that they are exact.
+    """
+
+    values: Objects
+    error: Fraction = Fraction(0)
+
+    @staticmethod
+    def of(numbers: np.ndarray | Derived) -> Derived:
+        """The exact numbers of an array of floats or integers."""
+        return numbers if isinstance(numbers, Derived) else Derived(fractions(numbers))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The array's shape."""
+        return self.values.shape
+
+    def moved(self, move: Callable[[np.ndarray], Any]) -> Derived:
+        """The numbers after a move that computes nothing."""
+        return Derived(_array(move(self.values)), self.error)
+
+
+def _array(values: Any) -> Objects:
+    """Arithmetic on arrays without axes gives their entries: these are packed again."""
+    if isinstance(values, np.ndarray):
+        return values
+    packed = np.empty((), dtype=object)
+    packed[()] = values
+    return packed
+
+
+def _each(function: Callable[..., Any], *arrays: Objects) -> Objects:
+    return _array(np.frompyfunc(function, len(arrays), 1)(*arrays))
+
+
+def fractions(numbers: np.ndarray) -> Objects:
+    """The numbers of an array of floats or integers, as fractions.
+
+    Raises:
+        InputError: for NaN.
+    """
+    if np.issubdtype(numbers.dtype, np.floating) and bool(np.isnan(numbers).any()):
+        raise InputError("a constant is NaN")
+    exact = int if np.issubdtype(numbers.dtype, np.integer) or numbers.dtype == np.bool_ else float
+    return _each(lambda x: Fraction(exact(x)) if math.isfinite(x) else float(x), numbers)
+
+
+def above(number: Fraction | int) -> float:
+    """A float that is no smaller."""
+    nearest = float(number)
+    return nearest if Fraction(nearest) >= number else math.nextafter(nearest, math.inf)
+
+
+def both(first: float, second: float) -> float:
+    """The relative error of a product of two numbers with relative errors."""
+    if not (first and second):
+        return first or second
+    return above((1 + Fraction(first)) * (1 + Fraction(second)) - 1)
+
+
+# --- arithmetic ------------------------------------------------------------------------------------------------------
+
+
+def linear(function: Callable[..., Any], *operands: Derived) -> Derived:
+    """A sum of products of numbers of the operands, at most one of each in a product.
+
+    With relative errors e_i, the sum is off by (Π(1 + e_i) − 1) times the sum of the products' sizes.
+
+    Args:
+        function: of object arrays; it adds and multiplies, and subtracts nothing.
+        operands: as many as it takes.
+
+    Raises:
+        UnsupportedError: if cancellation leaves nothing of what is known.
+    """
+    found = _array(function(*(one.values for one in operands)))
+    if any(isinstance(x, float) and math.isnan(x) for x in found.flat):
+        raise UnsupportedError("computes a constant that is no number from infinite ones")
+    if not any(one.error for one in operands):
+        return Derived(found)
+    part = math.prod((1 + one.error for one in operands), start=Fraction(1)) - 1
+    sizes = _array(function(*(_each(abs, one.values) for one in operands)))
+    return Derived(found, _largest_share(found, sizes) * part)
+
+
+def _largest_share(found: Objects, sizes: Objects) -> Fraction:
+    shares = [size / abs(x) if x else None for x, size in zip(found.flat, sizes.flat, strict=True) if size]
+    if any(share is None or isinstance(share, float) for share in shares):
+        raise UnsupportedError("computes a constant of which rounding leaves nothing")
+    return max((share for share in shares if share is not None), default=Fraction(1))
+
+
+def negative(x: Derived) -> Derived:
+    """−x."""
+    return x.moved(lambda values: -values)
+
+
+def selected(function: Callable[..., Any], *operands: Derived) -> Derived:
+    """A function of exact numbers, element by element.
+
+    Raises:
+        UnsupportedError: if a number is not exact.
+    """
+    if any(one.error for one in operands):
+        raise UnsupportedError("computes with a constant that is known up to rounding only")
+    return Derived(_each(function, *(one.values for one in operands)))
+
+
+def reciprocal(x: Derived) -> Derived:
+    """1/x.
+
+    Raises:
+        InputError: for a division by zero.
+    """
+    if not all(x.values.flat):
+        raise InputError("divides by zero")
+    return Derived(_each(lambda v: 1 / v, x.values), x.error / (1 - x.error))
+
+
+def root(x: Derived) -> Derived:
+    """√x, rounded to ``_BITS`` bits where it is irrational.
+
+    Raises:
+        InputError: for a negative number.
+    """
+    if any(v < 0 for v in x.values.flat):
+        raise InputError("the root of a negative number")
+    pairs = [_root(v) for v in x.values.flat]
+    values = np.empty(x.shape, dtype=object)
+    values.reshape(-1)[:] = [value for value, _ in pairs]
+    # √(1 + e) is at most 1 + e/2, and √(1 − e) at least 1 − (e + e²)/2.
+    error = Fraction(0) if all(exact for _, exact in pairs) else Fraction(1, 2**_BITS)
+    return Derived(values, (1 + error) * (1 + (x.error + x.error**2) / 2) - 1)
+
+
+def _root(value: Fraction) -> tuple[Fraction, bool]:
+    """A root, off by at most 2^−160 of itself, and whether it is exact."""
+    top, bottom = math.isqrt(value.numerator), math.isqrt(value.denominator)
+    if top * top == value.numerator and bottom * bottom == value.denominator:
+        return Fraction(top, bottom), True
+    # √(n/d) = √(n·d)/d, with enough binary places that the root's whole part has more than 160 bits.
+    product = value.numerator * value.denominator
+    places = max(0, _BITS + 1 - product.bit_length() // 2)
+    return Fraction(math.isqrt(product << 2 * places), value.denominator << places), False
+
+
+def exponential(x: Derived) -> Derived:
+    """eˣ, to about 50 digits.
+
+    Raises:
+        UnsupportedError: if x is too large.
+    """
+    most = max((abs(v) for v in x.values.flat), default=Fraction(0))
+    if most > _MAX_EXPONENT:
+        raise UnsupportedError("the exponential of a large constant")
+    values = _each(lambda v: Fraction(_decimal(v).exp(_DIGITS)), x.values)
+    return Derived(values, _ROUGH + 2 * x.error * most)
+
+
+def logarithm(x: Derived) -> Derived:
+    """The natural logarithm, to about 50 digits of 1.
+
+    Raises:
+        InputError: for a number that is not positive.
+        UnsupportedError: for a number next to 1, or one that is not exact.
+    """
+    if not all(v > 0 for v in x.values.flat):
+        raise InputError("the logarithm of a number that is not positive")
+    values = selected(lambda v: Fraction(_decimal(v).ln(_DIGITS)), x).values
+    # The logarithm of 1 is exact.
+    least = min((abs(v) for v in values.flat if v), default=Fraction(1))
+    if least < Fraction(1, 10**20):
+        raise UnsupportedError("the logarithm of a constant next to 1")
+    return Derived(values, _ROUGH / min(least, Fraction(1)))
+
+
+def _decimal(value: Fraction) -> decimal.Decimal:
+    return _DIGITS.divide(decimal.Decimal(value.numerator), decimal.Decimal(value.denominator))
+
+
+def exact_sum(first: np.ndarray, second: np.ndarray) -> np.ndarray | None:
+    """The sum of two arrays in float64 where it is exact, whatever their sizes; else None.
+
+    What a sum rounds off is a float64 number (D. E. Knuth, The Art of Computer Programming 2, 4.2.2, theorem B).
+    """
+    a, b = first.astype(np.float64), second.astype(np.float64)
+    with np.errstate(all="ignore"):
+        total = a + b
+        part = total - a
+        rest = (a - (total - part)) + (b - part)
+    return np.asarray(total) if bool((rest == 0).all()) else None
+
+
+def exact_product(first: np.ndarray, second: np.ndarray) -> np.ndarray | None:
+    """The product of two arrays in float64 where their types say that it is exact; else None."""
+    short = (np.float16, np.float32, np.int8, np.uint8, np.int16, np.uint16)
+    if first.dtype not in short or second.dtype not in short:
+        return None
+    return np.asarray(first.astype(np.float64) * second.astype(np.float64))
+
+
+# --- numbers as they are stored --------------------------------------------------------------------------------------
+
+
+def settled(x: Derived, like: np.dtype) -> np.ndarray | Derived:
+    """The numbers as an array of floats where that holds them exactly: of the type ``like``, or else of float64."""
+    if x.error:
+        return x
+    for kind in (like, np.dtype(np.float64)):
+        with np.errstate(over="ignore"):
+            narrow = _nearest(x.values).astype(kind)
+        # A fraction compares with a float exactly.
+        if all(v == float(n) for v, n in zip(x.values.flat, narrow.flat, strict=True)):
+            return narrow
+    return x
+
+
+def _nearest(values: Objects) -> np.ndarray:
+    """The nearest float64 numbers; infinite ones where they are too large."""
+
+    def nearest(value: Fraction | float) -> float:
+        try:
+            # The division of Python's integers rounds to nearest, denormal results too.
+            return float(value)
+        except OverflowError:
+            return math.inf if value > 0 else -math.inf
+
+    return np.array([nearest(value) for value in values.flat], dtype=np.float64).reshape(values.shape)
+
+
+def cast(x: Derived, kind: np.dtype) -> np.ndarray:
+    """The numbers in another type: rounded to nearest where it is one of floats, towards 0 where it is one of integers.
+
+    Raises:
+        UnsupportedError: if what is known of a number does not tell, or the type cannot hold it.
+    """
+    made = [{_cast(v * (1 + sign * x.error), kind) for sign in (-1, 1)} for v in x.values.flat]
+    if any(len(found) > 1 for found in made):
+        raise UnsupportedError("casts a constant that is known up to rounding only")
+    return np.array([value for found in made for value in found], dtype=kind).reshape(x.shape)
+
+
+def _cast(value: Fraction | float, kind: np.dtype) -> Any:
+    if np.issubdtype(kind, np.integer):
+        info = np.iinfo(kind)
+        if not info.min - 1 < value < info.max + 1:
+            raise UnsupportedError("casts a constant to whole numbers that cannot hold it")
+        return math.trunc(value)
+    if kind == np.bool_:
+        return value != 0
+    with np.errstate(over="ignore"):
+        near = np.array(_nearest(_array(value))).astype(kind)[()]
+        # Rounded twice, it may be the neighbour of the nearest number.
+        around = [near, np.nextafter(near, kind.type(-np.inf)), np.nextafter(near, kind.type(np.inf))]
+    finite = [n for n in around if np.isfinite(n)]
+    if not np.isfinite(near) or not finite:
+        return near
+    even = [int(n.view(f"u{kind.itemsize}")) & 1 for n in finite]
+    return min(zip(finite, even, strict=True), key=lambda pair: (abs(Fraction(float(pair[0])) - value), pair[1]))[0]
+
+
+def rounded(x: Derived) -> tuple[Tensor, float]:
+    """The nearest float64 numbers, and their relative error.
+
+    Raises:
+        UnsupportedError: if a number that is not exact is beyond float64's normal range, or not known well.
+    """
+    exact = settled(x, np.dtype(np.float64))
+    if isinstance(exact, np.ndarray):
+        return torch.from_numpy(exact), 0.0
+    nearest = _nearest(x.values)
+    _require_normal(nearest, np.array([bool(value) for value in x.values.flat]).reshape(x.shape))
+    error = (1 + x.error) * (1 + UNIT) - 1
+    if error > LARGEST_ERROR:
+        raise UnsupportedError("a number of which rounding leaves too few digits")
+    return torch.from_numpy(nearest), above(error)
+
+
+def _require_normal(found: np.ndarray, there: np.ndarray) -> None:
+    size = np.abs(found)
+    if not bool(np.isfinite(size).all()):
+        raise UnsupportedError("a factor or constant beyond the range of float64")
+    if bool((there & (size < _LEAST)).any()):
+        raise UnsupportedError("a factor or constant below the range of float64")
+
+
+def quotient(numerator: Tensor | float, divisor: Tensor) -> tuple[Tensor, float]:
+    """The nearest float64 numbers to numerator/divisor, element by element, and their relative error.
+
+    It is 0 where all divisors are powers of two.
+
+    Raises:
+        InputError: for a division by zero.
+        UnsupportedError: if a quotient is beyond float64's normal range.
+    """
+    top = torch.as_tensor(numerator, dtype=torch.float64).detach().cpu().numpy()
+    bottom = divisor.detach().cpu().double().numpy()
+    if not bool((bottom != 0).all()):
+        raise InputError("divides by zero")
+    with np.errstate(all="ignore"):
+        found = np.asarray(top / bottom)
+    _require_normal(found, np.broadcast_to(top != 0, found.shape))
+    exact = bool((np.abs(np.frexp(bottom)[0]) == 0.5).all())
+    return torch.from_numpy(np.array(found)), 0.0 if exact else float(UNIT)
+
+
+def scaled(numbers: Tensor, factor: float) -> tuple[Tensor, float]:
+    """numbers·factor in float64, for a float32 number ``factor``, and its relative error.
+
+    It is 0 for float32 numbers, of which float64 holds all products, and where the factor is a power of two.
+
+    Raises:
+        UnsupportedError: if a product of float64 numbers is beyond float64's normal range.
+    """
+    if factor == 1.0:
+        return numbers, 0.0
+    found = numbers.double() * factor
+    if numbers.dtype == torch.float32:
+        return found, 0.0
+    _require_normal(found.numpy(), (numbers != 0).numpy() & (factor != 0))
+    return found, 0.0 if abs(math.frexp(factor)[0]) == 0.5 else float(UNIT)
+
+
+def share(count: int) -> tuple[Tensor, float]:
+    """1/count, and its relative error: in float32 where it is a power of two, else in float64."""
+    number, error = quotient(1.0, torch.tensor(float(count), dtype=torch.float64))
+    return (number if error else number.float()), error
+
+
+def deviations(gamma: Tensor, variance: Tensor, epsilon: float) -> tuple[Tensor, float]:
+    """The nearest float64 numbers to γ/√(σ² + ε), and their relative error.
+
+    Raises:
+        InputError: if a variance plus ε is not positive.
+        UnsupportedError: if a factor is beyond float64's normal range.
+    """
+    spread = Derived.of(variance.detach().cpu().numpy()).moved(lambda values: values + Fraction(epsilon))
+    if not all(value > 0 for value in spread.values.flat):
+        raise InputError("its variance plus epsilon is not positive")
+    found, error = rounded(linear(operator.mul, Derived.of(gamma.detach().cpu().numpy()), reciprocal(root(spread))))
+    return found.to(gamma.device), error
+
+
+def hardness(factor: Fraction, error: Fraction) -> Tensor | None:
+    """√2·factor, the λ of a λ-GELU that is spelled with erf(factor·x); None where its error is too large.
+
+    Args:
+        factor: > 0.
+        error: relative, of ``factor``.
+    """
+    try:
+        number, off = rounded(root(Derived(_array(2 * factor * factor), 2 * error + error * error)))
+    except UnsupportedError:
+        return None
+    return narrow(number.reshape(())) if off <= LAMBDA_ERROR else None
+
+
+def scaled_hardness(lam: Fraction, error: Fraction) -> Tensor | None:
+    """A λ that was multiplied by a factor, ``error`` being that of the factor; None where the error is too large."""
+    found = multiple(lam, error)
+    return found[0] if found is not None and found[1] <= LAMBDA_ERROR else None
+
+
+def multiple(factor: Fraction, error: Fraction) -> tuple[Tensor, float] | None:
+    """A factor as one number, in float32 where that holds it, and its relative error; None where it is refused."""
+    try:
+        number, off = rounded(Derived(_array(factor), error))
+    except UnsupportedError:
+        return None
+    return narrow(number.reshape(())), off
+
+
+def narrow(number: Tensor) -> Tensor:
+    """A float64 tensor in float32 where that holds all its numbers."""
+    single = number.float()
+    return single if bool((single.double() == number).all()) else number
+
+
+def product(first: Tensor, second: Tensor) -> Tensor | None:
+    """The product of two numbers where float64 holds it exactly (in float32 where that does); else None."""
+    if not (math.isfinite(float(first)) and math.isfinite(float(second))):
+        return None
+    exact = settled(Derived(_array(Fraction(float(first)) * Fraction(float(second)))), np.dtype(np.float64))
+    return narrow(torch.from_numpy(exact)) if isinstance(exact, np.ndarray) else None
+
+
+def lost(before: Tensor, after: Tensor) -> float:
+    """The relative error of numbers that were narrowed; infinite where one has vanished."""
+    wide = after.detach().to(before.device, before.dtype)
+    changed = (wide - before.detach()).abs()
+    relative = torch.where(changed > 0, changed / wide.abs(), 0.0)
+    # The difference and the quotient each round once.
+    return float(relative.amax()) * (1 + 2.0**-50) if relative.numel() else 0.0
