@@ -5,16 +5,14 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
+# Sets a variable of the environment, which torch reads when it is imported.
+from verifiable_relu import openmp as openmp
+
 if TYPE_CHECKING:
     from verifiable_relu.api import certified_radius as certified_radius
     from verifiable_relu.api import verify as verify
     from verifiable_relu.api import verify_radii as verify_radii
     from verifiable_relu.hardening import harden as harden
-
-# OpenMP's threads wait for one another in busy loops by default. Where other processes, or other guests of a virtual
-# machine, use the same cores, computations took up to fifty times longer. OpenMP reads the variable when torch is
-# loaded, and not after.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 # oneDNN, torch's library for convolutions, keeps prepared kernels for the last 1,024 shapes by default. Bounds come in
 # batches of ever other sizes, and the kernels kept for them took hundreds of MiB without being used again. oneDNN reads

@@ -7,6 +7,7 @@ import atexit
 import gc
 import math
 import re
+import sys
 from fractions import Fraction
 from typing import Any, NoReturn
 
@@ -37,6 +38,13 @@ class Parser(argparse.ArgumentParser):
         self.label = label
         atexit.unregister(gc.freeze)
         atexit.register(gc.freeze)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse the command line; ``--option=--``, of which argparse makes an empty list, is an error."""
+        for given in sys.argv[1:] if args is None else args:
+            if given.startswith("-") and given.endswith("=--"):
+                self.error(f"argument {given[:-3]}: '--' is no value")
+        return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
         """Print an error line to stderr and end the process with status 2."""

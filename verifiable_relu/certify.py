@@ -10,6 +10,7 @@ import csv
 import io
 import math
 import os
+import pickle
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -17,8 +18,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from verifiable_relu.certify_options import TIMEOUT, entries, launched, loader, parse, parser, workers
-from verifiable_relu.errors import CallFailed, InputError
+from verifiable_relu.certify_options import DISPUTED, TIMEOUT, entries, launched, loader, parse, parser, workers
+from verifiable_relu.errors import CallFailed, InputError, printable
+from verifiable_relu.files import csv_cell
 from verifiable_relu.streams import complain, guarded, own_stdout, write
 from verifiable_relu.watched import Ended, copied, resident
 
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from verifiable_relu.campaign.certificates import Certificates
     from verifiable_relu.campaign.console import Watcher
     from verifiable_relu.campaign.inputs import Entry
+    from verifiable_relu.campaign.worker import Job
     from verifiable_relu.verifiers.base import Verifier
     from verifiable_relu.verifiers.solvers.process import Worker
 
@@ -169,27 +172,40 @@ def _certifying(options: argparse.Namespace, method: Verifier) -> tuple[Verifier
 
 def _check(folder: Path, out: TextIO) -> int:
     """Check a folder of certificates; 0 if all are accepted, else 1."""
-    from verifiable_relu.campaign.certificates import check_folder
+    from verifiable_relu.check import BadInput
+    from verifiable_relu.check.folder import check_folder
 
-    lines = io.StringIO()
+    lines, accepted = io.StringIO(), True
     table = csv.writer(lines, lineterminator="\n")
-    accepted = True
-    for name, onnx, vnnlib, kept in check_folder(folder):
-        accepted &= kept.accepted
-        table.writerow((name, onnx, vnnlib, "accepted" if kept.accepted else "refused", kept.detail))
+    try:
+        for name, onnx, vnnlib, status, said in check_folder(folder):
+            accepted &= status == 0
+            table.writerow((csv_cell(name), onnx, vnnlib, "refused" if status else "accepted", said))
+    except BadInput as error:
+        raise InputError(str(error)) from None
     write(lines.getvalue().splitlines(), out)
     return 0 if accepted else 1
+
+
+def _travels(job: Job) -> bool:
+    """Whether another process can be given a job: a verifier of somebody's own need not be made for that."""
+    try:
+        return bool(pickle.dumps(job))
+    except (AttributeError, TypeError, pickle.PicklingError):
+        return False
 
 
 def _summary(result: Result, case: Case, elapsed: float) -> Iterator[str]:
     """The lines of the summary that the user sees on stderr for one property file."""
     network = case.queries[0].network
     trust = f", {result.trust}" if result.trust else ""
-    yield f"{result.vnnlib}: {result.answer} ({result.reason} by {result.method}{trust})"
+    note = printable(result.detail)
+    said = f": {note}" if result.disputed else ""
+    yield f"{printable(result.vnnlib)}: {result.answer} ({result.reason} by {result.method}{trust}){said}"
     neurons = sum(network.nodes[i].size for i in network.activations)
     boxes = f", {len(case.queries)} boxes" if len(case.queries) > 1 else ""
     size = f"{network.input_size} inputs, {neurons} neurons, {network.output_size} outputs{boxes}"
-    yield f"  network   {result.onnx}: {size}"
+    yield f"  network   {printable(result.onnx)}: {size}"
     match result.answer, result.margin:
         case _, None:
             pass
@@ -202,8 +218,8 @@ def _summary(result: Result, case: Case, elapsed: float) -> Iterator[str]:
         yield f"  unstable  {result.unstable} neurons"
     stages = ", ".join(f"{name} {spent:.2f} s" for name, spent in result.stages.items())
     yield f"  time      {stages or f'{result.seconds:.2f} s'}; with reading and start-up {elapsed:.2f} s"
-    if result.detail:
-        yield f"  note      {result.detail}"
+    if note and not said:
+        yield f"  note      {note}"
 
 
 def _many(options: argparse.Namespace, out: TextIO, alone: bool) -> int:
@@ -240,11 +256,13 @@ def _many(options: argparse.Namespace, out: TextIO, alone: bool) -> int:
         if watcher.done and not options.quiet:
             watcher.summary()
         raise
+    for vnnlib, detail in watcher.disputed:
+        _say(f"{vnnlib}: {detail}")
     if not options.quiet:
         watcher.summary()
     for vnnlib, name, detail in watcher.faults:
         _fault(vnnlib, name, detail)
-    return 2 if watcher.bad else 1 if watcher.faults else 0
+    return DISPUTED if watcher.disputed else 2 if watcher.bad else 1 if watcher.faults else 0
 
 
 def _answer(
@@ -262,7 +280,9 @@ def _answer(
     memory, threads = options.worker_memory, None if len(started) == 1 else 1
     job = Job(method, loader(options), options.certificates, memory, threads=threads, debug=options.debug)
     if options.executor is None:
-        run_parallel(listed, job, [Local(worker, memory, options.memory) for worker in started], store, watcher)
+        here = len(started) == 1 and not _travels(job)
+        slots = [] if here else [Local(worker, memory, options.memory) for worker in started]
+        run_parallel(listed, job, slots, store, watcher)
         return
     from verifiable_relu.campaign.cluster import Cluster
 
@@ -271,7 +291,13 @@ def _answer(
 
 
 def _status(result: Result) -> int:
-    """The exit status: 2 if an input was bad, else 1 if the program was at fault, else 0; faults go to stderr."""
+    """The exit status; faults go to stderr.
+
+    It is 3 if the checker refused a certificate, else 2 if an input was bad, else 1 if the program was at fault.
+    """
+    if result.disputed:
+        _say(f"{result.vnnlib}: {result.detail}")
+        return DISPUTED
     if result.reason != "error":
         return 0
     if result.method:

@@ -25,8 +25,11 @@ ABOUT = """Answer properties of neural networks: does some input of the box reac
 For a property file, the first line of stdout is sat (there is a counterexample, which follows), unsat (there is none:
 verified), unknown or timed-out. For a folder or an instances.csv, stdout has a line onnx,vnnlib,answer,seconds for
 each instance as soon as it is answered. Exit status: 0 for every verdict, 2 for bad input, 1 for a fault of the
-program, 130 if interrupted.
+program, 130 if interrupted, 3 if the checker refuses the certificate of a verdict, which then is unknown.
 """
+
+DISPUTED = 3
+"""The exit status where verifier and checker disagree."""
 
 TIMEOUT = 60.0
 """The time limit of an instance in seconds, where nothing else says one."""

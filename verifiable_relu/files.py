@@ -6,6 +6,7 @@ import contextlib
 import gzip
 import io
 import os
+import re
 import stat
 import tempfile
 import zlib
@@ -16,6 +17,12 @@ from typing import BinaryIO
 from verifiable_relu.errors import InputError
 
 _CHUNK = 1 << 20
+
+_CONTROL = re.compile("[\0-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028\u2029\ufeff]")
+"""Control characters but tab and line ends, separators of lines, and the byte order mark.
+
+Parsers differ in what such a character does: it may end the text or a line, part two words, or belong to one.
+"""
 
 
 def on_disk(path: Path | str) -> Path:
@@ -60,15 +67,17 @@ def read_lines(path: Path | str, longest: int) -> Iterator[str]:
         InputError: as :func:`read_text` does, or for a line that is longer.
     """
     with _opened(path) as (stream, _):
-        buffered, number = io.BufferedReader(stream, _CHUNK), 0  # type: ignore[arg-type]
+        buffered, number = io.BufferedReader(stream, _CHUNK), 0
         while line := buffered.readline(longest + 1):
             number += 1
             if len(line) > longest:
                 raise InputError(f"larger than {longest:,} bytes", place=f"line {number}")
             try:
-                yield line.decode("utf-8-sig" if number == 1 else "utf-8")
+                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+                require_plain(text, number)
             except UnicodeDecodeError as error:
                 raise InputError(f"byte {error.start} is not UTF-8", place=f"line {number}") from None
+            yield text
 
 
 @contextlib.contextmanager
@@ -111,13 +120,42 @@ def read_text(path: Path | str, limit: int) -> str:
         limit: the most bytes that the text may have, unpacked.
 
     Raises:
-        InputError: as :func:`read_bytes` does, and for bytes that are no UTF-8.
+        InputError: as :func:`read_bytes` does, and for bytes that are no UTF-8, or a control character.
     """
     path = on_disk(path)
     try:
-        return read_bytes(path, limit).decode("utf-8-sig")
+        text = read_bytes(path, limit).decode("utf-8-sig")
+        require_plain(text)
     except UnicodeDecodeError as error:
         raise InputError(f"not a text file: byte {error.start} is not UTF-8", path=path) from None
+    except InputError as error:
+        raise error.located(path) from None
+    return text
+
+
+def require_plain(text: str, first: int = 1) -> None:
+    """Make certain that a text has no characters that other parsers of its format may take for something else.
+
+    Args:
+        text: the text.
+        first: the number of its first line.
+
+    Raises:
+        InputError: for a control character that is neither a tab nor a line end, a separator of lines or paragraphs, or
+            a byte order mark; with its line.
+    """
+    if match := _CONTROL.search(text):
+        line = text.count("\n", 0, match.start()) + first
+        raise InputError(f"the control character U+{ord(match[0]):04X} is not read", place=f"line {line}")
+
+
+def csv_cell(text: str) -> str:
+    """A text for a table in CSV: one that a spreadsheet would take for a formula has an apostrophe before it."""
+    try:
+        float(text)
+    except ValueError:
+        return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
+    return text
 
 
 def require_writable(path: Path) -> None:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from verifiable_relu import __version__
 from verifiable_relu.arguments import Parser, seconds
 from verifiable_relu.errors import InputError
-from verifiable_relu.streams import guarded
+from verifiable_relu.streams import complain, guarded
 
 if TYPE_CHECKING:
     from verifiable_relu.campaign import Result
@@ -234,6 +234,7 @@ def _first_version(options: argparse.Namespace, networks: dict[str, Path], left:
     spec = case.spec
     assert spec is not None
     (result,) = run([replace(case, timeout=left())], method)
+    _complain(result)
     if result.answer != "sat" or result.witness is None or result.outputs is None:
         return [result.answer]
     values = [*_numbers(result.witness), *(repr(float(v)) for v in result.outputs)]
@@ -274,9 +275,16 @@ def _second_version(options: argparse.Namespace, networks: dict[str, Path], left
     queries = tuple(Query(whole, prop) for prop in joined.properties)
     case = Case(" ".join(map(str, networks.values())), str(options.query), queries, left())
     (result,) = run([case], method)
+    _complain(result)
     if result.answer != "sat" or result.witness is None or result.outputs is None:
         return [result.answer]
     return [result.answer, *_assigned(options, _tensors(joined, result))]
+
+
+def _complain(result: Result) -> None:
+    """Say on stderr if a verdict was claimed and not confirmed, or the program was at fault."""
+    if result.reason in ("unconfirmed", "error"):
+        complain("solver", f"{result.reason} by {result.method}: {result.detail}")
 
 
 def _files(joined: Joined, networks: dict[str, Path]) -> dict[str, Path]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import errno
 import gzip
+import re
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +14,16 @@ import torch
 
 from tests.support.solver_cases import ball, mlp, row
 from verifiable_relu.campaign import certificates
+from verifiable_relu.campaign.store import read_results
 from verifiable_relu.certify import main
-from verifiable_relu.network import write_onnx
-from verifiable_relu.spec.property import Box, Property
+from verifiable_relu.check import Refused
+from verifiable_relu.check import __main__ as check
+from verifiable_relu.errors import UnsupportedError
+from verifiable_relu.network import from_torch, write_onnx
+from verifiable_relu.report import __main__ as report
+from verifiable_relu.spec.property import Box, Property, Query
 from verifiable_relu.spec.write import vnnlib_text
+from verifiable_relu.verifiers.base import Outcome, Reason, Verdict
 
 
 @pytest.fixture(scope="module")
@@ -127,3 +134,84 @@ def test_a_line_of_the_table_that_was_not_written_to_its_end_spoils_no_other(
     rows = list(csv.reader(capsys.readouterr().out.splitlines()))
     assert rows[0][4] == "the line of the table is not whole"
     assert [row[3] for row in rows] == ["refused", "accepted"]
+
+
+@pytest.fixture
+def refusing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> str:
+        raise Refused("record 3: it proves nothing")
+
+    monkeypatch.setattr(certificates, "check", refuse)
+
+
+@pytest.mark.usefixtures("refusing")
+@pytest.mark.parametrize("name", ["bounds", "sat"])
+@pytest.mark.parametrize("quiet", [[], ["--quiet"]])
+def test_a_refused_certificate_makes_the_verdict_unknown_and_is_never_quiet(
+    name: str, quiet: list[str], instances: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = ["--spec", str(instances.parent / f"{name}.vnnlib"), "--net", str(instances.parent / "net.onnx")]
+    # The answer of the second run is that of the record.
+    for _ in range(2):
+        command = [*spec, "--certificates", str(tmp_path / "c"), "--out", str(tmp_path / "out"), *quiet]
+        assert main(command) == 3
+        shown = capsys.readouterr()
+        assert shown.out == "unknown\n"
+        first = shown.err.splitlines()[0]
+        assert f"{name}.vnnlib" in first and "the checker refuses the certificate" in first
+        assert "record 3: it proves nothing" in first
+        assert first.startswith("certify: ") == bool(quiet)
+    (result,) = read_results(tmp_path / "out")
+    assert result.disputed and result.trust is None and result.margin is None and result.reason == "unconfirmed"
+
+
+@pytest.mark.usefixtures("refusing")
+def test_a_campaign_goes_on_after_a_refused_certificate_and_its_page_warns(
+    instances: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    command = ["--spec", str(instances), "--method", "auto", "--jobs", "1", "--out", str(out)]
+    assert main([*command, "--certificates", str(tmp_path / "c")]) == 3
+    shown = capsys.readouterr()
+    assert [line.split(",")[2] for line in shown.out.splitlines()] == ["unknown"] * 4
+    assert shown.err.startswith("certify: ") and shown.err.count("the checker refuses the certificate") == 4
+    with (out / "results.csv").open() as file:
+        assert [(row["answer"], row["reason"]) for row in csv.DictReader(file)] == [("unknown", "unconfirmed")] * 4
+    with (tmp_path / "c" / "certificates.csv").open() as file:
+        assert [row["checked"] for row in csv.DictReader(file)] == ["false"] * 4
+    assert report.main([str(out)]) == 0
+    assert "Verifier and checker disagree on 4 instances" in (out / "report.html").read_text()
+
+
+def test_the_checker_takes_a_folder(instances: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "certificates"
+    assert main(["--spec", str(instances), "--method", "auto", "--jobs", "1", "--certificates", str(folder)]) == 0
+    capsys.readouterr()
+    assert check.main([str(folder)]) == 0
+    assert capsys.readouterr().out.count(": accepted: ") == 4
+    file = sorted(folder.glob("*.jsonl.gz"))[0]
+    file.write_bytes(gzip.compress(gzip.decompress(file.read_bytes()).replace(b'"says"', b'"Says"')))
+    assert check.main([str(folder)]) == 1
+    assert capsys.readouterr().out.count(": accepted: ") == 3
+    with pytest.raises(SystemExit, match="2"):
+        check.main([str(folder), "--net", "net.onnx"])
+
+
+def test_the_note_names_the_function_that_certificates_do_not_know() -> None:
+    network = from_torch(torch.nn.Sequential(torch.nn.Linear(1, 2), torch.nn.Softplus(), torch.nn.Linear(2, 1)), (1,))
+    prop = Property(ball(np.zeros(1), 1.0), ((row({0: 1}, -1000),),))
+    proven = Outcome(Verdict.UNSAT, Reason.PROVED, "crown")
+    with pytest.raises(UnsupportedError, match=r"^certificates do not know Softplus$"):
+        list(certificates.proofs([Query(network, prop)], [proven], 60.0))
+
+
+def test_names_of_certificates_are_harmless_whatever_the_property_is_called(instances: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "certificates"
+    for name in ("=1+1", "-x", "@y", "a[red]\x1b[31mb", "\u202e", "\udcff"):
+        spec = tmp_path / f"{name}.vnnlib"
+        spec.write_text((instances.parent / "bounds.vnnlib").read_text())
+        command = ["--spec", str(spec), "--net", str(instances.parent / "net.onnx"), "--method", "crown", "--quiet"]
+        assert main([*command, "--certificates", str(folder)]) == 0
+    made = [path.name for path in folder.glob("*.jsonl.gz")]
+    assert len(made) == 6 and all(re.fullmatch(r"[\w][\w.-]*", name) for name in made)
+    assert check.main([str(folder)]) == 0

@@ -131,3 +131,14 @@ def test_the_completion_knows_every_command_and_option(shell: str, capsys: pytes
             assert all(option.lstrip("-") in script for option in action.option_strings)
     if program := shutil.which(shell):
         assert subprocess.run([program, "-n"], input=script, text=True).returncode == 0
+
+
+@pytest.mark.parametrize("command", [
+    ["certify", "--spec", "p.vnnlib", "--certificates=--"], ["certify", "--spec=--"], ["check", "c", "--net=--"],
+    ["train", "--data=--"], ["report", "x", "--out=--"],
+])  # fmt: skip
+def test_two_dashes_are_no_value_of_an_option(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(command)
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "'--' is no value" in said

@@ -13,6 +13,10 @@ import pytest
 from onnx import TensorProto, helper
 
 from tests.support.processes import run
+from verifiable_relu.check import BadInput
+from verifiable_relu.check.model import read_model
+from verifiable_relu.errors import InputError
+from verifiable_relu.network import read_onnx
 
 from .limited import PROCESSOR_SECONDS, ROOT, Answer, answers
 
@@ -164,3 +168,55 @@ def test_a_list_answers_all_instances_but_those_of_bad_files(folder: Path, tmp_p
     assert all(answer == prop.removesuffix(".vnnlib") for network, prop, answer in named if network == "good.onnx")
     assert done.returncode == 2
     assert all(len(line) <= LONGEST and line.isprintable() for line in done.stderr.splitlines())
+
+
+def after_a_failed_node(*nodes: onnx.NodeProto) -> bytes:
+    """A file in which a node fails whose output the first of ``nodes`` takes: its type stays unknown."""
+    failed = helper.make_node("OneHot", ["index", "depth", "values"], ["hot"], axis=-7)
+    last = helper.make_node("Add", ["x", nodes[-1].output[0]], ["y"])
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, (1, 3)) for name in "xy"]
+    constants = [
+        helper.make_tensor("index", TensorProto.INT64, (1,), [0]),
+        helper.make_tensor("depth", TensorProto.INT64, (), [3]),
+        helper.make_tensor("values", TensorProto.FLOAT, (2,), [0, 1]),
+    ]
+    graph = helper.make_graph([failed, *nodes, last], "crash", ends[:1], ends[1:], constants)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+    return bytes(model.SerializeToString())
+
+
+CRASHES = {
+    "eye": after_a_failed_node(helper.make_node("EyeLike", ["hot"], ["e"], dtype=1)),
+    "mish": after_a_failed_node(helper.make_node("Mish", ["hot"], ["e"])),
+    "both": after_a_failed_node(
+        helper.make_node("Mish", ["hot"], ["m"]), helper.make_node("EyeLike", ["m"], ["e"], dtype=1)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CRASHES)
+def test_a_file_at_which_the_onnx_library_crashes_is_refused_in_one_line(name: str, tmp_path: Path) -> None:
+    path = tmp_path / f"{name}.onnx"
+    path.write_bytes(CRASHES[name])
+    with pytest.raises(InputError, match=rf"{name}\.onnx: ") as raised:
+        read_onnx(path)
+    assert "crashes" in str(raised.value) or "checker refuses" in str(raised.value)
+    with pytest.raises(BadInput, match="not known"):
+        read_model(CRASHES[name])
+
+
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_a_crash_costs_no_other_answer(jobs: str, tmp_path: Path) -> None:
+    (tmp_path / "good.onnx").write_bytes(chain(2))
+    for name, bound in (("sat", "0.5"), ("unsat", "5.0")):
+        (tmp_path / f"{name}.vnnlib").write_text(PROPERTY.format(bound=bound))
+    for name, data in CRASHES.items():
+        (tmp_path / f"{name}.onnx").write_bytes(data)
+    rows = [(net, prop) for name in CRASHES for net, prop in ((name, "sat"), ("good", "unsat"), ("good", "sat"))]
+    (tmp_path / "instances.csv").write_text("".join(f"{net}.onnx,{prop}.vnnlib,9\n" for net, prop in rows))
+    done = run(["-m", "verifiable_relu.certify", "--spec", "instances.csv", "--jobs", jobs, "--quiet"], cwd=tmp_path)
+    answered = sorted(tuple(line.split(",")[:3]) for line in done.stdout.splitlines())
+    assert answered == sorted(
+        (f"{net}.onnx", f"{prop}.vnnlib", prop if net == "good" else "unknown") for net, prop in rows
+    )
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == len(CRASHES)

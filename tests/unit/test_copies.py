@@ -5,12 +5,14 @@ from __future__ import annotations
 import errno
 import itertools
 import math
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import textwrap
 import time
+import warnings
 from collections.abc import Callable
 from multiprocessing import active_children
 from multiprocessing.context import ForkProcess
@@ -96,6 +98,19 @@ def test_where_no_more_processes_are_allowed_the_shares_that_were_not_done_are_k
     shares: list[Callable[[Pause], int]] = [lambda _, k=k: k for k in range(3)]  # type: ignore[misc]
     assert at_once(shares, unlimited, whole=True) == [0, *range(1, 1 + allowed), *[None] * (2 - allowed)]
     assert not active_children()
+
+
+def test_a_daemonic_process_shares_its_work_too() -> None:
+    def shares() -> list[int | None]:
+        return at_once([lambda _, k=k: k for k in range(3)], unlimited, whole=True)  # type: ignore[misc]
+
+    mine, theirs = multiprocessing.Pipe()
+    process = ForkProcess(target=lambda: theirs.send((shares(), multiprocessing.current_process().daemon)), daemon=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        process.start()
+    assert mine.poll(60) and mine.recv() == ([0, 1, 2], True)
+    process.join()
 
 
 def test_what_fails_in_the_first_process_is_raised_and_ends_the_copies() -> None:

@@ -1,13 +1,21 @@
 """λ-GELU against its closed forms, the builders, and the substitution by ReLU."""
 
+import copy
+import importlib
+import io
 import math
+import multiprocessing
+import pickle
+import pkgutil
 from collections.abc import Callable
 
 import onnxruntime
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
+import verifiable_relu.nn
 from verifiable_relu.network import from_torch, write_onnx
 from verifiable_relu.nn import (
     HardnessGate,
@@ -19,11 +27,14 @@ from verifiable_relu.nn import (
     cnn5,
     cnn7,
     mlp,
+    models,
     resnet,
     substitute_relu,
 )
 from verifiable_relu.nn.activation import SUPREMUM
 from verifiable_relu.nn.hardness import EXACT_FROM, softplus_inverse
+from verifiable_relu.nn.places import replace_smooth
+from verifiable_relu.nn.rectifiers import RECTIFIERS
 from verifiable_relu.nn.swish import MATCHED
 
 GATES: dict[str, Callable[[float], HardnessGate]] = {
@@ -263,3 +274,65 @@ def test_substitution_error_is_bounded_per_neuron() -> None:
     x = torch.rand(200, 4)
     gap = substitute_relu(net)(x) - net(x)
     assert gap.min() >= -1e-6 and gap.max() <= 0.17 / lam + 1e-6 and gap.max() > 0.1 / lam
+
+
+class Calls(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.silu(F.gelu(self.linear(x)))
+
+
+MODULES: dict[str, Callable[[], nn.Module]] = {
+    "LambdaGELU": lambda: nn.Sequential(LambdaGELU(2.0), LambdaGELU(3.0, approximate="tanh")),
+    "LambdaSwish": lambda: nn.Sequential(LambdaSwish(2.0), LambdaSwish(scale=1.0)),
+    "Sharpened": lambda: nn.Sequential(*(each.gate() for each in RECTIFIERS.values())),
+    "Normalize": lambda: models.Normalize(0.5, 0.25),
+    "Residual": lambda: models.Residual(2, LambdaGELU),
+}
+WHOLE: dict[str, Callable[[], nn.Module]] = {
+    "substituted calls": lambda: substitute_relu(Calls()),
+    "hardened calls": lambda: replace_smooth(Calls(), lambda found, *_: found.gate())[0],
+}
+
+
+def test_every_module_of_the_package_is_among_those_that_are_pickled() -> None:
+    named = {
+        name
+        for each in pkgutil.iter_modules(verifiable_relu.nn.__path__, "verifiable_relu.nn.")
+        for name, found in vars(importlib.import_module(each.name)).items()
+        if isinstance(found, type) and issubclass(found, nn.Module) and found.__module__ == each.name
+    }
+    assert named - {"Hardness", "HardnessGate"} == set(MODULES)
+
+
+def saved(module: nn.Module) -> nn.Module:
+    file = io.BytesIO()
+    torch.save(module, file)
+    file.seek(0)
+    loaded: nn.Module = torch.load(file, weights_only=False)
+    return loaded
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda module: pickle.loads(pickle.dumps(module)), saved])
+@pytest.mark.parametrize("name", [*MODULES, *WHOLE])
+def test_a_module_can_be_copied_pickled_and_saved(name: str, copied: Callable[[nn.Module], nn.Module]) -> None:
+    torch.manual_seed(0)
+    module = {**MODULES, **WHOLE}[name]()
+    again = copied(copied(module))
+    x = torch.randn(2, 2, 3, 3)
+    ours, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
+    expected, found = module(ours), again(theirs)
+    assert torch.equal(expected, found) and type(again).__name__ == type(module).__name__
+    expected.sum().backward()
+    found.sum().backward()
+    assert ours.grad is not None and theirs.grad is not None and torch.equal(ours.grad, theirs.grad)
+    assert [name for name, _ in module.named_parameters()] == [name for name, _ in again.named_parameters()]
+
+
+def test_a_module_goes_to_another_process() -> None:
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        (found,) = pool.map(repr, [MODULES["LambdaGELU"]()])
+    assert found == repr(MODULES["LambdaGELU"]())

@@ -321,6 +321,44 @@ def test_a_dask_scheduler_that_is_not_there_is_named() -> None:
         cluster.Cluster("dask://127.0.0.1:9", patience=0.5)
 
 
+@pytest.mark.skipif(find_spec("distributed") is None, reason="needs Dask (distributed)")
+@pytest.mark.parametrize("gone", ["scheduler", "workers"])
+def test_a_cluster_that_is_gone_ends_the_campaign_in_one_line(
+    gone: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is answered before is kept, and the rest is answered by the next campaign."""
+    from distributed import LocalCluster
+
+    from verifiable_relu.campaign import cluster
+
+    monkeypatch.setattr(cluster, "PATIENCE", 1.0)
+    made = entries(tmp_path, [6, 7, 8, 9])
+
+    class Ends(Kept):
+        def result(self, number: int, result: Result, recorded: bool) -> None:
+            if gone == "scheduler":
+                dask.close()
+            else:
+                dask.scale(0)
+
+    def started() -> Any:
+        return LocalCluster(  # type: ignore[no-untyped-call]
+            n_workers=1, threads_per_worker=1, processes=False, dashboard_address=None, protocol="tcp"
+        )
+
+    with started() as dask, Store(tmp_path / "out") as store:
+        address = dask.scheduler_address.replace("tcp://", "dask://")
+        began = time.monotonic()
+        with cluster.Cluster(address, store) as there, pytest.raises(InputError, match=r"any more: .* resumes"):
+            run_parallel(iter(made), Job(Hostile(), Loader()), there.slots, store, Ends())
+        assert time.monotonic() - began < 60 and 1 <= len(store) < 4
+    with started() as dask, Store(tmp_path / "out") as store:
+        address = dask.scheduler_address.replace("tcp://", "dask://")
+        with cluster.Cluster(address, store) as there:
+            results = ran(made, Job(Hostile(), Loader()), there.slots, store)
+        assert answers(results) == all_proved(4) and len(store) == 4
+
+
 def test_a_job_travels() -> None:
     job = Job(Hostile(), Loader({"N": Path("n.onnx")}), Path("c"), 5)
     again = pickle.loads(pickle.dumps(job))

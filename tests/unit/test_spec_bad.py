@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from verifiable_relu.check import BadInput
+from verifiable_relu.check.conditions import read_property
 from verifiable_relu.errors import LONGEST, InputError, UnsupportedError
 from verifiable_relu.files import read_bytes
 from verifiable_relu.network.graph import Network
@@ -354,3 +356,46 @@ def test_what_is_well_formed_and_not_supported_is_an_unsupported_error() -> None
     for rest in ("(assert (<= (* Y_0 Y_1) 1))", "(assert (<= X_0 Y_0))", "(push 1)", "(declare-const Z Real)"):
         with pytest.raises(UnsupportedError):
             read(ONE + rest)
+
+
+CONTROLS = [*map(chr, {*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029, 0xFEFF} - {*b"\t\n\r"})]
+"""Characters at which other parsers end a text, a line or a word, or see nothing."""
+
+
+@pytest.mark.parametrize("control", CONTROLS, ids=lambda c: f"U+{ord(c):04X}")
+def test_a_control_character_is_refused_in_one_line_wherever_it_stands(control: str, tmp_path: Path) -> None:
+    for version, declared in HEAD.items():
+        y = "Y_0" if version == "1.0" else "Y[0]"
+        condition = f"(assert (<= {y} 0))"
+        for text in (
+            f"{declared}{condition}{control}",
+            f"{declared}{condition}\n{control}\n(assert (<= {y} -9))",
+            f"{declared}; a comment {control} (assert (<= {y} -9))\n{condition}",
+            f"{declared}(assert{control}(<= {y} 0))",
+        ):
+            path = tmp_path / "p.vnnlib"
+            path.write_bytes(text.encode())
+            with pytest.raises(InputError, match=rf"line \d+: the control character U\+{ord(control):04X}") as raised:
+                read_vnnlib(path)
+            assert str(raised.value).isprintable() and str(path) in str(raised.value)
+            with pytest.raises(InputError, match="control character"):
+                parse(text, path)
+            if version == "1.0":
+                with pytest.raises(BadInput, match="control character"):
+                    read_property(text, 1, 1)
+    listed = tmp_path / "instances.csv"
+    listed.write_bytes(f"net.onnx,p.vnnlib,1\nnet.onnx,p{control}.vnnlib,1\n".encode())
+    with pytest.raises(InputError, match="line 2: the control character"):
+        read_instances(listed)
+
+
+def test_messages_show_nothing_of_a_file_that_is_no_property(tmp_path: Path) -> None:
+    for text in ("root:secret:0:0\n", "\n  secret=1", '{"secret": 1}', "-----BEGIN secret", "secret (a b c)"):
+        path = tmp_path / "other"
+        path.write_text(text)
+        with pytest.raises(InputError, match="no property") as raised:
+            read_vnnlib(path)
+        assert "secret" not in str(raised.value)
+        with pytest.raises(BadInput) as refused:
+            read_property(text, 1, 1)
+        assert "secret" not in str(refused.value)

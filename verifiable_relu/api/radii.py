@@ -16,6 +16,7 @@ from verifiable_relu.api.arguments import Model
 from verifiable_relu.api.verifying import Number, verify
 from verifiable_relu.campaign import Result
 from verifiable_relu.errors import InputError
+from verifiable_relu.settings import neutral
 from verifiable_relu.spec.balls import exact_number
 from verifiable_relu.spec.property import nearest, round_down, round_up
 from verifiable_relu.verifiers.base import Verdict
@@ -36,6 +37,7 @@ class Radii:
     rounds: int
 
 
+@neutral()
 def verify_radii(
     model: Model,
     images: np.ndarray | Tensor,
@@ -82,6 +84,7 @@ def verify_radii(
     return [found[radius] for radius in exact]
 
 
+@neutral()
 def certified_radius(
     model: Model,
     images: np.ndarray | Tensor,

@@ -18,6 +18,7 @@ from verifiable_relu.campaign import Case, Result, run
 from verifiable_relu.campaign.inputs import believe, time_limit, verifier
 from verifiable_relu.errors import InputError
 from verifiable_relu.network import Network, hardened
+from verifiable_relu.settings import neutral
 from verifiable_relu.spec import Property, Query, SpecFile, linf_properties, queries, read_vnnlib
 from verifiable_relu.spec.balls import exact_number
 from verifiable_relu.spec.robustness import outside_top, patch_masks, targeted, within_balls
@@ -28,6 +29,7 @@ Asked = Property | SpecFile | Path | str
 """A property, or a VNN-LIB file as it was read or by its path."""
 
 
+@neutral()
 def verify(
     model: Model,
     images: np.ndarray | Tensor | None = None,

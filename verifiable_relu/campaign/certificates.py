@@ -7,19 +7,18 @@ from __future__ import annotations
 
 import csv
 import hashlib
-import os
-import subprocess
-import sys
+import re
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 
 from verifiable_relu.check import BadInput, Refused, check
+from verifiable_relu.check.folder import TABLE
 from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.files import on_disk, read_bytes
+from verifiable_relu.journal import plain
 from verifiable_relu.network.family import least_hardness
 from verifiable_relu.spec.comparisons import without_head
 from verifiable_relu.spec.property import Query
@@ -27,8 +26,7 @@ from verifiable_relu.trust.certificate import Cover, Proof
 from verifiable_relu.trust.certificate_file import write_sat, write_unsat
 from verifiable_relu.verifiers.base import Outcome, Verdict
 from verifiable_relu.verifiers.certifying import prove
-
-TABLE = "certificates.csv"
+from verifiable_relu.verifiers.recording import uncertified
 
 _HEADER = ("certificate", "onnx", "vnnlib", "claim", "checked", "detail", "bytes", "write_s", "check_s")
 
@@ -42,10 +40,12 @@ class Kept:
     Attributes:
         accepted: whether the checker has accepted it.
         detail: what it said, or why there is none.
+        refused: whether the checker has refused it. One that does not know the network or the property says nothing.
     """
 
     accepted: bool
     detail: str
+    refused: bool = False
 
 
 class Certificates:
@@ -63,7 +63,7 @@ class Certificates:
         self._table = folder / TABLE
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            if not self._table.exists():
+            if not plain(self._table):
                 self._append(_HEADER)
             elif not self._table.read_bytes().endswith(b"\n"):
                 # The writer of the last line was killed, or found no space.
@@ -93,8 +93,10 @@ class Certificates:
     def _keep(
         self, onnx: str, vnnlib: str, queries: Sequence[Query], outcomes: Sequence[Outcome], limit: float
     ) -> Kept:
-        name = hashlib.sha256(f"{onnx}\n{vnnlib}".encode()).hexdigest()[:8]
-        path = self._folder / f"{Path(vnnlib).name.split('.vnnlib')[0][:80]}-{name}.jsonl.gz"
+        number = hashlib.sha256(f"{onnx}\n{vnnlib}".encode("utf-8", "surrogateescape")).hexdigest()[:8]
+        # A name is for shells, tables and terminals, too, whatever the property's file is called.
+        name = re.sub(r"[^\w.-]|^[.-]", "_", Path(vnnlib).name.split(".vnnlib")[0][:80])
+        path = self._folder / f"{name}-{number}.jsonl.gz"
         start = time.perf_counter()
         sat = [outcome.witness for outcome in outcomes if outcome.verdict is Verdict.SAT and outcome.witness]
         claim = "sat" if sat else "unsat"
@@ -128,7 +130,7 @@ class Certificates:
         return kept
 
     def _append(self, row: Sequence[str]) -> None:
-        with self._table.open("a", encoding="utf-8", newline="") as file:
+        with self._table.open("a", encoding="utf-8", errors="surrogateescape", newline="") as file:
             csv.writer(file, lineterminator="\n").writerow(row)
 
 
@@ -147,6 +149,8 @@ def proofs(queries: Sequence[Query], outcomes: Sequence[Outcome], limit: float) 
         if box not in boxes:
             boxes.append(box)
         proof = outcome.proof or prove(without_head(query), limit)
+        if proof is None and (function := uncertified(without_head(query).network)):
+            raise UnsupportedError(f"certificates do not know {function}")
         if proof is None:
             raise UnsupportedError(f"no proof that can be written was found in {limit:g} s")
         yield boxes.index(box), proof
@@ -156,41 +160,7 @@ def _said(path: Path, onnx: Path, vnnlib: Path) -> Kept:
     """What the checker says."""
     try:
         return Kept(True, check(path, onnx, vnnlib))
-    except (Refused, BadInput) as error:
-        return Kept(False, f"refused: {error}")
-
-
-def check_folder(folder: Path) -> Iterator[tuple[str, str, str, Kept]]:
-    """Check all certificates of a folder again, on as many processes as there are cores.
-
-    Yields:
-        The certificate, the network, the property, and what the checker says, in the order of the table; the latest
-        line of a certificate counts.
-
-    Raises:
-        InputError: if the table cannot be read.
-    """
-    try:
-        with (folder / TABLE).open(encoding="utf-8", newline="") as file:
-            rows = {(row["onnx"], row["vnnlib"]): row["certificate"] for row in csv.DictReader(file, restval="")}
-    except OSError as error:
-        raise InputError(f"no table of certificates: {error.strerror}", path=folder / TABLE) from None
-    except (KeyError, UnicodeDecodeError, csv.Error) as error:
-        raise InputError(f"no table of certificates: {error}", path=folder / TABLE) from None
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        waiting = []
-        for (onnx, vnnlib), name in rows.items():
-            files = (folder / name, on_disk(onnx), on_disk(vnnlib))
-            waiting.append((name, onnx, vnnlib, pool.submit(_alone, *files) if name and onnx and vnnlib else None))
-        for name, onnx, vnnlib, future in waiting:
-            # Of the line that was being written when a run was killed, or the disk was full, the end is missing.
-            missing = Kept(False, "the line of the table is not whole" if name else "no certificate")
-            yield name, onnx, vnnlib, missing if future is None else future.result()
-
-
-def _alone(path: Path, onnx: Path, vnnlib: Path) -> Kept:
-    """What the checker says as a process of its own, in which nothing of this package is but itself."""
-    command = [sys.executable, "-m", "verifiable_relu.check", str(path), "--net", str(onnx), "--spec", str(vnnlib)]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
-    lines = (ended.stdout or ended.stderr).splitlines() or [f"the checker ended with status {ended.returncode}"]
-    return Kept(ended.returncode == 0, lines[-1])
+    except Refused as error:
+        return Kept(False, str(error), refused=True)
+    except BadInput as error:
+        return Kept(False, f"the checker cannot read it: {error}")

@@ -6,12 +6,16 @@ at a time, whatever its number of threads.
 
 from __future__ import annotations
 
+import logging
 import pickle
 import threading
+import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor
+from concurrent.futures import CancelledError, Executor
+from contextlib import suppress
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -19,8 +23,17 @@ from uuid import uuid4
 
 from verifiable_relu.campaign.result import Key, Result
 from verifiable_relu.campaign.store import Store, recall
-from verifiable_relu.campaign.worker import Answered, Numbered, Stage, Wanted, answer
+from verifiable_relu.campaign.worker import Answered, Limit, Numbered, Stage, Wanted, answer
 from verifiable_relu.errors import CallFailed, InputError
+
+PATIENCE = 15.0
+"""The seconds in which a scheduler that is gone, or a worker after all have ended, has to come back."""
+
+_CALL = 5.0
+"""The seconds in which a scheduler has to answer."""
+
+_LOOK = 1.0
+"""The seconds between two looks at whether there are a scheduler and workers."""
 
 _BUSY = threading.Lock()
 """Held while this process answers a part."""
@@ -46,6 +59,8 @@ class Cluster:
             from distributed import Client
         except ModuleNotFoundError:
             raise InputError("Dask is not installed: pip install 'verifiable-relu[dask]'", place="--executor") from None
+        # Whatever is to be said of a lost connection is said here, in one line.
+        logging.getLogger("distributed.client").setLevel(logging.CRITICAL)
         try:
             self._client = Client(address.replace("dask://", "tcp://", 1), timeout=patience, set_as_default=False)
         except OSError as error:
@@ -54,13 +69,13 @@ class Cluster:
         if not workers:
             self._client.close()
             raise InputError(f"the Dask scheduler at {address} has no workers", place="--executor")
-        topic = f"verifiable-relu-{uuid4()}"
-        # Dask would scatter a dict's values one by one.
-        (known,) = self._client.scatter([dict(store.known) if store is not None else {}], broadcast=True, hash=False)
+        self._address = address
+        self._store = store
+        self._topic = f"verifiable-relu-{uuid4()}"
         self._tell: Callable[[Answered], Any] = lambda message: None
-        self.slots = [_Slot(self, topic, known) for _ in workers]
+        self.slots = [_Slot(self) for _ in workers]
         # Answers that come before their part is done.
-        self._client.subscribe_topic(topic, lambda event: self._tell(pickle.loads(zlib.decompress(event[1]))))
+        self._client.subscribe_topic(self._topic, lambda event: self._tell(pickle.loads(zlib.decompress(event[1]))))
 
     def __enter__(self) -> Cluster:
         return self
@@ -68,7 +83,12 @@ class Cluster:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._client.close()
+        self._client.close(timeout=1)
+
+    @cached_property
+    def _known(self) -> bytes:
+        """The records, packed. They go with a part, since what is scattered is lost with all workers."""
+        return zlib.compress(pickle.dumps({} if self._store is None else dict(self._store.known)), 1)
 
     @property
     def executor(self) -> Executor:
@@ -76,10 +96,32 @@ class Cluster:
         made: Executor = self._client.get_executor(pure=False)
         return made
 
-    def submit(self, tell: Callable[[Answered], Any], *arguments: object) -> Any:
-        """Dask's future of ``_answer`` with these arguments; ``tell`` takes answers of any part as they come."""
+    def submit(self, tell: Callable[[Answered], Any], job: bytes, part: Sequence[Numbered]) -> Any:
+        """Dask's future of a part's answers; ``tell`` takes answers of any part as they come."""
         self._tell = tell
-        return self._client.submit(_answer, *arguments, pure=False)
+        # Where files are named, the process that runs the campaign has looked for records by itself.
+        known = self._known if any(entry.onnx is None for _, entry in part) else b""
+        return self._client.submit(_answer, job, part, str(Path.cwd()), known, self._topic, pure=False)
+
+    def await_workers(self) -> None:
+        """Return when the scheduler answers and has workers, as a rule at once.
+
+        Raises:
+            InputError: if it does not within ``PATIENCE`` seconds.
+        """
+        scheduler: Any = self._client.scheduler
+        end, said = time.monotonic() + PATIENCE, "does not answer any more"
+        while True:
+            # Dask raises errors of many kinds for what is gone, and waits for ever unless it is told not to.
+            with suppress(Exception):
+                if self._client.sync(scheduler.ncores, callback_timeout=_CALL):
+                    return
+                said = "has no workers any more"
+            if time.monotonic() > end:
+                break
+            time.sleep(_LOOK)
+        kept = "answers so far are lost" if self._store is None else "answers so far are kept, the same command resumes"
+        raise InputError(f"the Dask scheduler at {self._address} {said}: {kept}", place="--executor")
 
 
 class _Slot:
@@ -87,54 +129,66 @@ class _Slot:
 
     Args:
         cluster: the cluster.
-        topic: the topic under which answers are sent as soon as they are known.
-        known: the scattered records.
     """
 
-    def __init__(self, cluster: Cluster, topic: str, known: Any) -> None:
+    def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self._topic = topic
-        self._known = known
         self._future: Any = None
+        self._stopped = False
 
     def answer(self, job: bytes, part: Sequence[Numbered], tell: Callable[[Any], Any]) -> None:
-        self._future = self._cluster.submit(tell, job, part, str(Path.cwd()), self._known, self._topic)
-        try:
-            said = self._future.result()
-        except MemoryError:
-            raise
-        # Dask raises what the task raised, and errors of its own if a worker has ended or the task was cancelled.
-        except BaseException as error:
-            if isinstance(error, KeyboardInterrupt | SystemExit):
+        self._stopped = False
+        while True:
+            self._cluster.await_workers()
+            try:
+                self._future = self._cluster.submit(tell, job, part)
+                while not self._stopped:
+                    with suppress(TimeoutError):
+                        self._future.result(timeout=_LOOK)
+                    if self._future.done():
+                        break
+                    self._cluster.await_workers()
+                said = self._future.result(timeout=_CALL)
+            except (InputError, MemoryError):
                 raise
-            raise CallFailed(f"{type(error).__name__}: {error}") from None
-        for message in said:
-            tell(message)
+            # Dask raises what the task raised, and errors of its own if a worker has ended or the task was cancelled.
+            except BaseException as error:
+                if isinstance(error, KeyboardInterrupt | SystemExit):
+                    raise
+                if isinstance(error, CancelledError) and not self._stopped:
+                    # The scheduler has lost the task, which is not the task's fault, or is gone itself.
+                    continue
+                raise CallFailed(f"{type(error).__name__}: {error}") from None
+            for message in said:
+                tell(message)
+            return
 
     def stop(self) -> None:
+        self._stopped = True
         if self._future is not None:
-            self._future.cancel()
+            # A scheduler that is gone cancels nothing.
+            with suppress(Exception):
+                self._future.client.sync(self._future.client._cancel, [self._future], callback_timeout=_LOOK)
 
 
-def _answer(
-    job: bytes, part: Sequence[Numbered], folder: str, known: Mapping[Key, Result], topic: str
-) -> list[Answered]:
+def _answer(job: bytes, part: Sequence[Numbered], folder: str, packed: bytes, topic: str) -> list[Answered]:
     """Answer a part in a worker of the cluster; returns all answers.
 
     Args:
         job: the ``Job``, pickled.
         part: the instances, with paths relative to ``folder``.
         folder: the current folder of the process that runs the campaign.
-        known: the records.
+        packed: the records, packed; empty where none can be of use.
         topic: the topic for answers as soon as they are known.
     """
     from distributed import get_worker
 
     worker = get_worker()
+    known: Mapping[Key, Result] = pickle.loads(zlib.decompress(packed)) if packed else {}
     said: list[Answered] = []
     base = Path(folder)
 
-    def ask(message: Answered | Wanted | Stage) -> Result | None:
+    def ask(message: Answered | Wanted | Stage | Limit) -> Result | None:
         if isinstance(message, Wanted):
             return recall(known, message.key, message.timeout, message.checked)
         if isinstance(message, Answered):

@@ -23,6 +23,8 @@ from rich.table import Table
 from rich.text import Text
 
 from verifiable_relu.campaign.result import Result
+from verifiable_relu.errors import printable
+from verifiable_relu.files import csv_cell
 from verifiable_relu.streams import write
 
 _COLOURS = {"sat": "red", "unsat": "green"}
@@ -51,6 +53,7 @@ class Watcher:
         answers: the number of instances by answer.
         bad: the number of instances whose input was bad.
         faults: property, method and message of the instances at which the program was at fault, the first ones.
+        disputed: property and message of the instances whose certificate the checker refused, the first ones.
     """
 
     def __init__(self, total: int, quiet: bool = False, out: TextIO | None = None) -> None:
@@ -59,6 +62,7 @@ class Watcher:
         self.answers: Counter[str] = Counter()
         self.bad = 0
         self.faults: list[tuple[str, str, str]] = []
+        self.disputed: list[tuple[str, str]] = []
         self._groups: dict[tuple[str, str], _Group] = {}
         self._out = out
         self._complaints: set[str] = set()
@@ -109,9 +113,11 @@ class Watcher:
             if result.detail not in self._complaints:
                 if len(self._complaints) < _SHOWN:
                     self._complaints.add(result.detail)
-                self.line(f"certify: {result.detail}")
+                self.line(f"certify: {printable(result.detail)}")
         elif result.reason == "error" and len(self.faults) < _SHOWN:
             self.faults.append((result.vnnlib, result.method, result.detail))
+        elif result.disputed and len(self.disputed) < _SHOWN:
+            self.disputed.append((result.vnnlib, result.detail))
         self._groups.setdefault((result.answer, str(result.reason)), _Group()).add(result)
         self._row(result)
         counts = ", ".join(f"{count} {answer}" for answer, count in sorted(self.answers.items()))
@@ -123,14 +129,14 @@ class Watcher:
             return
         line = io.StringIO()
         csv.writer(line, lineterminator="").writerow(
-            (result.onnx, result.vnnlib, result.answer, f"{result.seconds:.3f}")
+            (csv_cell(result.onnx), csv_cell(result.vnnlib), result.answer, f"{result.seconds:.3f}")
         )
         if not self._progress.disable and self._out.isatty():
             # Both streams lead to a terminal, which the bar must leave for the line.
             style = _COLOURS.get(result.answer, "yellow")
-            self._progress.console.print(Text(line.getvalue(), style), soft_wrap=True, highlight=False)
+            self._progress.console.print(Text(printable(line.getvalue()), style), soft_wrap=True, highlight=False)
             return
-        write([line.getvalue()], self._out)
+        write([printable(line.getvalue()) if self._out.isatty() else line.getvalue()], self._out)
 
     def summary(self) -> None:
         """Print a table to stderr: for each answer and reason the instances, the seconds and the methods."""
@@ -140,7 +146,8 @@ class Watcher:
             shown.add_column(column, justify=side)  # type: ignore[arg-type]
         for (answer, reason), group in sorted(self._groups.items()):
             methods = ", ".join(f"{name} {n}" for name, n in group.methods.most_common())
-            shown.add_row(answer, reason, str(group.count), f"{group.seconds:.2f}", f"{group.slowest:.2f}", methods)
+            seconds = f"{group.seconds:.2f}", f"{group.slowest:.2f}"
+            shown.add_row(answer, reason, str(group.count), *seconds, Text(printable(methods)))
         Console(stderr=True).print(shown)
         if self.recorded:
             # Of an undecided instance, an earlier answer counts where the time limit was no shorter.

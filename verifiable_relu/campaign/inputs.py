@@ -22,6 +22,7 @@ from verifiable_relu.errors import InputError
 from verifiable_relu.files import read_text
 from verifiable_relu.network import EVERYTHING, Chosen, Network, compare_at, onnx_bytes, read_onnx
 from verifiable_relu.network.device import require_device
+from verifiable_relu.settings import neutral
 from verifiable_relu.spec import Property, SpecFile, find_network, limits, queries, read_vnnlib
 from verifiable_relu.spec.specfile import stem
 from verifiable_relu.verifiers.base import Verifier
@@ -259,6 +260,7 @@ class Loader:
     def _files(self, network: str, text: str) -> str:
         return "" if self._prepared is None else "files:" + _digest(f"{network} {text} {self._prepared}")
 
+    @neutral()
     def case(self, entry: Entry) -> Case:
         """The instance that a property file and a network make.
 

@@ -34,6 +34,9 @@ _SEVERITY = (
 _TRUST = (Trust.FLOAT, Trust.ROUNDED, Trust.EXACT, Trust.CHECKED)
 """The trust labels, from the weakest to the strongest."""
 
+REFUSED = "the checker refuses the certificate"
+"""The beginning of the ``Result.detail`` where verifier and checker disagree (``Result.disputed``)."""
+
 _PASSING = (Reason.ERROR, Reason.MEMORY, Reason.INTERRUPTED)
 """The reasons that may not hold in another run; instances with one of them are asked again."""
 
@@ -110,6 +113,11 @@ class Result:
     def answer(self) -> str:
         """The verdict as commands print it: sat, unsat, unknown, or timed-out for an *unknown* for want of time."""
         return "timed-out" if self.reason is Reason.TIMEOUT else str(self.verdict)
+
+    @property
+    def disputed(self) -> bool:
+        """Whether a verdict was claimed whose certificate the checker refused, so that one of the two is wrong."""
+        return self.reason is Reason.UNCONFIRMED and self.detail.startswith(REFUSED)
 
     @property
     def counterexample(self) -> np.ndarray | None:

@@ -11,13 +11,15 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from verifiable_relu.campaign.counterexample import assignment, in_decimals
-from verifiable_relu.campaign.result import Key, Result, join, versions
+from verifiable_relu.campaign.result import REFUSED, Key, Result, join, versions
 from verifiable_relu.errors import InputError
+from verifiable_relu.settings import neutral
 from verifiable_relu.spec.comparisons import NOTE, without_head
 from verifiable_relu.spec.property import Query
 from verifiable_relu.spec.specfile import SpecFile
@@ -175,6 +177,7 @@ def lost(onnx: str, vnnlib: str, timeout: float, verifier: Verifier, error: Exce
     )
 
 
+@neutral()
 def run(
     cases: Sequence[Case | Result],
     verifier: Verifier,
@@ -191,7 +194,8 @@ def run(
         store: an open store for the records, or None. An instance that a record there answers is not asked again.
         observer: the object that is told of stages and results.
         certificates: the folder for a certificate of every sat and unsat, each checked at once, or None. The time that
-            this takes is not charged to the instances.
+            this takes is not charged to the instances. A verdict whose certificate the checker refuses is *unknown*
+            (``Result.disputed``).
         clock: returns the present time in seconds, by which instances are charged and their time limits count.
 
     Returns:
@@ -285,7 +289,8 @@ class _Campaign:
             key = (case.digest, self.method, versions()["verifiable_relu"])
             wanted = self.certificates is not None
             known = None if self.store is None else self.store.find(key, case.timeout, wanted)
-            if known is not None:
+            # A certificate speaks of its own files, which an equal question in other files is not.
+            if known is not None and not (wanted and Path(known.vnnlib).resolve() != Path(case.vnnlib).resolve()):
                 self.take(index, replace(known, onnx=case.onnx, vnnlib=case.vnnlib), None, True)
                 continue
             self.outcomes[index] = {}
@@ -377,7 +382,7 @@ class _Campaign:
         )
 
     def certified(self, index: int, case: Case, joined: Outcome) -> Outcome:
-        """What a certificate makes of the trust in a verdict."""
+        """What a certificate makes of a verdict: *checked*, or unknown where the checker refuses it."""
         if self.certificates is None or joined.verdict is Verdict.UNKNOWN:
             return joined
         mine = dict(sorted(self.outcomes[index].items()))
@@ -386,6 +391,11 @@ class _Campaign:
         self.outcomes[index] = {query: replace(outcome, proof=None) for query, outcome in mine.items()}
         if kept.accepted:
             return replace(joined, trust=Trust.CHECKED)
+        if kept.refused:
+            detail = f'{REFUSED} of "{joined.verdict}" by {joined.method}: {kept.detail}'
+            return replace(
+                joined, verdict=Verdict.UNKNOWN, reason=Reason.UNCONFIRMED, trust=None, margin=None, detail=detail
+            )
         note = f"no certificate: {kept.detail}"
         return replace(joined, detail=f"{joined.detail}; {note}" if joined.detail else note)
 

@@ -15,7 +15,8 @@ from pathlib import Path
 from types import TracebackType
 
 from verifiable_relu.campaign.result import Key, Result
-from verifiable_relu.errors import InputError
+from verifiable_relu.errors import InputError, printable
+from verifiable_relu.files import csv_cell
 from verifiable_relu.journal import NEW, Journal, Kind, beside, plain, read_journal, unusable
 from verifiable_relu.spec.specfile import stem
 from verifiable_relu.verifiers.base import Verdict
@@ -279,9 +280,9 @@ def read_results(folder: Path | str) -> list[Result]:
 
 def _row(result: Result, stages: Iterable[str]) -> Iterator[str]:
     """A result in the columns of the table."""
-    yield from (result.onnx, result.vnnlib, result.answer, str(result.trust or ""))
-    yield from (f"{result.seconds:.6f}", f"{result.timeout:g}", result.method, str(result.reason))
+    yield from (csv_cell(result.onnx), csv_cell(result.vnnlib), result.answer, str(result.trust or ""))
+    yield from (f"{result.seconds:.6f}", f"{result.timeout:g}", csv_cell(result.method), str(result.reason))
     yield "" if result.margin is None else repr(result.margin)
     yield "" if result.unstable is None else str(result.unstable)
-    yield from (counterexample_file(result), " ".join(result.detail.split()))
+    yield from (counterexample_file(result), csv_cell(printable(result.detail)))
     yield from (f"{result.stages[stage]:.6f}" if stage in result.stages else "" for stage in stages)

@@ -1,5 +1,7 @@
 """``python -m verifiable_relu.check CERTIFICATE --net NET.onnx --spec PROPERTY.vnnlib``: check a certificate.
 
+In place of a certificate, the folder of a campaign's certificates may be given, without ``--net`` and ``--spec``.
+
 Exit status 0: accepted; 1: refused; 2: a file cannot be read; 130: interrupted.
 """
 
@@ -9,15 +11,22 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from verifiable_relu.check import BadInput, Refused, check
+from verifiable_relu.check.folder import check_folder
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Check the certificate that the arguments name, and print what it proves."""
-    given = parser().parse_args(arguments)
+    made = parser()
+    given = made.parse_args(arguments)
+    folder = given.certificate.is_dir()
+    if folder != (given.net is None) or folder != (given.spec is None):
+        made.error("a certificate needs --net and --spec, and a folder of certificates takes neither")
     try:
+        if folder:
+            return _folder(given.certificate)
         print(f"accepted: {check(given.certificate, given.net, given.spec)}")
     except Refused as error:
         print(f"refused: {_line(error)}")
@@ -34,8 +43,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
+def _folder(folder: Path) -> int:
+    """Check all certificates of a folder; the exit status is that of the first that is not accepted."""
+    status = 0
+    for name, _, spec, ended, said in check_folder(folder):
+        print(f"{_line(name or spec)}: {_line(said)}", flush=True)
+        status = status or ended
+    return status
+
+
 class _Parser(argparse.ArgumentParser):
     """A parser whose errors are one line, as those of the other commands, whose code the checker does not share."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        for given in sys.argv[1:] if args is None else args:
+            if given.startswith("-") and given.endswith("=--"):
+                self.error(f"argument {given[:-3]}: '--' is no value")
+        return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"check: {_line(message)} (--help says more)\n")
@@ -48,9 +72,9 @@ def parser() -> argparse.ArgumentParser:
         description="Check a certificate without trusting who wrote it.",
         epilog="Exit status 0: accepted; 1: refused; 2: a file cannot be read.",
     )
-    made.add_argument("certificate", type=Path, metavar="CERTIFICATE")
-    made.add_argument("--net", type=Path, required=True, metavar="NET.onnx", help="the network, gzipped or not")
-    made.add_argument("--spec", type=Path, required=True, metavar="SPEC.vnnlib", help="the property, gzipped or not")
+    made.add_argument("certificate", type=Path, metavar="CERTIFICATE|DIR", help="a certificate, or a folder of them")
+    made.add_argument("--net", type=Path, metavar="NET.onnx", help="the network, gzipped or not")
+    made.add_argument("--spec", type=Path, metavar="SPEC.vnnlib", help="the property, gzipped or not")
     return made
 
 

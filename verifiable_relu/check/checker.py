@@ -45,7 +45,7 @@ def check(certificate: Path, net: Path, spec: Path) -> str:
                     raise Refused(f"it speaks of another {what}, whose SHA-256 is {str(digest)[:64]}")
             graph = _named(net, lambda: read_model(files["network"]))
             sizes = graph.nodes[0].size, graph.nodes[graph.output].size
-            disjuncts = _named(spec, lambda: read_property(files["property"].decode("utf-8", "replace"), *sizes))
+            disjuncts = _named(spec, lambda: read_property(files["property"].decode("utf-8-sig", "replace"), *sizes))
             if claim == "sat" and joint is None:
                 (point,) = records.take("point")
                 if not isinstance(point, list) or len(point) != sizes[0]:

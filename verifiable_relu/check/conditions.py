@@ -17,6 +17,9 @@ MOST, WORDS, NUMBERS = 100_000, 1 << 22, 1 << 24
 
 _DECIMAL = re.compile(r"[+-]?(\d{1,4000}(\.\d{0,4000})?|\.\d{1,4000})([eE][+-]?\d{1,3})?", re.ASCII)
 
+_CONTROL = re.compile("[\0-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028\u2029\ufeff]")
+"""Characters that readers of a text may take for its end, an end of line, a blank or a letter."""
+
 _WORD = re.compile(r"[()]|[^ \t\r\n()\[\]]+(?:[ \t\r\n]*\[[^\]()]*\])?|[\[\]]")
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z_0-9]*")
@@ -109,6 +112,8 @@ def read_property(text: str, inputs: int, outputs: int) -> list[Disjunct]:
         BadInput: if the file is malformed, declares other variables than the network has, or asks for more than linear
             conditions of Y and bounds of single X.
     """
+    if match := _CONTROL.search(text):
+        raise BadInput(f"the control character U+{ord(match[0]):04X} is not known")
     items = _parsed(text)
     later = bool(items) and items[0][:1] in (["vnnlib-version"], ["declare-network"])
     known = {f"X_{i}" for i in range(inputs)} | {f"Y_{i}" for i in range(outputs)}
@@ -199,6 +204,8 @@ def _parsed(text: str) -> list[Any]:
         if word == "(":
             stack.append([])
         elif word != ")":
+            if len(stack) == 1:
+                raise BadInput("a word is outside of brackets")
             stack[-1].append(word)
         elif len(stack) > 1:
             done = stack.pop()

@@ -18,6 +18,7 @@ from verifiable_relu.hardening.batches import Batch, at
 from verifiable_relu.network import Network, from_torch
 from verifiable_relu.nn import LambdaGELU
 from verifiable_relu.nn.hardness import Hardness
+from verifiable_relu.settings import as_given, neutral
 
 PATIENCE = 60.0
 """The seconds after which a proof of the change goes on with interval bounds alone."""
@@ -131,6 +132,7 @@ def measure(
     return Change(samples, first, second, third, total / count, worst, flipped, region, proven, why)
 
 
+@neutral()
 def _proven(smooth: nn.Module, shape: tuple[int, ...] | None, region: Region | None) -> tuple[float | None, str]:
     """A proven bound of the change of any output over a region, or None and the reason."""
     if shape is None or region is None:
@@ -139,7 +141,8 @@ def _proven(smooth: nn.Module, shape: tuple[int, ...] | None, region: Region | N
     if any(isinstance(gate, Hardness) and not isinstance(gate, LambdaGELU) for gate in smooth.modules()):
         return None, "the change is bounded for gates of exact GELU alone, and the model has others"
     try:
-        read = from_torch(smooth, shape)
+        with as_given():
+            read = from_torch(smooth, shape)
         # The bounds are computed on the CPU, whatever the model's device, and need no gradients of the weights.
         nodes = tuple(node.map_tensors(lambda t: t.detach().cpu()) for node in read.nodes)
         network = Network(nodes).to(torch.float64)

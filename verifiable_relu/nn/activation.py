@@ -39,7 +39,11 @@ def gate_slope(u: Tensor, approximate: Approximate = "none") -> Tensor:
     return sech * sech * (k / 2) * (1 + 3 * 0.044715 * u * u)
 
 
-_backward = torch.ops.aten.gelu_backward.default
+def _backward(gradient: Tensor, u: Tensor, approximate: Approximate = "none") -> Tensor:
+    # An operator of torch cannot be pickled, and with it no module that has one; a function of a module can.
+    found: Tensor = torch.ops.aten.gelu_backward.default(gradient, u, approximate=approximate)
+    return found
+
 
 KERNELS = {
     "none": Kernel(F.gelu, _backward, gate_slope, saturated=40.0, supremum=SUPREMUM),

@@ -14,8 +14,9 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
+from importlib import import_module
 from inspect import Parameter, signature
-from types import CodeType, FunctionType, MethodType
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -195,17 +196,41 @@ def _merged(training: fx.Graph, evaluation: fx.Graph) -> fx.Graph:
 
 def _adopt(module: nn.Module, graph: fx.Graph) -> None:
     """Give a module the forward of a graph, in a subclass of its class that is made for it alone."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        forward = type(fx.GraphModule(module, graph)).forward
-    own = type(module)
+    code = graph.python_code("self")
+    names = {name: each.__name__ if isinstance(each, ModuleType) else (each,) for name, each in code.globals.items()}
+    module.__class__ = _adopted(type(module), code.src, names)
+
+
+def _adopted(own: type[nn.Module], source: str, names: dict[str, Any]) -> type[nn.Module]:
+    """A subclass of a module's class with a traced forward.
+
+    Args:
+        own: the module's class.
+        source: the forward, in Python.
+        names: what the names in it stand for: modules of Python by their names, others as they are, in a tuple. So they
+            can be pickled.
+    """
+    scope = {name: import_module(each) if isinstance(each, str) else each[0] for name, each in names.items()}
+    exec(source, scope)
+
+    def reduced(self: nn.Module, protocol: Any) -> tuple[Any, ...]:
+        # No name leads to this class: whoever unpickles or copies a module makes the class again.
+        return _blank, (own, source, names), self.__getstate__()
+
     fields = {
-        "forward": forward,
+        "forward": scope["forward"],
+        "__reduce_ex__": reduced,
         "__module__": own.__module__,
         "__qualname__": own.__qualname__,
         "__doc__": own.__doc__,
     }
-    module.__class__ = type(own.__name__, (own,), fields)
+    return type(own.__name__, (own,), fields)
+
+
+def _blank(own: type[nn.Module], source: str, names: dict[str, Any]) -> nn.Module:
+    """A module of an ``_adopted`` class, without a state."""
+    made = _adopted(own, source, names)
+    return made.__new__(made)
 
 
 def _named(module: nn.Module) -> set[str]:

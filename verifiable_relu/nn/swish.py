@@ -26,10 +26,16 @@ def _logistic_slope(u: Tensor) -> Tensor:
     return torch.sigmoid(u) * torch.sigmoid(-u)
 
 
+def _backward(gradient: Tensor, u: Tensor) -> Tensor:
+    # As in λ-GELU, so that modules can be pickled.
+    found: Tensor = torch.ops.aten.silu_backward.default(gradient, u)
+    return found
+
+
 # exp(−800) is zero in float64 too.
 KERNEL = Kernel(
     F.silu,
-    torch.ops.aten.silu_backward.default,
+    _backward,
     _logistic_slope,
     saturated=800.0,
     supremum=_SWISH_SUPREMUM,

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from verifiable_relu.arguments import Parser, add_debug
-from verifiable_relu.errors import InputError
+from verifiable_relu.errors import InputError, printable
 from verifiable_relu.streams import guarded
 
 PICTURES = 60
@@ -79,10 +79,12 @@ def run(options: argparse.Namespace) -> int:
     found = of_source(source, options.pictures)
     out = options.out or (source.with_suffix(".html") if source.suffix == ".json" else source / "report.html")
     try:
-        out.write_text(html(title, found.subtitle, found.sections), encoding="utf-8", errors="backslashreplace")
+        out.write_text(
+            html(printable(title), found.subtitle, found.sections), encoding="utf-8", errors="backslashreplace"
+        )
     except OSError as error:
         raise InputError(f"cannot be written: {error.strerror}", path=out) from None
-    print(f"wrote {out}")
+    print(printable(f"wrote {out}"))
     if options.figures is not None:
         from verifiable_relu.report.figures import of_campaign, of_training
 
@@ -92,7 +94,7 @@ def run(options: argparse.Namespace) -> int:
             else of_training(found.training, options.figures)
         )
         for path in made:
-            print(f"wrote {path}")
+            print(printable(f"wrote {path}"))
     return 0
 
 

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from verifiable_relu.campaign.result import Result
+from verifiable_relu.campaign.result import REFUSED, Result
 from verifiable_relu.campaign.store import RESULTS, read_results
 from verifiable_relu.errors import InputError, printable
 from verifiable_relu.files import read_bytes, read_text
-from verifiable_relu.journal import Kind, read_journal
+from verifiable_relu.journal import Kind, plain, read_journal
 from verifiable_relu.report import campaign, training
 from verifiable_relu.report.counterexamples import Gallery, spread
 from verifiable_relu.report.names import natural
@@ -59,11 +59,14 @@ def of_source(source: Path, pictures: int) -> Found:
     if source.suffix == ".json":
         return of_training(training.read_record(source))
     folder = source
+    records = folder / "records.jsonl"
     try:
-        with (folder / "records.jsonl").open("rb") as file:
+        if not plain(records):
+            raise InputError("no results here: no such file", path=records)
+        with records.open("rb") as file:
             start = file.read(len(RESULTS.start))
     except OSError as error:
-        raise InputError(f"no results here: {error.strerror}", path=folder / "records.jsonl") from None
+        raise InputError(f"no results here: {error.strerror}", path=records) from None
     found = of_study(folder) if start.startswith(STUDIES.start) else of_results(read_results(folder), pictures)
     if not found.sections:
         raise InputError("no results here", path=folder)
@@ -78,8 +81,11 @@ def of_results(results: Sequence[Result], pictures: int) -> Found:
     results = sorted(results, key=lambda result: (natural(result.onnx), natural(result.vnnlib)))
     answers = campaign.shares(results)
     counts = ", ".join(f"{share.count} {share.name}" for share in answers)
+    disputed = sum(result.disputed for result in results)
+    warning = f"Verifier and checker disagree on {disputed} instances: {REFUSED}, so that they are undecided."
+    texts = [warning] if disputed else []
     sections = [
-        Section("answers", "Answers", shares=answers, tables=[campaign.by_network(results)]),
+        Section("answers", "Answers", texts, shares=answers, tables=[campaign.by_network(results)]),
     ]
     at_radii = campaign.at_radii(results)
     charts = [

@@ -8,6 +8,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from verifiable_relu.errors import printable
+from verifiable_relu.files import csv_cell
 from verifiable_relu.report.estimate import Estimate, Interval
 from verifiable_relu.report.names import spoken
 
@@ -125,7 +127,7 @@ def _shown(cell: Cell, own: str | None, form: str) -> str:
         return "–"
     if own is not None and not isinstance(cell, str):
         return format(cell, own)
-    return format(cell, form) if isinstance(cell, float) else str(cell)
+    return format(cell, form) if isinstance(cell, float) else printable(str(cell))
 
 
 def _key(cell: Cell) -> str:
@@ -146,4 +148,4 @@ def _parts(cell: Cell, count: int) -> Sequence[Cell]:
 
 
 def _exported(part: Cell) -> str:
-    return "" if _absent(part) else f"{part:.6g}" if isinstance(part, float) else str(part)
+    return "" if _absent(part) else f"{part:.6g}" if isinstance(part, float) else csv_cell(str(part))

@@ -57,7 +57,7 @@ def each_instance(path: Path | str) -> Iterator[Instance]:
             row = next(reader, None)
             if row is None:
                 return
-            found = _instance([field.strip() for field in row], path.parent) if row else None
+            found = _instance([field.strip(" \t\r\n") for field in row], path.parent) if row else None
         except (csv.Error, InputError) as error:
             located = error if isinstance(error, InputError) and error.path is not None else None
             raise located or InputError(str(error), path=path, place=f"line {reader.line_num}") from None
@@ -71,8 +71,6 @@ def _instance(row: list[str], folder: Path) -> Instance:
     onnx, vnnlib, timeout = row
     if not onnx or not vnnlib:
         raise InputError("a file name is empty")
-    if "\0" in onnx + vnnlib:
-        raise InputError("a file name has a null character")
     try:
         seconds = float(timeout)
     except ValueError:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from verifiable_relu.errors import InputError
+from verifiable_relu.files import require_plain
 from verifiable_relu.spec import limits
 
 # Strings and quoted symbols may hold semicolons. The quantifiers are possessive, which rules out backtracking.
@@ -97,10 +98,12 @@ def source(text: str) -> Source:
     (section 3.1) has it. A semicolon within a string or a quoted symbol begins no comment.
 
     Raises:
-        InputError: for a string or quoted symbol without end; a character outside of ASCII, other than in comments,
-            strings and quoted symbols; more than ``limits.OPAQUE`` comments, strings and quoted symbols; or comments
-            that name different networks.
+        InputError: for a text that does not begin with a parenthesis; a control character (``files.require_plain``); a
+            string or quoted symbol without end; a character outside of ASCII, other than in comments, strings and
+            quoted symbols; more than ``limits.OPAQUE`` comments, strings and quoted symbols; or comments that name
+            different networks.
     """
+    require_plain(text)
     if sum(map(text.count, ';"|')) > limits.OPAQUE:
         raise InputError(f"more than {limits.OPAQUE:,} comments, strings and quoted symbols")
     text = text.replace("\r\n", "\n").replace("\r", "\n")
@@ -118,6 +121,9 @@ def source(text: str) -> Source:
         return found if found.isascii() else found.encode("ascii", "replace").decode()
 
     made = Source(_OPAQUE.sub(without, text).rstrip(" \t\n"), next(iter(networks), None))
+    if made.text.lstrip()[:1] not in ("", "(", ")"):
+        # A list from elsewhere may name any file of this machine, of which messages are to show nothing.
+        raise InputError("no property: its first word is outside of parentheses")
     if not made.text.isascii():
         position, character = next((i, c) for i, c in enumerate(made.text) if not c.isascii())
         raise InputError(f"the character '{character}' is not ASCII", place=made.place(position))

@@ -151,8 +151,8 @@ def run(options: Options, out: Path, device: str = "auto", tensorboard: Path | N
     board = None if tensorboard is None else Board(tensorboard)
     console = Console(stderr=True)
     if training.note:
-        console.print(training.note, highlight=False)
-    columns = (MofNCompleteColumn(), BarColumn(), TextColumn("{task.description}"))
+        console.print(training.note, highlight=False, markup=False)
+    columns = (MofNCompleteColumn(), BarColumn(), TextColumn("{task.description}", markup=False))
     with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console) as bar:
         steps = options.total_epochs * -(-len(training) // options.batch)
         task = bar.add_task("", total=steps)
@@ -169,7 +169,7 @@ def run(options: Options, out: Path, device: str = "auto", tensorboard: Path | N
         except KeyboardInterrupt:
             bar.stop()
             said = f"interrupted; the same command resumes after the last complete epoch ({saved})"
-            console.print(said, highlight=False)
+            console.print(said, highlight=False, markup=False)
             return 130
         except (MemoryError, RuntimeError) as error:
             bar.stop()
@@ -192,13 +192,14 @@ def _show(results: Mapping[str, Any]) -> None:
     """Print a table of the results; parts of all images are percentages."""
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     table = Table("result", "value", box=None)
     for name, value in results.items():
         parts = value.items() if isinstance(value, dict) else [("", value)]
         for part, each in parts:
             share = isinstance(each, float) and name.startswith(("clean", "attacked", "pruned", "int8"))
-            table.add_row(" ".join([*name.split("_"), *part.split("_")]).strip(), _value(each, share))
+            table.add_row(" ".join([*name.split("_"), *part.split("_")]).strip(), Text(_value(each, share)))
     Console(soft_wrap=True).print(table)
 
 

@@ -11,6 +11,7 @@ import torch
 
 from verifiable_relu.network.graph import Network
 from verifiable_relu.pgd import Pgd
+from verifiable_relu.settings import neutral
 from verifiable_relu.spec.property import Property, Query
 from verifiable_relu.spec.row_batch import RowBatch
 from verifiable_relu.verifiers.base import (
@@ -81,6 +82,7 @@ class Attack:
 
     name: ClassVar[str] = "attack"
 
+    @neutral()
     def verify(
         self, queries: Sequence[Query], budget: Budget, progress: Progress = SILENT, roots: Roots = NONE
     ) -> list[Outcome]:

@@ -21,6 +21,7 @@ from verifiable_relu.bounds.chunks import chunk_size
 from verifiable_relu.bounds.relaxation import Relaxation
 from verifiable_relu.bounds.rounding import covers, keeps_activations, unit_roundoff
 from verifiable_relu.network.graph import Network
+from verifiable_relu.settings import neutral
 from verifiable_relu.spec.property import Query, round_up
 from verifiable_relu.spec.row_batch import RowBatch
 from verifiable_relu.verifiers.attack import claim
@@ -64,6 +65,7 @@ class InBalls:
 
     name: ClassVar[str] = "balls"
 
+    @neutral()
     def verify(
         self, queries: Sequence[Query], budget: Budget, progress: Progress = SILENT, roots: Roots = NONE
     ) -> list[Outcome]:

@@ -15,7 +15,7 @@ from verifiable_relu.verifiers.base import Budget, Verifier
 from verifiable_relu.verifiers.incomplete import Crown
 from verifiable_relu.verifiers.input_split import InputSplit
 from verifiable_relu.verifiers.portfolio import Auto
-from verifiable_relu.verifiers.recording import Recorder, certified
+from verifiable_relu.verifiers.recording import Recorder, uncertified
 from verifiable_relu.verifiers.split_recording import RecordedSplit
 
 
@@ -40,7 +40,7 @@ def prove(query: Query, seconds: float) -> Proof | Cover | None:
     this time, or the network has activations that certificates do not know.
     """
     network = query.network
-    if not certified(network):
+    if uncertified(network):
         return None
     recorder = Recorder.of(network)
     with torch.no_grad():

@@ -118,12 +118,20 @@ class _Copy(Generic[Found]):
         self._pipe, theirs = context.Pipe()
         ours = [*(other._pipe for other in others), self._pipe]
         self._process = context.Process(target=_serve, args=(share, theirs, ours), daemon=True)
+        mine = multiprocessing.current_process()
+        daemonic = mine.daemon
         try:
+            # A daemonic process may have no children, since Python would leave them behind when it ends the process. A
+            # copy sees that its pipe is closed, and ends by itself.
+            if daemonic:
+                mine.daemon = False
             with warnings.catch_warnings():
                 # Python 3.12 and later warn of threads that hold locks: those of torch and BLAS wait for work by now.
                 warnings.simplefilter("ignore", DeprecationWarning)
                 self._process.start()
         finally:
+            if daemonic:
+                mine.daemon = True
             theirs.close()
 
     def has_ended(self) -> bool:

@@ -12,6 +12,7 @@ from torch import Tensor
 from verifiable_relu.bounds import MEMORY, Ascent, Bounds, Relaxation, ascend, input_box, neurons, unstable
 from verifiable_relu.bounds.rounding import covers, keeps_activations
 from verifiable_relu.network.graph import Network
+from verifiable_relu.settings import neutral
 from verifiable_relu.spec.property import Query
 from verifiable_relu.spec.row_batch import RowBatch
 from verifiable_relu.trust.certificate import Proof
@@ -28,7 +29,7 @@ from verifiable_relu.verifiers.base import (
     fault,
     in_batches,
 )
-from verifiable_relu.verifiers.recording import Recorder, certified
+from verifiable_relu.verifiers.recording import Recorder, uncertified
 from verifiable_relu.verifiers.root import NONE, Known, Roots, relaxation
 
 _BATCH = 256
@@ -70,7 +71,7 @@ class _Bounding:
     def records(self, network: Network) -> bool:
         """Whether what proves *unsat* of a network is kept: of lines of activations with two phases, in float64."""
         plain = self.dtype == "float64" and torch.device(self.device).type == "cpu"
-        return self.record and self.bounded and plain and certified(network)
+        return self.record and self.bounded and plain and not uncertified(network)
 
     def relaxation(
         self, network: Network, box: Bounds, known: Known | None, stop: Callable[[], bool], recorder: Recorder | None
@@ -82,6 +83,7 @@ class _Bounding:
         """Lower bounds of A·y, (rows,)."""
         raise NotImplementedError
 
+    @neutral()
     def verify(
         self, queries: Sequence[Query], budget: Budget, progress: Progress = SILENT, roots: Roots = NONE
     ) -> list[Outcome]:

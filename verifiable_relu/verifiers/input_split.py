@@ -17,6 +17,7 @@ import torch
 from verifiable_relu.bounds import MEMORY
 from verifiable_relu.network.graph import Network
 from verifiable_relu.pgd import Pgd
+from verifiable_relu.settings import neutral
 from verifiable_relu.spec.property import Query
 from verifiable_relu.verifiers.base import SILENT, Budget, Outcome, Progress, by_network, fault
 from verifiable_relu.verifiers.boxes import Frontier
@@ -56,6 +57,7 @@ class InputSplit:
 
     name: ClassVar[str] = "split"
 
+    @neutral()
     def verify(
         self, queries: Sequence[Query], budget: Budget, progress: Progress = SILENT, roots: Roots = NONE
     ) -> list[Outcome]:

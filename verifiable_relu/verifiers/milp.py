@@ -28,6 +28,7 @@ import numpy as np
 
 from verifiable_relu.bounds import Ascent
 from verifiable_relu.errors import CallFailed, OutOfTime
+from verifiable_relu.settings import neutral
 from verifiable_relu.spec.property import Polytope, Property, Query
 from verifiable_relu.verifiers.attack import claim
 from verifiable_relu.verifiers.base import (
@@ -75,6 +76,7 @@ class Milp:
 
     name: ClassVar[str] = "milp"
 
+    @neutral()
     def verify(
         self, queries: Sequence[Query], budget: Budget, progress: Progress = SILENT, roots: Roots = NONE
     ) -> list[Outcome]:

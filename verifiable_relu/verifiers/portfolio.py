@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from verifiable_relu.bounds import MEMORY
+from verifiable_relu.settings import neutral
 from verifiable_relu.spec.property import Query
 from verifiable_relu.trust.replay import confirm
 from verifiable_relu.verifiers.base import SILENT, Budget, Outcome, Progress, Reason, Verdict, Verifier
@@ -49,6 +50,7 @@ class Auto:
 
     name: ClassVar[str] = "auto"
 
+    @neutral()
     def verify(
         self, queries: Sequence[Query], budget: Budget, progress: Progress = SILENT, roots: Roots = NONE
     ) -> list[Outcome]:

@@ -43,9 +43,11 @@ _CHUNK = 1 << 26
 """Most slopes of rows that are bounded at once."""
 
 
-def certified(network: Network) -> bool:
-    """Whether certificates know all activations of a network."""
-    return all(isinstance(network.nodes[index], _CERTIFIED) for index in network.activations)
+def uncertified(network: Network) -> str:
+    """The name of an activation of a network that certificates do not know; empty if they know all."""
+    nodes = (network.nodes[index] for index in network.activations)
+    names = (getattr(node, "function", type(node).__name__) for node in nodes if not isinstance(node, _CERTIFIED))
+    return next(names, "")
 
 
 @dataclass(eq=False)

@@ -22,6 +22,7 @@ import numpy as np
 
 from verifiable_relu.dyadic import Dyadic
 from verifiable_relu.errors import CallFailed, OutOfTime
+from verifiable_relu.settings import neutral
 from verifiable_relu.spec.property import Polytope, Query, Row, nearest
 from verifiable_relu.trust.exact import evaluable, evaluate_exact
 from verifiable_relu.verifiers.attack import claim
@@ -68,6 +69,7 @@ class Smt:
 
     name: ClassVar[str] = "smt-exact"
 
+    @neutral()
     def verify(
         self, queries: Sequence[Query], budget: Budget, progress: Progress = SILENT, roots: Roots = NONE
     ) -> list[Outcome]:

@@ -46,6 +46,7 @@ from verifiable_relu.network.onnx.model import MAX_BYTES, array, load_model, ops
 from verifiable_relu.network.onnx.ports import EVERYTHING, Chosen, declared_inputs, input_shape, single
 from verifiable_relu.network.onnx.spelled import bare, spelled
 from verifiable_relu.network.simplify import simplify
+from verifiable_relu.settings import neutral
 
 __all__ = ["CONVERTERS", "onnx_bytes", "read_onnx"]
 
@@ -53,6 +54,7 @@ MAX_VALUES = 1 << 26
 """Most values of all nodes of a network together, for one sample."""
 
 
+@neutral()
 def read_onnx(
     source: Path | str | bytes, name: str | None = None, chosen: Chosen = EVERYTHING, data: bytes | None = None
 ) -> Network:
@@ -100,7 +102,7 @@ def onnx_bytes(path: Path) -> bytes:
 
 
 def _read(data: bytes, name: str, folder: Path | None, chosen: Chosen) -> Network:
-    model, data = load_model(data, folder)
+    model, data = load_model(data, folder, _Reading)
     if ports := single(model, chosen):
         # The user's file must be one that runs, too, with what is left out of it.
         require_runs(data)

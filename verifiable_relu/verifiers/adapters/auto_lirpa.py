@@ -21,6 +21,7 @@ from verifiable_relu.bounds import MEMORY, Bounds, input_box
 from verifiable_relu.errors import CallFailed, InputError, UnsupportedError
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Node
+from verifiable_relu.settings import neutral
 from verifiable_relu.spec.property import Property, Query
 from verifiable_relu.spec.row_batch import RowBatch
 from verifiable_relu.verifiers.adapters.conversion import Graph, largest_terms, takes_patches
@@ -81,6 +82,7 @@ class AutoLirpa:
     def name(self) -> str:
         return f"auto_lirpa-{self.bound}"
 
+    @neutral()
     def verify(
         self, queries: Sequence[Query], budget: Budget, progress: Progress = SILENT, roots: Roots = NONE
     ) -> list[Outcome]:

@@ -19,6 +19,7 @@ from scipy import sparse
 
 from verifiable_relu.bounds import Ascent
 from verifiable_relu.errors import CallFailed, InputError, OutOfTime, UnsupportedError
+from verifiable_relu.settings import neutral
 from verifiable_relu.spec.property import Polytope, Query
 from verifiable_relu.spec.row_batch import RowBatch
 from verifiable_relu.verifiers.attack import claim
@@ -58,6 +59,7 @@ class Marabou:
 
     name: ClassVar[str] = "marabou"
 
+    @neutral()
     def verify(
         self, queries: Sequence[Query], budget: Budget, progress: Progress = SILENT, roots: Roots = NONE
     ) -> list[Outcome]:

@@ -20,6 +20,7 @@ from verifiable_relu.bounds import MEMORY, Ascent, input_box, neurons, unstable
 from verifiable_relu.bounds.rounding import covers
 from verifiable_relu.errors import OutOfTime
 from verifiable_relu.network.graph import Network
+from verifiable_relu.settings import neutral
 from verifiable_relu.spec.property import Query
 from verifiable_relu.spec.row_batch import RowBatch
 from verifiable_relu.trust.certificate import Proof, Tighter, Tree
@@ -44,7 +45,7 @@ from verifiable_relu.verifiers.base import (
     fault,
 )
 from verifiable_relu.verifiers.copies import most
-from verifiable_relu.verifiers.recording import Recorder, certified
+from verifiable_relu.verifiers.recording import Recorder, uncertified
 from verifiable_relu.verifiers.root import NONE, Roots, relaxation
 
 _BATCH = 64
@@ -84,6 +85,7 @@ class Bab:
         """Whether neurons of every activation of a network can be split."""
         return not network.multiplies and all(network.nodes[index] in IS_SMOOTH for index in network.activations)
 
+    @neutral()
     def verify(
         self, queries: Sequence[Query], budget: Budget, progress: Progress = SILENT, roots: Roots = NONE
     ) -> list[Outcome]:
@@ -208,7 +210,7 @@ class _Bounds:
             box = input_box(properties, network)
             known = roots.known(queries, net, box.lower)
             search, coarse = neurons(method.intermediate, memory=memory, stop=stop), None
-            record = method.search.record and certified(network)
+            record = method.search.record and not uncertified(network)
             if record:
                 # What others have proven is not recorded.
                 known, recorder = None, Recorder.of(network)

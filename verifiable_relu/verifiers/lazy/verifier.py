@@ -21,6 +21,7 @@ from torch import Tensor
 
 from verifiable_relu.bounds import MEMORY, Ascent
 from verifiable_relu.errors import CallFailed, OutOfTime
+from verifiable_relu.settings import neutral
 from verifiable_relu.spec.property import Query
 from verifiable_relu.spec.row_batch import RowBatch
 from verifiable_relu.verifiers.bab.forest import Candidates
@@ -67,6 +68,7 @@ class LazySmt:
 
     name: ClassVar[str] = "smt"
 
+    @neutral()
     def verify(
         self, queries: Sequence[Query], budget: Budget, progress: Progress = SILENT, roots: Roots = NONE
     ) -> list[Outcome]:
