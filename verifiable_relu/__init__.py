@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 # Sets a variable of the environment, which torch reads when it is imported.
@@ -20,7 +21,14 @@ if TYPE_CHECKING:
 os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "256")
 
 __version__ = "0.2.0"
-__all__ = ["__version__", "certified_radius", "harden", "verify", "verify_radii"]
+__all__ = ["__version__", "certified_radius", "harden", "specs", "verify", "verify_radii"]
+
+
+def specs() -> Path:
+    """The folder of the networks and properties that come with the package; its README describes them."""
+    package = Path(__file__).parent
+    # A wheel has the folder inside the package, a checkout beside it.
+    return package / "specs" if (package / "specs").is_dir() else package.parent / "specs"
 
 
 def __getattr__(name: str) -> Any:

@@ -101,7 +101,7 @@ def parser() -> Parser:
         type=scheduler,
         metavar="dask://HOST:PORT",
         help="a running Dask scheduler, whose workers answer the instances; they need the same files under the same "
-        "paths (pip install 'verifiable-relu[dask]')",
+        "paths (needs the package distributed)",
     )
     kept = made.add_argument_group("what is kept")
     kept.add_argument(

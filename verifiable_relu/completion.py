@@ -8,6 +8,7 @@ from pathlib import Path
 
 from verifiable_relu.arguments import Parser
 from verifiable_relu.commands import COMMANDS, NAME
+from verifiable_relu.errors import missing
 from verifiable_relu.streams import guarded
 
 SHELLS = ("bash", "zsh", "tcsh")
@@ -33,7 +34,10 @@ def parser() -> Parser:
 
 
 def _print(shell: str) -> int:
-    import shtab
+    try:
+        import shtab
+    except ModuleNotFoundError:
+        raise missing("completion", "shtab") from None
 
     whole = argparse.ArgumentParser(NAME)
     commands = whole.add_subparsers()

@@ -36,6 +36,17 @@ class InputError(ValueError):
         return self if self.path is not None else type(self)(self.message, path=path, place=self.place)
 
 
+def missing(what: str, install: str, *, place: str | None = None) -> InputError:
+    """The error of a part of the package that needs others, which an installation without extras lacks.
+
+    Args:
+        what: the part.
+        install: what pip is told to install, in any environment and from any folder.
+        place: as of ``InputError``.
+    """
+    return InputError(f"{what} needs what is not installed: pip install {install}", place=place)
+
+
 class UnsupportedError(InputError):
     """Well-formed input that needs what this package does not support: an operator, a non-linear constraint."""
 

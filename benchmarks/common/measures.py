@@ -13,6 +13,7 @@ from typing import Any
 from verifiable_relu.errors import InputError
 from verifiable_relu.report.estimate import Estimate, estimate
 from verifiable_relu.report.table import Cell, Table
+from verifiable_relu.study.cells import architecture, place, variant_name
 from verifiable_relu.study.outcomes import early, run_drift
 from verifiable_relu.study.records import Record, of
 from verifiable_relu.train.options import Options
@@ -44,6 +45,25 @@ def runs(records: Iterable[Record]) -> list[Record]:
         except (KeyError, TypeError) as error:
             raise InputError(f"not the record of a training ({error})", place=str(record.get("run"))) from error
     return sorted(found, key=lambda record: record["run"])
+
+
+_TOLD = {"data", "model", "width", "hidden", "channels", "arm", "finetune_extra", "epochs", "eps", "seed"}
+"""The options that have a part of their own in a ``setting``."""
+
+
+def setting(record: Record) -> tuple[Any, ...]:
+    """The setting of a training's record; two have the same setting if their options differ in the seed alone.
+
+    Returns:
+        The data set, the architecture, the number of epochs, the other options that differ from their defaults, ε, and
+        the place of the variant in tables.
+    """
+    options, default = record["options"], asdict(Options(""))
+    changed = ", ".join(
+        f"{name}={value}" for name, value in options.items() if name not in _TOLD and value != default[name]
+    )
+    net, where = architecture(options), place(variant_name(options))
+    return options["data"], net, options["epochs"], changed, options["eps"], where
 
 
 def by_setting(records: Iterable[Record], key: Callable[[Record], Any]) -> dict[Any, list[Record]]:

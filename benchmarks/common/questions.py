@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from fractions import Fraction
 
@@ -194,9 +194,3 @@ def climb(balls: Balls, make: Callable[[str], Verifier], bar: Progress) -> Ladde
         counting.layers or [0] * len(balls.network.activations),
         {name: round(taken, 3) for name, taken in seconds.items()},
     )
-
-
-def contradictions(balls: Balls, answers: Sequence[Answers]) -> list[int]:
-    """The indices of the images for which one verifier answers *sat* and another *unsat*, so that one is wrong."""
-    pairs = zip(balls.indices, zip(*(each.verdicts for each in answers), strict=True), strict=True)
-    return [int(index) for index, said in pairs if {Verdict.SAT, Verdict.UNSAT} <= set(said)]

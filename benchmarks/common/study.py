@@ -32,15 +32,16 @@ class Study:
     Attributes:
         module: the script's name, such as ``benchmarks.training.arms``.
         about: the description that ``--help`` shows.
-        options: adds the script's own options to the parser.
-        measure: measures, by the command line's options, what has no record yet, and records it piece by piece.
+        options: adds the script's own options to the parser, if it has any.
+        measure: measures, by the command line's options, what has no record yet, and records it piece by piece; None
+            where suites of ``benchmarks/suites`` ask the same, and the script makes the page of earlier records.
         page: makes the page of all records, with tables; it draws figures into the given folder.
     """
 
     module: str
     about: str
-    options: Callable[[argparse.ArgumentParser], None]
-    measure: Callable[[argparse.Namespace, Records], None]
+    options: Callable[[argparse.ArgumentParser], None] | None
+    measure: Callable[[argparse.Namespace, Records], None] | None
     page: Callable[[Sequence[Record], Path], Page]
 
     @property
@@ -56,7 +57,8 @@ class Study:
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
-        self.options(made)
+        if self.options is not None:
+            self.options(made)
         add_results(made, RESULTS / self.name)
         made.add_argument("--table", action="store_true", help="measure nothing; make the tables of existing records")
         return made
@@ -67,7 +69,7 @@ class Study:
         given = None if arguments is None else list(arguments)
 
         def work() -> None:
-            if not asked.table:
+            if self.measure is not None and not asked.table:
                 with Records(asked.results, lambda: conditions(self.module, given)) as records:
                     self.measure(asked, records)
             print(self.page(read_records(asked.results), asked.results).write(asked.results))

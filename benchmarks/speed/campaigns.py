@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.common.study import ROOT, Study, data_folder
-from verifiable_relu.errors import InputError
+from verifiable_relu.errors import InputError, missing
 from verifiable_relu.files import read_text
 from verifiable_relu.report.markdown import Page
 from verifiable_relu.report.table import Table
@@ -35,7 +35,7 @@ from verifiable_relu.study.machine import load_average
 from verifiable_relu.study.records import Record, Records, notes, of
 
 FAMILIES = {"acasxu": 110, "mnist_fc": 90}
-"""So many instances of each family, the first ones of its ``instances.csv``."""
+"""The number of instances of each family, the first ones of its ``instances.csv``."""
 
 WORKERS = 2
 """The processes of the ways that have several."""
@@ -92,7 +92,7 @@ def measure(asked: argparse.Namespace, records: Records) -> None:
 
 
 def instances(folder: Path, families: Mapping[str, int], limit: float) -> list[tuple[str, str, float]]:
-    """Network, property and time limit of so many instances of each family, in their order.
+    """Network, property and time limit of instances of each family, in their order.
 
     Raises:
         InputError: if a family's table is missing.
@@ -179,7 +179,7 @@ def _cluster(workers: int) -> Iterator[Sequence[str]]:
     try:
         from distributed import LocalCluster
     except ModuleNotFoundError:
-        raise InputError("Dask is not installed: pip install 'verifiable-relu[dask]'") from None
+        raise missing("a Dask cluster", "distributed") from None
     os.environ.update(_environment())
     with LocalCluster(n_workers=workers, threads_per_worker=1, dashboard_address=None) as cluster:
         yield "--executor", cluster.scheduler_address.replace("tcp://", "dask://")

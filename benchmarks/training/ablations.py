@@ -1,31 +1,26 @@
 """What does each choice in the training of λ-GELU change? One option at a time against the defaults, on Fashion-MNIST.
 
+    verifiable-relu study benchmarks/suites/ablations.toml
     python -m benchmarks.training.ablations
-    python -m benchmarks.training.ablations --seeds 3 --workers 1
-    python -m benchmarks.training.ablations --table
 
 The arm lambda-gelu (MLP 2×128, 6 epochs) with another switch point, schedule, rate of λ's parameter, ramp, temperature
-t and factor c, or Adam's β1 = β2. Each finished run leaves a record and is never trained again; a killed run resumes.
-Then CROWN certifies the first 1,000 test images for each network. The tables are made of all records. The script needs
-Fashion-MNIST (see README.md).
+t and factor c, or Adam's β1 = β2. The suite trains these, and compares each with the defaults; this script makes the
+page of the records of version 0.1.
 """
 
 from __future__ import annotations
 
-import argparse
-import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.common.measures import Column, difference, drift, early_oui, profile, result, stored_options, table
-from benchmarks.common.runs import network_path, run_name, train_all
-from benchmarks.common.study import NETWORKS, Study
-from benchmarks.training.ablation_settings import BASE, EPS, STUDIES, Changes, trained
+from benchmarks.common.study import Study
+from benchmarks.training.ablation_settings import BASE, EPS, STUDIES, trained
 from verifiable_relu.report.markdown import Page
 from verifiable_relu.report.table import Table
-from verifiable_relu.study.records import Record, Records, notes
+from verifiable_relu.study.records import Record, notes
 from verifiable_relu.train.options import Options
 
 IMAGES = 1000
@@ -44,38 +39,6 @@ for; *unstable*: neurons per image, classified rightly, of either sign by CROWN'
 the setting of the defaults, paired by seed (same initial weights and order of the data); they are shown where the
 interval leaves out 0, not corrected for the number of comparisons.
 """
-
-
-def grid_of(seeds: int, studies: Mapping[str, Mapping[str, Changes]] = STUDIES) -> list[Options]:
-    """The options of every run of all studies, each once, ordered by seed."""
-    settings = [changes for settings in studies.values() for changes in settings.values()]
-    return list(dict.fromkeys(replace(BASE, **changes, seed=seed) for seed in range(seeds) for changes in settings))
-
-
-def certify(grid: Sequence[Options], records: Records, networks: Path, images: int) -> None:
-    """Certify by CROWN the networks of a grid that have no record of that, on the first exact test images.
-
-    Raises:
-        InputError: for a network or data that cannot be used.
-    """
-    from benchmarks.common.progress import bars
-    from benchmarks.common.questions import Balls, Counting, first_exact
-    from verifiable_relu.data import load
-    from verifiable_relu.network import read_onnx
-    from verifiable_relu.verifiers.base import Verdict
-
-    test = load(BASE.data, "test")
-    chosen = first_exact(test, images)
-    with bars() as bar:
-        for options in bar.track(grid, description="CROWN"):
-            about = {"run": run_name(options), "eps": EPS, "images": len(chosen)}
-            if records.has("certified", about):
-                continue
-            network = read_onnx(network_path(networks, options))
-            balls, crown = Balls.around(network, test, chosen, EPS), Counting()
-            certified = balls.ask(crown, bar).count(Verdict.UNSAT)
-            found = {"clean": len(balls), "certified": certified, "unstable": sum(crown.layers) / max(1, len(balls))}
-            records.append("certified", {**about, "network": network.digest, **found})
 
 
 def tables(records: Sequence[Record]) -> dict[str, Table]:
@@ -124,25 +87,7 @@ def page(records: Sequence[Record], folder: Path) -> Page:
     return page
 
 
-def options(parser: argparse.ArgumentParser) -> None:
-    """Add the options for the number of seeds, images and processes."""
-    parser.add_argument("--seeds", type=int, default=5, help="how many, from 0 on (default 5)")
-    parser.add_argument("--workers", type=int, default=os.cpu_count(), help="trainings at once (default: the cores)")
-    parser.add_argument("--images", type=int, default=IMAGES, help=f"to certify (default {IMAGES})")
-    parser.add_argument("--networks", type=Path, default=NETWORKS / "ablations", help="folder of the trained networks")
-
-
-def measure(asked: argparse.Namespace, records: Records) -> None:
-    """Train the networks without a record, then certify them."""
-    import torch
-
-    torch.set_num_threads(1)
-    grid = grid_of(asked.seeds)
-    train_all(grid, records, asked.networks, asked.workers)
-    certify(grid, records, asked.networks, asked.images)
-
-
-STUDY = Study("benchmarks.training.ablations", __doc__, options, measure, page)
+STUDY = Study("benchmarks.training.ablations", __doc__, None, None, page)
 
 if __name__ == "__main__":
     sys.exit(STUDY.main())

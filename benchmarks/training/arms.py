@@ -1,22 +1,15 @@
 """How does replacing GELU by ReLU change accuracy? Hardened λ-GELU, its rivals, and ReLU from the start.
 
+    verifiable-relu study benchmarks/suites/arms.toml
     python -m benchmarks.training.arms
-    python -m benchmarks.training.arms --data fashion_mnist --hidden 100,100,100 --arms lambda-gelu --seeds 5
-    python -m benchmarks.training.arms --data cifar10 --model cnn --hidden 100 --epochs 10 --crop 4 --flip
-    python -m benchmarks.training.arms --table
 
-A grid of arms × data sets × seeds. Each finished run leaves a record and is never trained again; a run that was killed
-resumes after its last complete epoch. The trained networks go to runs/arms/ as ONNX. Every run uses one core; --workers
-of them run at once. The script needs the data sets (see README.md).
-
-The tables are made of all records, whatever the options: means over the seeds with 95 % intervals by Student's t, in
-arms.md rounded and in arms.csv with six digits.
+The suite trains the grid of arms × data sets × seeds, and asks the networks. This script makes the page of the records
+of version 0.1: means over the seeds with 95 % intervals by Student's t, in arms.md rounded and in arms.csv with six
+digits.
 """
 
 from __future__ import annotations
 
-import argparse
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -34,16 +27,16 @@ from benchmarks.common.measures import (
     reading,
     result,
     runs,
+    setting,
     table,
 )
-from benchmarks.common.runs import add_grid, grid_of, setting, train_all
-from benchmarks.common.study import NETWORKS, Study
+from benchmarks.common.study import Study
 from verifiable_relu.report.estimate import Estimate
 from verifiable_relu.report.markdown import Page
 from verifiable_relu.report.radius import spelled
 from verifiable_relu.report.table import Table
-from verifiable_relu.study.records import Record, Records, notes
-from verifiable_relu.study.variants import VARIANTS
+from verifiable_relu.study.cells import VARIANTS
+from verifiable_relu.study.records import Record, notes
 
 SWAP: dict[str, Column] = {
     "clean": result("clean"),
@@ -122,18 +115,7 @@ def page(records: Sequence[Record], folder: Path) -> Page:
     return made
 
 
-def options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the grid, and the number of runs at once."""
-    add_grid(parser, NETWORKS / "arms")
-    parser.add_argument("--workers", type=int, default=os.cpu_count(), help="trainings at once (default: the cores)")
-
-
-def measure(asked: argparse.Namespace, records: Records) -> None:
-    """Train the runs of the grid that have no record."""
-    train_all(grid_of(asked), records, asked.networks, asked.workers)
-
-
-STUDY = Study("benchmarks.training.arms", __doc__, options, measure, page)
+STUDY = Study("benchmarks.training.arms", __doc__, None, None, page)
 
 if __name__ == "__main__":
     sys.exit(STUDY.main())

@@ -1,132 +1,33 @@
 """Does training for verifiability help λ-GELU more than ReLU? Stability terms, and certified training.
 
+    verifiable-relu study benchmarks/suites/stability.toml
+    verifiable-relu study benchmarks/suites/certified_training.toml
     python -m benchmarks.training.certified_training
-    python -m benchmarks.training.certified_training --parts stability --seeds 5
-    python -m benchmarks.training.certified_training --table
 
 Two parts, on MNIST. *stability*: an MLP 2×128 whose loss has the ReLU-stability term at ε = 0.02, at four weights that
-grow over the first half of the ramp of λ. *certified*: a small CNN trained by IBP, CROWN-IBP and SABR for ε = 0.1.
-Each training, and the bounds of each trained network, leave a record; nothing is trained or measured twice. The script
-needs the data sets (see README.md).
+grow over the first half of the ramp of λ. *certified*: a small CNN trained by IBP, CROWN-IBP and SABR for ε = 0.1. The
+suites train and ask them; this script makes the page of the records of version 0.1.
 """
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from benchmarks.common.runs import network_path, run_name, train_all
-from benchmarks.common.study import NETWORKS, Study
+from benchmarks.common.study import Study
 from verifiable_relu.errors import InputError
 from verifiable_relu.report.estimate import Estimate, estimate
 from verifiable_relu.report.markdown import Page
 from verifiable_relu.report.table import Table
-from verifiable_relu.study.records import Record, Records, notes, of
-from verifiable_relu.study.variants import architecture
-from verifiable_relu.train.options import Options
-
-if TYPE_CHECKING:
-    from rich.progress import Progress
-
-    from verifiable_relu.data import Dataset
-    from verifiable_relu.network import Network
-
-COMPARED = ("lambda-gelu", "relu")
-"""The arms."""
+from verifiable_relu.study.cells import architecture
+from verifiable_relu.study.records import Record, notes, of
 
 EPS = {"stability": "0.02", "certified": "0.1"}
-SUMMED = (0.0, 3e-4, 1e-3, 3e-3)
-"""Weights of the stability term in the form of a sum over all neurons; the trainer's term is their mean."""
-
-
-def stability_grid(seed: int) -> list[Options]:
-    """The trainings of the part *stability*: both arms at each weight of the stability term."""
-    hidden = (128, 128)
-    base = {"hidden": hidden, "epochs": 8, "eps": float(EPS["stability"]), "seed": seed}
-    grown = [{"stability": weight * sum(hidden), "terms_grow": "ramp"} for weight in SUMMED if weight]
-    return [Options("mnist", arm=arm, **base, **term) for term in ({}, *grown) for arm in COMPARED]  # type: ignore[arg-type]
-
-
-def certified_grid(seed: int) -> list[Options]:
-    """The trainings of the part *certified*: both arms twice by IBP, then shorter and narrower ones by each bound.
-
-    The networks are trained at a radius a little larger than the one at which they are measured.
-    """
-    base = {
-        "model": "cnn",
-        "hidden": (100,),
-        "batch": 64,
-        "warmup": 2,
-        "eps": 0.12,
-        "certified": 1.0,
-        "initialisation": "ibp",
-        "seed": seed,
-    }
-    by: tuple[dict[str, Any], ...] = ({}, {"certified_by": "sabr", "attack_steps": 4}, {"certified_by": "crown-ibp"})
-    narrow = [{"channels": (8, 16), "epochs": 6, **bound} for bound in by]
-    wide = [{"channels": (16, 32), "epochs": epochs, "rate": rate} for epochs, rate in ((12, 2e-3), (20, 5e-3))]
-    return [Options("mnist", arm=arm, **base, **setting) for setting in (*wide, *narrow) for arm in COMPARED]  # type: ignore[arg-type]
-
-
-GRIDS = {"stability": stability_grid, "certified": certified_grid}
-
-
-def measured(network: Network, test: Dataset, eps: str, many: int, few: int, bar: Progress) -> Record:
-    """The numbers of images certified: of the first ``many`` by intervals, of the first ``few`` by CROWN and α-CROWN.
-
-    The attack, too, runs on the first ``few`` images.
-    """
-    from benchmarks.common.questions import Balls, climb, first_exact
-    from verifiable_relu.verifiers.base import Verdict
-    from verifiable_relu.verifiers.registry import make
-
-    balls = Balls.around(network, test, first_exact(test, many), eps)
-    found: Record = {"clean": len(balls), "ibp": balls.ask(make("ibp"), bar).count(Verdict.UNSAT)}
-    balls = Balls.around(network, test, first_exact(test, few), eps)
-    ladder = climb(balls, make, bar)
-    found["few"] = {
-        "clean": len(balls),
-        "attacked": ladder.standing,
-        "crown": ladder.crown,
-        "alpha-crown": ladder.alpha,
-        "unstable": round(sum(ladder.layers) / max(1, len(balls)), 3),
-    }
-    return found
-
-
-def measure(asked: argparse.Namespace, records: Records) -> None:
-    """Train the networks without a record, then bound and attack each of them.
-
-    Raises:
-        InputError: for an unknown part, or for a network or data that cannot be used.
-    """
-    if unknown := [part for part in asked.parts if part not in GRIDS]:
-        raise InputError(f"no part '{unknown[0]}'; there are {', '.join(GRIDS)}")
-    import torch
-
-    from benchmarks.common.progress import bars
-    from verifiable_relu.data import load
-    from verifiable_relu.network import read_onnx
-
-    torch.set_num_threads(1)
-    grids = {part: [options for seed in range(asked.seeds) for options in GRIDS[part](seed)] for part in asked.parts}
-    by_seed = sorted((options for grid in grids.values() for options in grid), key=lambda options: options.seed)
-    train_all(by_seed, records, asked.networks, asked.workers)
-    with bars() as bar:
-        for part, grid in grids.items():
-            for options in bar.track(grid, description=part):
-                network = read_onnx(network_path(asked.networks, options))
-                title = {"run": run_name(options), "network": network.digest}
-                about = {"part": part, **title, "eps": EPS[part], "images": [asked.many, asked.few]}
-                if not records.has("measured", about):
-                    test = load(options.data, "test")
-                    found = measured(network, test, EPS[part], asked.many, asked.few, bar)
-                    records.append("measured", {**about, **found})
+"""The radius that is asked about in each part."""
 
 
 def table(records: Sequence[Record], part: str) -> Table:
@@ -173,7 +74,7 @@ def table(records: Sequence[Record], part: str) -> Table:
 def page(records: Sequence[Record], folder: Path) -> Page:
     """The page with a table for each of the two parts."""
     made = Page("certified_training")
-    tables = {part: table(records, part) for part in GRIDS}
+    tables = {part: table(records, part) for part in EPS}
     for part, each in tables.items():
         made.save(part, each)
     made.add("# Training for verifiability")
@@ -198,20 +99,7 @@ Rate 0.005 was the best for ReLU of a few trials of 5 epochs, judged on the test
     return made
 
 
-def options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that choose the parts, seeds and images."""
-    parser.add_argument(
-        "--parts", type=lambda text: text.split(","), default=list(GRIDS), help=f"of {', '.join(GRIDS)}"
-    )
-    parser.add_argument("--seeds", type=int, default=3, help="how many, from 0 on (default 3)")
-    parser.add_argument("--many", type=int, default=10_000, help="test images for intervals (default all)")
-    parser.add_argument("--few", type=int, default=1000, help="for the attack, CROWN and α-CROWN (default 1000)")
-    parser.add_argument("--workers", type=int, default=1, help="trainings at once (default 1)")
-    networks = NETWORKS / "certified_training"
-    parser.add_argument("--networks", type=Path, default=networks, help="folder of the trained networks")
-
-
-STUDY = Study("benchmarks.training.certified_training", __doc__, options, measure, page)
+STUDY = Study("benchmarks.training.certified_training", __doc__, None, None, page)
 
 if __name__ == "__main__":
     sys.exit(STUDY.main())

@@ -14,8 +14,8 @@ from verifiable_relu.report.estimate import Estimate, estimate
 from verifiable_relu.report.markdown import Page
 from verifiable_relu.report.panels import cactus, levels, pairs, profiles
 from verifiable_relu.report.table import Table
+from verifiable_relu.study.cells import VARIANTS, architecture, place, variant_name
 from verifiable_relu.study.records import Record, notes, of
-from verifiable_relu.study.variants import VARIANTS, architecture, place, variant_name
 from verifiable_relu.train.arms import ARMS
 
 BOUNDS = ("ibp", "crown", "alpha-crown")

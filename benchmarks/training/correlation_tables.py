@@ -8,16 +8,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from benchmarks.common.measures import by_setting, learned, stored_options
-from benchmarks.common.runs import setting
+from benchmarks.common.measures import by_setting, learned, setting, stored_options
 from benchmarks.training.ablation_settings import BASE, EPS, STUDIES
 from verifiable_relu.report.estimate import estimate
 from verifiable_relu.report.markdown import Page
 from verifiable_relu.report.table import Table
+from verifiable_relu.study.cells import VARIANTS
 from verifiable_relu.study.outcomes import early, run_drift
-from verifiable_relu.study.ranks import RESAMPLES, agreement, rank
 from verifiable_relu.study.records import Record
-from verifiable_relu.study.variants import VARIANTS
+from verifiable_relu.study.statistics import RESAMPLES, agreement, rank
 from verifiable_relu.train.arms import ARMS
 
 Row = list[Any]

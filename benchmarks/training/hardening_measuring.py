@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from benchmarks.common.questions import Balls, climb, first_exact
 from verifiable_relu import harden
 from verifiable_relu.data import Dataset, load
-from verifiable_relu.hardening.batches import loader, loss
 from verifiable_relu.hardening.loop import default_optimizer
 from verifiable_relu.network import from_torch
 from verifiable_relu.nn import cnn, substitute_relu
 from verifiable_relu.study.records import Record
-from verifiable_relu.train.loop import accuracy
+from verifiable_relu.train.batches import loader, loss
+from verifiable_relu.train.loop import accuracy, descend
 from verifiable_relu.verifiers.registry import make
 
 
@@ -49,12 +49,8 @@ def fine_tuned(model: nn.Module, data: tuple[Tensor, Tensor], epochs: int, rate:
     batches = loader(data, True)
     steps = epochs * len(batches)
     optimizer, scheduler = default_optimizer(model, steps, rate)
-    model.train()
-    for _ in range(epochs):
-        for batch in batches:
-            optimizer.zero_grad()
-            loss(model, batch).backward()
-            optimizer.step()
+    for epoch in range(epochs):
+        for _ in descend(model, batches, loss, optimizer, lambda: None, epoch):
             scheduler.step()
     return model.eval()
 

@@ -61,7 +61,7 @@ def grouped(found: Sequence[Record]) -> dict[tuple[str, int], list[Record]]:
 
 def profiles(found: Sequence[Record]) -> Table:
     """A row per data set and number of layers: the seeds' agreement on the layers' λ."""
-    from verifiable_relu.study.ranks import agreement
+    from verifiable_relu.study.statistics import agreement
 
     rows: list[tuple[Cell, ...]] = []
     for (data, layers), group in grouped(found).items():

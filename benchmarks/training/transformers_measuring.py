@@ -19,11 +19,12 @@ from verifiable_relu import harden
 from verifiable_relu.bounds import Bounds
 from verifiable_relu.bounds.change import substitution_change
 from verifiable_relu.data import load
-from verifiable_relu.hardening.batches import loader, loss
 from verifiable_relu.hardening.loop import Hardened
 from verifiable_relu.network import Network, from_torch
 from verifiable_relu.nn import HardnessGate, LambdaGELU
 from verifiable_relu.study.records import Record
+from verifiable_relu.train.batches import loader, loss
+from verifiable_relu.train.loop import descend
 from verifiable_relu.train.optimizer import make_optimizer, set_rates
 from verifiable_relu.train.options import Options
 from verifiable_relu.train.schedule import learning_rate
@@ -37,7 +38,8 @@ RADII = (0.01, 0.1)
 """The radii of these boxes."""
 
 SAMPLES = 20
-"""Random points in each box at which the change is measured, half of them corners; so many times ``TOKENS`` in one."""
+"""Random points in each box at which the change is measured, half of them corners; ``TOKENS`` times as many
+where there is one box."""
 
 WHOLE = 5
 """Test images around which the change of the whole network is bounded."""
@@ -61,15 +63,15 @@ def trained(
     # The rate of arXiv 2603.21991, at which λ moves within few epochs.
     options = Options(data="mnist", lam_rate="raw")
     optimizer, batches = make_optimizer(model, options), loader(data, True)
-    model.train()
-    for step in range(steps := epochs * len(batches)):
+    step, steps = 0, epochs * len(batches)
+
+    def before() -> None:
         watch(model, step, steps)
-        if step % len(batches) == 0:
-            ahead = iter(batches)
         set_rates(optimizer, model, learning_rate(options.rate, options.rise, step, steps), options)
-        optimizer.zero_grad()
-        loss(model, next(ahead)).backward()
-        optimizer.step()
+
+    for epoch in range(epochs):
+        for _ in descend(model, batches, loss, optimizer, before, epoch):
+            step += 1
     watch(model, steps, steps)
     return model.eval()
 

@@ -8,14 +8,16 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.common.measures import stored_options
 from verifiable_relu.study.claims import outcomes
 from verifiable_relu.study.joined import joined
-from verifiable_relu.study.records import read_records
+from verifiable_relu.study.records import of, read_records
 from verifiable_relu.study.state import State
 from verifiable_relu.study.suite import find, read
 from verifiable_relu.study.tables import tables
 
-STUDIES = sorted(Path(__file__).parents[2].glob("benchmarks/studies/*"))
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+STUDIES = sorted(BENCHMARKS.glob("studies/*"))
 
 
 def cells(text: str) -> list[list[str | float]]:
@@ -47,6 +49,17 @@ def test_tables_of_a_study_follow_from_its_records(folder: Path) -> None:
     for name, text in files.items():
         found, kept = cells(made[name].csv()), cells(text)
         assert found == [[close(cell) for cell in row] for row in kept], name
+
+
+@pytest.mark.parametrize(
+    ("folder", "names"),
+    [("arms", ("arms",)), ("ablations", ("ablations",)), ("certified_training", ("stability", "certified_training"))],
+)
+def test_suites_train_what_the_committed_records_were_trained_with(folder: str, names: tuple[str, ...]) -> None:
+    suites = [read(BENCHMARKS / "suites" / f"{name}.toml") for name in names]
+    asked = [cell.options for suite in suites for cell in suite.cells()]
+    trained = [stored_options(record) for record in of(read_records(BENCHMARKS / "results" / folder), "run")]
+    assert len(asked) == len(set(asked)) == len(trained) and set(asked) == set(trained)
 
 
 def test_there_are_studies_in_the_repository() -> None:

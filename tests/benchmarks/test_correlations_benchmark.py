@@ -14,7 +14,7 @@ from benchmarks.common.study import RESULTS
 from benchmarks.training import correlation_tables as tables
 from benchmarks.training import correlations
 from benchmarks.training.ablation_settings import BASE, STUDIES
-from verifiable_relu.study.ranks import agreement, rank, spearman
+from verifiable_relu.study.statistics import agreement, rank, spearman
 from verifiable_relu.train.options import Options
 
 

@@ -20,7 +20,7 @@ from verifiable_relu.nn.activation import SUPREMUM
 from verifiable_relu.train import loop, patterns, schedule
 from verifiable_relu.train.arms import ARMS
 from verifiable_relu.train.export import export, finish
-from verifiable_relu.train.loop import Progress, build, train
+from verifiable_relu.train.loop import Progress, build, measure_swap, train
 from verifiable_relu.train.monitor import settled
 from verifiable_relu.train.optimizer import make_optimizer, set_rates
 from verifiable_relu.train.options import Model, Options
@@ -165,15 +165,15 @@ def test_targets_from_a_tolerance_are_the_distances_meant(on: str, tolerance: fl
 
 def test_fine_tuning_at_equal_total_epochs_swaps_at_the_switch() -> None:
     trained = train(FINETUNED, blobs())
-    assert len(trained.history) == 4 and trained.swap is not None and trained.swap.epoch == 1
+    assert len(trained.history) == 4 and trained.swap is not None and trained.swapped == 1
     assert types(trained.model)[3] == "ReLU"
 
 
 def test_extra_fine_tuning_begins_where_direct_swap_ends() -> None:
     data = blobs()
     plain, extra = train(replace(BASE, arm="gelu-swap"), data), train(EXTRA, data, test=data)
-    assert len(extra.history) == 7 and extra.swap is not None and extra.swap.epoch == 4
-    direct = measure(plain.model, substitute_relu(plain.model), *map(torch.from_numpy, (data.images, data.labels)), 4)
+    assert len(extra.history) == 7 and extra.swap is not None and extra.swapped == 4
+    direct = measure_swap(plain.model, substitute_relu(plain.model), data)
     assert direct == extra.swap
     rates = [schedule.rate_at(EXTRA, step, PER_EPOCH) for step in range(7 * PER_EPOCH)]
     assert rates[: 4 * PER_EPOCH] == [schedule.rate_at(BASE, step, PER_EPOCH) for step in range(4 * PER_EPOCH)]
@@ -208,6 +208,30 @@ def test_resumed_arms_are_the_uninterrupted_ones(options: Options, at: int, tmp_
         assert torch.equal(value, resumed.model.state_dict()[name]), name
 
 
+def test_a_checkpoint_of_an_earlier_version_is_read(tmp_path: Path) -> None:
+    saved = tmp_path / "net.checkpoint"
+    whole = train(FINETUNED, blobs())
+    with pytest.raises(KeyboardInterrupt):
+        train(FINETUNED, blobs(), saved, stop_at(2 * PER_EPOCH + 2))
+    content = torch.load(saved, weights_only=True)
+    swap = content["state"]["swap"]
+    content["state"]["swap"] = {
+        "epoch": 1,
+        "images": swap["samples"],
+        "clean_before": swap["accuracy_smooth"],
+        "clean_after": swap["accuracy"],
+        "mean_change": swap["mean"],
+        "worst_change": swap["worst"],
+        "flipped": swap["flipped"],
+        "proven_change": swap["proven"],
+    }
+    torch.save(content, saved)
+    resumed = train(FINETUNED, blobs(), saved)
+    assert resumed.swap == whole.swap and resumed.swapped == 1
+    for name, value in whole.model.state_dict().items():
+        assert torch.equal(value, resumed.model.state_dict()[name]), name
+
+
 # What the replacement does
 
 
@@ -221,12 +245,14 @@ def test_the_measured_disruption_is_exact_on_two_images() -> None:
         last.weight.copy_(torch.tensor([[2.0], [0.0]]))
         last.bias.copy_(torch.tensor([0.05, 0.0]))
     smooth = nn.Sequential(nn.Flatten(), first, nn.GELU(), last)
-    swap = measure(smooth, substitute_relu(smooth), torch.tensor([[1.0], [-1.0]]), torch.tensor([0, 0]), 7)
+    images, labels = torch.tensor([[1.0], [-1.0]]), torch.tensor([0, 0])
+    swap = measure(smooth, substitute_relu(smooth), [(images, labels)], region=(0.0, 1.0))
     gap = 0.15865525393145707  # Φ(−1), by which GELU lies below ReLU at both
-    assert swap.mean_change == pytest.approx(2 * gap / 2, rel=1e-6) and swap.worst_change == pytest.approx(2 * gap)
-    assert (swap.clean_before, swap.clean_after, swap.flipped, swap.images, swap.epoch) == (0.5, 1.0, 1, 2, 7)
+    assert swap.mean == pytest.approx(2 * gap / 2, rel=1e-6) and swap.worst == pytest.approx(2 * gap)
+    assert (swap.accuracy_smooth, swap.accuracy, swap.flipped, swap.samples) == (0.5, 1.0, 1, 2)
     # On [0, 1] the largest gap is the supremum, at 0.75.
-    assert 2 * SUPREMUM <= swap.proven_change <= 2 * SUPREMUM * (1 + 1e-6)
+    assert swap.proven is not None
+    assert 2 * SUPREMUM <= swap.proven <= 2 * SUPREMUM * (1 + 1e-6)
 
 
 @pytest.mark.parametrize("arm", ["lambda-gelu", "gelu-swap"])

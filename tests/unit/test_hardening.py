@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.hardening import Annealing, Hardened, Step, harden, soften
 from verifiable_relu.hardening.__main__ import load, main
-from verifiable_relu.hardening.batches import BATCH_SIZE
 from verifiable_relu.network import read_onnx
 from verifiable_relu.nn import LambdaGELU
+from verifiable_relu.train.batches import BATCH_SIZE
 
 ROOT = Path(__file__).resolve().parents[2]
 FUNCTIONS = ("loss", "outputs", "optimizer")

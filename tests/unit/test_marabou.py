@@ -10,11 +10,9 @@ import pytest
 import torch
 
 from tests.support import nets
-from verifiable_relu.errors import InputError
 from verifiable_relu.network.nodes import LeakyRelu, Relu
 from verifiable_relu.spec.property import Box, Property, Query, Row
 from verifiable_relu.trust.replay import confirm
-from verifiable_relu.verifiers.adapters import marabou
 from verifiable_relu.verifiers.adapters.marabou import Marabou
 from verifiable_relu.verifiers.bab import Bab
 from verifiable_relu.verifiers.base import Budget, Outcome, Reason, Trust, Verdict, Verifier
@@ -59,9 +57,3 @@ def test_marabou_contradicts_nobody(leaky: bool) -> None:
 def test_without_time_left_marabou_is_not_asked() -> None:
     (outcome,) = ask(Marabou(), queries(1, False), 1e-9)
     assert (outcome.verdict, outcome.reason) == (Verdict.UNKNOWN, Reason.TIMEOUT)
-
-
-def test_where_marabou_is_not_installed_an_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(marabou, "find_spec", lambda name: None)
-    with pytest.raises(InputError, match=r"pip install 'verifiable-relu\[marabou\]'"):
-        ask(Marabou(), queries(1, False))

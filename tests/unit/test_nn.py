@@ -23,9 +23,7 @@ from verifiable_relu.nn import (
     LambdaSwish,
     Normalize,
     cnn,
-    cnn3,
-    cnn5,
-    cnn7,
+    fixed,
     mlp,
     models,
     resnet,
@@ -192,42 +190,43 @@ def test_builders_have_the_shapes_asked_for() -> None:
         cnn((1, 2, 2), (4, 4, 4), (), 10)
 
 
-PUBLISHED: dict[Callable[..., nn.Sequential], list[tuple[int, ...]]] = {
-    cnn3: [(16, 3, 5, 5), (32, 16, 4, 4), (10, 2048)],
-    cnn5: [(16, 3, 3, 3), (16, 16, 4, 4), (32, 16, 4, 4), (512, 2048), (10, 512)],
-    cnn7: [(64, 3, 3, 3), (64, 64, 3, 3), (128, 64, 3, 3), (128, 128, 3, 3), (128, 128, 3, 3), (512, 32768), (10, 512)],
-    resnet: [(8, 3, 3, 3), (8, 8, 3, 3), (8, 8, 3, 3), (16, 8, 3, 3), (16, 16, 3, 3), (16, 16, 3, 3), (64, 1024),
+PUBLISHED: dict[str, list[tuple[int, ...]]] = {
+    "cnn3": [(16, 3, 5, 5), (32, 16, 4, 4), (10, 2048)],
+    "cnn5": [(16, 3, 3, 3), (16, 16, 4, 4), (32, 16, 4, 4), (512, 2048), (10, 512)],
+    "cnn7": [(64, 3, 3, 3), (64, 64, 3, 3), (128, 64, 3, 3), (128, 128, 3, 3), (128, 128, 3, 3), (512, 32768),
+             (10, 512)],
+    "resnet": [(8, 3, 3, 3), (8, 8, 3, 3), (8, 8, 3, 3), (16, 8, 3, 3), (16, 16, 3, 3), (16, 16, 3, 3), (64, 1024),
              (10, 64)],
 }  # fmt: skip
 """Shapes of the weights for images of 3×32×32."""
-SIZES = {cnn3: (16, 8), cnn5: (32, 16, 8), cnn7: (32, 32, 16, 16, 16), resnet: (16, 16, 16, 8, 8, 8)}
+SIZES = {"cnn3": (16, 8), "cnn5": (32, 16, 8), "cnn7": (32, 32, 16, 16, 16), "resnet": (16, 16, 16, 8, 8, 8)}
 """Heights of the convolutions' outputs."""
-each_published = pytest.mark.parametrize("make", PUBLISHED)
+each_published = pytest.mark.parametrize("name", PUBLISHED)
 
 
 @each_published
-def test_published_networks_have_the_layers_of_their_papers(make: Callable[..., nn.Sequential]) -> None:
-    net = make((3, 32, 32), 10, nn.ReLU, Normalize(0.5, 0.5))
-    assert [tuple(p.shape) for p in net.parameters() if p.ndim > 1] == PUBLISHED[make]
+def test_published_networks_have_the_layers_of_their_papers(name: str) -> None:
+    net = fixed(name, (3, 32, 32), 10, nn.ReLU, Normalize(0.5, 0.5))
+    assert [tuple(p.shape) for p in net.parameters() if p.ndim > 1] == PUBLISHED[name]
     heights: list[int] = []
     layers = [module for module in net.modules() if isinstance(module, nn.Conv2d | nn.Linear)]
     for layer in layers:
         layer.register_forward_hook(lambda _, __, y: heights.append(y.shape[-1]) if y.ndim == 4 else None)
-    assert net.eval()(torch.rand(1, 3, 32, 32)).shape == (1, 10) and tuple(heights) == SIZES[make]
+    assert net.eval()(torch.rand(1, 3, 32, 32)).shape == (1, 10) and tuple(heights) == SIZES[name]
     activations = [module for module in net.modules() if isinstance(module, nn.ReLU)]
     normalised = [module for module in net.modules() if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d)]
-    assert len(activations) == len(layers) - 1 and len(normalised) == (6 if make is cnn7 else 0)
+    assert len(activations) == len(layers) - 1 and len(normalised) == (6 if name == "cnn7" else 0)
 
 
 @each_published
-def test_a_width_scales_every_hidden_layer(make: Callable[..., nn.Sequential]) -> None:
-    hidden = [shape[0] for shape in PUBLISHED[make]][:-1]
+def test_a_width_scales_every_hidden_layer(name: str) -> None:
+    hidden = [shape[0] for shape in PUBLISHED[name]][:-1]
     for width in (0.25, 1e-9):
-        net = make((1, 28, 28), 7, nn.ReLU, width=width)
+        net = fixed(name, (1, 28, 28), 7, nn.ReLU, width=width)
         sizes = [len(p) for p in net.parameters() if p.ndim > 1]
         assert sizes == [*(max(1, round(width * size)) for size in hidden), 7]
     with pytest.raises(ValueError, match="does not fit the 0×0"):
-        make((1, 0, 0), 10)
+        fixed(name, (1, 0, 0), 10)
 
 
 def test_a_residual_block_adds_its_input() -> None:
@@ -242,9 +241,9 @@ def test_a_residual_block_adds_its_input() -> None:
 
 
 @each_published
-def test_published_networks_are_written_as_they_compute(make: Callable[..., nn.Sequential]) -> None:
+def test_published_networks_are_written_as_they_compute(name: str) -> None:
     torch.manual_seed(0)
-    net = make((2, 8, 8), 3, lambda: LambdaGELU(4.0), Normalize((0.4, 0.6), (0.3, 0.2)), width=0.1)
+    net = fixed(name, (2, 8, 8), 3, lambda: LambdaGELU(4.0), Normalize((0.4, 0.6), (0.3, 0.2)), width=0.1)
     x = torch.rand(50, 2, 8, 8)
     net(x)  # Batch normalisations take their first averages.
     for each in (net.eval(), substitute_relu(net)):

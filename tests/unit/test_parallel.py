@@ -121,6 +121,19 @@ def all_proved(count: int) -> list[tuple[str, Verdict, Reason]]:
     return [(str(number), Verdict.UNSAT, Reason.PROVED) for number in range(count)]
 
 
+@pytest.mark.parametrize("workers", [0, 1, 3])
+def test_instances_that_are_alone_are_parts_of_their_own_in_the_order_of_the_list(workers: int, tmp_path: Path) -> None:
+    listed = entries(tmp_path, [5 + i for i in range(24)], networks=4)
+    order = [(7 * number) % 24 for number in range(24)]
+    slots: list[Any] = [Here() for _ in range(workers)]
+    kept = Kept()
+    run_parallel([listed[number] for number in order], Job(Hostile(), Loader()), slots, None, kept, alone=True)
+    assert [Path(kept.results[place].vnnlib).stem for place in range(24)] == [str(number) for number in order]
+    assert all(len(part) == 1 for slot in slots for part in slot.parts)
+    for slot in slots:
+        assert slot.parts == sorted(slot.parts)
+
+
 @pytest.mark.parametrize("workers", [1, 3])
 def test_parts_get_smaller_and_have_one_network_together(workers: int, tmp_path: Path) -> None:
     listed = entries(tmp_path, [5 + i for i in range(24)], networks=4)

@@ -139,6 +139,11 @@ def test_what_is_printed_does_not_get_among_the_answers(worker: Worker) -> None:
     assert worker.call("__import__('os').write(1, b'hello') + len(str(print('hello', flush=True)))") == 9
 
 
+def test_what_a_library_prints_is_seen_nowhere(worker: Worker, capfd: pytest.CaptureFixture[str]) -> None:
+    assert worker.call("__import__('os').write(1, b'Running HiGHS')") == 13
+    assert capfd.readouterr() == ("", "")
+
+
 def test_what_a_library_reads_is_no_message_of_ours(worker: Worker) -> None:
     assert worker.call("__import__('os').read(0, 10)", 60.0) == b""
 

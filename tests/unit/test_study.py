@@ -6,7 +6,9 @@ import json
 import pickle
 import time
 from collections import Counter
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +16,18 @@ import numpy as np
 import pytest
 
 from tests.support.processes import Process
+from verifiable_relu.campaign.worker import Numbered
+from verifiable_relu.campaign.worker import answer as answer_part
 from verifiable_relu.errors import InputError
 from verifiable_relu.network import read_onnx
 from verifiable_relu.spec import read_vnnlib
 from verifiable_relu.study import asking
 from verifiable_relu.study.__main__ import main
-from verifiable_relu.study.answers import each, gathered, question
-from verifiable_relu.study.cells import Places
-from verifiable_relu.study.pool import executed
+from verifiable_relu.study.cells import Cell, Places
+from verifiable_relu.study.pool import Pool, Task, executed
 from verifiable_relu.study.records import Records
-from verifiable_relu.study.runner import Study
-from verifiable_relu.study.state import State
+from verifiable_relu.study.runner import Runner
+from verifiable_relu.study.state import State, each, gathered, question
 from verifiable_relu.study.suite import SHIPPED, find, read
 from verifiable_relu.study.training import Training, images_of
 from verifiable_relu.verifiers.registry import make, methods
@@ -112,6 +115,20 @@ def test_cells_are_all_combinations_seed_by_seed_with_names_of_their_own(tmp_pat
     assert {cell.source for cell in cells} == {str(tmp_path / "own.npz"), "digits"}
     assert not any(str(tmp_path) in json.dumps(cell.record) for cell in cells)
     assert suite.setting("two").methods == ("crown",) and suite.setting("one").methods == ("crown", "auto")
+
+
+def test_a_claim_names_another_network_by_what_both_have(tmp_path: Path) -> None:
+    beside = SUITE.replace('measure = "certified"\neps = "1/50"\nmethod = "auto"', 'measure = "clean"')
+    (claim,) = read(written(tmp_path, beside.replace('against = "gelu-swap-finetune"', 'against = "relu"') +
+                            'against_network = "two"\n')).claims  # fmt: skip
+    assert (claim.network, claim.against_network, claim.against) == ("one", "two", "relu")
+    for text, said in (
+        (beside + 'against_network = "three"\n', "'three' is none of one, two"),
+        (beside + 'against_network = "two"\n', "'gelu-swap-finetune' is none of relu"),
+        (SUITE.replace('"gelu-swap-finetune"\nobjective', '"relu"\nobjective') + 'against_network = "two"\n', "eps: "),
+    ):
+        with pytest.raises(InputError, match=said):
+            read(written(tmp_path, text))
 
 
 WRONG = (
@@ -204,6 +221,115 @@ def test_the_file_of_a_ball_asks_the_same_as_the_study(tmp_path: Path) -> None:
     assert read_back.digest == asking.ball(test, 3, "1/255", 10).digest
 
 
+ORDERED = """\
+about = "a"
+tuning = "t"
+cut = "c"
+arms = [{arms}]
+seeds = 1
+images = 10
+
+[training]
+epochs = 1
+
+[[network]]
+name = "one"
+data = "own.npz"
+eps = ["0.2"]
+[network.training]
+hidden = [8]
+
+[[objective]]
+name = "plain"
+
+[[method]]
+name = "crown"
+limit = 5
+
+[[method]]
+name = "bab"
+limit = 5
+
+[[claim]]
+name = "c"
+says = "s"
+network = "one"
+arm = "gelu-swap"
+against = "relu"
+measure = "clean"
+expected = "more"
+"""
+
+
+class Slot:
+    """A worker that is this process, and keeps the parts that it was given."""
+
+    def __init__(self) -> None:
+        self.parts: list[list[tuple[str, str, int]]] = []
+
+    def answer(self, job: bytes, part: Sequence[Numbered], tell: Callable[[Any], Any]) -> None:
+        self.parts.append([(ball.onnx.name, ball.eps, ball.image) for _, ball in part if isinstance(ball, asking.Ball)])
+        answer_part((job, part), tell)
+
+    def perform(self, task: Task) -> Any:
+        return task()
+
+    def stop(self) -> None:
+        pass
+
+
+def asked_alike(folder: Path, arms: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> tuple[Slot, State]:
+    """A study of arms that all have the same networks, for want of a difference in their trainings."""
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    images = rng.random((60, 6), dtype=np.float32)
+    labels = np.arange(60) % 3
+    np.savez(folder / "own.npz", images=images, labels=labels, test_images=images, test_labels=labels)
+    (folder / "suite.toml").write_text(ORDERED.format(arms=", ".join(f'"{arm}"' for arm in arms)))
+    suite, places, slot = read(folder / "suite.toml"), Places(folder / "out"), Slot()
+    with Records(places.folder) as records:
+        study = Runner(suite, places, records, Pool([slot]), lambda line: None)
+
+        def same(cells: Sequence[Cell]) -> None:
+            train(study, cells)
+            for cell in cells:
+                other = next(c for c in cells if c.arm == "relu")
+                places.network(cell).write_bytes(places.network(other).read_bytes())
+
+        train = Runner.train
+        monkeypatch.setattr(study, "train", same)
+        study.run()
+        return slot, State.of(records.all)
+
+
+def test_the_order_of_arms_in_a_suite_changes_no_question_and_no_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seconds once measured the place of an arm in the list, since the instances of a batch share its time."""
+    arms = ["relu", "gelu-swap", "lambda-gelu"]
+    first, known = asked_alike(tmp_path / "one", arms, monkeypatch)
+    second, again = asked_alike(tmp_path / "two", arms[::-1], monkeypatch)
+    assert first.parts == second.parts and all(len(part) == 1 for part in first.parts)
+    # Neither arms, nor radii, nor images come in their order.
+    names = [part[0][0].split("_")[1] for part in first.parts]
+    changes = sum(one != other for one, other in pairwise(names))
+    assert set(names) == set(arms) and changes > len(names) / 3
+    assert first.parts != sorted(first.parts)
+
+    def counts(state: State) -> dict[str, list[tuple[Any, ...]]]:
+        """Verdicts, sub-problems and margins of each arm's answers, in the order of the questions."""
+        found: dict[str, list[tuple[Any, ...]]] = {}
+        for (cell, *asked), answered in sorted(state.answers.items()):
+            said = (answered["verdict"], answered["subproblems"], answered["margin"])
+            found.setdefault(cell.split("_")[1], []).append((cell.split("_")[3], *asked, *said))
+        return found
+
+    one, other = counts(known), counts(again)
+    assert one == other
+    assert one["relu"] == one["gelu-swap"] == one["lambda-gelu"]
+    assert any(said[-2] for said in one["relu"]), "no question branches"
+
+
 def lines(folder: Path) -> list[dict[str, Any]]:
     path = folder / "records.jsonl"
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.is_file() else []
@@ -231,7 +357,7 @@ def test_a_study_that_is_killed_goes_on_without_losing_or_repeating_anything(
 
     # It goes on elsewhere, over an executor.
     with Records(places.folder) as records, ThreadPoolExecutor(1) as executor:
-        Study(suite, places, records, executed(executor, 1), lambda line: None).run()
+        Runner(suite, places, records, executed(executor, 1), lambda line: None).run()
     after = [record for record in lines(places.folder) if record["kind"] != "note"]
     known = [record for record in before if record["kind"] != "answer"]
     assert after[: len(known)] == known

@@ -17,11 +17,11 @@ from tests.support.study import ARMS, EPS, LIMIT, METHODS, Record, claim, failed
 from verifiable_relu.report.estimate import Interval
 from verifiable_relu.report.table import Table
 from verifiable_relu.study import accuracy_tables, figures, network_tables, tables, time_tables
+from verifiable_relu.study.accuracy_tables import Point, fronts, undominated
 from verifiable_relu.study.claims import Outcome, findings, outcomes
 from verifiable_relu.study.joined import Setting, joined
+from verifiable_relu.study.network_tables import precision_at, screening_table
 from verifiable_relu.study.outcomes import CLAIMED, NUMBERS, number
-from verifiable_relu.study.pareto import Point, fronts, undominated
-from verifiable_relu.study.screening import precision_at, screening_table
 
 ALL = range(20)
 
@@ -69,6 +69,20 @@ def test_a_planted_effect_is_shown_and_chance_is_not() -> None:
     said = findings([effect, chance])
     assert "**shown**" in said[0] and "`effect`" in said[0] and "77.50% against relu 50.00%" in said[0]
     assert "**not shown**" in said[1]
+
+
+def test_a_claim_can_compare_with_another_network() -> None:
+    def shifted(arm: str, seed: int) -> int:
+        return 4 + seed % 2
+
+    there = study_of(planted, 6, claim("beside", against="lambda-gelu", against_network="other"))
+    other = [{**deepcopy(record), "network": "other", "cell": f"other {record['cell']}"} for record in
+             study_of(shifted, 6) if record["kind"] != "suite"]  # fmt: skip
+    found = outcome([*there, *other], "beside")
+    assert found.first == pytest.approx(15.5 / 20) and found.second == pytest.approx(4.5 / 20)
+    assert found.reading == "shown" and "against lambda-gelu, other 22.50%" in findings([found])[0]
+    (row,) = rows(accuracy_tables.claim_table([found]))
+    assert row["against"] == "lambda-gelu, other" and row["network"] == "net"
 
 
 def test_what_is_shown_against_the_expectation_is_said_so() -> None:

@@ -58,15 +58,30 @@ def test_annealing_begins_after_a_quarter(epochs: int, start: int) -> None:
 
 
 def test_annealing_progress_is_the_papers_at_the_end_of_each_epoch() -> None:
-    epochs, per_epoch = 10, 7
-    start = 3
-    for epoch in range(epochs):
-        last = (epoch + 1) * per_epoch - 1
-        expected = max(0, (epoch - start + 1) / (epochs - start))
-        assert schedule.annealing_progress(last, per_epoch, start, epochs) == pytest.approx(expected)
-    progress = [schedule.annealing_progress(step, per_epoch, start, epochs) for step in range(70)]
-    assert progress[start * per_epoch - 1] == 0 and progress[-1] == 1
-    assert all(b > a for a, b in pairwise(progress[start * per_epoch - 1 :]))
+    epochs, per_epoch, start = 10, 7, 3
+    annealing = schedule.Annealing(LambdaGELU(2.0), (epochs - start) * per_epoch, 160, "linear")
+    values = [2.0]
+    for _ in range((epochs - start) * per_epoch):
+        annealing.step()
+        values += annealing.lam
+    for epoch in range(start, epochs):
+        progress = (epoch - start + 1) / (epochs - start)
+        assert values[(epoch - start + 1) * per_epoch] == pytest.approx(2 + 158 * progress, rel=1e-5)
+    assert all(b > a for a, b in pairwise(values)) and not annealing.gates[0].s.requires_grad
+
+
+def test_annealing_that_is_resumed_goes_on_as_before() -> None:
+    whole = schedule.Annealing(LambdaGELU(2.0), 6, 160)
+    for _ in range(4):
+        whole.step()
+    resumed = schedule.Annealing(LambdaGELU(9.0), 6, 160, start=whole.start, taken=4)
+    for _ in range(2):
+        whole.step()
+        resumed.step()
+        assert whole.lam == resumed.lam
+    resumed.gates[0].set_lam(5)
+    resumed.settle()
+    assert resumed.lam == pytest.approx([160], rel=1e-6)
 
 
 @pytest.mark.parametrize(("name", "middle"), [("linear", 81.0), ("log", math.sqrt(320)), ("inverse", 320 / 81)])
@@ -239,6 +254,8 @@ def test_a_loss_that_explodes_is_reported() -> None:
     [
         ({"epochs": 0}, "--epochs: must be at least 1, got 0"),
         ({"lam_target": 0.5}, "--lam-target"),
+        ({"lam_target": 2e6}, "--lam-target: asks for a λ above 1e.06"),
+        ({"tolerance": 1e-300}, "--tolerance: asks for a λ above"),
         ({"eps": -0.1}, "--eps"),
         ({"eps": math.nan}, "--eps"),
         ({"eps": 2.0}, "images lie in"),

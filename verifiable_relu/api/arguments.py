@@ -12,13 +12,9 @@ from torch import Tensor, nn
 
 from verifiable_relu.errors import InputError
 from verifiable_relu.network import Network, from_torch, read_onnx
-<<<<<<< HEAD
 from verifiable_relu.network.build import Builder
 from verifiable_relu.network.derived import Derived, reciprocal, rounded
-=======
-from verifiable_relu.nn import Normalize
 from verifiable_relu.settings import as_given
->>>>>>> v3/crash
 from verifiable_relu.spec.balls import exact_number
 
 _EXACT_INTEGERS = 2**53
@@ -204,17 +200,8 @@ def network(model: Model, shape: tuple[int, ...], first: Normalisation | None = 
         case Network():
             read = model
         case nn.Module():
-<<<<<<< HEAD
-            traced = from_torch(model, shape, type(model).__name__, exact=True)
-=======
-            if first is not None:
-                parameter = next(model.parameters(), None)
-                first = first if parameter is None else first.to(parameter)
             with as_given():
-                traced = from_torch(
-                    model if first is None else nn.Sequential(first, model), shape, type(model).__name__
-                )
->>>>>>> v3/crash
+                traced = from_torch(model, shape, type(model).__name__, exact=True)
             # Verification needs no gradients of the weights, and replay runs on the CPU whatever the device.
             nodes = tuple(node.map_tensors(lambda t: t.detach().cpu()) for node in traced.nodes)
             read = Network(nodes, name=traced.name)

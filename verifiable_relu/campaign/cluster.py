@@ -24,7 +24,7 @@ from uuid import uuid4
 from verifiable_relu.campaign.result import Key, Result
 from verifiable_relu.campaign.store import Store, recall
 from verifiable_relu.campaign.worker import Answered, Limit, Numbered, Stage, Wanted, answer
-from verifiable_relu.errors import CallFailed, InputError
+from verifiable_relu.errors import CallFailed, InputError, missing
 
 PATIENCE = 15.0
 """The seconds in which a scheduler that is gone, or a worker after all have ended, has to come back."""
@@ -58,7 +58,7 @@ class Cluster:
         try:
             from distributed import Client
         except ModuleNotFoundError:
-            raise InputError("Dask is not installed: pip install 'verifiable-relu[dask]'", place="--executor") from None
+            raise missing("a Dask cluster", "distributed", place="--executor") from None
         # Whatever is to be said of a lost connection is said here, in one line.
         logging.getLogger("distributed.client").setLevel(logging.CRITICAL)
         try:

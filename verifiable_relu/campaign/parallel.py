@@ -106,6 +106,7 @@ def run_parallel(
     slots: Sequence[Slot],
     store: Records | None = None,
     observer: Observer = QUIET,
+    alone: bool = False,
 ) -> None:
     """Answer all instances, and record each result as soon as it is known.
 
@@ -118,13 +119,15 @@ def run_parallel(
         slots: the workers; without any, this process answers, and no time limit can end what it does in a library.
         store: an open store for the records, or None. An instance that a record there answers is not asked again.
         observer: the object that is told of stages and results, from several threads, one at a time.
+        alone: whether each instance is a part of its own, in the order of ``entries``. The instances of a part share
+            its time evenly, and parts differ in size: seconds can be compared only where instances are alone.
 
     Raises:
         KeyboardInterrupt: if the user interrupts, after all results known so far are recorded.
         InputError: if the store cannot be written; or what ``entries`` raise, after the instances before are answered,
             unless it is raised before any instance is asked.
     """
-    campaign = _Campaign(entries, job, slots, store, observer)
+    campaign = _Campaign(entries, job, slots, store, observer, alone)
     try:
         campaign.draw()
         if campaign.fault is not None:
@@ -151,6 +154,7 @@ class _Campaign:
         slots: the workers.
         store: the store of the records, or None.
         observer: the object that is told of stages and results.
+        alone: whether each instance is a part of its own.
         open: the instances that are drawn and not answered, by number.
         line: those of them that no part had yet, with those of one network together.
         waiting: the parts that are next, before ``line``.
@@ -159,8 +163,15 @@ class _Campaign:
     """
 
     def __init__(
-        self, entries: Iterable[Entry], job: Job, slots: Sequence[Slot], store: Records | None, observer: Observer
+        self,
+        entries: Iterable[Entry],
+        job: Job,
+        slots: Sequence[Slot],
+        store: Records | None,
+        observer: Observer,
+        alone: bool,
     ) -> None:
+        self.alone = alone
         self.source: Iterator[tuple[int, Entry]] | None = enumerate(entries)
         self.fault: InputError | None = None
         self.job = job
@@ -208,6 +219,8 @@ class _Campaign:
                 self.fault = error
             if self.fault is not None or not taken:
                 self.source = None
+        if self.alone:
+            return
         # Networks keep their order in line, so that a network whose instances are being answered stays the next one.
         of = {number: str(self.open[number].onnx or self.open[number].vnnlib.parent) for number in self.line}
         place = {network: index for index, network in enumerate(dict.fromkeys(of.values()))}
@@ -254,7 +267,7 @@ class _Campaign:
                 if len(self.line) < _DRAWN * max(1, len(self.slots)) // 2:
                     self.draw()
                 size = min(_PART, math.ceil(len(self.line) / (_SHARE * max(1, len(self.slots)))))
-                size = self.within(self.line[:size])
+                size = min(1, size) if self.alone else self.within(self.line[:size])
                 part, self.line = self.line[:size], self.line[size:]
             self.busy += bool(part)
             return part

@@ -89,6 +89,9 @@ class Records(Protocol):
     def find(self, key: Key, timeout: float, checked: bool) -> Result | None:
         """An earlier result that answers an instance (``Store.find``)."""
 
+    def holds(self, result: Result) -> bool:
+        """Whether there is a record of the same verifier for files of the same names."""
+
     def append(self, result: Result, counterexample: str | None) -> None:
         """Keep a result, and its counterexample as a text if it has one."""
 
@@ -115,10 +118,15 @@ def keep(
         number: the instance's number in the run.
         result: the result.
         counterexample: the text of its counterexample, if it has one.
-        recorded: whether the store has the result from an earlier run.
+        recorded: whether the store has the answer from an earlier run, or from an equal question in other files. Its
+            record is then written under the names of these files, if it is not there.
     """
     if store is not None:
-        if not recorded:
+        if recorded and not store.holds(result):
+            if result.verdict is Verdict.SAT:
+                counterexample = "\n".join(assignment(result, None)) + "\n"
+            store.append(result, counterexample)
+        elif not recorded:
             store.append(result, counterexample)
         store.enter(number, result)
     observer.result(number, result, recorded)

@@ -51,7 +51,7 @@ class Store:
     """A folder with ``records.jsonl``, a journal of results, and ``results.csv``, a table of the last run's results.
 
     Each counterexample is a file of its own in the folder ``counterexamples``. Of its records, a store keeps the places
-    in the journal alone, and of the table's rows, those in a file without a name: 0.3 kB for each instance.
+    in the journal alone, and of the table's rows, those in a file without a name: 0.4 kB for each instance.
 
     While a store is open, no other process can open one in its folder (``Journal``). A store is a context manager that
     closes itself.
@@ -76,6 +76,7 @@ class Store:
         self._places: dict[bytes, int] = {}
         # The time limits of those of the records that say nothing else.
         self._limits: dict[bytes, float] = {}
+        self._named: set[bytes] = set()
         self._count = 0
         self._due = 0.0
         try:
@@ -123,6 +124,10 @@ class Store:
         """The records that say most, by their keys; all are read from the journal."""
         read = map(self._journal.at, set(self._places.values()))
         return {key: result for result in read for key in result.keys}
+
+    def holds(self, result: Result) -> bool:
+        """Whether there is a record of the same verifier for files of the same names."""
+        return _short(_names(result)) in self._named
 
     def append(self, result: Result, counterexample: str | None = None) -> None:
         """Write a counterexample's text to a file of its own, and a record to the end of the journal.
@@ -176,6 +181,7 @@ class Store:
             raise unusable(self.folder, error) from None
 
     def _remember(self, place: int, result: Result) -> None:
+        self._named.add(_short(_names(result)))
         if not result.final:
             return
         self._count += _short(result.key) not in self._places
@@ -229,8 +235,12 @@ def _line(row: Iterable[str]) -> str:
     return text.getvalue()
 
 
-def _short(key: Key) -> bytes:
-    """A digest of a key, since keys are long."""
+def _names(result: Result) -> tuple[str, str, str]:
+    return result.verifier, result.onnx, result.vnnlib
+
+
+def _short(key: tuple[str, str, str]) -> bytes:
+    """A digest of a key or of names, since they are long."""
     return blake2b("\0".join(key).encode(errors="surrogateescape"), digest_size=16).digest()
 
 
@@ -270,12 +280,16 @@ def counterexample_file(result: Result) -> str:
 def read_results(folder: Path | str) -> list[Result]:
     """The results that a folder holds: the latest of each verifier and instance, by the names of its two files.
 
+    A record of files that could not be read has no verifier. It says nothing once they were answered.
+
     Raises:
         InputError: if the folder has no records, or if one is damaged.
     """
-    return list(
-        {(result.verifier, result.onnx, result.vnnlib): result for result in read_journal(folder, RESULTS)}.values()
-    )
+    found: dict[tuple[str, str, str], Result] = {}
+    for result in read_journal(folder, RESULTS):
+        found.pop(("", result.onnx, result.vnnlib), None)
+        found[_names(result)] = result
+    return list(found.values())
 
 
 def _row(result: Result, stages: Iterable[str]) -> Iterator[str]:

@@ -172,6 +172,10 @@ class _Messages:
         found: Result | None = self._ask(Wanted(key, timeout, checked))
         return found
 
+    def holds(self, result: Result) -> bool:
+        # The process that runs the campaign sees to it.
+        return True
+
     def append(self, result: Result, counterexample: str | None) -> None:
         # It goes with the message about the result, which comes next.
         self._counterexample = counterexample

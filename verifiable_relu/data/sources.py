@@ -8,10 +8,12 @@ folder and verified by checksum.
 from __future__ import annotations
 
 import os
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 
 from verifiable_relu.data.registry import DATASETS, Source
-from verifiable_relu.errors import InputError
+from verifiable_relu.errors import InputError, missing
 
 VARIABLE = "VERIFIABLE_RELU_DATA"
 LARGEST = 256 << 20
@@ -22,28 +24,31 @@ def locate(name: str) -> Path:
     """The folder with the files of a data set, which are downloaded if need be.
 
     Raises:
-        InputError: if a file cannot be downloaded or its checksum is wrong.
+        InputError: if a file cannot be downloaded or its checksum is wrong, or without pooch.
     """
     source = DATASETS[name].source
     assert source is not None, f"the data set '{name}' has no files"
     named = os.environ.get(VARIABLE)
     if named and (Path(named) / name).is_dir():
         return Path(named) / name
-    # Imported here, because the user's folder mostly has the files, and the import takes time.
-    import pooch
+    return download(source, Path(_pooch().os_cache("verifiable_relu")) / name)
 
-    cache = Path(pooch.os_cache("verifiable_relu")) / name
-    return download(source, cache)
+
+def _pooch() -> ModuleType:
+    """Pooch, which is imported when it is needed: the user's folder mostly has the files."""
+    try:
+        return import_module("pooch")
+    except ModuleNotFoundError:
+        raise missing(f"a data set that no folder of {VARIABLE} has", "pooch") from None
 
 
 def download(source: Source, folder: Path) -> Path:
     """Download the files of a source that a folder lacks, and verify all of them; returns the folder.
 
     Raises:
-        InputError: if a file cannot be downloaded or its checksum is wrong; the error names the file.
+        InputError: if a file cannot be downloaded or its checksum is wrong, which the error names, or without pooch.
     """
-    import pooch
-
+    pooch = _pooch()
     for file, checksum in source.files.items():
         processor = pooch.Untar(extract_dir=".") if source.archive else None
         try:

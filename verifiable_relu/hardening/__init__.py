@@ -6,22 +6,22 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from verifiable_relu.hardening.annealing import Annealing as Annealing
-    from verifiable_relu.hardening.annealing import soften as soften
-    from verifiable_relu.hardening.change import Change as Change
     from verifiable_relu.hardening.loop import Hardened as Hardened
     from verifiable_relu.hardening.loop import Step as Step
     from verifiable_relu.hardening.loop import harden as harden
+    from verifiable_relu.hardening.loop import soften as soften
     from verifiable_relu.nn.places import Place as Place
+    from verifiable_relu.train.schedule import Annealing as Annealing
+    from verifiable_relu.train.swap import Change as Change
 
 _HOMES = {
-    "Annealing": "hardening.annealing",
-    "Change": "hardening.change",
+    "Annealing": "train.schedule",
+    "Change": "train.swap",
     "Hardened": "hardening.loop",
     "Place": "nn.places",
     "Step": "hardening.loop",
     "harden": "hardening.loop",
-    "soften": "hardening.annealing",
+    "soften": "hardening.loop",
 }
 __all__ = ["Annealing", "Change", "Hardened", "Place", "Step", "harden", "soften"]
 

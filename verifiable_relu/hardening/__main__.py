@@ -19,11 +19,10 @@ from verifiable_relu.data.registry import DATASETS
 from verifiable_relu.errors import InputError
 from verifiable_relu.files import require_writable
 from verifiable_relu.streams import guarded
+from verifiable_relu.train.options import CHOICES
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
-
-_SCHEDULES = ("linear", "log", "inverse")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -46,7 +45,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--epochs", type=_count, default=3, metavar="N", help="passes over the data (default: 3)")
     made.add_argument("--rate", type=_rate, metavar="R", help="first learning rate of AdamW (default: 1e-3)")
     made.add_argument("--target", type=float, default=160.0, metavar="LAMBDA", help="λ at the end (default: 160)")
-    made.add_argument("--schedule", choices=_SCHEDULES, default="log", help="how λ grows (default: log)")
+    made.add_argument("--schedule", choices=CHOICES["schedule"], default="log", help="how λ grows (default: log)")
     made.add_argument("--activations", metavar="A,B", help="activations to harden (default: all of hidden layers)")
     made.add_argument("--seed", type=_seed, default=0, metavar="N", help="seed of torch's random numbers (default: 0)")
     made.add_argument("--device", default="cpu", help="a torch device (default: cpu)")
@@ -97,10 +96,10 @@ def run(options: argparse.Namespace) -> int:
     import torch
 
     from verifiable_relu.hardening import harden
-    from verifiable_relu.hardening.batches import DataError, loader
     from verifiable_relu.hardening.loop import default_optimizer
     from verifiable_relu.network.device import device
     from verifiable_relu.nn.rectifiers import HIDDEN
+    from verifiable_relu.train.batches import DataError, loader
 
     torch.manual_seed(options.seed)
     model = load(options.model, options.weights).to(device(options.device))

@@ -10,9 +10,9 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from verifiable_relu.errors import UnsupportedError
-from verifiable_relu.hardening.batches import Batch
-from verifiable_relu.hardening.change import Outputs
 from verifiable_relu.nn.places import Place
+from verifiable_relu.train.batches import Batch
+from verifiable_relu.train.swap import Outputs
 
 _MISSED = {"gelu", "silu"}
 """The operators that are always activations of hidden layers."""

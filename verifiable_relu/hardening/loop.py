@@ -16,17 +16,19 @@ from torch.nn.parameter import is_lazy
 
 from verifiable_relu.api.arguments import flag
 from verifiable_relu.errors import InputError, UnsupportedError
-from verifiable_relu.hardening import batches
-from verifiable_relu.hardening.annealing import Annealing, soften
-from verifiable_relu.hardening.batches import Batch, DataError, at
-from verifiable_relu.hardening.change import Change, Outputs, Region, measure
 from verifiable_relu.hardening.leftover import leftovers
-from verifiable_relu.hardening.progress import shown
 from verifiable_relu.network import from_torch, write_onnx
-from verifiable_relu.nn.places import Place
-from verifiable_relu.nn.rectifiers import HIDDEN
+from verifiable_relu.nn.hardness import Hardness
+from verifiable_relu.nn.places import Place, replace_smooth
+from verifiable_relu.nn.rectifiers import HIDDEN, Rectifier
 from verifiable_relu.nn.substitute import substitute_relu
+from verifiable_relu.train import batches
+from verifiable_relu.train.batches import Batch, DataError, at
+from verifiable_relu.train.loop import descend
 from verifiable_relu.train.options import Schedule
+from verifiable_relu.train.progress import shown
+from verifiable_relu.train.schedule import Annealing
+from verifiable_relu.train.swap import PATIENCE, Change, Outputs, Region, measure
 
 SAME = 1e-4
 """The largest difference, relative to the largest output, that putting λ-gates in may make by rounding."""
@@ -92,6 +94,39 @@ class Hardened:
             raise InputError("the model's input is not one tensor of real numbers")
         write_onnx(from_torch(self.model, self.shape), Path(path))
         return Path(path)
+
+
+def soften(model: nn.Module, activations: Sequence[str] = HIDDEN) -> tuple[nn.Module, list[Place]]:
+    """Put a λ-gate with λ = 1 in the place of each smooth activation, in place; the model still computes the same.
+
+    Gates that the model has already keep their λ. No λ is learned: ``Annealing`` sets it.
+
+    Args:
+        model: the model.
+        activations: the names of the activations to harden (``nn.rectifiers.RECTIFIERS``).
+
+    Returns:
+        The model, and its smooth activations with what became of them.
+
+    Raises:
+        InputError: if the model has no activation to harden.
+        UnsupportedError: as ``nn.places.replace_smooth``.
+    """
+    softened, places = replace_smooth(model, _gate, activations)
+    if not any(place.became for place in places):
+        found = f"; found were {', '.join(map(str, places))}" if places else ""
+        raise InputError(f"the model has no activation to harden ({', '.join(activations)}){found}")
+    return softened, places
+
+
+def _gate(found: Rectifier | Hardness) -> Hardness:
+    if isinstance(found, Rectifier):
+        gate = found.gate()
+        gate.set_lam(1.0)
+    else:
+        gate = found
+    gate.freeze()
+    return gate
 
 
 def harden(
@@ -161,42 +196,32 @@ def harden(
     steps = epochs * len(train)
     annealing = Annealing(soft, steps, target, schedule)
     stepper, scheduler = _optimizer(optimizer, soft, steps)
-    losses, taken = [], 0
+    means = []
+
+    def value(of: nn.Module, numbered: tuple[int, Batch]) -> Tensor:
+        index, batch = numbered
+        with at(f"batch {index}"):
+            return loss(of, batches.moved(batch, of))
+
     with shown(progress, steps) as show:
         for epoch in range(epochs):
-            total, count = 0.0, 0
-            for index, batch in enumerate(train):
-                soft.train()
-                annealing.step()
-                with at(f"batch {index}"):
-                    value = loss(soft, batches.moved(batch, soft))
-                if not isinstance(value, Tensor) or value.numel() != 1:
-                    raise InputError("the loss is not a tensor of one number")
-                if not torch.isfinite(value):
-                    raise InputError(
-                        "the loss is infinite or NaN; a lower learning rate may help", place=f"epoch {epoch}"
-                    )
-                if not value.requires_grad:
-                    raise InputError("the loss does not depend on the model's parameters")
-                stepper.zero_grad()
-                value.backward()
-                stepper.step()
+            losses = []
+            for found in descend(soft, enumerate(train), value, stepper, annealing.step, epoch):
                 if scheduler is not None:
                     scheduler.step()
-                taken += 1
-                total, count = total + value.item(), count + 1
-                state = Step(taken, steps, value.item(), annealing.lam, soft)
+                losses.append(found)
+                state = Step(annealing.taken, steps, found, annealing.lam, soft)
                 for callback in callbacks:
                     callback(state)
-                show(taken, f"loss {value.item():.3f}, λ {min(state.lam):.1f}")
-            losses.append(total / max(count, 1))
+                show(annealing.taken, f"loss {found:.3f}, λ {min(state.lam):.1f}")
+            means.append(sum(losses) / max(len(losses), 1))
     soft.eval()
     hard = substitute_relu(soft, activations=activations).eval()
     try:
-        change = measure(before, soft, hard, test, outputs, region)
+        change = measure(soft, hard, test, before=before, outputs=outputs, region=region, patience=PATIENCE)
     finally:
         before.train(mode)
-    return Hardened(hard, soft, tuple(places), change, tuple(losses), batches.sample_shape(first))
+    return Hardened(hard, soft, tuple(places), change, tuple(means), batches.sample_shape(first))
 
 
 def _require_functions(**functions: object) -> None:

@@ -35,8 +35,8 @@ LARGEST_ERROR = Fraction(1, 2**48)
 LAMBDA_ERROR = 4 * UNIT
 """The largest relative error that one of two steps adds to the λ of a λ-GELU (``hardness``, ``scaled_hardness``).
 
-Both move x·Φ(λx) by no more than their own part of 0.294/λ, and of |x|/4: much less than what bounds and evaluation grant
-to the computation of λ-GELU, 64 units of roundoff of 1/λ and of |x|.
+Both move x·Φ(λx) by no more than their own part of 0.294/λ, and of |x|/4: much less than what bounds and evaluation
+grant to the computation of λ-GELU, 64 units of roundoff of 1/λ and of |x|.
 """
 
 _LEAST = sys.float_info.min

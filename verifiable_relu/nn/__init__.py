@@ -2,7 +2,7 @@
 
 from verifiable_relu.nn.activation import LambdaGELU
 from verifiable_relu.nn.hardness import HardnessGate
-from verifiable_relu.nn.models import Normalize, cnn, cnn3, cnn5, cnn7, mlp, resnet
+from verifiable_relu.nn.models import Normalize, cnn, fixed, mlp, resnet
 from verifiable_relu.nn.substitute import substitute_relu
 from verifiable_relu.nn.swish import LambdaSwish
 
@@ -12,9 +12,7 @@ __all__ = [
     "LambdaSwish",
     "Normalize",
     "cnn",
-    "cnn3",
-    "cnn5",
-    "cnn7",
+    "fixed",
     "mlp",
     "resnet",
     "substitute_relu",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import torch
@@ -22,7 +22,7 @@ class Normalize(nn.Module):
 
     Attributes:
         mean: a float32 buffer, shaped () for one number and (channels, 1, 1) for several.
-        std: likewise.
+        std: a float32 buffer of the shape of ``mean`` or of a single number.
 
     Raises:
         ValueError: if ``std`` is not positive and finite, or ``mean`` not finite.
@@ -122,80 +122,57 @@ def cnn(
     classes: int,
     activation: Callable[[], nn.Module] = LambdaGELU,
     normalize: Normalize | None = None,
-    kernel: int = 4,
-    stride: int = 2,
-    padding: int = 1,
 ) -> nn.Sequential:
-    """A convolutional network (``convolutional``) whose convolutions share kernel size, stride and padding.
-
-    With the defaults, each convolution halves an even height and width.
-    """
-    convolutions = [Convolution(outputs, kernel, stride, padding) for outputs in channels]
+    """A convolutional network (``convolutional``) of 4×4 kernels of stride 2, which halve an even height and width."""
+    convolutions = [Convolution(outputs, 4, 2, 1) for outputs in channels]
     return convolutional(input_shape, convolutions, hidden, classes, activation, normalize)
 
 
-def cnn3(
+LAYOUTS: dict[str, tuple[tuple[Convolution, ...], tuple[int, ...], bool]] = {
+    "cnn3": ((Convolution(16, 5, 2, 2), Convolution(32, 4, 2, 1)), (), False),
+    "cnn5": ((Convolution(16, 3, 1, 1), Convolution(16, 4, 2, 1), Convolution(32, 4, 2, 1)), (512,), False),
+    "cnn7": (
+        tuple(Convolution(n, 3, stride, 1) for n, stride in ((64, 1), (64, 1), (128, 2), (128, 1), (128, 1))),
+        (512,),
+        True,
+    ),
+}
+"""Networks of fixed layers: their convolutions, hidden layers, and whether they have batch normalisations.
+
+CNN3 and CNN5 are those of Mao et al., Understanding Certified Training with Interval Bound Propagation, arXiv
+2306.10426, in the form of the published code, without batch normalisation. CNN7 is the large network of Gowal et al.,
+arXiv 1810.12715, with the batch normalisations of Shi et al., Fast Certified Robust Training with Short Warmup, arXiv
+2103.17245; it is the CNN7 of Müller et al. (SABR), arXiv 2210.04871.
+"""
+
+
+def fixed(
+    name: str,
     input_shape: tuple[int, int, int],
     classes: int,
     activation: Callable[[], nn.Module] = LambdaGELU,
     normalize: Normalize | None = None,
     width: float = 1.0,
 ) -> nn.Sequential:
-    """The network CNN3: two convolutions, of 16 channels (5×5, stride 2) and 32 (4×4, stride 2), and a linear layer.
-
-    Source: Mao et al., Understanding Certified Training with Interval Bound Propagation, arXiv 2306.10426, in the form
-    of the published code, without batch normalisation.
+    """A network of fixed layers.
 
     Args:
+        name: one of ``LAYOUTS``, or ``resnet`` (``resnet``).
         input_shape: as in ``convolutional``.
         classes: as in ``convolutional``.
         activation: as in ``convolutional``.
         normalize: as in ``convolutional``.
         width: the factor of the numbers of channels and of hidden neurons.
+
+    Raises:
+        ValueError: if a convolution's padded input is smaller than its kernel.
     """
-    convolutions = [Convolution(_wide(16, width), 5, 2, 2), Convolution(_wide(32, width), 4, 2, 1)]
-    return convolutional(input_shape, convolutions, [], classes, activation, normalize)
-
-
-def cnn5(
-    input_shape: tuple[int, int, int],
-    classes: int,
-    activation: Callable[[], nn.Module] = LambdaGELU,
-    normalize: Normalize | None = None,
-    width: float = 1.0,
-) -> nn.Sequential:
-    """The network CNN5: convolutions of 16 (3×3), 16 and 32 channels (both 4×4, stride 2), and a hidden layer of 512.
-
-    Source and arguments are those of ``cnn3``.
-    """
-    narrow, wide = _wide(16, width), _wide(32, width)
-    convolutions = [Convolution(narrow, 3, 1, 1), Convolution(narrow, 4, 2, 1), Convolution(wide, 4, 2, 1)]
-    return convolutional(input_shape, convolutions, [_wide(512, width)], classes, activation, normalize)
-
-
-def cnn7(
-    input_shape: tuple[int, int, int],
-    classes: int,
-    activation: Callable[[], nn.Module] = LambdaGELU,
-    normalize: Normalize | None = None,
-    width: float = 1.0,
-) -> nn.Sequential:
-    """The network CNN7: five 3×3 convolutions, of 64, 64, 128 (stride 2), 128 and 128 channels, a hidden layer of 512.
-
-    A batch normalisation comes before each activation.
-
-    Source: the large network of Gowal et al., arXiv 1810.12715, with the batch normalisations of Shi et al., Fast
-    Certified Robust Training with Short Warmup, arXiv 2103.17245; CNN7 of Müller et al. (SABR), arXiv 2210.04871.
-    The arguments are those of ``cnn3``.
-    """
-    narrow, wide = _wide(64, width), _wide(128, width)
-    convolutions = [
-        Convolution(channels, 3, stride, 1)
-        for channels, stride in ((narrow, 1), (narrow, 1), (wide, 2), (wide, 1), (wide, 1))
-    ]
-    return convolutional(
-        input_shape, convolutions, [_wide(512, width)], classes, activation, normalize, batch_norm=True
-    )
+    if name == "resnet":
+        return resnet(input_shape, classes, activation, normalize, width)
+    convolutions, hidden, batch_norm = LAYOUTS[name]
+    wide = [replace(each, channels=_wide(each.channels, width)) for each in convolutions]
+    sizes = [_wide(size, width) for size in hidden]
+    return convolutional(input_shape, wide, sizes, classes, activation, normalize, batch_norm)
 
 
 class Residual(nn.Module):
@@ -228,7 +205,7 @@ def resnet(
     """A small residual network without batch normalisation.
 
     A 3×3 convolution of stride 2 to 8 channels and a ``Residual`` block come first, then the same with 16 channels, a
-    hidden layer of 64 and the output. The arguments are those of ``cnn3``.
+    hidden layer of 64 and the output. The arguments are those of ``fixed``.
     """
     modules: list[nn.Module] = [] if normalize is None else [normalize]
     inputs, *size = input_shape

@@ -50,7 +50,7 @@ def parser() -> Parser:
         "--figures",
         type=Path,
         metavar="DIR",
-        help="write figures for papers there, as PDF and PNG (needs matplotlib: pip install 'verifiable-relu[report]')",
+        help="write figures for papers there, as PDF and PNG (needs matplotlib)",
     )
     add_debug(made)
     return made

@@ -5,17 +5,15 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
-
-from markupsafe import Markup
 
 from verifiable_relu.campaign.result import Result
 from verifiable_relu.report.palette import ANSWERS
 from verifiable_relu.report.radius import radius, spelled
-from verifiable_relu.report.svg import Axis, Series, chart
-from verifiable_relu.report.table import Table
+from verifiable_relu.report.svg import Axis, Chart, Series
+from verifiable_relu.report.table import Cell, Table
 
 
 def verifier_names(results: Sequence[Result]) -> dict[str, str]:
@@ -28,6 +26,41 @@ def verifier_names(results: Sequence[Result]) -> dict[str, str]:
             counts[short] += 1
             names[result.verifier] = short if counts[short] == 1 else f"{short} {counts[short]}"
     return names
+
+
+def asked(results: Sequence[Result]) -> list[Result]:
+    """The results with files that could not be read counted for every method, since they were given to all of them.
+
+    Args:
+        results: at most one for each verifier and instance; those of files that could not be read have no verifier.
+    """
+    verifiers = [verifier for verifier in verifier_names(results) if verifier]
+    known = {(result.verifier, result.onnx, result.vnnlib) for result in results}
+    found = []
+    for result in results:
+        if result.verifier or not verifiers:
+            found.append(result)
+            continue
+        lacking = (v for v in verifiers if (v, result.onnx, result.vnnlib) not in known)
+        found += [replace(result, verifier=verifier) for verifier in lacking]
+    return found
+
+
+def by_method(results: Sequence[Result]) -> dict[str, list[Result]]:
+    """The results of each method, by its short name."""
+    groups: dict[str, list[Result]] = {}
+    names = verifier_names(results)
+    for result in results:
+        groups.setdefault(names[result.verifier], []).append(result)
+    return groups
+
+
+def by_instance(results: Sequence[Result]) -> dict[tuple[str, str], list[Result]]:
+    """The results about each instance, one for each method that was asked, by the names of network and property."""
+    groups: dict[tuple[str, str], list[Result]] = {}
+    for result in results:
+        groups.setdefault((result.onnx, result.vnnlib), []).append(result)
+    return groups
 
 
 def answer_style(answer: str) -> int:
@@ -83,17 +116,19 @@ def by_network(results: Sequence[Result]) -> Table:
 
 
 def stages(results: Sequence[Result]) -> Table:
-    """A row for each stage: the instances that went through it, and its seconds."""
-    spent: dict[str, list[float]] = {}
-    for result in results:
-        for stage, seconds in result.stages.items():
-            spent.setdefault(stage, []).append(seconds)
-    rows = [(stage, len(each), sum(each), max(each)) for stage, each in spent.items()]
-    return Table(("stage", "instances", "seconds in all", "most for one, seconds"), rows, caption="Where the time went")
+    """A row for each method and stage: the instances that went through it, and its seconds."""
+    spent: dict[tuple[str, str], list[float]] = {}
+    for method, members in by_method(results).items():
+        for result in members:
+            for stage, seconds in result.stages.items():
+                spent.setdefault((method, stage), []).append(seconds)
+    rows = [(*key, len(each), sum(each), max(each)) for key, each in spent.items()]
+    heads = ("method", "stage", "instances", "seconds in all", "most for one, seconds")
+    return Table(heads, rows, caption="Where the time went")
 
 
-def cactus(results: Sequence[Result]) -> Markup | None:
-    """The number of instances decided within so many seconds each; None where nothing is decided."""
+def cactus(results: Sequence[Result]) -> Chart | None:
+    """The number of instances that are decided within a time limit each; None where nothing is decided."""
     names = verifier_names(results)
     lines: dict[str, list[Result]] = {}
     for result in results:
@@ -110,7 +145,7 @@ def cactus(results: Sequence[Result]) -> Markup | None:
     total = max(Counter(names[result.verifier] for result in results).values())
     seconds = [point[1] for one in series for point in one.points]
     about = "; ".join(f"{name}: {len(members)} decided" for name, members in lines.items())
-    return chart(
+    return Chart(
         "Instances decided within a time limit",
         f"Of {total} instances, {about}.",
         series,
@@ -119,7 +154,7 @@ def cactus(results: Sequence[Result]) -> Markup | None:
     )
 
 
-def margins(results: Sequence[Result]) -> Markup | None:
+def margins(results: Sequence[Result]) -> Chart | None:
     """The margins in ascending order, those of one answer with one marker; None where there are none."""
     known = sorted(
         (result for result in results if result.margin is not None and math.isfinite(result.margin)),
@@ -128,18 +163,22 @@ def margins(results: Sequence[Result]) -> Markup | None:
     if not known:
         return None
     series = []
-    for answer, (_, name) in ANSWERS.items():
-        mine = [(number, result) for number, result in enumerate(known) if result.answer == answer]
-        if mine:
-            points = [(number + 1.0, result.margin or 0.0) for number, result in mine]
-            tips = [f"{Path(result.vnnlib).name}: {result.margin:.4g}" for _, result in mine]
-            series.append(Series(name, points, False, tips, answer_style(answer)))
-    return chart(
+    names = verifier_names(results)
+    for verifier, method in names.items():
+        of = f", {method}" if len(names) > 1 else ""
+        mine = [result for result in known if result.verifier == verifier]
+        for answer, (_, name) in ANSWERS.items():
+            placed = [(place, result) for place, result in enumerate(mine, 1) if result.answer == answer]
+            if placed:
+                points = [(float(place), result.margin or 0.0) for place, result in placed]
+                tips = [f"{Path(result.vnnlib).name}: {result.margin:.4g}" for _, result in placed]
+                series.append(Series(name + of, points, False, tips, answer_style(answer)))
+    return Chart(
         "Margins of all instances",
         f"{len(known)} margins from {known[0].margin:.3g} to {known[-1].margin:.3g}: proven lower bounds for what is "
         "verified or undecided, and the margin at the counterexample for what is violated.",
         series,
-        Axis("instances, by margin", 0.0, len(known) + 1.0),
+        Axis("instances, by margin", 0.0, max(len(one) for one in by_method(known).values()) + 1.0),
         Axis.about_zero("margin", [result.margin or 0.0 for result in known]),
     )
 
@@ -170,10 +209,10 @@ def at_radii(results: Sequence[Result]) -> list[AtRadius]:
     ]
 
 
-def certified(rows: Sequence[AtRadius]) -> Markup | None:
+def certified(rows: Sequence[AtRadius]) -> Chart | None:
     """The share of instances that is verified against ε, and the share that is not violated.
 
-    Networks of which every instance has a radius of its own have no such share. None for less than two radii.
+    Networks whose instances all have different radii have no such share. None for less than two radii.
     """
     lines: dict[tuple[str, str], list[AtRadius]] = {}
     for row in rows:
@@ -189,7 +228,7 @@ def certified(rows: Sequence[AtRadius]) -> Markup | None:
         for what, share in (("verified", _verified), ("not violated", _not_violated)):
             points = [(float(row.eps), share(row)) for row in members]
             series.append(Series(f"{name}: {what}", points, True, (), style, what != "verified"))
-    return chart(
+    return Chart(
         "Certified accuracy against the radius",
         "The share of the instances of each radius that is verified, and the share for which no counterexample was "
         "found; the exact share lies between the two.",
@@ -221,8 +260,18 @@ def radii_table(rows: Sequence[AtRadius]) -> Table:
 
 
 def instances(results: Sequence[Result]) -> Table:
-    """A row for each instance."""
+    """A row for each instance; where there are several methods, each has columns of its own."""
     names = verifier_names(results)
+    if len(names) > 1:
+        table = []
+        for (onnx, vnnlib), members in by_instance(results).items():
+            row: list[Cell] = [Path(vnnlib).name, Path(onnx).name]
+            for verifier in names:
+                mine = next((result for result in members if result.verifier == verifier), None)
+                row += [None] * 4 if mine is None else [mine.answer, mine.seconds, mine.margin, mine.detail]
+            table.append(row)
+        heads = [f"{what}, {name}" for name in names.values() for what in ("answer", "seconds", "margin", "note")]
+        return Table(("property", "network", *heads), table, caption="All instances")
     rows = [
         (
             Path(result.vnnlib).name, Path(result.onnx).name, names[result.verifier], result.answer,

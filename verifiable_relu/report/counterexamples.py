@@ -106,7 +106,7 @@ class Gallery:
 
 
 def spread(results: Sequence[Result], most: int) -> list[Result]:
-    """At most so many results, the first ones of every network, in their order."""
+    """At most ``most`` results, the first ones of every network, in their order."""
     places: Counter[str] = Counter()
     ranked = []
     for number, result in enumerate(results):

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from verifiable_relu.campaign.result import Result
-from verifiable_relu.errors import InputError
+from verifiable_relu.errors import InputError, missing
 from verifiable_relu.report import campaign, training
 from verifiable_relu.report.palette import ANSWERS, COLOURS, HATCHES, LINES, MARKERS
+from verifiable_relu.report.svg import Chart
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -49,7 +50,7 @@ def style() -> Iterator[None]:
         from cycler import cycler
         from matplotlib import rc_context
     except ModuleNotFoundError:
-        raise InputError("figures need matplotlib: pip install 'verifiable-relu[report]'") from None
+        raise missing("drawing figures", "matplotlib") from None
     settings: Any = {**_STYLE, "axes.prop_cycle": cycler(color=COLOURS)}
     with rc_context(settings):
         yield
@@ -87,11 +88,12 @@ def of_campaign(results: Sequence[Result], folder: Path) -> list[Path]:
     if not results:
         raise InputError("figures are drawn of campaigns and trainings; those of a study lie beside its records")
     _make(folder)
+    charts = {"cactus": campaign.cactus(results), "certified": campaign.certified(campaign.at_radii(results))}
     with style():
-        made = save(_cactus(results), folder / "cactus") + save(_answers(results), folder / "answers")
-        rows = campaign.at_radii(results)
-        if len({row.eps for row in rows}) > 1:
-            made += save(_certified(rows), folder / "certified")
+        made = save(_answers(results), folder / "answers")
+        for name, chart in charts.items():
+            if chart is not None:
+                made += save(_figure([chart], COLUMN, 2.4), folder / name)
     return made
 
 
@@ -102,24 +104,10 @@ def of_training(record: training.Record, folder: Path) -> list[Path]:
         InputError: without matplotlib, or if a file cannot be written.
     """
     _make(folder)
-    curves = training.curves(record)
-    shown = [name for name in ("loss", "lam", "unstable") if name in curves]
+    charts = training.charts(record)
+    shown = [charts[name] for name in ("loss", "lam", "unstable") if name in charts]
     with style():
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(COLUMN * len(shown) * 0.75, 2.1), layout="constrained")
-        for place, name in enumerate(shown):
-            axes = figure.add_subplot(1, len(shown), place + 1)
-            for number, series in enumerate(curves[name]):
-                axes.plot(
-                    *zip(*series.points, strict=True), LINES[number % len(LINES)], label=series.name,
-                    color=COLOURS[number % 8], marker=MARKERS[number % 8],
-                    markevery=max(1, len(series.points) // 8),
-                )  # fmt: skip
-            axes.set(xlabel="epoch", ylabel=training.LABELS[name], yscale="log" if name == "lam" else "linear")
-            if len(curves[name]) > 1:
-                axes.legend()
-        return save(figure, folder / "training")
+        return save(_figure(shown, 0.75 * COLUMN, 2.1), folder / "training")
 
 
 def _make(folder: Path) -> None:
@@ -129,37 +117,47 @@ def _make(folder: Path) -> None:
         raise InputError(f"the folder cannot be made: {error.strerror}", path=folder) from None
 
 
-def _figure(height: float) -> Figure:
+def _figure(charts: Sequence[Chart], width: float, height: float) -> Figure:
+    """Charts side by side, each of this width and height in inches."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-    return Figure(figsize=(COLUMN, height), layout="constrained")
-
-
-def _cactus(results: Sequence[Result]) -> Figure:
-    from matplotlib.ticker import MaxNLocator
-
-    figure = _figure(2.4)
-    axes = figure.add_subplot()
-    names = campaign.verifier_names(results)
-    lines: dict[str, list[float]] = {}
-    for result in results:
-        if result.answer in ("sat", "unsat"):
-            lines.setdefault(names[result.verifier], []).append(max(result.seconds, 1e-4))
-    for number, (name, seconds) in enumerate(lines.items()):
-        axes.plot(
-            range(1, len(seconds) + 1), sorted(seconds), LINES[number % len(LINES)], color=COLOURS[number % 8],
-            marker=MARKERS[number % 8], markevery=max(1, len(seconds) // 12), label=name,
-        )  # fmt: skip
-    axes.set(xlabel="instances decided", ylabel="seconds for each", yscale="log")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    if len(lines) > 1:
-        axes.legend()
+    figure = Figure(figsize=(width * len(charts), height), layout="constrained")
+    for place, chart in enumerate(charts):
+        axes = figure.add_subplot(1, len(charts), place + 1)
+        below: list[float] = []
+        for one in chart.series:
+            xs, ys = ([point[i] for point in one.points] for i in (0, 1))
+            look: dict[str, Any] = {
+                "color": COLOURS[one.style % len(COLOURS)],
+                "marker": MARKERS[one.style % len(MARKERS)],
+            }
+            if one.hollow:
+                # What is true lies between the series and the one before.
+                axes.fill_between(xs, below, ys, color=look["color"], alpha=0.15, lw=0)
+                continue
+            line = LINES[one.style % len(LINES)] if one.joined else "none"
+            axes.plot(xs, ys, line, markevery=max(1, len(xs) // 10), label=one.name, **look)
+            below = ys
+        for axis, of, whole in ((axes.xaxis, chart.x, True), (axes.yaxis, chart.y, False)):
+            axis.set_label_text(of.label)
+            if of.percent:
+                axis.set_major_formatter(PercentFormatter(1.0))
+            elif whole and all(float(x).is_integer() for one in chart.series for x, _ in one.points):
+                axis.set_major_locator(MaxNLocator(integer=True))
+        axes.set_yscale("log" if chart.y.log else "linear")
+        if chart.y.percent:
+            axes.set_ylim(chart.y.low, chart.y.high)
+        if len(chart.series) > 1:
+            axes.legend()
     return figure
 
 
 def _answers(results: Sequence[Result]) -> Figure:
+    from matplotlib.figure import Figure
+
     table = campaign.by_network(results)
-    figure = _figure(0.9 + 0.28 * len(table.rows))
+    figure = Figure(figsize=(COLUMN, 0.9 + 0.28 * len(table.rows)), layout="constrained")
     axes = figure.add_subplot()
     several = len({row[1] for row in table.rows}) > 1
     labels = [f"{row[0]}, {row[1]}" if several else str(row[0]) for row in table.rows]
@@ -178,27 +176,4 @@ def _answers(results: Sequence[Result]) -> Figure:
     axes.grid(False, axis="y")
     axes.set_xlabel("instances")
     figure.legend(loc="outside upper center", ncols=4, handlelength=1.4, columnspacing=1.0)
-    return figure
-
-
-def _certified(rows: Sequence[campaign.AtRadius]) -> Figure:
-    from matplotlib.ticker import PercentFormatter
-
-    figure = _figure(2.4)
-    axes = figure.add_subplot()
-    lines: dict[tuple[str, str], list[campaign.AtRadius]] = {}
-    for row in rows:
-        lines.setdefault((row.network, row.method), []).append(row)
-    several = len({method for _, method in lines}) > 1
-    for number, ((network, method), members) in enumerate(lines.items()):
-        eps = [float(row.eps) for row in members]
-        verified = [row.verified / row.instances for row in members]
-        upper = [1 - row.violated / row.instances for row in members]
-        name = f"{network}, {method}" if several else network
-        colour = COLOURS[number % 8]
-        axes.plot(eps, verified, LINES[number % 4], color=colour, marker=MARKERS[number % 8], label=name)
-        axes.fill_between(eps, verified, upper, color=colour, alpha=0.15, lw=0)
-    axes.set(xlabel="radius ε", ylabel="verified instances", ylim=(0, 1.02))
-    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-    axes.legend()
     return figure

@@ -24,7 +24,7 @@ class Section:
         id: its anchor, unique in the page.
         title: its heading.
         texts: paragraphs.
-        shares: answers, shown as a bar.
+        shares: answers, shown as a bar for each method; the only method has no name.
         charts: pairs of a caption and an SVG.
         figures: pairs of a caption and the address of a picture.
         tables: tables; readers can sort each by any column.
@@ -36,7 +36,7 @@ class Section:
     id: str
     title: str
     texts: Sequence[str] = ()
-    shares: Sequence[campaign.Share] = ()
+    shares: Mapping[str, Sequence[campaign.Share]] = field(default_factory=dict)
     charts: Sequence[tuple[str, Markup]] = ()
     figures: Sequence[tuple[str, str]] = ()
     tables: Sequence[Table] = ()

@@ -149,7 +149,7 @@ def stacks(path: Path, panels: Mapping[str, Mapping[str, Sequence[float]]], xlab
 
 
 def cactus(path: Path, panels: Mapping[str, Mapping[str, Sequence[float]]], limit: Mapping[str, float]) -> None:
-    """Draw a cactus plot: the number of queries (x) that were answered within so many seconds each (y, logarithmic).
+    """Draw a cactus plot: the number of queries (x) answered within a number of seconds each (y, logarithmic).
 
     Args:
         path: the file of the figure.

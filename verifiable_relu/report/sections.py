@@ -13,7 +13,7 @@ from typing import Any
 from verifiable_relu.campaign.result import REFUSED, Result
 from verifiable_relu.campaign.store import RESULTS, read_results
 from verifiable_relu.errors import InputError, printable
-from verifiable_relu.files import read_bytes, read_text
+from verifiable_relu.files import csv_cell, read_bytes, read_text
 from verifiable_relu.journal import Kind, plain, read_journal
 from verifiable_relu.report import campaign, training
 from verifiable_relu.report.counterexamples import Gallery, spread
@@ -67,7 +67,7 @@ def of_source(source: Path, pictures: int) -> Found:
             start = file.read(len(RESULTS.start))
     except OSError as error:
         raise InputError(f"no results here: {error.strerror}", path=records) from None
-    found = of_study(folder) if start.startswith(STUDIES.start) else of_results(read_results(folder), pictures)
+    found = of_study(folder) if start.startswith(STUDIES.start) else of_results(_instances(folder), pictures)
     if not found.sections:
         raise InputError("no results here", path=folder)
     return found
@@ -78,10 +78,20 @@ def of_results(results: Sequence[Result], pictures: int) -> Found:
     if not results:
         return Found("", ())
     # Records have the order in which answers were found.
-    results = sorted(results, key=lambda result: (natural(result.onnx), natural(result.vnnlib)))
-    answers = campaign.shares(results)
-    counts = ", ".join(f"{share.count} {share.name}" for share in answers)
-    disputed = sum(result.disputed for result in results)
+    results = sorted(campaign.asked(results), key=lambda result: (natural(result.onnx), natural(result.vnnlib)))
+    count, methods = len(campaign.by_instance(results)), campaign.by_method(results)
+    answers, said = {}, []
+    for name, members in methods.items():
+        mine = campaign.shares(members)
+        part = "" if len(members) == count else f" (asked {len(members)})"
+        answers["" if len(methods) == 1 else f"{name}{part}"] = mine
+        said.append(", ".join(f"{share.count} {share.name}" for share in mine))
+    if len(methods) == 1:
+        subtitle = f"{count} instances: {said[0]}"
+    else:
+        told = "; ".join(f"{name}: {counts}" for name, counts in zip(answers, said, strict=True))
+        subtitle = f"{count} instances, {len(methods)} methods. {told}"
+    disputed = len(campaign.by_instance([result for result in results if result.disputed]))
     warning = f"Verifier and checker disagree on {disputed} instances: {REFUSED}, so that they are undecided."
     texts = [warning] if disputed else []
     sections = [
@@ -89,7 +99,10 @@ def of_results(results: Sequence[Result], pictures: int) -> Found:
     ]
     at_radii = campaign.at_radii(results)
     charts = [
-        ("Instances decided within so many seconds each; further right and lower is better.", campaign.cactus(results)),
+        (
+            "Instances that are decided within a number of seconds each; further right and lower is better.",
+            campaign.cactus(results),
+        ),
         (
             "Margins: proven lower bounds, and the margin at counterexamples, which is at most 0.",
             campaign.margins(results),
@@ -100,10 +113,11 @@ def of_results(results: Sequence[Result], pictures: int) -> Found:
             campaign.certified(at_radii),
         ),
     ]
-    drawn = [(caption, chart) for caption, chart in charts if chart is not None]
+    drawn = [(caption, chart.svg()) for caption, chart in charts if chart is not None]
     tables = [campaign.stages(results), *([campaign.radii_table(at_radii)] if at_radii else [])]
     sections.append(Section("measures", "Time, margins and radii", charts=drawn, tables=tables))
-    violated = [result for result in results if result.counterexample is not None]
+    refuted = [result for result in results if result.counterexample is not None]
+    violated = [members[0] for members in campaign.by_instance(refuted).values()]
     if violated and pictures:
         shown = list(Gallery().show(spread(violated, pictures)))
         more = f"{len(shown)} of {len(violated)}, spread over the networks." if len(shown) < len(violated) else ""
@@ -111,13 +125,40 @@ def of_results(results: Sequence[Result], pictures: int) -> Found:
         sections.append(Section("counterexamples", "Counterexamples", [text for text in texts if text], gallery=shown))
     sections.append(Section("instances", "Instances", tables=[campaign.instances(results)], filter=True))
     sections.append(Section("made-with", "Made with", facts=campaign.facts(results)))
-    return Found(f"{len(results)} instances: {counts}", sections, results)
+    return Found(subtitle, sections, results)
+
+
+def _instances(folder: Path) -> list[Result]:
+    """The results that a folder holds, those of one file under two paths once, as the last run named it.
+
+    A campaign that is resumed in another folder names its files by other paths.
+    """
+    results = read_results(folder)
+    table = folder / "results.csv"
+    try:
+        rows = csv.DictReader(io.StringIO(read_text(table, _LARGEST)))
+        listed = {(row["onnx"], row["vnnlib"]) for row in rows}
+    except (InputError, KeyError, csv.Error):
+        return results
+
+    files: dict[tuple[str, ...], list[Result]] = {}
+    for result in results:
+        onnx, vnnlib = result.onnx, result.vnnlib
+        names = (Path(onnx).name, Path(vnnlib).name) if result.query else (onnx, vnnlib)
+        files.setdefault((result.verifier, result.query, *names), []).append(result)
+    found = []
+    for same in files.values():
+        last = [result for result in same if (csv_cell(result.onnx), csv_cell(result.vnnlib)) in listed]
+        found += last or same[-1:]
+    return found
 
 
 def of_training(record: training.Record) -> Found:
     """The page of a training's record."""
     sections = [
-        Section("curves", "Curves", charts=list(training.charts(record))),
+        Section(
+            "curves", "Curves", charts=[(training.CAPTIONS[k], c.svg()) for k, c in training.charts(record).items()]
+        ),
         Section("results", "Results", tables=[training.results(record)]),
         Section("options", "Options", tables=[training.options(record)], filter=True),
         Section("made-with", "Made with", facts={name: str(v) for name, v in record.get("versions", {}).items()}),

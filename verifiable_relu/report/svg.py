@@ -1,4 +1,7 @@
-"""Charts as SVG inside of an HTML page: they take the page's colours, and have titles and descriptions for readers."""
+"""Charts, which a page shows as SVG, and figures for papers as matplotlib draws them (``report.figures``).
+
+Within an HTML page they take the page's colours, and have titles and descriptions for readers of screens.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +19,8 @@ _MOST = 1e150
 """The largest number that an axis shows; larger ones are drawn at its end."""
 
 _FAR, _WIDEST = 100, 1e6
-"""An axis about 0 is logarithmic if half of its values are so many times less than the largest; it then reaches down to
-the largest divided by the second number at the least."""
+"""An axis about 0 is logarithmic if half of its values are less than the largest divided by the first number. It then
+reaches down to the largest divided by the second number at the least."""
 
 COLOURS = 8
 """The number of colours that the page's style sheet has."""
@@ -93,7 +96,7 @@ class Axis:
 
     @staticmethod
     def over(label: str, values: Sequence[float], log: bool = False, percent: bool = False) -> Axis:
-        """The axis that has room for all values, of which a logarithmic one takes the positive ones."""
+        """The axis that has room for all values, a logarithmic one for all positive values."""
         held = [max(-_MOST, min(v, _MOST)) for v in values if math.isfinite(v) and (v > 0 or not log)]
         low, high = min(held, default=1.0 if log else 0.0), max(held, default=1.0)
         if log:
@@ -136,25 +139,35 @@ class Axis:
         return f"{value:.4g}" if self.linear or abs(value) > 1e-12 else "0"
 
 
-def chart(title: str, about: str, series: Sequence[Series], x: Axis, y: Axis) -> Markup:
+@dataclass(frozen=True)
+class Chart:
     """A chart of points and lines.
 
-    Args:
-        title: the chart's name, for readers of screens.
-        about: what the chart shows, in a sentence, for readers of screens.
+    Attributes:
+        title: its name, for readers of screens.
+        about: what it shows, in a sentence, for readers of screens.
         series: what is drawn, in this order.
         x: the horizontal axis.
         y: the vertical axis.
     """
-    parts = [
-        Markup('<svg class="chart" viewBox="0 0 {} {}" role="img"><title>{}</title><desc>{}</desc>').format(
-            _WIDTH, _HEIGHT, title, about
-        ),
-        *_axes(x, y),
-        *(_drawn(one, x, y) for one in series),
-        Markup("</svg>"),
-    ]
-    return Markup("").join(parts) + _legend(series)
+
+    title: str
+    about: str
+    series: Sequence[Series]
+    x: Axis
+    y: Axis
+
+    def svg(self) -> Markup:
+        """The chart within a page, with its legend."""
+        parts = [
+            Markup('<svg class="chart" viewBox="0 0 {} {}" role="img"><title>{}</title><desc>{}</desc>').format(
+                _WIDTH, _HEIGHT, self.title, self.about
+            ),
+            *_axes(self.x, self.y),
+            *(_drawn(one, self.x, self.y) for one in self.series),
+            Markup("</svg>"),
+        ]
+        return Markup("").join(parts) + _legend(self.series)
 
 
 def _legend(series: Sequence[Series]) -> Markup:

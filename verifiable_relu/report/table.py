@@ -85,7 +85,7 @@ class Table:
         """The table in CSV, with six significant digits.
 
         An estimate takes two columns; the second, whose heading ends in ``_half``, has half the width of its interval.
-        An interval takes three, of which the last two, ``_low`` and ``_high``, have its ends.
+        An interval takes three; the last two, ``_low`` and ``_high``, have its ends.
         """
         suffixes = [self._suffixes(i) for i in range(len(self.columns))]
         text = io.StringIO()

@@ -7,11 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from markupsafe import Markup
-
 from verifiable_relu.errors import InputError
 from verifiable_relu.files import read_text
-from verifiable_relu.report.svg import Axis, Series, chart
+from verifiable_relu.report.svg import Axis, Chart, Series
 from verifiable_relu.report.table import Cell, Table
 
 _LARGEST = 1 << 26
@@ -82,14 +80,16 @@ CAPTIONS = {
 """The caption of each chart."""
 
 
-def charts(record: Record) -> Iterator[tuple[str, Markup]]:
-    """Captions and charts."""
+def charts(record: Record) -> dict[str, Chart]:
+    """The charts that the record has numbers for, by the names of ``LABELS``."""
+    found = {}
     for name, series in curves(record).items():
         ys = [y for one in series for _, y in one.points]
         x = Axis("epoch", 0.0, float(len(record["epochs"])) + 0.5)
         y = Axis.over(LABELS[name], ys, log=name == "lam", percent=name == "accuracy")
         about = f"{CAPTIONS[name]} From {ys[0]:.4g} to {series[0].points[-1][1]:.4g}."
-        yield CAPTIONS[name], chart(LABELS[name], about, series, x, y)
+        found[name] = Chart(LABELS[name], about, series, x, y)
+    return found
 
 
 def results(record: Record) -> Table:

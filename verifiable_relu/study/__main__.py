@@ -36,7 +36,7 @@ def parser() -> Parser:
         type=scheduler,
         metavar="dask://HOST:PORT",
         help="a running Dask scheduler, whose workers train and answer; they need the same files under the same paths "
-        "(pip install 'verifiable-relu[dask]')",
+        "(needs the package distributed)",
     )
     made.add_argument(
         "--only", metavar="NETWORK", action="append", default=[], help="work on this network alone (repeatable)"
@@ -82,7 +82,7 @@ def run(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     if not options.table:
         from verifiable_relu.study.machine import conditions
         from verifiable_relu.study.pool import hands
-        from verifiable_relu.study.runner import Study
+        from verifiable_relu.study.runner import Runner
 
         def say(line: str) -> None:
             if not options.quiet:
@@ -93,7 +93,7 @@ def run(options: argparse.Namespace, arguments: Sequence[str]) -> int:
                 Records(places.folder, lambda: conditions("verifiable_relu.study", list(arguments))) as records,
                 hands(options.jobs, options.executor) as pool,
             ):
-                Study(suite, places, records, pool, say, options.only).run()
+                Runner(suite, places, records, pool, say, options.only).run()
         except KeyboardInterrupt:
             complain("study", "interrupted; the same command goes on from here")
             return 130

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import random
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -18,8 +19,8 @@ from verifiable_relu.data import Dataset
 from verifiable_relu.network import Network
 from verifiable_relu.spec.balls import linf_property
 from verifiable_relu.spec.property import Property, Query
-from verifiable_relu.study.answers import ONE, fields
 from verifiable_relu.study.records import Records
+from verifiable_relu.study.state import ONE, fields
 from verifiable_relu.study.training import images_of
 from verifiable_relu.verifiers.base import Reason
 
@@ -27,6 +28,23 @@ DECIMALS = 9
 """The decimals to which bounds of boxes are rounded outward, so that property files need no quotients."""
 
 _BATCH = 250
+
+
+def shuffled(balls: Iterable[Ball], seed: str) -> list[Ball]:
+    """Balls in an order that ``seed`` draws, whatever order they are given in: images in random order, and each of them
+    asked of all networks, in random order, before the next.
+
+    An arm that comes first would meet another state of process and machine than the last one. Answers that are compared
+    are next to each other, so that a machine that gets slower touches all arms alike.
+    """
+    blocks: dict[tuple[str, str, int], list[Ball]] = {}
+    for one in sorted(balls, key=lambda one: (one.source, one.eps, one.image, str(one.onnx))):
+        blocks.setdefault((one.source, one.eps, one.image), []).append(one)
+    drawn, order = random.Random(seed), list(blocks.values())
+    drawn.shuffle(order)
+    for block in order:
+        drawn.shuffle(block)
+    return [one for block in order for one in block]
 
 
 @dataclass(frozen=True)
@@ -89,6 +107,10 @@ class Answers:
     def find(self, key: Key, timeout: float, checked: bool) -> Result | None:
         """None: instances with an answer are not part of the campaign."""
         return None
+
+    def holds(self, result: Result) -> bool:
+        """True: no answer here is of an earlier run."""
+        return True
 
     def append(self, result: Result, counterexample: str | None) -> None:
         """Write the record of a result, unless the user interrupted the work on it."""

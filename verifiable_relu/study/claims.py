@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from verifiable_relu.report.estimate import Interval
-from verifiable_relu.study.joined import Cell, Record, Setting, Study
+from verifiable_relu.study.joined import Cell, Setting, Study
 from verifiable_relu.study.numbers import result, unstable
+from verifiable_relu.study.records import Record
 from verifiable_relu.study.statistics import Paired, by_seed, holm, interval, mcnemar, wilcoxon
 
 LEVEL = 0.05
@@ -97,8 +98,9 @@ def outcomes(study: Study) -> list[Outcome]:
 
 def outcome(study: Study, claim: Record) -> Outcome:
     """The outcome of a claim by itself, without a correction."""
-    about = claim["network"], claim["objective"], claim["weight"]
-    first, second = (study.group(Setting(*about, claim[side])) for side in ("arm", "against"))
+    aim = claim["objective"], claim["weight"]
+    first = study.group(Setting(claim["network"], *aim, claim["arm"]))
+    second = study.group(Setting(claim.get("against_network") or claim["network"], *aim, claim["against"]))
     measure, eps, method = claim["measure"], claim["eps"], claim["method"]
     pairs: dict[int, tuple[float, float]] = {}
     images: dict[int, list[float]] = defaultdict(list)
@@ -139,6 +141,12 @@ def findings(found: Sequence[Outcome]) -> list[str]:
     return [_sentence(each) for each in found]
 
 
+def other(claim: Record) -> str:
+    """The arm with which a claim compares, and its network where that is another one."""
+    network = claim.get("against_network")
+    return f"{claim['against']}, {network}" if network else str(claim["against"])
+
+
 def _sentence(found: Outcome) -> str:
     claim = found.claim
     said = f"{claim['says'].rstrip('.')}: **{found.reading}**"
@@ -153,7 +161,7 @@ def _sentence(found: Outcome) -> str:
         tests += f", {found.corrected:.2g} corrected"
     form = _form(claim["measure"])
     return (
-        f"{said}; {claim['arm']} {found.first:{form}} against {claim['against']} {found.second:{form}}, "
+        f"{said}; {claim['arm']} {found.first:{form}} against {other(claim)} {found.second:{form}}, "
         f"difference {found.difference:+z{form}}, {tests} (row `{claim['name']}`)."
     )
 

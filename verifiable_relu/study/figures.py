@@ -9,9 +9,10 @@ from typing import Any
 
 from verifiable_relu.report import panels
 from verifiable_relu.report.names import spoken
-from verifiable_relu.study.joined import Record, Study, joined
+from verifiable_relu.study.accuracy_tables import fronts, undominated
+from verifiable_relu.study.joined import Study, joined
 from verifiable_relu.study.numbers import mean, share
-from verifiable_relu.study.pareto import fronts, undominated
+from verifiable_relu.study.records import Record
 from verifiable_relu.study.time_tables import common, decides
 
 Panels = dict[str, dict[str, Any]]

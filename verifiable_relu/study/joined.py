@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from verifiable_relu.study.records import Record
+from verifiable_relu.study.state import State
 from verifiable_relu.study.statistics import par2
 from verifiable_relu.train.arms import ARMS
 from verifiable_relu.verifiers.registry import METHODS
-
-Record = Mapping[str, Any]
 
 
 class Setting(NamedTuple):
@@ -56,7 +56,7 @@ class Cell:
 
     @property
     def setting(self) -> Setting:
-        """The setting of which the network is one seed."""
+        """The setting whose seed the network is."""
         return Setting(*(self.training[name] for name in Setting._fields))
 
     @property
@@ -189,7 +189,7 @@ class Study:
         return list(dict.fromkeys(setting.arm for setting in self.settings if setting.network == network))
 
     def hardened(self, arm: str) -> bool:
-        """Whether an arm trains an activation with a hardness λ; False for one of which nothing was trained."""
+        """Whether an arm trains an activation with a hardness λ; False for an arm without a training."""
         trained = next((cell.training["options"]["arm"] for cell in self.cells if cell.setting.arm == arm), None)
         return trained is not None and ARMS[trained].hardness != "none"
 
@@ -221,37 +221,26 @@ class Study:
 
 def joined(records: Sequence[Record]) -> Study:
     """The study of a list of records, complete or not; a later record of the same thing replaces an earlier one."""
-    suite: Record = {}
-    trainings: dict[str, Record] = {}
-    images: dict[str, Record] = {}
+    state = State.of(records)
     answers: dict[str, dict[tuple[str, str], dict[int, Record]]] = defaultdict(lambda: defaultdict(dict))
+    for (name, eps, method, image), answer in state.answers.items():
+        answers[name][eps, method][image] = answer
     measures: dict[str, dict[str, Any]] = defaultdict(dict)
-    notes: dict[str, None] = {}
-    for record in records:
-        match record["kind"]:
-            case "suite":
-                suite = record
-            case "training":
-                trainings[record["cell"]] = record
-            case "images":
-                images[record["cell"]] = record
-            case "answer":
-                answers[record["cell"]][record["eps"], record["method"]][record["image"]] = record
-            case "measure":
-                measures[record["cell"]][record["name"]] = record["value"]
-            case "note":
-                notes[record["text"]] = None
+    for (name, measure), record in state.measures.items():
+        measures[name][measure] = record["value"]
+    suite: Record = state.suite or {}
     described = suite.get("suite", {})
     methods = {each["name"]: tuple(each["methods"]) for each in described.get("networks", ())}
     cells = [
         Cell(
             training,
-            tuple(images.get(name, {}).get("images", ())),
-            frozenset(images.get(name, {}).get("right", ())),
+            tuple(state.images.get(name, {}).get("images", ())),
+            frozenset(state.images.get(name, {}).get("right", ())),
             answers[name],
             measures[name],
             methods.get(training["network"]) or tuple(dict.fromkeys(method for _, method in answers[name])),
         )
-        for name, training in trainings.items()
+        for name, training in state.trainings.items()
     ]
-    return Study(suite.get("name", "study"), described, tuple(sorted(cells, key=lambda c: c.seed)), tuple(notes))
+    notes = tuple(dict.fromkeys(record["text"] for record in state.notes))
+    return Study(suite.get("name", "study"), described, tuple(sorted(cells, key=lambda c: c.seed)), notes)

@@ -18,7 +18,7 @@ from verifiable_relu.train.loop import build
 from verifiable_relu.train.objective import objective
 
 _STEPS = 4
-"""The number of steps that a trial of a training takes, the first of which is not timed."""
+"""The number of steps that a trial of a training takes; the first step is not timed."""
 
 
 def plan(suite: Suite, places: Places, records: Sequence[Record], jobs: int) -> Iterator[str]:

@@ -12,15 +12,13 @@ from verifiable_relu.campaign.parallel import run_parallel
 from verifiable_relu.campaign.worker import Job
 from verifiable_relu.network import read_onnx
 from verifiable_relu.study import asking
-from verifiable_relu.study.answers import gathered
 from verifiable_relu.study.asking import Answers, Ball, Balls
 from verifiable_relu.study.cells import Cell, Places
-from verifiable_relu.study.measuring import Measuring
 from verifiable_relu.study.pool import Pool
 from verifiable_relu.study.records import Records
-from verifiable_relu.study.state import State, of_seed
+from verifiable_relu.study.state import State, gathered, of_seed
 from verifiable_relu.study.suite import Method, Suite
-from verifiable_relu.study.training import Training, data_of, images_of, untrained
+from verifiable_relu.study.training import Measuring, Training, data_of, images_of, untrained
 from verifiable_relu.train.checkpoint import write_whole
 from verifiable_relu.train.loop import build
 from verifiable_relu.verifiers.registry import make
@@ -33,7 +31,7 @@ Say = Callable[[str], None]
 """A function that tells the user one line."""
 
 
-class Study:
+class Runner:
     """A study in its folder.
 
     Args:
@@ -156,7 +154,11 @@ class Study:
         self.pool.perform(tasks, keep)
 
     def ask(self, cells: Sequence[Cell], method: Method) -> None:
-        """Ask a method about all balls that it has not answered; every answer is recorded as soon as it is known."""
+        """Ask a method about all balls that it has not answered; every answer is recorded as soon as it is known.
+
+        Each is asked by itself, those of all arms in random order (``asking.shuffled``), so that seconds can be
+        compared.
+        """
         state = self.state
         entries: list[Ball] = []
         about: dict[tuple[str, str], dict[str, Any]] = {}
@@ -174,7 +176,8 @@ class Study:
         if not entries:
             return
         job, keeper = Job(make(method.name), Balls(), clock=processor_seconds), Answers(self.records, about)
-        run_parallel(entries, job, self.pool.slots, keeper)
+        order = asking.shuffled(entries, f"{cells[0].options.seed} {method.name}")
+        run_parallel(order, job, self.pool.slots, keeper, alone=True)
         counted = Counter(result.answer for result in keeper.results)
         told = ", ".join(f"{count} {answer}" for answer, count in sorted(counted.items()))
         spent = sum(result.seconds for result in keeper.results)

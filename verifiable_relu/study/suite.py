@@ -14,10 +14,9 @@ from typing import Any
 from verifiable_relu.arguments import fraction
 from verifiable_relu.data.registry import DATASETS
 from verifiable_relu.errors import InputError
-from verifiable_relu.study.cells import Cell
+from verifiable_relu.study.cells import VARIANTS, Cell, variant_options
 from verifiable_relu.study.outcomes import CLAIMED
-from verifiable_relu.study.toml_table import Table, count, number, one_of, positive, text, texts
-from verifiable_relu.study.variants import VARIANTS, variant_options
+from verifiable_relu.study.toml_table import Keys, count, number, one_of, positive, text, texts
 from verifiable_relu.train.options import Options
 from verifiable_relu.train.options import number as radius
 from verifiable_relu.verifiers.registry import methods
@@ -32,7 +31,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+-]{0,60}")
 
 
 @dataclass(frozen=True)
-class Setting:
+class Architecture:
     """An architecture on a data set, and the questions about it.
 
     Attributes:
@@ -96,6 +95,7 @@ class Claim:
         network: the name of the setting.
         arm: the variant that the claim is about.
         against: the variant with which it is compared.
+        against_network: the setting of that variant; empty for the same setting.
         objective: the name of the objective.
         weight: the weight of the objective.
         measure: one of ``outcomes.CLAIMED``.
@@ -115,6 +115,7 @@ class Claim:
     eps: str
     method: str
     expected: str
+    against_network: str = ""
 
 
 @dataclass(frozen=True)
@@ -138,7 +139,7 @@ class Suite:
     about: str
     tuning: str
     cut: str
-    settings: tuple[Setting, ...]
+    settings: tuple[Architecture, ...]
     objectives: tuple[Objective, ...]
     methods: tuple[Method, ...]
     claims: tuple[Claim, ...]
@@ -164,11 +165,11 @@ class Suite:
         digest = hashlib.sha256(self.text.encode()).hexdigest()
         return {"name": self.name, "digest": digest, "suite": described, "text": self.text}
 
-    def setting(self, name: str) -> Setting:
+    def setting(self, name: str) -> Architecture:
         """The setting of a name."""
         return next(each for each in self.settings if each.name == name)
 
-    def source(self, setting: Setting) -> str:
+    def source(self, setting: Architecture) -> str:
         """The data of a setting as the trainer takes it: a name, or a file's path, which is relative to the suite."""
         return str((self.path.parent / setting.data).resolve()) if setting.data.endswith(".npz") else setting.data
 
@@ -197,7 +198,7 @@ def read(path: Path) -> Suite:
     Raises:
         InputError: if the file cannot be read or is no suite; the error names the line.
     """
-    table = Table.read(path)
+    table = Keys.read(path)
     about, tuning, cut = (table.take(key, text) for key in ("about", "tuning", "cut"))
     arms = table.take("arms", _variants)
     seeds, images = table.take("seeds", count), table.take("images", count)
@@ -214,7 +215,7 @@ def read(path: Path) -> Suite:
     networks, aims = [each.table("training") for each in trained], [each.table("training") for each in aimed]
     for each, options in zip(trained, networks, strict=True):
         settings.append(
-            Setting(
+            Architecture(
                 each.take("name", _name),
                 each.take("data", _data),
                 each.take("eps", _radii),
@@ -252,7 +253,7 @@ _WEIGHTED = ("certified", "stability", "l1", "decay")
 """The options that can be the weight of an objective."""
 
 
-def _claim(table: Table, settings: list[Setting], objectives: list[Objective]) -> Claim:
+def _claim(table: Keys, settings: list[Architecture], objectives: list[Objective]) -> Claim:
     """The claim that a table describes.
 
     Raises:
@@ -261,21 +262,26 @@ def _claim(table: Table, settings: list[Setting], objectives: list[Objective]) -
     name, says = table.take("name", _name), table.take("says", text)
     network = table.take("network", one_of([each.name for each in settings]))
     setting = next(each for each in settings if each.name == network)
-    arm, against = table.take("arm", one_of(setting.arms)), table.take("against", one_of(setting.arms))
+    beside = table.take("against_network", one_of([each.name for each in settings]), network)
+    other = next(each for each in settings if each.name == beside)
+    arm, against = table.take("arm", one_of(setting.arms)), table.take("against", one_of(other.arms))
+    shared = tuple(each for each in setting.eps if each in other.eps)
+    asked = tuple(each for each in setting.methods if each in other.methods)
     aim = table.take("objective", one_of([each.name for each in objectives]), objectives[0].name)
     weights = next(each for each in objectives if each.name == aim).weights
     weight = table.take("weight", number, weights[0])
     if weight not in weights:
         raise table.error(f"the objective '{aim}' has no weight {weight:g}", "weight")
     measure = table.take("measure", one_of(tuple(CLAIMED)))
-    eps = table.take("eps", one_of(setting.eps)) if "eps" in CLAIMED[measure] else ""
-    method = table.take("method", one_of(setting.methods)) if "method" in CLAIMED[measure] else ""
+    eps = table.take("eps", one_of(shared)) if "eps" in CLAIMED[measure] else ""
+    method = table.take("method", one_of(asked)) if "method" in CLAIMED[measure] else ""
     expected = table.take("expected", one_of(EXPECTED))
     table.done()
-    return Claim(name, says, network, arm, against, aim, weight, measure, eps, method, expected)
+    named = "" if beside == network else beside
+    return Claim(name, says, network, arm, against, aim, weight, measure, eps, method, expected, named)
 
 
-def _options(setting: Setting, objective: Objective, weight: float, arm: str, seed: int) -> Options:
+def _options(setting: Architecture, objective: Objective, weight: float, arm: str, seed: int) -> Options:
     """The options of a training; ε is the middle radius of the questions unless the suite says otherwise.
 
     Raises:
@@ -287,13 +293,13 @@ def _options(setting: Setting, objective: Objective, weight: float, arm: str, se
     return replace(variant_options(arm, Options(setting.data, **values)), seed=seed)
 
 
-def _check_options(setting: Setting, objective: Objective, tables: Sequence[Table]) -> None:
+def _check_options(setting: Architecture, objective: Objective, tables: Sequence[Keys]) -> None:
     """Check the options of all trainings of a setting with an objective.
 
     Args:
         setting: the setting.
         objective: the objective.
-        tables: the tables of options, of which the first one that has an option decides on it.
+        tables: the tables of options; the first one that has an option decides on it.
 
     Raises:
         InputError: for options with which no network can be trained.
@@ -312,7 +318,7 @@ _OPTIONS = {field.name: field.default for field in fields(Options) if field.name
 """The options of trainings that a suite can set, with their defaults."""
 
 
-def _training(table: Table) -> dict[str, Any]:
+def _training(table: Keys) -> dict[str, Any]:
     """The options of trainings that a table gives.
 
     Raises:
@@ -377,7 +383,7 @@ def _numbers(value: object) -> tuple[float, ...]:
     return tuple(number(each) for each in value)
 
 
-def _different(tables: Sequence[Table], names: Sequence[str]) -> None:
+def _different(tables: Sequence[Keys], names: Sequence[str]) -> None:
     """Check that the tables of an array have different names.
 
     Raises:

@@ -14,8 +14,9 @@ from verifiable_relu.report.markdown import Page
 from verifiable_relu.report.table import Table
 from verifiable_relu.study import accuracy_tables, figures, network_tables
 from verifiable_relu.study.claims import LEVEL, Outcome, findings, outcomes
-from verifiable_relu.study.joined import Record, Study, joined
-from verifiable_relu.study.screening import screening_table
+from verifiable_relu.study.joined import Study, joined
+from verifiable_relu.study.network_tables import screening_table
+from verifiable_relu.study.records import Record
 from verifiable_relu.study.time_tables import time_table
 
 SECTIONS: Mapping[str, tuple[str, str, Callable[[Study], Table]]] = {

@@ -1,4 +1,8 @@
-"""A TOML file whose errors name the line: tables that know which of their keys were taken."""
+"""A TOML file whose errors name the line: tables that know which of their keys were taken.
+
+Lines are looked up in the text, since no well-kept parser for Python tells where a value stands: ``tomllib`` and
+``tomlkit`` have positions in the errors of their own alone.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +27,8 @@ _HEADER = re.compile(r"\s*(\[\[?)\s*([^\[\]]+?)\s*\]\]?\s*(#.*)?$")
 _KEY = re.compile(r"\s*([A-Za-z0-9_\-.\"' ]+?)\s*=")
 
 
-class Table:
-    """A table of a TOML file, of which each key is taken once.
+class Keys:
+    """A table of a TOML file; each key is taken once.
 
     Args:
         path: the file.
@@ -45,7 +49,7 @@ class Table:
         self._place = place
 
     @classmethod
-    def read(cls, path: Path) -> Table:
+    def read(cls, path: Path) -> Keys:
         """The table that a file holds.
 
         Raises:
@@ -98,24 +102,23 @@ class Table:
         except ValueError as error:
             raise self.error(f"{key}: {error}", key) from None
 
-    def table(self, key: str) -> Table:
+    def table(self, key: str) -> Keys:
         """The table that a key names; an empty one where there is none.
 
         Raises:
             InputError: if the value of the key is no table.
         """
         values: dict[str, Any] = self.take(key, _dict, {})
-        return Table(self._path, self._text, values, (*self._place, key))
+        return Keys(self._path, self._text, values, (*self._place, key))
 
-    def tables(self, key: str) -> list[Table]:
+    def tables(self, key: str) -> list[Keys]:
         """The tables of an array of tables; none where the key is missing.
 
         Raises:
             InputError: if the value of the key is no array of tables.
         """
-        found: list[Any] = self.take(key, _list, [])
-        return [Table(self._path, self._text, self._dict_of(each, key), (*self._place, key, i)) for i, each in
-                enumerate(found)]  # fmt: skip
+        found: list[dict[str, Any]] = self.take(key, lambda value: [_dict(each) for each in _list(value)], [])
+        return [Keys(self._path, self._text, each, (*self._place, key, i)) for i, each in enumerate(found)]
 
     def done(self) -> None:
         """Check that all keys were taken.
@@ -126,30 +129,19 @@ class Table:
         for key in self._left:
             raise self.error(f"unknown key '{key}'; known are {', '.join(self._known)}", key)
 
-    def _dict_of(self, value: object, key: str) -> dict[str, Any]:
-        try:
-            return _dict(value)
-        except ValueError as error:
-            raise self.error(f"{key}: {error}", key) from None
+
+# What reads a value raises a ValueError, which says what the value should be.
 
 
 def text(value: object) -> str:
-    """A text.
-
-    Raises:
-        ValueError: for anything else.
-    """
+    """A text."""
     if not isinstance(value, str):
         raise ValueError("must be a text")
     return value
 
 
 def texts(value: object) -> tuple[str, ...]:
-    """At least one text, each once.
-
-    Raises:
-        ValueError: for anything else.
-    """
+    """At least one text, each once."""
     found = tuple(text(each) for each in _list(value))
     if not found or len(set(found)) < len(found):
         raise ValueError("must be a list of texts, each once")
@@ -157,11 +149,7 @@ def texts(value: object) -> tuple[str, ...]:
 
 
 def positive(value: object) -> float:
-    """A positive, finite number.
-
-    Raises:
-        ValueError: for anything else.
-    """
+    """A positive, finite number."""
     found = number(value)
     if found <= 0:
         raise ValueError("must be a positive number")
@@ -169,22 +157,14 @@ def positive(value: object) -> float:
 
 
 def number(value: object) -> float:
-    """A finite number.
-
-    Raises:
-        ValueError: for anything else.
-    """
+    """A finite number."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e300:
         raise ValueError("must be a finite number")
     return float(value)
 
 
 def count(value: object) -> int:
-    """A positive whole number of at most a million.
-
-    Raises:
-        ValueError: for anything else.
-    """
+    """A positive whole number of at most a million."""
     if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= 1_000_000:
         raise ValueError("must be a positive whole number")
     return value

@@ -1,4 +1,4 @@
-"""The training of a cell of a study, in a process of its own."""
+"""The training of a cell of a study, and the measures of its network, each in a process of its own."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from torch import nn
 
 from verifiable_relu.data import Dataset, load
 from verifiable_relu.errors import UnsupportedError
-from verifiable_relu.network import from_torch, write_onnx
+from verifiable_relu.network import from_torch, read_onnx, write_onnx
 from verifiable_relu.study.cells import Cell, Places
 from verifiable_relu.train.arms import ARMS
 from verifiable_relu.train.checkpoint import write_whole
@@ -100,3 +101,38 @@ def _written(path: Path, model: nn.Module, shape: tuple[int, ...]) -> str:
     data = write_onnx(from_torch(model, shape))
     write_whole(path, data)
     return hashlib.sha256(data).hexdigest()
+
+
+@dataclass(frozen=True)
+class Measuring:
+    """The task of measuring a cell's network.
+
+    Attributes:
+        cell: the cell.
+        places: the folder of the study.
+        images: the test images that the network is asked about, which it classifies rightly.
+        radii: the radii of the balls, as text.
+    """
+
+    cell: Cell
+    places: Places
+    images: tuple[int, ...]
+    radii: tuple[str, ...]
+
+    def __call__(self) -> dict[str, Any]:
+        """The measures by name (``measures.measure_network``).
+
+        Raises:
+            InputError: for data or networks that cannot be read.
+        """
+        from verifiable_relu.study.measures import measure_network
+
+        smooth = self.places.smooth(self.cell)
+        return measure_network(
+            read_onnx(self.places.network(self.cell)),
+            read_onnx(smooth) if smooth.is_file() else None,
+            self.cell.options,
+            images_of(self.cell.source),
+            np.array(self.images, dtype=int),
+            self.radii,
+        )

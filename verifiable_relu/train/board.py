@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from verifiable_relu.errors import InputError
+from verifiable_relu.errors import InputError, missing
 
 
 class Board:
@@ -23,9 +23,7 @@ class Board:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
-            raise InputError(
-                "TensorBoard is not installed: pip install 'verifiable-relu[tensorboard]'", place="--tensorboard"
-            ) from None
+            raise missing("writing curves", "tensorboard", place="--tensorboard") from None
         try:
             self._writer = SummaryWriter(folder)
         except OSError as error:

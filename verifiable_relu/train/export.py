@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import platform
 import statistics
 from dataclasses import asdict
@@ -20,11 +19,10 @@ from verifiable_relu.nn import substitute_relu
 from verifiable_relu.train import compress
 from verifiable_relu.train.arms import ARMS
 from verifiable_relu.train.checkpoint import write_whole
-from verifiable_relu.train.loop import Trained, accuracy, attacked_accuracy
+from verifiable_relu.train.loop import Trained, accuracy, attacked_accuracy, measure_swap
 from verifiable_relu.train.monitor import settled
 from verifiable_relu.train.options import Options
 from verifiable_relu.train.patterns import unstable_neurons
-from verifiable_relu.train.swap import measure
 
 ATTACKED = 1000
 """The number of test images, the first ones, on which attacked accuracy and unstable neurons are measured."""
@@ -54,16 +52,16 @@ def finish(
     hard, swap = model if ARMS[options.arm].swap == "never" else substitute_relu(model), trained.swap
     assert isinstance(hard, torch.nn.Sequential)
     if swap is None and ARMS[options.arm].swap != "never":
-        swap = measure(model, hard, images, labels, options.total_epochs)
+        swap = measure_swap(model, hard, test)
     results: dict[str, Any] = {"clean": accuracy(hard, images, labels)}
     if swap is not None:
         results |= {
-            "clean_before_substitution": swap.clean_before,
-            "clean_after_substitution": swap.clean_after,
-            "substituted_after_epochs": swap.epoch,
-            "mean_logit_change": swap.mean_change,
-            "worst_logit_change": swap.worst_change,
-            "proven_logit_change": None if math.isnan(swap.proven_change) else swap.proven_change,
+            "clean_before_substitution": swap.accuracy_smooth,
+            "clean_after_substitution": swap.accuracy,
+            "substituted_after_epochs": options.total_epochs if trained.swapped is None else trained.swapped,
+            "mean_logit_change": swap.mean,
+            "worst_logit_change": swap.worst,
+            "proven_logit_change": swap.proven,
             "flipped_predictions": swap.flipped,
         }
     results["lam_learned"] = trained.learned

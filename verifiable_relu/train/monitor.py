@@ -21,7 +21,7 @@ class Monitor:
     """The measurements of one training.
 
     Args:
-        images: the training images, of which the first ``PROBED`` are measured.
+        images: the training images; the first ``PROBED`` are measured.
         eps: the radius for which unstable neurons are counted; 0 counts none.
         steps: the number of steps of the whole training.
 

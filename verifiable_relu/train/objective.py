@@ -72,8 +72,8 @@ def initialise(model: nn.Module) -> None:
     """Draw weights under which interval bounds neither grow nor shrink from layer to layer, from torch's generator.
 
     The weights of every matrix and kernel are normal with σ = √(2π)/(inputs of a neuron), and biases are 0. A radius r
-    of a layer's inputs then becomes Σ|w|·r = 2r on average, of which a ReLU that is active for half of its inputs
-    leaves r. Source: Shi et al., Fast Certified Robust Training with Short Warmup, arXiv 2103.17245, section 3.1.
+    of a layer's inputs then becomes Σ|w|·r = 2r on average, and a ReLU that is active for half of its inputs leaves r
+    of it. Source: Shi et al., Fast Certified Robust Training with Short Warmup, arXiv 2103.17245, section 3.1.
     """
     for module in model.modules():
         if isinstance(module, nn.Linear | nn.Conv2d):

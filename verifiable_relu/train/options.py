@@ -6,8 +6,9 @@ The module does not import torch, so that ``--help`` stays quick.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from verifiable_relu.arguments import fraction
 from verifiable_relu.errors import InputError
@@ -28,6 +29,9 @@ Inputs = Literal["standardised", "raw"]
 _LARGEST = 1_000_000
 """The largest count, size or weight of a term of the loss that is accepted; a larger one is taken for a mistake."""
 
+LARGEST_LAM = 1e6
+"""The largest λ at the end; f(x; λ) in float32 is no better than ReLU beyond."""
+
 _WIDEST = 100
 """The largest factor of the layers' sizes."""
 
@@ -37,130 +41,104 @@ _DEEPEST = 100
 _LARGEST_CROP = 64
 """The largest padding of random crops, in pixels."""
 
-CHOICES: dict[str, tuple[str, ...]] = {
-    "model": get_args(Model),
-    "arm": tuple(ARMS),
-    "schedule": get_args(Schedule),
-    "ramp": get_args(Ramp),
-    "tolerance_on": get_args(Distance),
-    "lam_rate": get_args(Rate),
-    "optimizer": get_args(Optimizer),
-    "certified_by": get_args(Certified),
-    "terms_grow": get_args(Growth),
-    "initialisation": get_args(Initialisation),
-    "fall": get_args(Fall),
-    "inputs": get_args(Inputs),
-}
-"""The allowed values of those fields of ``Options`` that take a name."""
-
 
 @dataclass(frozen=True)
 class Options:
     """The options of one training; on one machine, two trainings with equal options give equal networks.
 
-    Attributes:
-        data: the name of a data set (``verifiable_relu.data.load``).
-        model: the architecture: ``mlp``, ``cnn``, or one of fixed layers (``nn.models``), which are ``cnn3``, ``cnn5``,
-            ``cnn7`` (with batch normalisations, for a GPU) and ``resnet``.
-        hidden: the sizes of the fully connected hidden layers (``mlp`` and ``cnn`` only).
-        channels: the channels of the convolutions (``cnn`` only).
-        width: the factor of the layers' sizes (architectures of fixed layers only).
-        arm: a row of ``train.arms.ARMS``: the activation that is trained, and the time at which ReLU replaces it.
-        switch: the fraction of the training after which λ is annealed, or GELU is replaced by ReLU for fine-tuning.
-        finetune_extra: the number of epochs of fine-tuning beyond ``epochs``, for arms that replace the activation at
-            the switch. If it is positive, they replace the activation after ``epochs`` epochs; if it is 0, at the
-            switch.
-        finetune_rate: the learning rate at the start of these extra epochs, as a fraction of ``rate``; it then falls as
-            a cosine.
-        epochs: E, the number of epochs without those of ``finetune_extra``.
-        batch: the number of images per step.
-        optimizer: ``adamw`` or ``sgd``.
-        momentum: the momentum of ``sgd``.
-        beta1: the decay of ``adamw``'s mean of gradients.
-        beta2: the decay of ``adamw``'s mean of squared gradients.
-        rate: η, the highest learning rate of the weights. The learning rate rises to η over ``rise``·E epochs and then
-            falls by ``fall``.
-        rise: the fraction of the training over which the learning rate rises.
-        fall: whether the learning rate falls as a ``cosine`` to nearly 0, or not at all (``none``).
-        decay: the decoupled weight decay of matrices and kernels.
-        l1: the factor of the sum of the absolute values of matrices and kernels in the loss.
-        eps: ε, the radius of the L∞ ball for the attack, the intervals and the reported attacked accuracy; 0 trains on
-            the images alone.
-        warmup: the number of epochs over which ε grows from 0.
-        attack_steps: the number of steps of the attack in training; 0 leaves the attack out.
-        certified: the weight w of the certified loss, the cross-entropy of the worst logits by bounds, against 1 − w
-            for the (attacked) cross-entropy.
-        certified_by: the bounds of the certified loss (``train.objective``): ``ibp``, intervals over the ball;
-            ``crown-ibp``, their weighted mean with linear bounds, whose weight falls from 1 to 0 over ``warmup``;
-            ``sabr``, intervals over a small box around an attacked point.
-        small_box: τ/ε, the radius of ``sabr``'s box as a fraction of ε.
-        stability: the weight of the mean of −tanh(1 + l·u) over all pre-activation intervals [l, u].
-        terms_grow: the time over which the weights ``certified`` and ``stability`` grow from 0. ``warmup``: together
-            with ε. ``ramp``: over the first half of the time in which λ is annealed (in arms without λ too), so that
-            neurons become stable while their activation is still smooth.
-        initialisation: the distribution of the initial weights: torch's ``default``, or ``ibp``, under which intervals
-            keep their width (``train.objective.initialise``).
-        inputs: whether the network first subtracts the data's mean and divides by its deviation (``standardised``), or
-            takes images in [0, 1] as they are (``raw``).
-        crop: the pixels of zero padding for random crops; 0 crops nothing.
-        flip: whether images are mirrored at random.
-        lam_init: λ of every layer at the start; at 1 + ln 2, the parameter s is 0.
-        lam_temperature: t in λ = 1 + softplus(s/t).
-        lam_target: λ of every layer at the end, if ``tolerance`` is 0.
-        tolerance: the distance of the activation to ReLU at the end, from which λ at the end follows (``target``); 0
-            leaves it to ``lam_target``.
-        tolerance_on: the distance: ∫|gate − step| (``gate``), ∫|activation − ReLU| (``function``) or
-            max |activation − ReLU| (``supremum``).
-        ramp: whether λ follows the schedule alone while it is annealed (``frozen``), or is learned further besides
-            (``learning``).
-        schedule: the quantity in which the annealing is linear: λ (``linear``), log λ (``log``) or 1/λ (``inverse``).
-        lam_rate: how the learning rate of the parameter s follows from the weights' (``train.optimizer``).
-        lam_factor: c, a step of λ divided by a step of a weight.
-        seed: the seed of the initial weights, the order of the images, the augmentation and the attacks.
+    What each option means is told beside it, which is also the command's help.
     """
 
-    data: str
-    model: Model = "mlp"
-    hidden: tuple[int, ...] = (100,)
-    channels: tuple[int, ...] = (16, 32)
-    width: float = 1.0
-    arm: str = "lambda-gelu"
-    switch: float = 0.25
-    finetune_extra: int = 0
-    finetune_rate: float = 0.1
-    epochs: int = 20
-    batch: int = 128
-    optimizer: Optimizer = "adamw"
-    momentum: float = 0.9
-    beta1: float = 0.9
-    beta2: float = 0.999
-    rate: float = 2e-3
-    rise: float = 0.2
-    fall: Fall = "cosine"
-    decay: float = 1e-4
-    l1: float = 0.0
-    eps: float = 0.0
-    warmup: int = 0
-    attack_steps: int = 0
-    certified: float = 0.0
-    certified_by: Certified = "ibp"
-    small_box: float = 0.4
-    stability: float = 0.0
-    terms_grow: Growth = "warmup"
-    initialisation: Initialisation = "default"
-    inputs: Inputs = "standardised"
-    crop: int = 0
-    flip: bool = False
-    lam_init: float = 1 + math.log(2)
-    lam_temperature: float = 0.1
-    lam_target: float = 160.0
-    tolerance: float = 0.0
-    tolerance_on: Distance = "gate"
-    ramp: Ramp = "frozen"
-    schedule: Schedule = "log"
-    lam_rate: Rate = "matched"
-    lam_factor: float = 9.0
-    seed: int = 0
+    data: Annotated[str, "the data set"]
+    model: Annotated[
+        Model,
+        "the architecture; those but mlp and cnn have fixed layers (nn.models), cnn7 batch normalisations",
+    ] = "mlp"
+    hidden: Annotated[
+        tuple[int, ...],
+        "sizes of the fully connected hidden layers, such as 100,100 (mlp, cnn)",
+    ] = (100,)
+    channels: Annotated[tuple[int, ...], "channels of the convolutions, such as 16,32 (cnn)"] = (16, 32)
+    width: Annotated[float, "factor of the layers' sizes (cnn3, cnn5, cnn7, resnet)"] = 1.0
+    arm: Annotated[str, "the activation that is trained, and when ReLU takes its place (train.arms)"] = "lambda-gelu"
+    switch: Annotated[float, "fraction of the training after which λ is annealed or GELU replaced"] = 0.25
+    finetune_extra: Annotated[
+        int,
+        "epochs of fine-tuning beyond --epochs, for arms that replace GELU at the switch, and then do so after "
+        "--epochs",
+    ] = 0
+    finetune_rate: Annotated[
+        float,
+        "first learning rate of these epochs, as a fraction of --rate; it falls as a cosine",
+    ] = 0.1
+    epochs: Annotated[int, "epochs in all, including those in which λ is annealed"] = 20
+    batch: Annotated[int, "images per step"] = 128
+    optimizer: Annotated[Optimizer, "the optimizer of the weights and λ"] = "adamw"
+    momentum: Annotated[float, "momentum of sgd"] = 0.9
+    beta1: Annotated[float, "decay of adamw's mean of gradients"] = 0.9
+    beta2: Annotated[float, "decay of adamw's mean of squared gradients"] = 0.999
+    rate: Annotated[float, "highest learning rate η of the weights"] = 2e-3
+    rise: Annotated[float, "fraction of the training over which the learning rate rises"] = 0.2
+    fall: Annotated[Fall, "whether the learning rate falls as a cosine to nearly 0 after its rise"] = "cosine"
+    decay: Annotated[float, "decoupled weight decay of matrices and kernels"] = 1e-4
+    l1: Annotated[float, "factor of the sum of the weights' absolute values in the loss"] = 0.0
+    eps: Annotated[
+        float,
+        "radius ε of the L∞ ball of the attack, of the intervals and of the attacked accuracy that is reported, such "
+        "as 2/255; 0: images alone",
+    ] = 0.0
+    warmup: Annotated[int, "epochs over which ε grows from 0"] = 0
+    attack_steps: Annotated[int, "steps of the attack in training; 0: no attack"] = 0
+    certified: Annotated[
+        float,
+        "weight w of the certified loss, the cross-entropy of the worst logits by bounds, against 1 − w for the "
+        "(attacked) cross-entropy",
+    ] = 0.0
+    certified_by: Annotated[
+        Certified,
+        "the bounds of the certified loss: intervals over the ball, their weighted mean with linear bounds, whose "
+        "weight falls from 1 to 0 over --warmup, or intervals over a small box around an attacked point",
+    ] = "ibp"
+    small_box: Annotated[float, "radius of sabr's box, as a fraction of ε"] = 0.4
+    stability: Annotated[float, "weight of the mean of −tanh(1 + l·u) over all pre-activation intervals [l, u]"] = 0.0
+    terms_grow: Annotated[
+        Growth,
+        "when --certified and --stability grow from 0: with ε, or over the first half of the time in which λ is "
+        "annealed (in arms without λ too)",
+    ] = "warmup"
+    initialisation: Annotated[
+        Initialisation,
+        "distribution of the initial weights; ibp: intervals keep their width",
+    ] = "default"
+    inputs: Annotated[
+        Inputs,
+        "whether the network first subtracts the data's mean and divides by its deviation, or takes images in [0, 1] "
+        "as they are",
+    ] = "standardised"
+    crop: Annotated[int, "zero padding of random crops in pixels; 0: no crops"] = 0
+    flip: Annotated[bool, "mirror images at random"] = False
+    lam_init: Annotated[float, "λ of every layer at the start; at 1 + ln 2, the parameter s is 0"] = 1 + math.log(2)
+    lam_temperature: Annotated[float, "t in λ = 1 + softplus(s/t)"] = 0.1
+    lam_target: Annotated[float, "λ of every layer at the end, unless --tolerance says it"] = 160.0
+    tolerance: Annotated[
+        float,
+        "distance to ReLU from which λ at the end follows, in place of --lam-target; 0: unused",
+    ] = 0.0
+    tolerance_on: Annotated[
+        Distance,
+        "the distance: ∫|gate − step|, ∫|activation − ReLU| or max |activation − ReLU|",
+    ] = "gate"
+    ramp: Annotated[
+        Ramp,
+        "whether λ follows the schedule alone while it is annealed, or is learned further besides",
+    ] = "frozen"
+    schedule: Annotated[Schedule, "whether the annealing is linear in λ, in log λ or in 1/λ (inverse)"] = "log"
+    lam_rate: Annotated[
+        Rate,
+        "how the learning rate of λ's parameter s follows from the weights' (train.optimizer)",
+    ] = "matched"
+    lam_factor: Annotated[float, "c, a step of λ divided by a step of a weight"] = 9.0
+    seed: Annotated[int, "seed of the initial weights, the order of the images, augmentation and attacks"] = 0
 
     def __post_init__(self) -> None:
         """Check the options.
@@ -172,19 +150,8 @@ class Options:
             if getattr(self, name) not in allowed:
                 raise InputError(f"'{getattr(self, name)}' is none of {', '.join(allowed)}", place=flag(name))
         least = {"epochs": 1, "batch": 1}
-        for name in (
-            "epochs",
-            "batch",
-            "decay",
-            "l1",
-            "eps",
-            "warmup",
-            "attack_steps",
-            "certified",
-            "stability",
-            "finetune_extra",
-            "tolerance",
-        ):
+        counts = "epochs", "batch", "warmup", "attack_steps", "finetune_extra"
+        for name in (*counts, "decay", "l1", "eps", "certified", "stability", "tolerance"):
             self._require(name, getattr(self, name) >= least.get(name, 0), f"must be at least {least.get(name, 0)}")
             self._require(name, getattr(self, name) <= _LARGEST, f"must be at most {_LARGEST:,}")
         for name in ("rate", "lam_factor", "lam_temperature", "finetune_rate", "width"):
@@ -205,6 +172,8 @@ class Options:
         for name in ("rise", "switch", "momentum", "beta1", "beta2"):
             self._require(name, 0 <= getattr(self, name) < 1, "must lie in [0, 1)")
         self._require("tolerance", self.tolerance == 0 or self.target >= 1, "asks for a λ below 1")
+        name = "tolerance" if self.tolerance else "lam_target"
+        self._require(name, self.target <= LARGEST_LAM, f"asks for a λ above {LARGEST_LAM:g}")
         if self.finetune_extra:
             tuned = ", ".join(name for name, arm in ARMS.items() if arm.swap == "switch")
             self._require("arm", ARMS[self.arm].swap == "switch", f"must be {tuned} for --finetune-extra")
@@ -262,9 +231,26 @@ class Options:
             raise InputError(f"{what}, got {getattr(self, name)}", place=flag(name))
 
 
+CHOICES: dict[str, tuple[str, ...]] = {
+    "arm": tuple(ARMS),
+    **{name: get_args(hint) for name, hint in get_type_hints(Options).items() if get_origin(hint) is Literal},
+}
+"""The allowed values of those fields of ``Options`` that take a name."""
+
+ABOUT: dict[str, str] = {
+    name: hint.__metadata__[0] for name, hint in get_type_hints(Options, include_extras=True).items()
+}
+"""What each field of ``Options`` means."""
+
+
 def flag(name: str) -> str:
     """The command-line option of a field of ``Options``."""
     return "--" + name.replace("_", "-")
+
+
+def reader(default: object) -> Callable[[str], Any]:
+    """What reads an option from its text, by the option's default."""
+    return sizes if isinstance(default, tuple) else number if isinstance(default, float) else type(default)
 
 
 def number(text: str) -> float:

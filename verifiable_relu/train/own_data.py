@@ -13,7 +13,7 @@ from verifiable_relu.files import read_bytes
 from verifiable_relu.spec.arrays import LARGEST, array_names, read_images
 
 _EVERY = 10
-"""Where a file has no test images, every so many-th image is one."""
+"""Where a file has no test images, one image in this number is one."""
 
 _MOST_CLASSES = 100_000
 """The most classes of a file; the network has an output for each number up to the largest label."""

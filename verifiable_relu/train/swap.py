@@ -1,8 +1,10 @@
-"""The effect of replacing smooth activations by ReLU on a network's outputs: measured on data, and bounded."""
+"""What the replacement of a model's smooth activations by ReLU changes: measured on data, and bounded over a region."""
 
 from __future__ import annotations
 
 import math
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -11,70 +13,154 @@ from torch import Tensor, nn
 from verifiable_relu.bounds.change import substitution_change
 from verifiable_relu.bounds.types import Bounds
 from verifiable_relu.errors import InputError
-from verifiable_relu.network import from_torch
+from verifiable_relu.network import Network, from_torch
+from verifiable_relu.nn import LambdaGELU
+from verifiable_relu.nn.hardness import Hardness
+from verifiable_relu.settings import as_given, neutral
+from verifiable_relu.train import batches
+from verifiable_relu.train.batches import Batch, at
+
+PATIENCE = 60.0
+"""The seconds after which a hardening's proof of the change goes on with interval bounds alone."""
+
+Outputs = Callable[[nn.Module, Batch], Tensor]
+"""A function that returns a model's outputs (n, …) for a batch."""
+
+Region = tuple[float, float]
+"""The least and the greatest value of each input."""
 
 
 @dataclass(frozen=True)
-class Swap:
-    """The effect of a replacement by ReLU.
+class Change:
+    """The effect of the replacement of a model's smooth activations by ReLU.
+
+    The *smooth* model is the trained one, with each λ at its target, the *hard* one the same with ReLU in place of the
+    activations. Accuracies are in [0, 1], and None if the data have no classes.
 
     Attributes:
-        epoch: the number of epochs trained before the replacement.
-        images: the number of images on which the effect was measured.
-        clean_before: the accuracy of the smooth network, in [0, 1].
-        clean_after: the accuracy of the ReLU network, in [0, 1].
-        mean_change: the mean of |ReLU network's logit − smooth network's logit| over images and classes.
-        worst_change: the maximum of the same over images and classes.
-        flipped: the number of images for which the two networks predict different classes.
-        proven_change: an upper bound of the change of any logit over all images of [0, 1]ⁿ; NaN for activations without
-            such a bound (λ-Swish).
+        samples: the number of samples on which the effect was measured.
+        accuracy_before: the accuracy of the model that hardening was given; None without such a model.
+        accuracy_smooth: the accuracy of the smooth model.
+        accuracy: the accuracy of the hard model.
+        mean: the mean of |hard model's output − smooth model's output|.
+        worst: the maximum of the same.
+        flipped: the number of samples for which the two models predict different classes.
+        region: the least and the greatest value of each input of the region for which ``proven`` holds.
+        proven: a proven upper bound of the change of any output over all inputs of the region, in real arithmetic;
+            None if there is none.
+        unproven: why there is no such bound; empty if there is one.
     """
 
-    epoch: int
-    images: int
-    clean_before: float
-    clean_after: float
-    mean_change: float
-    worst_change: float
+    samples: int
+    accuracy_before: float | None
+    accuracy_smooth: float | None
+    accuracy: float | None
+    mean: float
+    worst: float
     flipped: int
-    proven_change: float
+    region: Region | None
+    proven: float | None
+    unproven: str = ""
+
+    def __str__(self) -> str:
+        lines = []
+        if self.accuracy is not None:
+            given = "" if self.accuracy_before is None else f"{self.accuracy_before:.2%} before, "
+            lines.append(
+                f"accuracy on {self.samples} samples: {given}{self.accuracy_smooth:.2%} "
+                f"with λ-gates, {self.accuracy:.2%} with ReLU"
+            )
+        lines.append(
+            f"the swap changes outputs by {self.mean:.3g} in the mean and {self.worst:.3g} at most on these samples, "
+            f"and the predictions of {self.flipped}"
+        )
+        if self.proven is not None and self.region is not None:
+            low, high = self.region
+            lines.append(f"proven: by at most {self.proven:.3g} for all inputs in [{low:g}, {high:g}]")
+        else:
+            lines.append(f"no bound of the change is proven: {self.unproven}")
+        return "\n".join(lines)
 
 
 @torch.no_grad()
-def measure(smooth: nn.Module, hard: nn.Module, images: Tensor, labels: Tensor, epoch: int) -> Swap:
-    """Compare a smooth network with its ReLU network.
+def measure(
+    smooth: nn.Module,
+    hard: nn.Module,
+    data: Iterable[Batch],
+    *,
+    before: nn.Module | None = None,
+    outputs: Outputs = batches.outputs,
+    region: Region | None = None,
+    patience: float = math.inf,
+) -> Change:
+    """Compare a smooth model with its ReLU model, and with the model that hardening was given, all in evaluation mode.
 
     Args:
-        smooth: the network with smooth activations.
-        hard: the same network with ReLU in their place.
-        images: (n, …), the images on which the networks are compared.
-        labels: (n,), the true classes of ``images``.
-        epoch: the number of epochs trained.
+        smooth: the model with smooth activations.
+        hard: the same with ReLU.
+        data: the batches on which the models are compared.
+        before: the model that hardening was given, if there is one.
+        outputs: a model's outputs for a batch.
+        region: the region over which the change is bounded; None takes the range of the data's numbers.
+        patience: the seconds after which the proof goes on with interval bounds alone.
+
+    Raises:
+        DataError: if the model does not take a batch.
     """
-    before, after = (torch.cat([model(x) for x in images.split(1000)]) for model in (smooth, hard))
-    change = (after.double() - before.double()).abs()
-    was, now = before.argmax(1), after.argmax(1)
-    return Swap(
-        epoch=epoch,
-        images=len(images),
-        clean_before=int((was == labels).sum()) / len(labels),
-        clean_after=int((now == labels).sum()) / len(labels),
-        mean_change=change.mean().item(),
-        worst_change=change.max().item(),
-        flipped=int((was != now).sum()),
-        proven_change=proven_change(smooth, tuple(images.shape[1:])),
-    )
+    models = [hard, smooth, *([] if before is None else [before])]
+    samples, total, count, worst, flipped = 0, 0.0, 0, 0.0, 0
+    right: list[int] | None = [0] * len(models)
+    known: list[Region] = []
+    shape: tuple[int, ...] | None = None
+    for index, batch in enumerate(data):
+        batch = batches.moved(batch, hard)
+        with at(f"batch {index} of the held-out data"):
+            results = [outputs(model, batch) for model in models]
+        change = (results[0].double() - results[1].double()).abs()
+        predicted = [result.argmax(-1) for result in results]
+        true = batches.classes(batch)
+        shape = batches.sample_shape(batch)
+        if shape is not None:
+            known.append(batches.value_range(batch))
+        samples += len(results[0])
+        total, count = total + change.sum().item(), count + change.numel()
+        worst = max(worst, change.max().item())
+        flipped += int((predicted[0] != predicted[1]).sum())
+        if true is None or true.shape != predicted[0].shape:
+            right = None
+        elif right is not None:
+            right = [n + int((p == true).sum()) for n, p in zip(right, predicted, strict=True)]
+    if region is None and known:
+        region = min(low for low, _ in known), max(high for _, high in known)
+    proven, why = _proven(smooth, shape, region, patience)
+    hardened, softened, given = (None,) * 3 if right is None else (*(n / samples for n in right), None)[:3]
+    return Change(samples, given, softened, hardened, total / count, worst, flipped, region, proven, why)
 
 
-def proven_change(smooth: nn.Module, input_shape: tuple[int, ...]) -> float:
-    """An upper bound of the change of any logit over all images in [0, 1]ⁿ (``bounds.change.substitution_change``).
-
-    The result is NaN if the network has an activation without such a bound.
-    """
-    zeros = torch.zeros(1, *input_shape, dtype=torch.float64)
+@neutral()
+def _proven(
+    smooth: nn.Module, shape: tuple[int, ...] | None, region: Region | None, patience: float
+) -> tuple[float | None, str]:
+    """A proven bound of the change of any output over a region, or None and the reason."""
+    if shape is None or region is None:
+        return None, "the model's input is not one tensor of real numbers"
+    # In a network as it is read, a gate of another activation looks like a function that the swap leaves as it is.
+    if any(isinstance(gate, Hardness) and not isinstance(gate, LambdaGELU) for gate in smooth.modules()):
+        return None, "the change is bounded for gates of exact GELU alone, and the model has others"
     try:
-        network = from_torch(smooth, input_shape).to(torch.float64)
-        found = substitution_change(network, Bounds(zeros, zeros + 1))
-    except InputError:
-        return math.nan
-    return torch.maximum(-found.lower, found.upper).max().item()
+        with as_given():
+            read = from_torch(smooth, shape)
+        # The bounds are computed on the CPU, whatever the model's device, and need no gradients of the weights.
+        nodes = tuple(node.map_tensors(lambda t: t.detach().cpu()) for node in read.nodes)
+        network = Network(nodes).to(torch.float64)
+        ones = torch.ones(1, *shape, dtype=torch.float64)
+        deadline = time.monotonic() + patience
+        found = substitution_change(
+            network, Bounds(ones * region[0], ones * region[1]), stop=lambda: time.monotonic() > deadline
+        )
+    except InputError as error:
+        return None, str(error)
+    largest = torch.maximum(-found.lower, found.upper).max().item()
+    if not math.isfinite(largest):
+        return None, "over a region this large, nothing is known of a divisor or an exponential"
+    return largest, ""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, cast
 
-from verifiable_relu.errors import InputError
+from verifiable_relu.errors import InputError, missing
 
 if TYPE_CHECKING:
     from verifiable_relu.verifiers.base import Verifier
@@ -24,6 +25,8 @@ class Method:
         device: whether the verifier has an argument ``device``, any torch device; otherwise it runs on the CPU.
         memory: whether the verifier has an argument ``memory``, the bytes that its bounds may hold at once.
         processes: whether the verifier has an argument ``processes``, how many of them may share the work on a query.
+        needs: the modules that the verifier imports and that an installation without extras lacks.
+        install: what pip must be told to install them.
     """
 
     module: str
@@ -32,6 +35,14 @@ class Method:
     device: bool = False
     memory: bool = False
     processes: bool = False
+    needs: Sequence[str] = ()
+    install: str = ""
+
+
+def _auto_lirpa(**options: Any) -> Method:
+    needs = ("auto_LiRPA", "appdirs", "packaging", "yaml", "tqdm")
+    install = "appdirs packaging pyyaml setuptools tqdm, and pip install --no-deps auto_LiRPA==0.3"
+    return Method("adapters.auto_lirpa", "AutoLirpa", options, needs=needs, install=install)
 
 
 METHODS = {
@@ -46,11 +57,16 @@ METHODS = {
     "milp": Method("milp", "Milp"),
     "smt": Method("lazy", "LazySmt"),
     "smt-exact": Method("smt", "Smt"),
-    "marabou": Method("adapters.marabou", "Marabou"),
-    "auto_lirpa": Method("adapters.auto_lirpa", "AutoLirpa"),
-    "auto_lirpa-ibp": Method("adapters.auto_lirpa", "AutoLirpa", {"bound": "ibp"}),
-    "auto_lirpa-crown": Method("adapters.auto_lirpa", "AutoLirpa", {"bound": "crown"}),
-    "auto_lirpa-alpha-crown": Method("adapters.auto_lirpa", "AutoLirpa", {"bound": "alpha-crown"}),
+    "marabou": Method(
+        "adapters.marabou",
+        "Marabou",
+        needs=("maraboupy",),
+        install="maraboupy, for which there are wheels up to Python 3.12.0",
+    ),
+    "auto_lirpa": _auto_lirpa(),
+    "auto_lirpa-ibp": _auto_lirpa(bound="ibp"),
+    "auto_lirpa-crown": _auto_lirpa(bound="crown"),
+    "auto_lirpa-alpha-crown": _auto_lirpa(bound="alpha-crown"),
 }
 """The methods by name. A new one is an entry of this table, and a class that fulfils ``verifiers.base.Verifier``."""
 
@@ -70,7 +86,8 @@ def make(name: str, device: str = "cpu", memory: int | None = None, processes: i
         processes: how many processes may share the work on a query; a method that cannot share it uses one.
 
     Raises:
-        InputError: if there is no such method, if it does not run on ``device``, or if it takes no limit of memory.
+        InputError: if there is no such method, if it does not run on ``device``, if it takes no limit of memory,
+            or if a package that it needs is not installed.
     """
     method = METHODS.get(name)
     if method is None:
@@ -80,6 +97,8 @@ def make(name: str, device: str = "cpu", memory: int | None = None, processes: i
     if memory is not None and not method.memory:
         limited = ", ".join(other for other, row in METHODS.items() if row.memory)
         raise InputError(f"the method '{name}' takes no limit of memory; these do: {limited}")
+    if not all(find_spec(module) for module in method.needs):
+        raise missing(f"the method '{name}'", method.install)
     options = dict(method.options)
     if method.device:
         options["device"] = device

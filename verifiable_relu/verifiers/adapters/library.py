@@ -35,7 +35,7 @@ def library() -> Any:
     """The package auto_LiRPA, imported with the repairs that its version needs.
 
     Raises:
-        InputError: if the package or one of those that it imports is missing.
+        InputError: if it cannot be imported.
     """
     try:
         with quiet(torch.get_default_dtype()):
@@ -43,10 +43,7 @@ def library() -> Any:
 
             return auto_LiRPA
     except (ImportError, PackageNotFoundError) as error:
-        raise InputError(
-            f"the method 'auto_lirpa' needs the package auto_LiRPA ({error}): "
-            "pip install --no-deps auto_LiRPA==0.3 and pip install 'verifiable-relu[auto-lirpa]'"
-        ) from error
+        raise InputError(f"auto_LiRPA cannot be imported: {error}") from error
 
 
 @cache

@@ -11,14 +11,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from typing import ClassVar
 
 import numpy as np
 from scipy import sparse
 
 from verifiable_relu.bounds import Ascent
-from verifiable_relu.errors import CallFailed, InputError, OutOfTime, UnsupportedError
+from verifiable_relu.errors import CallFailed, OutOfTime, UnsupportedError
 from verifiable_relu.settings import neutral
 from verifiable_relu.spec.property import Polytope, Query
 from verifiable_relu.spec.row_batch import RowBatch
@@ -63,16 +62,7 @@ class Marabou:
     def verify(
         self, queries: Sequence[Query], budget: Budget, progress: Progress = SILENT, roots: Roots = NONE
     ) -> list[Outcome]:
-        """As ``Verifier.verify``.
-
-        Raises:
-            InputError: if the package maraboupy is not installed.
-        """
-        if find_spec("maraboupy") is None:
-            raise InputError(
-                "the method 'marabou' needs the package maraboupy, which is there for Python up to 3.12.0: "
-                "pip install 'verifiable-relu[marabou]'"
-            )
+        """As ``Verifier.verify``."""
         given = (self.name, queries, budget, progress, roots, self._solve, MARABOU)
         return solve_each(*given, exact=False, bounds=True, intermediate=self.intermediate)
 

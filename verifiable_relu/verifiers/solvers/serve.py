@@ -35,7 +35,8 @@ def serve(function: str, lifeline: int) -> None:
         os.dup2(nowhere, 2)
     requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(nowhere, 0)
-    os.dup2(2, 1)
+    # HiGHS 1.16, for one, prints its name before it can be told not to.
+    os.dup2(nowhere, 1)
 
     def send(kind: Kind, value: object) -> None:
         replies.write(pickle.dumps((kind, value), pickle.HIGHEST_PROTOCOL))

@@ -1,4 +1,4 @@
-"""The progress bar of a hardening on stderr."""
+"""The progress bar of a training or a hardening on stderr."""
 
 from __future__ import annotations
 
@@ -19,9 +19,16 @@ def shown(wanted: bool, steps: int) -> Iterator[Callable[[int, str], None]]:
         return
     # Imported here, because the bar alone needs the library rich.
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
 
-    columns = (MofNCompleteColumn(), BarColumn(), TextColumn("{task.description}", markup=False), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bar:
+    columns = (MofNCompleteColumn(), BarColumn(), TextColumn("{task.description}", markup=False))
+    with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=Console(stderr=True)) as bar:
         task = bar.add_task("", total=steps)
         yield lambda taken, text: bar.update(task, completed=taken, description=text)

@@ -1,0 +1,153 @@
+"""``dev.py``: each command finds what it needs installed, and nothing is installed twice."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+
+
+def load() -> Any:
+    spec = importlib.util.spec_from_file_location("dev_script", ROOT / "dev.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+dev = load()
+
+
+class Pip:
+    """Stands in for pip and venv, and keeps what they are told."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, unreachable: bool = False, gpu: bool = False) -> None:
+        self.calls: list[list[str]] = []
+        self.made = 0
+        self.fails = False
+
+        def run(command: list[Any], **options: Any) -> None:
+            words = [str(word) for word in command]
+            assert words[1:4] == ["-m", "pip", "install"]
+            self.calls.append(words[4:])
+            if self.fails or (unreachable and dev.CPU_BUILDS in words):
+                raise subprocess.CalledProcessError(1, words)
+
+        def create(folder: Path, clear: bool, with_pip: bool) -> None:
+            assert clear and with_pip
+            self.made += 1
+            folder.mkdir(exist_ok=True)
+            (folder / "set-up.txt").unlink(missing_ok=True)
+
+        monkeypatch.setattr(dev.subprocess, "run", run)
+        monkeypatch.setattr(dev.venv, "create", create)
+        monkeypatch.setattr(dev.sys, "platform", "linux")
+        monkeypatch.setattr(dev.shutil, "which", lambda name: "/usr/bin/nvidia-smi" if gpu else None)
+        monkeypatch.setattr(dev.Path, "exists", lambda path: False)
+
+    def asked(self) -> list[str]:
+        """What was installed, in order: the last word of each call."""
+        asked, self.calls = [call[-1] for call in self.calls], []
+        return asked
+
+
+@pytest.mark.parametrize(
+    ("command", "extras"),
+    [
+        ("python -m verifiable_relu.certify --spec specs/cifar_eps.vnnlib", set()),
+        ("verifiable-relu certify --spec train", set()),
+        ("python mine.py", set()),
+        ("pytest tests/unit", {"dev"}),
+        ("mypy", {"dev"}),
+        ("python -m tests.oldest", {"dev"}),
+        ("python -m benchmarks.training.arms --table", {"dev"}),
+        ("python benchmarks/speed/campaigns.py", {"dev"}),
+        ("mkdocs serve", {"docs"}),
+        ("python -m verifiable_relu.train --data mnist", {"data"}),
+        ("verifiable-relu train --data digits", {"data"}),
+        ("verifiable-relu study study.toml", {"data", "report"}),
+        ("verifiable-relu report results --figures f", {"report"}),
+        ("verifiable-relu completion bash", {"completion"}),
+    ],
+)
+def test_a_command_gets_the_extras_that_it_needs(command: str, extras: set[str]) -> None:
+    assert dev.needed(command.split()) == extras
+    assert extras <= EXTRAS.keys()
+
+
+def test_every_extra_that_the_script_names_is_declared() -> None:
+    assert {extra for extras in dev.NEEDED.values() for extra in extras} <= EXTRAS.keys()
+    whole = next(requirement for requirement in EXTRAS["dev"] if requirement.startswith("verifiable-relu["))
+    assert set(whole.removeprefix("verifiable-relu[").rstrip("]").split(",")) == EXTRAS.keys() - {"dev"}
+
+
+def test_extras_are_added_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pip, where = Pip(monkeypatch), dev.Environment(tmp_path / "env")
+    where.set_up()
+    assert pip.asked() == ["torch==2.13.0", "."] and pip.made == 1
+    where.set_up()
+    assert pip.asked() == [] and pip.made == 1
+    where.set_up(["data"])
+    assert pip.asked() == [".[data]"]
+    where.set_up(["report", "data"])
+    assert pip.asked() == [".[data,report]"]
+    where.set_up(["dev"])
+    assert pip.asked() == [".[dev]", dev.AUTO_LIRPA]
+    for extras in ([], ["docs"], ["dev"], ["data", "docs"]):
+        where.set_up(extras)
+    assert pip.asked() == [] and pip.made == 1
+    monkeypatch.setattr(dev, "fingerprint", lambda: "other")
+    where.set_up()
+    assert pip.asked() == ["torch==2.13.0", "."] and pip.made == 2
+
+
+def test_what_pip_did_not_end_is_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pip, where = Pip(monkeypatch, unreachable=True), dev.Environment(tmp_path / "env")
+    pip.fails = True
+    with pytest.raises(SystemExit, match="pip ended with status 1"):
+        where.set_up()
+    pip.fails = False
+    pip.asked()
+    where.set_up(["docs"])
+    assert pip.asked()[-1] == ".[docs]"
+    pip.fails = True
+    with pytest.raises(SystemExit):
+        where.set_up(["dev"])
+    pip.fails = False
+    pip.asked()
+    where.set_up(["dev"])
+    assert pip.asked() == [".[dev]", dev.AUTO_LIRPA]
+
+
+def test_the_build_for_cpus_is_tried_first_and_not_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pip = Pip(monkeypatch, unreachable=True)
+    dev.Environment(tmp_path / "env").set_up()
+    first, second = pip.calls
+    assert dev.CPU_BUILDS in first and "--no-deps" in first and first[first.index("--retries") + 1] == "0"
+    assert second[-2:] == ["-e", "."] and dev.CPU_BUILDS not in second and "constraints.txt" in second
+
+
+def test_a_machine_with_a_gpu_gets_pips_own_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pip = Pip(monkeypatch, gpu=True)
+    dev.Environment(tmp_path / "env").set_up()
+    assert pip.asked() == ["."]
+
+
+@pytest.mark.parametrize("unreachable", [False, True])
+def test_the_newest_versions_are_not_pinned(unreachable: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pip = Pip(monkeypatch, unreachable=unreachable)
+    dev.Environment(tmp_path / "env", pinned=False).set_up(["dev"])
+    torch, *_, package, lirpa = pip.calls
+    assert torch[-1].startswith("torch>=") and lirpa[-1] == dev.AUTO_LIRPA
+    assert package[-1] == ".[dev]" and "constraints.txt" not in package
+    # Where the newest build for CPUs cannot be had, the pinned one is kept rather than one for GPUs.
+    assert [call[-1] for call in pip.calls if "constraints.txt" in call] == (["torch"] if unreachable else [])
