@@ -53,6 +53,7 @@ def asked(first: str, way: str, images: int, eps: str, folder: Path) -> Kept:
     """The answers to the questions of both arms, those of the arm ``first`` at the head of the list."""
     from verifiable_relu.campaign.parallel import Local, run_parallel
     from verifiable_relu.campaign.worker import Job
+    from verifiable_relu.certify_options import launched
     from verifiable_relu.network import read_onnx
     from verifiable_relu.study import asking
     from verifiable_relu.study.training import images_of
@@ -69,7 +70,12 @@ def asked(first: str, way: str, images: int, eps: str, folder: Path) -> Kept:
     kept, job = Kept(), Job(make("auto"), asking.Balls(), clock=processor_seconds)
     alone = way == "alone"
     run_parallel(
-        asking.shuffled(balls, f"{first} {images}") if alone else balls, job, [Local()], None, kept, alone=alone
+        asking.shuffled(balls, f"{first} {images}") if alone else balls,
+        job,
+        [Local(*launched(1, 1))],
+        None,
+        kept,
+        alone=alone,
     )
     return kept
 
