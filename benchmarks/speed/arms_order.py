@@ -57,7 +57,7 @@ def asked(first: str, way: str, images: int, eps: str, folder: Path) -> Kept:
     from verifiable_relu.study import asking
     from verifiable_relu.study.training import images_of
     from verifiable_relu.verifiers.registry import make
-    from verifiable_relu.verifiers.solvers.process import processor_seconds
+    from verifiable_relu.verifiers.solvers.process import Worker, processor_seconds
 
     test, network = images_of(DATA), read_onnx(NETWORK)
     right = asking.right(network, test, asking.exact_images(test, images)).tolist()
@@ -68,9 +68,10 @@ def asked(first: str, way: str, images: int, eps: str, folder: Path) -> Kept:
     ]
     kept, job = Kept(), Job(make("auto"), asking.Balls(), clock=processor_seconds)
     alone = way == "alone"
-    run_parallel(
-        asking.shuffled(balls, f"{first} {images}") if alone else balls, job, [Local()], None, kept, alone=alone
-    )
+    worker = Worker("verifiable_relu.campaign.worker:answer", {"OMP_NUM_THREADS": "1"}, kept_memory=1.0)
+    order = asking.shuffled(balls, f"{first} {images}") if alone else balls
+    run_parallel(order, job, [Local(worker)], None, kept, alone=alone)
+    worker.stop()
     return kept
 
 
