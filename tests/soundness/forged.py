@@ -35,6 +35,7 @@ from tests.soundness.forged_networks import KINDS, Net, Referee, Scales, Vector,
 from tests.soundness.forgery import Findings, decimal, forged, provers, reason
 from tests.support.certificates import Case, Records, checked, records, written
 from verifiable_relu.check import BadInput, Refused
+from verifiable_relu.check.model import read_model
 from verifiable_relu.errors import UnsupportedError
 from verifiable_relu.network import read_onnx
 from verifiable_relu.network.family import hardened
@@ -61,6 +62,17 @@ def short(value: Fraction) -> Fraction:
     return -(-value // unit) * unit
 
 
+def scientific(value: Fraction) -> str:
+    """A number whose denominator divides a power of ten, written with an exponent where it is small."""
+    if abs(value) > Fraction(1, 1 << 100) or not value:
+        return decimal(value)
+    power = 0
+    while (value * 10**power).denominator > 1:
+        power += 1
+    digits = str(abs(value.numerator) * 10**power // value.denominator)
+    return f"{'-' if value < 0 else ''}{digits[0]}.{digits[1:] or '0'}e{len(digits) - 1 - power}"
+
+
 def prop(net: Net, scales: Scales, most: Fraction) -> bytes:
     """The VNN-LIB file in which c·y ≤ ``most`` is unsafe."""
     unit = Fraction(2) ** scales.inputs
@@ -69,7 +81,7 @@ def prop(net: Net, scales: Scales, most: Fraction) -> bytes:
     for i, (low, high) in enumerate(zip(net.lower, net.upper, strict=True)):
         lines += [f"(assert (>= X_{i} {decimal(low * unit)}))", f"(assert (<= X_{i} {decimal(high * unit)}))"]
     terms = " ".join(f"(* {value}.0 Y_{i})" for i, value in enumerate(net.row))
-    return "\n".join([*lines, f"(assert (<= (+ {terms} 0.0) {decimal(most)}))"]).encode()
+    return "\n".join([*lines, f"(assert (<= (+ {terms} 0.0) {scientific(most)}))"]).encode()
 
 
 def certificate(folder: Path, net: Net, referee: Referee, number: int) -> tuple[Records, Fraction] | None:
@@ -130,6 +142,18 @@ def about(net: Net, given: Records, most: Fraction) -> tuple[bytes, Records]:
     return text, found
 
 
+def weighed(given: Records, power: int) -> Records:
+    """The certificate with its rows' multipliers as small, or as large, as they can be."""
+    found = copy.deepcopy(given)
+    for record in found:
+        if "plain" in record:
+            record["plain"][0] = power
+        elif "leaf" in record:
+            record["rows"] = [power, *record.get("rows", [0, 1])[1:]]
+            record["leaf"][0] = min(max(record["leaf"][0] + power, -900), 900)
+    return found
+
+
 @dataclass
 class Forger:
     """Tries certificates about one network.
@@ -175,7 +199,9 @@ class Forger:
             return False
         if most >= self.referee.least:
             least = float(self.referee.least)
-            self.wrong(f"accepted, but the row is {least!r} at a point, at most {float(most)!r}", text, written(changed))
+            self.wrong(
+                f"accepted, but the row is {least!r} at a point, at most {float(most)!r}", text, written(changed)
+            )
         elif (why := self.left(changed)) is not None:
             self.wrong(f"accepted, but {why}", text, written(changed))
         return True
@@ -245,7 +271,7 @@ def _claims(record: dict[str, Any]) -> Iterator[tuple[int, int, Fraction]]:
 
 
 def forge(
-    kind: str, count: int, seed: int, each: int = 25, found: Findings | None = None, keep: Path | None = None
+    kind: str, count: int, seed: int, each: int = 15, found: Findings | None = None, keep: Path | None = None
 ) -> Findings:
     """Try at least ``count`` certificates of a kind of network, about ``each`` of one network.
 
@@ -258,13 +284,19 @@ def forge(
         return forged_dense.forge(count, seed, each, found)
     before = sum(found.ended.values())
     with tempfile.TemporaryDirectory() as name:
-        for number in range(count):
+        for number in range(8 * count):
             if sum(found.ended.values()) - before >= count:
                 break
             try:
                 net = drawn(kind, seed * 1_000_003 + number)
                 referee = Referee(net)
             except OverflowError:
+                continue
+            try:
+                read_model(net.spoken)
+            except BadInput as error:
+                found.ended[f"{kind}: not read"] += 1
+                found.reasons[reason(str(error))] += 1
                 continue
             if (made := certificate(Path(name), net, referee, number)) is None:
                 continue
@@ -279,10 +311,12 @@ def _forge(one: Forger, given: Records, most: Fraction, each: int, rng: random.R
     if not one.tried(given, most, " unchanged"):
         # Numbers of such sizes may be beyond the checker; what is false must be beyond it, too.
         one.found.ended[f"{one.net.kind}: right, but refused"] += 1
-        tightest = most
+        tightest, each = most, 3
     else:
         tightest = one.tightest(given, most)
     one.tried(given, false)
+    for power in (-900, 900):
+        one.tried(weighed(given, power), false)
     for _ in range(each):
         changed = given
         while changed == given:
@@ -303,7 +337,7 @@ def main(arguments: list[str] | None = None) -> int:
         options.keep.mkdir(parents=True, exist_ok=True)
     try:
         for kind in kinds:
-            forge(kind, -(-options.count // len(kinds)), options.seed, 40, found, options.keep)
+            forge(kind, -(-options.count // len(kinds)), options.seed, 15, found, options.keep)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
     print(*(f"{count:6} {reason}" for reason, count in found.reasons.most_common()), sep="\n")

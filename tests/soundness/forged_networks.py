@@ -120,9 +120,10 @@ class Net:
         """The spoken file with other activations, and the names of their inputs; no name for a MaxPool's."""
         others = iter(kinds)
         steps = [next(others, step) if isinstance(step, Act) else step for step in self.steps]
-        if self.scales == Scales() and self.kind not in ("ranks", "norm"):
+        if self.scales == Scales() and self.kind not in ("ranks", "norm", "large", "denormal"):
             return written(steps, len(self.lower))
-        return written(steps, len(self.lower), self.scales, random.Random(self.style), self.double)
+        odd = self.kind == "ranks"
+        return written(steps, len(self.lower), self.scales, random.Random(self.style), self.double, odd)
 
     @property
     def linear(self) -> bool:
@@ -181,29 +182,44 @@ def drawn(kind: str, seed: int) -> Net:
             if rng.random() < 0.4:
                 steps = [affine(inputs, width), act(), affine(width, width), Skip(0), act(), affine(width, outputs)]
         case _:
-            steps = [affine(inputs, width), act()]
-            if rng.random() < 0.35:
+            # Activations of inputs, outputs that are activations, and networks without any are among them.
+            first = rng.random() < 0.8
+            steps = [affine(inputs, width), act()] if first else [act()]
+            width = width if first else inputs
+            if rng.random() < 0.3:
                 steps += [affine(width, 2), act()]
                 width = 2
+            if rng.random() < 0.1 and kind not in ("curve", "family"):
+                steps = steps[:1] if first else []
             steps.append(affine(width, outputs))
-            if kind == "norm" and rng.random() < 0.3:
-                variance = np.array([rng.choice([0.125, 1.5, 7.0, 2.0**-20]) for _ in range(len(steps[0].bias))])
+            if kind == "norm" and first and rng.random() < 0.3:
+                size = len(steps[0].bias)
+                variance = np.array([rng.choice([0.125, 1.5, 7.0, 2.0**-20]) for _ in range(size)])
                 others = [np.array([short() for _ in variance]) for _ in range(3)]
                 steps.insert(1, Norm(others[0], others[1], others[2], variance))
     center = [Fraction(short()) for _ in range(inputs)]
-    radius = [Fraction(rng.choice([0.0, 2.0**-30, 2.0**-8, 0.25, 1.0, 1.0])) for _ in center]
+    wide = rng.random() < 0.5
+    radius = [Fraction(rng.choice([0.25, 1.0, 2.0**-8] if wide else [0.0, 0.0, 2.0**-30, 2.0**-16])) for _ in center]
     lower, upper = ([c + s * r for c, r in zip(center, radius, strict=True)] for s in (-1, 1))
     row = [rng.choice([-2, -1, 1, 2]) for _ in range(outputs)]
-    double, scales = kind != "denormal" and rng.random() < 0.7, Scales()
-    smooth = any(isinstance(s, Act) and s.kind in ("sigmoid", "tanh", "gelu") for s in steps)
-    if kind in ("large", "denormal", "norm", "ranks") and not any(isinstance(s, Norm) for s in steps):
-        double = double or kind == "large"
-        sizes = [0, 30, -30, 300, -300, 450, -450] if double else [0, 20, -20, -60, -120, 60]
-        far = [*sizes, 840, -840, -800] if double else [*sizes, -100, -130]
-        hidden = 0 if smooth else rng.choice(far)
-        scales = Scales(rng.choice(sizes), hidden, rng.choice(far))
-        if kind in ("norm", "ranks") and rng.random() < 0.5:
-            scales = Scales(rng.choice([0, 1]), 0 if smooth else rng.choice([0, -1, 2]), rng.choice([0, 3]))
+    kinds = [s.kind for s in steps if isinstance(s, Act)]
+    double = kind != "denormal" and (kind == "large" or rng.random() < 0.7)
+    scales = Scales()
+    padded = any(isinstance(s, Pool) and any(s.pads) for s in steps) or any(isinstance(s, Norm) for s in steps)
+    if not padded and kind != "curve" and (kind in ("large", "denormal", "norm", "ranks") or rng.random() < 0.3):
+        sizes = [0, 0, 30, -30, 300, -300, 450, -450] if double else [0, 0, 20, -20, -60, -120, 60]
+        outputs = (
+            [*sizes, 840, -840, -1000, -1060, -1080, -1100] if double else [*sizes, -130, -300, -1060, -1080, -1100]
+        )
+        hidden = [0] if set(kinds) & {"sigmoid", "tanh", "gelu"} or kind == "family" else sizes
+        hidden = [0, 20, -20, 33] if "spelled" in kinds and hidden != [0] else hidden
+        scales = Scales(rng.choice(sizes), rng.choice(hidden), rng.choice(outputs))
+        if rng.random() < (0.7 if kind in ("norm", "ranks") else 0.3):
+            scales = Scales(
+                rng.choice([0, 1]), rng.choice([h for h in hidden if h < 3 and h > -25]), rng.choice([0, 3])
+            )
+    if isinstance(steps[0], Act):
+        scales = replace(scales, inputs=0, hidden=0)
     joint = [Fraction(rng.choice([1, 1, 1.5, 4])) for s in steps if isinstance(s, Act)] if kind == "family" else []
     if joint:
         steps = [Act("gelu") if isinstance(s, Act) and rng.random() < 0.3 else s for s in steps]
@@ -214,10 +230,16 @@ def drawn(kind: str, seed: int) -> Net:
 
 
 class _Writer:
-    """Nodes of a graph; without ``rng`` nothing is spread, scaled or permuted."""
+    """Nodes of a graph; without ``rng`` nothing is spread, scaled or permuted.
 
-    def __init__(self, rng: random.Random | None, double: bool) -> None:
-        self.rng, self.dtype = rng, np.float64 if double else np.float32
+    Attributes:
+        odd: whether values and scalars may have any rank.
+        rank: of values where it is not 2.
+    """
+
+    def __init__(self, rng: random.Random | None, double: bool, odd: bool = False) -> None:
+        self.rng, self.dtype, self.odd = rng, np.float64 if double else np.float32, odd
+        self.rank: dict[str, int] = {}
         self.nodes: list[onnx.NodeProto] = []
         self.stored: list[onnx.TensorProto] = []
 
@@ -238,35 +260,84 @@ class _Writer:
         self.nodes.append(helper.make_node(kind, list(inputs), [output], **attributes))
         return output
 
-    def parts(self, power: int, count: int) -> list[int]:
-        """Powers of two whose sum is given."""
-        most = 1000 if self.dtype == np.float64 else 120
-        least = -1060 if self.dtype == np.float64 else -140
-        if self.rng is None or (self.rng.random() < 0.4 and least <= power <= most):
-            return [power] if power else []
-        for _ in range(50):
-            found = [self.rng.randint(least, most) for _ in range(count - 1)]
-            if least <= power - sum(found) <= most:
-                return [*found, power - sum(found)]
-        return self.parts(power, count + 1)
+    @property
+    def limits(self) -> tuple[int, int]:
+        """The least and the largest power of two that is a factor in the file."""
+        return (-1060, 1000) if self.dtype == np.float64 else (-140, 120)
 
-    def scaled(self, x: str, power: int, rank: int = 2) -> str:
-        """x·2^power, as a chain of products and quotients by scalars of up to this rank."""
-        for part in self.parts(power, 2 if self.rng is None else self.rng.randint(2, 3)):
-            ranks = [1] * (0 if self.rng is None else self.rng.randint(0, rank))
-            if self.rng is not None and part > -1000 and self.rng.random() < 0.4:
-                x = self.node("Div", x, self.number(np.full(ranks, 2.0**-part)))
+    def parts(self, power: int) -> list[int]:
+        """Powers of two whose sum is given; their products in turn may be below what float64 holds."""
+        low, high = self.limits
+        if self.rng is None or (self.rng.random() < 0.4 and low <= power <= high):
+            return [power] if power else []
+        far = (
+            []
+            if self.rng.random() < 0.2
+            else [self.rng.choice([-1074 - self.rng.randint(0, 90), self.rng.randint(-990, 700)])]
+        )
+        found, at = [], 0
+        for target in (*far, power):
+            while at != target:
+                found.append(min(max(target - at, low), high))
+                at += found[-1]
+        return found
+
+    def scaled(self, x: str, power: int, size: int = 0) -> str:
+        """x·2^power: a chain of products and quotients by scalars of any rank, and of normalisations of ``size``."""
+        rng = self.rng
+        if rng is None:
+            return self.times(x, 2.0**power) if power else x
+        factors = [(part, 1.0) for part in self.parts(power)]
+        if rng.random() < 0.4 and power > -1000:
+            # A factor and a divisor that are no powers of two: each is rounded where its reciprocal is taken.
+            odd = rng.choice([3.0, 5.0, 7.0, 49.0])
+            factors.insert(rng.randint(0, len(factors)), (0, odd))
+            factors.insert(rng.randint(0, len(factors)), (0, 1 / odd))
+        for part, odd in factors:
+            root = rng.choice([-400, -100, 20, 250]) if self.dtype == np.float64 else rng.choice([-60, -20, 20, 40])
+            if (
+                size
+                and odd == 1
+                and self.rank.get(x, 2) == 2
+                and rng.random() < 0.35
+                and self.limits[0] <= part + root <= self.limits[1]
+            ):
+                ones, zero = np.ones(size), np.zeros(size)
+                given = [np.ldexp(ones, part + root), zero, zero, np.ldexp(ones, 2 * root)]
+                x = self.node("BatchNormalization", x, *(self.number(g) for g in given), epsilon=0.0)
+            elif odd < 1 or (part > -self.limits[1] and odd == 1 and rng.random() < 0.4):
+                x = self.times(x, 2.0**-part * (1 if odd == 1 else round(1 / odd)), "Div")
             else:
-                inputs = [x, self.number(np.full(ranks, 2.0**part))]
-                x = self.node("Mul", *(inputs if self.rng is None or self.rng.random() < 0.7 else inputs[::-1]))
+                x = self.times(x, 2.0**part * odd)
         return x
+
+    def gated(self, x: str, power: int) -> str:
+        """A gate 1 + erf times 2^power, by scalars that are no divisors."""
+        for part in self.parts(power):
+            x = self.times(x, 2.0**part)
+        return x
+
+    def times(self, x: str, factor: float, kind: str = "Mul") -> str:
+        """A value and a scalar, of any rank where ranks are odd."""
+        rank = self.rng.choice([0, 1, 2, 3, 4] if self.odd else [0, 1, 2]) if self.rng is not None else 0
+        inputs = [x, self.number(np.full([1] * rank, factor))]
+        turned = kind != "Div" and self.rng is not None and self.rng.random() < 0.3
+        found = self.node(kind, *(inputs[::-1] if turned else inputs))
+        self.rank[found] = max(self.rank.get(x, 2), rank)
+        return found
 
 
 def written(
-    steps: Sequence[Step], inputs: int, scales: Scales | None = None, rng: random.Random | None = None, double: bool = False
+    steps: Sequence[Step],
+    inputs: int,
+    scales: Scales | None = None,
+    rng: random.Random | None = None,
+    double: bool = False,
+    odd: bool = False,
 ) -> tuple[bytes, list[str]]:
-    """An ONNX file, and the names of the activations' inputs."""
-    to, scales = _Writer(rng, double), scales or Scales()
+    """An ONNX file, and the names of the activations' inputs; of a MaxPool it has no name."""
+    to, scales = _Writer(rng, double, odd), scales or Scales()
+    skips = any(isinstance(step, Skip) for step in steps)
     x, power, size = "x", scales.inputs, inputs
     behind: list[str] = []
     z: list[str] = []
@@ -277,14 +348,26 @@ def written(
         number = len(z)
         match step:
             case Affine(weight, bias):
-                x = _affine(to, x, weight[:, order], bias * 2.0**after, after - power, "y" if at == last else None)
+                # What the file's numbers cannot say of a bias is said by factors behind it.
+                held = max(after, -120 if not double else -1000)
+                alone = at != last or held != after
+                x = _affine(to, x, weight[:, order], bias * 2.0**held, held - power, None if alone else "y")
+                if held != after:
+                    x = to.scaled(x, after - held)
+                    x = to.node("Reshape", x, to.shape(1, len(bias)), name="y" if at == last else None)
                 power, size = after, len(bias)
                 order = np.arange(size)
             case Act(kind, parameter):
+                shape = [1, size]
+                if odd and not skips and to.rng is not None and to.rng.random() < 0.5:
+                    shape = to.rng.choice(_shapes(size))
+                    x = to.node("Reshape", x, to.shape(*shape))
+                    to.rank[x] = len(shape)
                 z.append(x)
                 x = _activation(to, x, kind, parameter, number, power)
-                if rng is not None and rng.random() < 0.5 and not any(isinstance(s, Skip) for s in steps):
-                    x, order = _moved(to, x, size)
+                shape = [1] * (to.rank.get(x, len(shape)) - len(shape)) + shape
+                if len(shape) != 2 or shape[0] != 1 or (odd and not skips):
+                    x, order = _moved(to, x, shape)
             case Pool(shape, kernel, pads):
                 z.append("")
                 x = to.node("Reshape", x, to.shape(1, 1, *shape))
@@ -319,23 +402,20 @@ def _affine(to: _Writer, x: str, weight: np.ndarray, bias: np.ndarray, power: in
     rng = to.rng
     if rng is None:
         return to.node("Gemm", x, to.number(np.ldexp(weight, power)), to.number(bias), name=name, transB=1)
-    limits = (-1060, 1000) if to.dtype == np.float64 else (-140, 120)
-    way = rng.randrange(4)
-    if way == 0 and limits[0] <= power <= limits[1]:
+    if rng.random() < 0.25 and to.limits[0] <= power <= to.limits[1]:
         return to.node("Gemm", x, to.number(np.ldexp(weight, power)), to.number(bias), name=name, transB=1)
-    if way <= 2:
-        first, *others = to.parts(power, 2) or [0]
-        y = to.node("MatMul", x, to.number(np.ldexp(weight.T, first)))
-        return to.node("Add", to.scaled(y, sum(others)), to.number(bias), name=name)
-    # γ/√var is a power of two, of any size, exactly.
-    first, gamma = (to.parts(power, 2) + [0, 0])[:2]
-    rest = power - first - gamma
-    root = rng.randint(-500, 250) if to.dtype == np.float64 else rng.randint(-60, 40)
+    first = rng.choice([0, power, power // 2])
+    first = min(max(first, to.limits[0]), to.limits[1])
     y = to.node("MatMul", x, to.number(np.ldexp(weight.T, first)))
-    y = to.scaled(y, rest + root)
-    size = len(bias)
-    zero, ones = np.zeros(size), np.ones(size)
-    given = [np.ldexp(ones, gamma), bias, zero, np.ldexp(ones, 2 * root)]
+    y = to.scaled(y, power - first, len(bias))
+    if to.rank.get(y, 2) > 2:
+        y = to.node("Reshape", y, to.shape(1, len(bias)))
+    if rng.random() < 0.7:
+        return to.node("Add", y, to.number(bias), name=name)
+    # The factor γ/√var is 1.
+    root = rng.randint(-30, 20)
+    ones = np.ones(len(bias))
+    given = [np.ldexp(ones, root), bias, 0 * ones, np.ldexp(ones, 2 * root)]
     return to.node("BatchNormalization", y, *(to.number(part) for part in given), name=name, epsilon=0.0)
 
 
@@ -348,22 +428,37 @@ def _activation(to: _Writer, x: str, kind: str, parameter: float, number: int, p
         case "leaky":
             return to.node("LeakyRelu", x, name=name, alpha=parameter)
     # x·(1 + erf(k·x))/2, of a value that is 2^power times larger; the name is that of Erf.
-    h = to.scaled(to.node("Mul", x, to.number(parameter)), -power)
+    h = to.scaled(to.times(x, parameter), -power)
     erf = to.node("Erf", h, name=name)
-    inner = 0 if to.rng is None else to.rng.choice([0, 0, 3, *([-700, 700] if to.dtype == np.float64 else [-120, 90])])
-    gate = to.node("Add", erf, to.number(1.0))
-    if to.rng is None or to.rng.random() < 0.5:
-        return to.scaled(to.node("Mul", to.scaled(x, inner), gate), -1 - inner)
-    return to.node("Mul", to.scaled(gate, -1 - inner), to.scaled(x, inner))
+    to.rank[erf] = to.rank.get(h, 2)
+    inner = (
+        0 if to.rng is None else to.rng.choice([0, 0, 3, *([-700, -300] if to.dtype == np.float64 else [-120, -60])])
+    )
+    rank = to.rng.choice([0, 1, 2, 3]) if to.odd and to.rng is not None else 0
+    gate = to.node("Add", erf, to.number(np.full([1] * rank, 1.0)))
+    to.rank[gate] = max(rank, to.rank[erf])
+    outside = to.rng is None or to.rng.random() < 0.5
+    value = to.scaled(x, inner)
+    gate = gate if outside else to.gated(gate, -1 - inner)
+    found = to.node("Mul", value, gate)
+    to.rank[found] = max(to.rank.get(value, 2), to.rank[gate])
+    return to.scaled(found, -1 - inner) if outside else found
 
 
-def _moved(to: _Writer, x: str, size: int) -> tuple[str, np.ndarray]:
+def _shapes(size: int) -> list[list[int]]:
+    """Shapes of a value of this size for a batch of one."""
+    found = [[1, a, size // a] for a in range(1, size + 1) if size % a == 0]
+    return [*found, [1, size], *([1, 1, *shape[1:]] for shape in found)]
+
+
+def _moved(to: _Writer, x: str, shape: list[int]) -> tuple[str, np.ndarray]:
     """A value with its entries permuted by moves, at last shaped (1, size); and which entry each one is."""
     assert to.rng is not None
-    shapes = [[1, a, size // a] for a in range(1, size + 1) if size % a == 0]
-    shape = to.rng.choice(shapes)
+    size = math.prod(shape)
     index = np.arange(size).reshape(shape)
-    x = to.node("Reshape", x, to.shape(*shape))
+    if to.rng.random() < 0.3:
+        shape = to.rng.choice(_shapes(size))
+        x, index = to.node("Reshape", x, to.shape(*shape)), index.reshape(shape)
     for _ in range(to.rng.randint(1, 3)):
         match to.rng.randrange(4):
             case 0:
@@ -373,13 +468,11 @@ def _moved(to: _Writer, x: str, size: int) -> tuple[str, np.ndarray]:
                 axis = to.rng.randint(0, index.ndim)
                 x = to.node("Flatten", x, axis=axis)
                 index = index.reshape(math.prod(index.shape[:axis]), -1)
-            case 2:
+            case other:
                 rank = to.rng.randint(0, 4)
-                one = to.number(np.full([1] * rank, to.rng.choice([1.0, 1.0, 1.0])))
-                x, index = to.node(to.rng.choice(["Mul", "Div"]), x, one), index + np.zeros([1] * rank, int)
-            case 3:
-                rank = to.rng.randint(0, 4)
-                x, index = to.node("Add", x, to.number(np.zeros([1] * rank))), index + np.zeros([1] * rank, int)
+                kind = to.rng.choice(["Mul", "Div"]) if other == 2 else "Add"
+                x = to.node(kind, x, to.number(np.full([1] * rank, 0.0 if kind == "Add" else 1.0)))
+                index = index + np.zeros([1] * rank, int)
     return to.node("Reshape", x, to.shape(1, size)), index.ravel()
 
 
@@ -514,7 +607,9 @@ class Referee:
                 values = forward(steps, x) @ np.array(net.row, float)
                 best, worst = x[values.argmin()], x[values.argmax()]
                 reach = reach / 20
-                x = np.concatenate([[best, worst], self._grid(np.maximum(best - reach, low), np.minimum(best + reach, high))])
+                x = np.concatenate(
+                    [[best, worst], self._grid(np.maximum(best - reach, low), np.minimum(best + reach, high))]
+                )
             ranked.append((float(values.min()), kinds, [best, worst]))
         ranked.sort(key=lambda entry: entry[0])
         chosen = [ranked[0], *ranked[1:3], *([ranked[-1]] if len(ranked) > 3 else [])]
@@ -522,7 +617,9 @@ class Referee:
         return [(kinds, [self._inside(p) for p in points] + ends) for _, kinds, points in chosen]
 
     def _inside(self, point: np.ndarray) -> Vector:
-        return [min(max(Fraction(float(v)), a), b) for v, a, b in zip(point, self.net.lower, self.net.upper, strict=True)]
+        return [
+            min(max(Fraction(float(v)), a), b) for v, a, b in zip(point, self.net.lower, self.net.upper, strict=True)
+        ]
 
     @staticmethod
     def _grid(low: np.ndarray, high: np.ndarray) -> np.ndarray:

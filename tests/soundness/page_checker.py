@@ -195,8 +195,7 @@ def _windows(size: tuple[int, ...], kernel: tuple[int, ...], attributes: dict[st
     strides, dilations = (attributes.get(key, [1] * rank) for key in ("strides", "dilations"))
     pads = attributes.get("pads", [0] * 2 * rank)
     counts = [
-        (size[i] + pads[i] + pads[rank + i] - dilations[i] * (kernel[i] - 1) - 1) // strides[i] + 1
-        for i in range(rank)
+        (size[i] + pads[i] + pads[rank + i] - dilations[i] * (kernel[i] - 1) - 1) // strides[i] + 1 for i in range(rank)
     ]
     for out in product(*map(range, counts)):
         places = []
@@ -211,8 +210,7 @@ def _counts(size: tuple[int, ...], kernel: tuple[int, ...], attributes: dict[str
     strides, dilations = (attributes.get(key, [1] * rank) for key in ("strides", "dilations"))
     pads = attributes.get("pads", [0] * 2 * rank)
     return [
-        (size[i] + pads[i] + pads[rank + i] - dilations[i] * (kernel[i] - 1) - 1) // strides[i] + 1
-        for i in range(rank)
+        (size[i] + pads[i] + pads[rank + i] - dilations[i] * (kernel[i] - 1) - 1) // strides[i] + 1 for i in range(rank)
     ]
 
 
