@@ -271,13 +271,20 @@ def _claims(record: dict[str, Any]) -> Iterator[tuple[int, int, Fraction]]:
 
 
 def forge(
-    kind: str, count: int, seed: int, each: int = 15, found: Findings | None = None, keep: Path | None = None
+    kind: str,
+    count: int,
+    seed: int,
+    each: int = 15,
+    found: Findings | None = None,
+    keep: Path | None = None,
+    first: bool = False,
 ) -> Findings:
     """Try at least ``count`` certificates of a kind of network, about ``each`` of one network.
 
     Args:
         found: what these come to is added to it, certificate by certificate.
         keep: a folder for what is wrongly accepted.
+        first: whether to end with the first network of which something false is accepted.
     """
     found = Findings() if found is None else found
     if kind == "dense":
@@ -285,7 +292,7 @@ def forge(
     before = sum(found.ended.values())
     with tempfile.TemporaryDirectory() as name:
         for number in range(8 * count):
-            if sum(found.ended.values()) - before >= count:
+            if sum(found.ended.values()) - before >= count or (first and found.wrong):
                 break
             try:
                 net = drawn(kind, seed * 1_000_003 + number)

@@ -142,9 +142,17 @@ def drawn(kind: str, seed: int) -> Net:
     def short(most: int = 8) -> float:
         return rng.randint(-most, most) / rng.choice([1, 2, 4, 8])
 
+    # Sums of products of weights with many digits are rounded.
+    fine = rng.random() < 0.3 and kind != "denormal"
+
+    def numbers(*shape: int) -> np.ndarray:
+        made = np.array([short() or 1.0 for _ in range(math.prod(shape))])
+        if fine:
+            made *= [1 + rng.randrange(1 << 22) / (1 << 22) for _ in made]
+        return made.astype(np.float32).astype(float).reshape(shape)
+
     def affine(before: int, after: int) -> Affine:
-        weight = np.array([[short() or 1.0 for _ in range(before)] for _ in range(after)])
-        return Affine(weight, np.array([short() for _ in range(after)]))
+        return Affine(numbers(after, before), numbers(after))
 
     def act() -> Act:
         linear = [Act("relu"), Act("relu"), Act("leaky", rng.choice([0.25, 1.25, -0.25])), Act("abs")]
@@ -171,10 +179,7 @@ def drawn(kind: str, seed: int) -> Net:
             kernel = (rng.randint(1, shape[1]), 2)
             pads = rng.choice([(0, 0, 0, 0), (0, 1, 0, 0), (0, 0, 0, 1)])
             channels = rng.randint(1, 2)
-            weight = np.array([short() or 1.0 for _ in range(channels * shape[0] * kernel[0] * 2)])
-            conv = Conv(
-                weight.reshape(channels, shape[0], *kernel), np.array([short() for _ in range(channels)]), shape, pads
-            )
+            conv = Conv(numbers(channels, shape[0], *kernel), numbers(channels), shape, pads)
             left = [shape[1 + i] + pads[i] + pads[2 + i] - kernel[i] + 1 for i in range(2)]
             steps = [affine(inputs, math.prod(shape)), conv, act(), affine(channels * left[0] * left[1], outputs)]
         case "residual":
@@ -191,6 +196,7 @@ def drawn(kind: str, seed: int) -> Net:
                 width = 2
             if rng.random() < 0.1 and kind not in ("curve", "family"):
                 steps = steps[:1] if first else []
+                width = len(steps[0].bias) if first else inputs
             steps.append(affine(width, outputs))
             if kind == "norm" and first and rng.random() < 0.3:
                 size = len(steps[0].bias)

@@ -1,8 +1,8 @@
 """A checker of certificates, written from ``docs/certificates.md`` alone, in rational arithmetic throughout.
 
 It knows dense networks and small convolutions with piecewise-linear activations and MaxPool, and properties in VNN-LIB
-1.0; of the rest it says ``Unsupported``. It imports nothing of the package, is slow, and rounds nowhere: what it accepts
-is a proof by the page's own words. The project's checker is compared with it.
+1.0; of the rest it says ``Unsupported``. It imports nothing of the package, is slow, and rounds nowhere: what it
+accepts is a proof by the page's own words. The project's checker is compared with it.
 
 The network is taken apart into *neurons*. A value is a ``Form``: a constant and coefficients of *atoms*. Atoms are the
 inputs (0, 1, …), and behind them the neurons' values r in the order in which they are counted. Hence a neuron's z is a
@@ -19,7 +19,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
-from itertools import product
+from itertools import pairwise, product
 from typing import Any
 
 import numpy as np
@@ -129,7 +129,7 @@ def read_network(data: bytes) -> Network:
     network = Network(math.prod(shape))
     x = np.empty(network.inputs, object)
     x[:] = [Form({i: ONE}) for i in range(network.inputs)]
-    values: dict[str, Any] = {name: value for name, value in stored.items()}
+    values: dict[str, Any] = dict(stored)
     values[given.name] = x.reshape(shape)
     needed = {graph.output[0].name}
     for node in reversed(graph.node):
@@ -216,16 +216,15 @@ def _counts(size: tuple[int, ...], kernel: tuple[int, ...], attributes: dict[str
 
 def _convolution(x: np.ndarray, attributes: dict[str, Any], weight: np.ndarray, bias: Any = None) -> np.ndarray:
     """A convolution of (1, channels, …)."""
-    if attributes.get("group", 1) != 1:
-        raise Unsupported("groups")
-    size, kernel = x.shape[2:], weight.shape[2:]
+    size, kernel, per = x.shape[2:], weight.shape[2:], weight.shape[1]
+    together = len(weight) // attributes.get("group", 1)
     found = []
     for channel in range(len(weight)):
         for places in _windows(size, kernel, attributes):
             total = Form(constant=ZERO if bias is None else bias[channel])
             for place, inside in zip(places, product(*map(range, kernel)), strict=True):
-                for c in range(x.shape[1] if place is not None else 0):
-                    total.put(weight[(channel, c, *inside)], x[(0, c, *place)])
+                for c in range(per if place is not None else 0):
+                    total.put(weight[(channel, c, *inside)], x[(0, channel // together * per + c, *place)])
             found.append(total)
     values = np.empty(len(found), object)
     values[:] = found
@@ -344,7 +343,7 @@ def _disjunct(conditions: list[Any], inputs: int) -> Disjunct | None:
             total = {name: sign * value for name, value in _linear(["-", left, right]).items() if value}
             most = -total.pop("", ZERO)
             if not total:
-                if not (0 < most if strict else 0 <= most):
+                if not (most > 0 if strict else most >= 0):
                     return None
             elif all(name[0] == "Y" for name in total):
                 rows.append(({int(name[2:]): value for name, value in sorted(total.items())}, most))
@@ -381,8 +380,8 @@ def outward(value: Fraction, up: bool) -> Fraction:
 
 def binary(given: Any, count: int | None = None) -> list[Fraction]:
     """A list of binary numbers."""
-    need(isinstance(given, list) and bool(given) and all(type(v) is int for v in given), "no list of binary numbers")
-    exponent, *mantissas = given
+    need(isinstance(given, list) and all(type(v) is int for v in given), "no list of binary numbers")
+    exponent, *mantissas = given or [0]
     need(abs(exponent) <= 900 and all(abs(m) <= 1 << 53 for m in mantissas), "a binary number that is too large")
     need(count is None or len(mantissas) == count, f"{len(mantissas)} numbers for {count}")
     return [m * Fraction(2) ** exponent for m in mantissas]
@@ -396,7 +395,7 @@ def index(given: Any, count: int) -> int:
 
 def keys(record: Any, *wanted: str, perhaps: tuple[str, ...] = ()) -> None:
     """Refuse a record whose keys are others."""
-    need(isinstance(record, dict) and set(wanted) <= set(record) <= {*wanted, *perhaps}, f"keys {list(record)}")
+    need(isinstance(record, dict) and set(wanted) <= set(record) <= {*wanted, *perhaps}, f"{wanted} are expected")
 
 
 def read_records(data: bytes) -> list[dict[str, Any]]:
@@ -524,7 +523,7 @@ class _Unsat:
             keys(row, "y", "most")
             need(isinstance(row["y"], list) and all(isinstance(t, list) and len(t) == 2 for t in row["y"]), "no row")
             terms = [(index(i, len(self.net.outputs)), _rational(c)) for i, c in row["y"]]
-            need(all(a[0] < b[0] for a, b in zip(terms, terms[1:], strict=False)), "outputs out of order")
+            need(all(a[0] < b[0] for a, b in pairwise(terms)), "outputs out of order")
             need(all(c for _, c in terms), "a coefficient of zero")
             found.append((dict(terms), _rational(row["most"])))
         return found
@@ -541,7 +540,8 @@ class _Unsat:
                 i, m, e = record["halve"]
                 i, (middle,) = index(i, len(low)), binary([e, m])
                 below, above = list(high), list(low)
-                below[i], above[i] = min(high[i], middle), max(low[i], middle)
+                need(low[i] < middle < high[i], "a box that is not halved between its ends")
+                below[i] = above[i] = middle
                 waiting += [(above, high), (low, below)]
             elif "zonotope" in record:
                 keys(record, "zonotope")
@@ -553,7 +553,10 @@ class _Unsat:
                     need(over.least(g, over.chord_slopes) > 0, "a row that the zonotope does not prove")
             else:
                 keys(record, "root")
-                need(record["root"] == len(self.net.names), "another number of activations")
+                need(
+                    type(record["root"]) is int and record["root"] == len(self.net.names),
+                    "another number of activations",
+                )
                 self.root((low, high), polytopes)
 
     def integral(self, row: Row) -> Form:
@@ -802,9 +805,8 @@ class Tree:
         """The form over inputs and open neurons' values."""
         form = Form(dict(form.terms), form.constant)
         for k in range(len(self.net.z) - 1, -1, -1):
-            if not (k in self.over.lower and self.over.is_open(k)):
-                if K := form.terms.pop(self.net.inputs + k, ZERO):
-                    form.put(K * self.over.fixed(k), self.net.z[k])
+            if self.net.inputs + k in form.terms and not self.over.is_open(k):
+                form.put(form.terms.pop(self.net.inputs + k) * self.over.fixed(k), self.net.z[k])
         return form
 
     def check(self) -> None:
