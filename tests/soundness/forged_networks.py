@@ -357,7 +357,7 @@ def written(
                 # What the file's numbers cannot say of a bias is said by factors behind it.
                 held = max(after, -120 if not double else -1000)
                 alone = at != last or held != after
-                x = _affine(to, x, weight[:, order], bias * 2.0**held, held - power, None if alone else "y")
+                x = _affine(to, x, weight[:, order], _times(bias, held), held - power, None if alone else "y")
                 if held != after:
                     x = to.scaled(x, after - held)
                     x = to.node("Reshape", x, to.shape(1, len(bias)), name="y" if at == last else None)
@@ -382,7 +382,7 @@ def written(
                 x, order = to.node("Flatten", x), np.arange(size)
             case Conv(weight, bias, shape, pads):
                 x = to.node("Reshape", x, to.shape(1, *shape))
-                x = to.node("Conv", x, to.number(weight), to.number(bias * 2.0**power), pads=list(pads))
+                x = to.node("Conv", x, to.number(weight), to.number(_times(bias, power)), pads=list(pads))
                 left = [shape[1 + i] + pads[i] + pads[2 + i] - weight.shape[2 + i] + 1 for i in range(2)]
                 size = len(bias) * math.prod(left)
                 x, order = to.node("Flatten", x), np.arange(size)
@@ -403,16 +403,24 @@ def written(
     return model.SerializeToString(), z
 
 
+def _times(values: np.ndarray, power: int) -> np.ndarray:
+    """values·2^power in float64, if it can hold them."""
+    found = np.ldexp(values, power)
+    if not np.array_equal(np.ldexp(found, -power), values):
+        raise OverflowError("a number that float64 cannot hold")
+    return found
+
+
 def _affine(to: _Writer, x: str, weight: np.ndarray, bias: np.ndarray, power: int, name: str | None) -> str:
     """2^power·(weight·x) + bias."""
     rng = to.rng
     if rng is None:
-        return to.node("Gemm", x, to.number(np.ldexp(weight, power)), to.number(bias), name=name, transB=1)
+        return to.node("Gemm", x, to.number(_times(weight, power)), to.number(bias), name=name, transB=1)
     if rng.random() < 0.25 and to.limits[0] <= power <= to.limits[1]:
-        return to.node("Gemm", x, to.number(np.ldexp(weight, power)), to.number(bias), name=name, transB=1)
+        return to.node("Gemm", x, to.number(_times(weight, power)), to.number(bias), name=name, transB=1)
     first = rng.choice([0, power, power // 2])
     first = min(max(first, to.limits[0]), to.limits[1])
-    y = to.node("MatMul", x, to.number(np.ldexp(weight.T, first)))
+    y = to.node("MatMul", x, to.number(_times(weight.T, first)))
     y = to.scaled(y, power - first, len(bias))
     if to.rank.get(y, 2) > 2:
         y = to.node("Reshape", y, to.shape(1, len(bias)))

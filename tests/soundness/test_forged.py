@@ -59,7 +59,9 @@ FAULTS = {
         instead("check.windows:covered", lambda right, *args: right(*args)[..., ::-1]),
     ),
     "residual": Fault(
-        "the rounding of sums left out", "forged", instead("check.arithmetic:gamma", lambda right, n: 0.0)
+        "the rounding of all sums left out",
+        "forged",
+        instead("check.least:Least.beyond", lambda right, self, claim: np.where(self.value > claim, 1, -1)),
     ),
 }
 
