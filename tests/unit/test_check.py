@@ -6,6 +6,7 @@ import copy
 import gzip
 import hashlib
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -168,8 +169,6 @@ def repeated(records: Records) -> None:
     neurons.append(neurons[0])
 
 
-DEEP = "[" * 5000 + "]" * 5000
-
 FAULTS: dict[str, tuple[Fault, str]] = {
     "the digest of another network": (put("network", "0" * 64), "another network"),
     "the digest of another property": (put("property", "0" * 64), "another property"),
@@ -195,8 +194,6 @@ FAULTS: dict[str, tuple[Fault, str]] = {
     "a huge mantissa": (edit(lambda r: at(r, "lower")["lower"].__setitem__(1, 1 << 60)), "mantissa"),
     "a huge exponent": (edit(lambda r: at(r, "lower")["lower"].__setitem__(0, 10**6)), "exponent"),
     "a tiny exponent": (edit(lambda r: at(r, "lower")["lower"].__setitem__(0, -(10**6))), "exponent"),
-    "a number of ten thousand digits": (line('"root": 2', '"root": ' + "1" * 10_000), "record"),
-    "deeply nested lists": (line('"root": 2', '"root": ' + DEEP), "record"),
     "a record that is a list": (lambda r: written(r).replace(b'{"root": 2}', b"[2]"), "object"),
     "a record that is no text": (lambda r: written(r).replace(b'{"root": 2}', b"\xff\xfe"), "record"),
     "an empty line": (lambda r: written(r).replace(b'{"root": 2}', b"\n"), "record"),
@@ -309,6 +306,78 @@ def test_changes_that_leave_a_proof_are_accepted(folder: Path, case: Case) -> No
     row(more)["y"], row(more)["most"] = [[0, "1/3"], [1, "-1/3"]], str(Fraction(row(records)["most"]) / 3)
     # Rows count with integer coefficients, whatever they are multiples of.
     assert checked(folder, case, written(more)).startswith("unsat: ")
+
+
+@pytest.mark.parametrize("side", ["lower", "upper"])
+def test_halving_makes_progress(side: str, folder: Path, case: Case) -> None:
+    """At an end of the box one half would be the box itself, and that again and again."""
+    (disjunct,) = read_property(case.prop.decode(), 3, 2)
+    case.records.insert(2, {"halve": [0, int(8 * getattr(disjunct, side)[0]), -3]})
+    with pytest.raises(Refused, match="beyond its ends or at one"):
+        checked(folder, case, written(case.records))
+
+
+def enough(case: Case, first: Records) -> bytes:
+    """A certificate that begins with these records behind its head, and does not end."""
+    return b"".join(json.dumps(record).encode() + b"\n" for record in [*case.records[:2], *first])
+
+
+def halvings(case: Case) -> bytes:
+    """Of the part of the box below the last point, again and again."""
+    low, high = (getattr(read_property(case.prop.decode(), 3, 2)[0], side)[0] for side in ("lower", "upper"))
+    points = [low + (high - low) * Fraction(2000 - at, 2048) for at in range(1500)]
+    return enough(case, [{"halve": [0, int(point * 2**20), -20]} for point in points])
+
+
+def strings(case: Case) -> bytes:
+    record = {"part": {"box": 0, "polytopes": [[{"y": [[0, "1" * 4001]], "most": "0"}]]}}
+    return enough(Case(case.network, case.prop, case.records[:1]), [record])
+
+
+SIZES: dict[str, tuple[Callable[[Case], bytes], str]] = {
+    "a line of many lists": (lambda case: b'{"a":[' + b"[]," * (1 << 22) + b"[]]}\n", "a line is too long"),
+    "a line of many bytes": (lambda case: b'{"a":[' + b"1111," * (1 << 23) + b"1]}\n", "a line is too long"),
+    "a line without an end": (lambda case: b"1" * (40 << 20), "a line is too long"),
+    "a number of ten thousand digits": (lambda case: b'{"a": ' + b"1" * 10_000 + b"}\n", "too many digits"),
+    "a rational number of many digits": (strings, "too many digits"),
+    "deeply nested lists": (lambda case: b'{"a": ' + b"[" * 5000 + b"]" * 5000 + b"}\n", "nested too deeply"),
+    "deeply nested objects": (lambda case: b'{"a":' * 40 + b"1" + b"}" * 40 + b"\n", "nested too deeply"),
+    "halvings of halvings": (halvings, "too deep"),
+}
+"""Certificates beyond the sizes that docs/certificates.md tells."""
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_what_is_too_large_ends_in_one_line_and_little_memory(name: str, folder: Path, case: Case) -> None:
+    made, said = SIZES[name]
+    with pytest.raises(BadInput, match=said):
+        checked(folder, case, gzip.compress(made(case), 1))
+    command = [sys.executable, "-m", "verifiable_relu.check", folder / "certificate"]
+    command += ["--net", folder / "net.onnx", "--spec", folder / "p.vnnlib"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        lines = process.stderr.read().splitlines()
+        _, status, usage = os.wait4(process.pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 2
+    assert len(lines) == 1
+    assert said in lines[0]
+    assert usage.ru_maxrss < 1 << 20, "KiB"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("; a comment\0\n", "NUL"),
+        ("(" * (1 << 22), "nested too deeply"),
+        ("a " * (1 << 22) + "a a", "words"),
+        (" " * (1 << 25) + " ", "larger than"),
+    ],
+)
+def test_properties_that_are_too_large_or_not_plain_are_refused(text: str, said: str, folder: Path, case: Case) -> None:
+    prop = case.prop + text.encode()
+    case.records[0]["property"] = hashlib.sha256(prop).hexdigest()
+    with pytest.raises(BadInput, match=said):
+        checked(folder, case, written(case.records), prop=prop)
 
 
 def test_another_file_is_another_question(folder: Path, case: Case) -> None:

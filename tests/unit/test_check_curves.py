@@ -189,6 +189,33 @@ def test_the_operator_gelu_is_read(hard: float) -> None:
     assert not found.disagreements
 
 
+MULTIPLES = {
+    "twice": [("Mul", ["x", "two"]), ("Gelu", ["v0"])],
+    "by a root": [("Div", ["x", "root"]), ("Gelu", ["v0"])],
+    "twice, and half of it": [("Mul", ["x", "two"]), ("Gelu", ["v0"]), ("Div", ["v1", "two"])],
+    "hard, and half of it": [("Mul", ["x", "hard"]), ("Gelu", ["v0"]), ("Mul", ["v1", "half"])],
+    "in two steps": [("Mul", ["x", "less"]), ("Mul", ["v0", "less"]), ("Gelu", ["v1"])],
+    "of a value that is read elsewhere": [("Mul", ["x", "two"]), ("Gelu", ["v0"]), ("Add", ["v0", "v1"])],
+    "spelled": SPELLED["hard"],
+}
+
+
+@pytest.mark.parametrize("lam", [None, 1.5])
+@pytest.mark.parametrize("name", MULTIPLES)
+def test_certificates_speak_of_what_gelu_is_a_function_of(name: str, lam: float | None, tmp_path: Path) -> None:
+    """Whoever wrote them: the input before all multiplications by scalars."""
+    data = spelled(MULTIPLES[name], SCALARS, 20)
+    network = read_onnx(data) if lam is None else hardened(read_onnx(data), lam)
+    (at,) = network.activations
+    assert network.nodes[at].inputs == (0,)
+    prop = excluded(ball(np.zeros(3), 1.0), (row({0: -1, 1: -1, 2: -1}, -90),))
+    text, proof = vnnlib_text(prop).encode(), prove(Query(network, prop), 60.0)
+    assert proof is not None
+    write_unsat(tmp_path / "made", data, text, [(0, proof)], [] if lam is None else [Fraction(lam)])
+    case = Case(data, text, records(tmp_path / "made"))
+    assert checked(tmp_path, case, written(case.records)).startswith("unsat")
+
+
 @pytest.mark.parametrize("name", NO_GELU)
 def test_what_is_nearly_gelu_is_refused(name: str) -> None:
     found = judge(spelled(NO_GELU[name], SCALARS))

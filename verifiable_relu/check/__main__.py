@@ -25,6 +25,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BadInput as error:
         print(f"check: {_line(error)}", file=sys.stderr)
         return 2
+    except Exception as error:  # whatever else happens, 1 would say that the certificate was read and refused
+        print(f"check: {type(error).__name__}: {_line(error)}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print("check: interrupted", file=sys.stderr)
         return 130

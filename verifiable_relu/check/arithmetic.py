@@ -1,10 +1,16 @@
 """Two arithmetics for one computation: float64 with a bound of its rounding, and exact rational numbers.
 
-In float64, u = 2⁻⁵³: the result of one operation is off by at most u times its own size, unless it is too small for a
-normal number; a sum of n products, added in any order, by at most γ(n) = 2·n·u times the sum of their absolute values
-(N. J. Higham, Accuracy and Stability of Numerical Algorithms, 2nd edition, section 3.1, with γ rounded up), and by
-n·2⁻¹⁰⁷⁴ where products are too small. Bounds of errors are sums of numbers that are not negative, computed in float64
-themselves: ``OWN`` covers what rounding makes of them.
+In float64, u = 2⁻⁵³: the result of a product or a quotient is a·(1 + δ) + η, |δ| ≤ u, |η| ≤ 2⁻¹⁰⁷⁵ (η is an
+underflow's; sums have none). A sum of n products, added in any order, is off by at most γ(n) = 2·n·u times the sum of
+their absolute values (N. J. Higham, Accuracy and Stability of Numerical Algorithms, 2nd edition, section 3.1, with γ
+rounded up), and by n·2⁻¹⁰⁷⁴. Bounds of errors are sums of numbers that are not negative, computed in float64
+themselves: ``OWN`` covers what rounding makes of them, and with n < 2⁵⁰ ``TINY`` covers all η of a sum, its bound's
+included.
+
+An η may be multiplied afterwards, by a number a that is not small. So whatever is multiplied by some a later counts as
+larger by ``SMALL``: γ·|a|·SMALL is above |a|·n·2⁻¹⁰⁷⁴, unless |a| is so small that TINY covers this.
+
+Numbers that are made of the file's are exact (``Fraction``), or float64 with one relative error (``derived``).
 """
 
 from __future__ import annotations
@@ -26,12 +32,29 @@ Matrix = Any
 
 UNIT = 2.0**-53
 TINY = 2.0**-1000
+SMALL = 2.0**-900
 OWN = 1 + 2.0**-10
 
 
 def gamma(terms: int) -> float:
     """The relative error of a sum of so many products, at most."""
     return 2 * terms * UNIT
+
+
+def derived(found: Number, of: Number) -> Number:
+    """Quotients and roots of the file's numbers, each off by a few units of its own size.
+
+    Args:
+        found: them as float64 has them.
+        of: what they are multiples of: where that is zero they are.
+
+    Raises:
+        BadInput: if one is so small or so large that float64 has it with another error.
+    """
+    size = np.abs(found)
+    if not np.where(of == 0, found == 0, (size >= 2.0**-1022) & (size < np.inf)).all():
+        raise BadInput("a number that is made of the file's is too small or too large")
+    return found
 
 
 LONGEST = 128
@@ -93,6 +116,11 @@ class Exact(Float):
             step = Fraction(2) ** (top.numerator.bit_length() - top.denominator.bit_length() - LONGEST)
             into[:] = [value if value.denominator <= 1 / step else round(value / step) * step for value in row]
         return made, np.abs(rows - made)
+
+
+def positive(values: Number) -> Number:
+    """Which numbers are above zero, however little: numbers that are exact are not rounded before."""
+    return np.asarray(values > 0, bool)
 
 
 FLOAT = Float()

@@ -22,7 +22,8 @@ Made = TypeVar("Made")
 
 VERSION = 4
 
-MOST_BYTES = 1 << 31
+LARGEST_NETWORK, LARGEST_PROPERTY = 1 << 31, 1 << 25
+"""Most bytes of files, unpacked."""
 
 
 def check(certificate: Path, net: Path, spec: Path) -> str:
@@ -32,7 +33,7 @@ def check(certificate: Path, net: Path, spec: Path) -> str:
         Refused: if it proves less than it claims; with the record and the reason.
         BadInput: if a file cannot be read.
     """
-    files = {"network": _content(net), "property": _content(spec)}
+    files = {"network": _content(net, LARGEST_NETWORK), "property": _content(spec, LARGEST_PROPERTY)}
     with opened(certificate) as records, np.errstate(all="ignore"):
         try:
             keys = ("certificate", "claim", "network", "property", "says")
@@ -78,17 +79,16 @@ def _named(path: Path, read: Callable[[], Made]) -> Made:
         raise BadInput(f"{path}: {error}") from error
 
 
-def _content(path: Path) -> bytes:
+def _content(path: Path, most: int) -> bytes:
     """The content of a file, unpacked if it is gzipped."""
     try:
         require_regular(path)
-        data = path.read_bytes()
-        if data[:2] != b"\x1f\x8b":
-            return data
-        with gzip.open(path) as stream:
-            data = stream.read(MOST_BYTES + 1)
+        with path.open("rb") as file:
+            packed = file.read(2) == b"\x1f\x8b"
+            file.seek(0)
+            data = gzip.GzipFile(fileobj=file).read(most + 1) if packed else file.read(most + 1)
     except (OSError, EOFError, zlib.error) as error:
         raise BadInput(f"{path}: {getattr(error, 'strerror', None) or error}") from error
-    if len(data) > MOST_BYTES:
-        raise BadInput(f"{path}: it is too large")
+    if len(data) > most:
+        raise BadInput(f"{path}: it is larger than {most} bytes")
     return data

@@ -12,8 +12,8 @@ from typing import Any
 
 from verifiable_relu.check.errors import BadInput
 
-MOST = 100_000
-"""Most disjuncts of a property."""
+MOST, WORDS, NUMBERS = 100_000, 1 << 22, 1 << 24
+"""Most disjuncts of a property; most words; most ends of boxes, and conditions, of all disjuncts together."""
 
 _DECIMAL = re.compile(r"[+-]?(\d{1,4000}(\.\d{0,4000})?|\.\d{1,4000})([eE][+-]?\d{1,3})?", re.ASCII)
 
@@ -129,6 +129,8 @@ def read_property(text: str, inputs: int, outputs: int) -> list[Disjunct]:
                     unions.append(union)
             case _:
                 raise BadInput(f"'{str(item)[:60]}' is not known")
+    if prod(map(len, unions)) * inputs > NUMBERS:
+        raise BadInput("the property has too many ends of boxes")
     if set(names.values()) != known:
         raise BadInput(f"{inputs} inputs X and {outputs} outputs Y are expected to be declared")
     free: list[End | None] = [None] * inputs
@@ -185,8 +187,13 @@ def _narrowed(ends: list[End | None], atoms: Atoms, above: bool) -> list[End | N
 
 def _parsed(text: str) -> list[Any]:
     """The expressions of a file as nested lists; indices, without blanks and leading zeros, belong to their words."""
+    if "\0" in text:
+        raise BadInput("it has a NUL, at which some readers stop")
     stack: list[list[Any]] = [[]]
-    for word in _WORD.findall(re.sub(r";[^\r\n]*", " ", text)):
+    for count, match in enumerate(_WORD.finditer(re.sub(r";[^\r\n]*", " ", text))):
+        word = match[0]
+        if count >= WORDS:
+            raise BadInput(f"it has more than {WORDS} words")
         if "[" in word:
             word = re.sub(r"(?<=[\[,])0+(?=[0-9])", "", re.sub(r"[ \t\r\n]", "", word))
         if word == "(":
@@ -211,6 +218,8 @@ def _joined(unions: Iterable[list[Atoms]]) -> list[Atoms]:
     for union in unions:
         if len(every) * len(union) > MOST:
             raise BadInput(f"the property has more than {MOST} disjuncts")
+        if sum(map(len, every)) * len(union) + sum(map(len, union)) * len(every) > NUMBERS:
+            raise BadInput("the property's disjuncts have too many conditions")
         every = [[*first, *second] for first, second in product(every, union)]
     return every
 

@@ -31,7 +31,7 @@ from typing import Any
 
 import numpy as np
 
-from verifiable_relu.check.arithmetic import EXACT, FLOAT, OWN, TINY, UNIT, Float, Matrix, Number, gamma
+from verifiable_relu.check.arithmetic import EXACT, FLOAT, OWN, SMALL, TINY, Float, Matrix, Number, gamma, positive
 from verifiable_relu.check.conditions import Row
 from verifiable_relu.check.errors import BadInput, Refused
 from verifiable_relu.check.graph import Activation, Smooth
@@ -60,18 +60,19 @@ class Least:
 def of_box(relaxation: Relaxation, form: Form, slopes: Signed, ring: Float) -> Least:
     """The least values of forms made with ``slopes`` over the box and over what each q can be by itself."""
     n = relaxation.inputs
-    x, lower, upper = form.coefficients[:, :n], ring.of(relaxation.lower), ring.of(relaxation.upper)
-    value = form.constant + np.where(x > 0, x * lower, x * upper).sum(1)
-    size = np.abs(form.constant) + np.abs(x) @ np.maximum(np.abs(lower), np.abs(upper))
+    parts = [(form.coefficients[:, :n], ring.of(relaxation.lower), ring.of(relaxation.upper))]
     for neurons in relaxation.neurons.values():
-        if not len(neurons.open):
-            continue
-        a = form.coefficients[:, n:][:, neurons.part]
-        low, high = slopes.remainders(neurons, a, ring)
-        value = value + np.where(a > 0, a * low, a * high).sum(1)
-        size = size + (np.abs(a) * np.maximum(np.abs(low), np.abs(high))).sum(1)
+        if len(neurons.open):
+            a = form.coefficients[:, n:][:, neurons.part]
+            parts.append((a, *slopes.remainders(neurons, a, ring)))
+    value = form.constant
+    for a, low, high in parts:
+        value = value + np.where(positive(a), a * low, a * high).sum(1)
     if ring.exact:
         return Least(value, form.error)
+    size = np.abs(form.constant)
+    for a, low, high in parts:
+        size = size + (np.abs(a) * (np.maximum(np.abs(low), np.abs(high)) + SMALL)).sum(1)
     terms = form.coefficients.shape[1] + len(relaxation.neurons) + 8
     return Least(value, form.error + OWN * (gamma(terms) * size + TINY))
 
@@ -187,7 +188,7 @@ class Tree:
                 of_q[known.part] = (np.maximum(np.abs(above), np.abs(below)) + self._width)[known.part]
             else:
                 of_q[known.part] += 4 * np.abs(slopes[known.part]) * reach[known.part]
-        most = np.concatenate([most, of_q])
+        most = np.concatenate([most, of_q]) + SMALL
         # By how much one unit of a multiplier makes all numbers together larger.
         self._sizes = np.abs(form.coefficients) @ most + np.abs(form.constant)
         of_r = (1 + np.abs(self._slope)) * reach
@@ -220,7 +221,7 @@ class Tree:
         for at in range(0, len(self.rows.most), together):
             part, most = (whole[at : at + together] for whole in (self.rows.matrix, self.rows.most.astype(float)))
             form = self.relaxation.forms({self.rows.node: part}, lines)
-            error = form.error + 8 * UNIT * (np.abs(form.constant) + np.abs(most)) + TINY
+            error = form.error + gamma(4) * (np.abs(form.constant) + np.abs(most)) + TINY
             found.append(Form(form.coefficients, form.constant - most, error))
         values = [self.neurons[j] for j in self._planed]
         for wanted, behind in ((self.neurons, False), (values, True)):
@@ -308,10 +309,10 @@ class Tree:
         at_lower[:, places] = np.where(leaves.lower >= 0, 0, at_lower[:, places])
         found = np.minimum(np.minimum(at_upper, at_lower), 0)
         if self._over.any():
-            found = found + np.where(k > 0, -k * ring.of(self._width), 0)
+            found = found + np.where(positive(k), -k * ring.of(self._width), 0)
         for known, columns in self._curves:
             mine = k[:, known.part]
-            bound = np.where(mine > 0, ring.of(self._least[known.part]), ring.of(self._most[known.part]))
+            bound = np.where(positive(mine), ring.of(self._least[known.part]), ring.of(self._most[known.part]))
             found[:, known.part] = mine * bound
             rows, chosen = np.nonzero(leaves.split[:, columns] | (w[:, columns] != 0))
             at = places[columns[chosen]]
@@ -324,11 +325,12 @@ class Tree:
     ) -> Number:
         """The least values of K·q(z) − w·z of some neurons ``at`` of a curve, z between the ends."""
         low, high = ends
+        # Rounded, these choose the line; which side of the curve counts is K's own sign, however small K is.
         pulled, pull, t = k.astype(np.float64), w.astype(np.float64), self._slopes[at]
         # No curve is as steep as that: with steeper lines it is least at the same end.
         steepest = 2 + max(known.curve.lower.steepest, known.curve.upper.steepest)
         line = np.clip(np.where(pulled != 0, t + pull / np.where(pulled != 0, pulled, 1), t), -steepest, steepest)
-        bound, under = np.zeros(len(k)), pulled > 0
+        bound, under = np.zeros(len(k)), positive(k)
         bound[under] = known.curve.least(low[under], high[under], line[under])
         bound[~under] = known.curve.most(low[~under], high[~under], line[~under])
         rest = k * (ring.of(line) - ring.of(t)) - w
@@ -348,7 +350,7 @@ class Tree:
         form = relaxation.forms(rows, Fixed(self._slopes, self._planes), ring)
         x = form.coefficients[:, : self._inputs]
         value = form.constant - mu @ ring.of(self.rows.most)
-        value = value + np.where(x > 0, x * ring.of(relaxation.lower), x * ring.of(relaxation.upper)).sum(1)
+        value = value + np.where(positive(x), x * ring.of(relaxation.lower), x * ring.of(relaxation.upper)).sum(1)
         k = form.coefficients[:, self._inputs :]
         value = value + self._terms(k, leaf, ring.of(w), ring).sum(1)
         return Least(value, form.error)

@@ -13,11 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
+from fractions import Fraction
+from typing import Any, ClassVar
 
 import numpy as np
 
-from verifiable_relu.check.arithmetic import FLOAT, OWN, TINY, UNIT, Exact, Float, Matrix, Number, gamma
+from verifiable_relu.check.arithmetic import FLOAT, OWN, SMALL, TINY, UNIT, Exact, Float, Matrix, Number, gamma
 from verifiable_relu.check.graph import Activation, Affine, Graph, Node, Smooth
 
 WORKING = 1 << 22
@@ -266,16 +267,17 @@ class Relaxation:
         return middle - reach - slack, middle + reach + slack
 
     def most(self, number: int) -> Number:
-        """(size,) how large the value of a node is, at most, in the box."""
+        """(size,) how large the value of a node is, at most, in the box, and ``SMALL`` more."""
         low, high = self.ends(number)
-        return np.maximum(np.abs(low), np.abs(high))
+        return np.maximum(np.abs(low), np.abs(high)) + SMALL
 
     def _unit(self, number: int, node: Affine) -> tuple[Number, float]:
         """(size,) how much pulling one unit of a coefficient back through a node changes a form, at most; and TINY's.
 
         The row a of a·v, v = W·w + b, becomes fl(a·W), which is off by at most γ·|a|·|W|, and the constant grows by
         fl(a·b). At |w| ≤ M that changes a·v by at most γ·|a|·|W|·M + γ′·|a|·|b|, where γ′ also covers the additions of
-        the constants of all nodes, and both cover what W and b are off by. Products with zeros are exact.
+        the constants of all nodes, and both cover what W and b are off by. Products with zeros are exact. TINY by
+        itself is what the unit, which is multiplied by a, has lost to underflow.
         """
         if number not in self._units:
             size, spread = np.zeros(node.size), 0.0
@@ -285,7 +287,7 @@ class Relaxation:
             # Of a·b, all of a node's entries are one sum.
             terms, offsets = node.count + 8, node.size + len(self.graph.nodes) + 8
             unit = (gamma(terms) + node.relative) * size + (gamma(offsets) + node.relative) * np.abs(node.bias)
-            self._units[number] = unit, TINY * (1 + spread)
+            self._units[number] = unit + TINY, TINY * (1 + spread)
         return self._units[number]
 
     def forms(self, rows: dict[int, Number], slopes: Slopes, arithmetic: Float = FLOAT) -> Form:
@@ -336,9 +338,15 @@ class Relaxation:
     def _lost(self, number: int, node: Node, a: Number, given: list[tuple[int, Number]], ring: Float) -> Number:
         """What one step back changes, at most."""
         if ring.exact:
+            size: Number = np.abs(a)
+            lost: Any = ring.of(np.zeros(len(a)))
             if isinstance(node, Affine) and node.relative:
-                return np.asarray(np.abs(a) @ ring.of(OWN * self._unit(number, node)[0]))
-            return ring.of(np.zeros(len(a)))
+                # The product of these may be too small for float64, the relative error by itself never.
+                lost = size @ ring.of(np.abs(node.bias))
+                for source, absolute in node.absolute:
+                    lost = lost + ring.times(size, absolute) @ ring.of(self.most(source))
+                lost = lost * Fraction(node.relative)
+            return np.asarray(lost)
         if isinstance(node, Activation | Smooth):
             source, part = given[0]
             return np.abs(part) @ (UNIT * self.most(source)) + TINY * (1 + float(self.most(source).sum()))

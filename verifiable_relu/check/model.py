@@ -36,8 +36,12 @@ def read_model(data: bytes) -> Graph:
         tensors = [*model.graph.initializer, *(a.t for node in model.graph.node for a in node.attribute)]
         if any(t.external_data or t.data_location == onnx.TensorProto.EXTERNAL for t in tensors):
             raise BadInput("weights are in another file, which no digest speaks of")
+        reader = _Reader(model)
+        graph = reader.graph()
+        # ONNX's own functions may crash on operators that are malformed: they see those alone that have been read.
         onnx.checker.check_model(data, full_check=True)
-        return _Reader(model).graph()
+        reader.compare_shapes()
+        return graph
     except BadInput:
         raise
     except Exception as error:  # onnx and numpy raise exceptions of many kinds for what is malformed
@@ -79,7 +83,7 @@ class _Reader:
             place = f"node '{node.name or ' '.join(node.output)}' ({node.op_type})"
             try:
                 found = self._value(node)
-                if np.size(found.index if isinstance(found, Tensor | Gate) else found) == 0:
+                if np.size(_places(found)) == 0:
                     raise BadInput("it is empty")
                 if isinstance(found, np.ndarray) and not np.isfinite(found).all():
                     raise BadInput("it is not finite")
@@ -93,6 +97,31 @@ class _Reader:
             raise BadInput("the output does not depend on the input")
         last = self.build.settled(output)
         return joined(self.build.nodes, last)
+
+    def compare_shapes(self) -> None:
+        """Compare the shapes of all values with those that ONNX's inference finds for a batch of one.
+
+        Raises:
+            BadInput: if one differs, or ONNX does not tell it.
+        """
+        model = self.model
+        for end in model.graph.input:
+            shape = end.type.tensor_type.shape
+            for axis, size in zip(shape.dim, np.shape(_places(self.tensors[end.name])), strict=True):
+                axis.dim_value = size
+        # What the file says of other shapes is no operator's definition.
+        del model.graph.value_info[:]
+        for end in model.graph.output:
+            end.type.tensor_type.ClearField("shape")
+        found = onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=True).graph
+        types = {value.name: value.type.tensor_type for value in (*found.value_info, *found.output)}
+        known = {name: of.shape.dim for name, of in types.items() if of.HasField("shape")}
+        for node in model.graph.node:
+            name = node.output[0]
+            ours, theirs = np.shape(_places(self.tensors[name])), known.get(name)
+            if theirs is None or ours != tuple(axis.dim_value for axis in theirs):
+                said = "nothing" if theirs is None else [axis.dim_value for axis in theirs]
+                raise BadInput(f"the shape of '{name}' would be {list(ours)}, ONNX says {said}")
 
     def _name(self, name: str, value: Value) -> None:
         if name in self.tensors:
@@ -122,9 +151,16 @@ class _Reader:
     def _constant(self, node: onnx.NodeProto, inputs: list[Number]) -> Number:
         if node.op_type not in MOVES or len(inputs) < len(node.input):
             raise BadInput("arithmetic of constants is not known")
+        if np.prod([float(value.size) for value in inputs]) > LARGEST and node.op_type == "Gather":
+            raise BadInput("it is too large for this checker")
         evaluator: Any = ReferenceEvaluator(node, opsets={"": self.opset})
         made = evaluator.run(None, dict(zip(node.input, inputs, strict=True)))
         found = np.asarray(made[0])
         if node.op_type == "Cast" and not (inputs[0].astype(np.float64) == found.astype(np.float64)).all():
             raise BadInput("the cast changes numbers")
         return found
+
+
+def _places(value: Any) -> Any:
+    """An array of the shape of a tensor."""
+    return value.index if isinstance(value, Tensor | Gate) else value

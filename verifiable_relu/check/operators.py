@@ -10,7 +10,7 @@ import numpy as np
 from scipy import sparse
 
 from verifiable_relu.check import curves
-from verifiable_relu.check.arithmetic import UNIT, Matrix, Number
+from verifiable_relu.check.arithmetic import UNIT, Matrix, Number, derived
 from verifiable_relu.check.errors import BadInput
 from verifiable_relu.check.graph import Activation, Affine, Ordered, pick
 from verifiable_relu.check.tensors import LARGEST, Call, Gate, Multiple, Tensor, Value, spread
@@ -18,10 +18,11 @@ from verifiable_relu.check.windows import convolution, largest
 
 
 def _with_gate(call: Call) -> tuple[Gate, Fraction] | None:
-    """A gate and a constant, if these are the inputs."""
+    """A gate, broadcast to the shape of the result, and a constant, if these are the inputs."""
     for one, other in (call.inputs, call.inputs[::-1]):
         if isinstance(one, Gate) and isinstance(other, np.ndarray) and other.size == 1 and np.isfinite(other).all():
-            return one, Fraction(float(other.astype(np.float64).item()))
+            x = Tensor(one.x.node, np.broadcast_to(one.x.index, spread(one.x.shape, other.shape)))
+            return replace(one, x=x), Fraction(float(other.astype(np.float64).item()))
     return None
 
 
@@ -60,19 +61,20 @@ def _gated(call: Call) -> Value:
             if outer.x.node == inner.x.node and np.array_equal(outer.x.index, inner.x.index):
                 if gate.offset != gate.scale:
                     break
-                return _gelu(call, gate.name, inner, 2 * gate.scale * Fraction(outer.factor), outer.relative)
+                return _gelu(call, gate.name, inner, 1.0, 2 * gate.scale * outer.factor)
     raise BadInput("a product that is not known")
 
 
-def _gelu(call: Call, name: str, argument: Multiple, factor: Fraction, relative: float) -> Value:
-    """factor·x·(1 + erf(k·x))/2, where k·x is the argument."""
-    if not 2.0**-40 <= argument.factor <= 2.0**40 or argument.relative > 4 * UNIT:
-        raise BadInput("the scale of a GELU is not known well enough")
-    made = call.curve(argument.x, name, "Gelu", curves.same(curves.gelu(argument.factor)))
+def _gelu(call: Call, name: str, argument: Multiple, root: float, factor: Fraction) -> Value:
+    """factor·x·(1 + erf(k·x))/2, where k is root times the argument's factor; root may be off by a unit."""
+    if not 2.0**-40 <= argument.factor <= 2.0**40:
+        raise BadInput("the scale of a GELU is negative, too small or too large")
+    made = call.curve(argument.x, name, "Gelu", curves.same(curves.gelu(float(argument.factor) * root)))
     call.inputs = [made]
-    if Fraction(float(factor)) != factor:
-        relative += UNIT
-    return made if factor == 1 and not relative else call.scaled(np.array(float(factor)), np.zeros(()), relative)
+    outside = np.array(float(factor))
+    if Fraction(float(factor)) == factor:
+        return made if factor == 1 else call.scaled(outside, np.zeros(()))
+    return call.scaled(derived(outside, np.ones(())), np.zeros(()), UNIT, factor)
 
 
 def _gelu_operator(call: Call) -> Value:
@@ -80,8 +82,7 @@ def _gelu_operator(call: Call) -> Value:
         raise BadInput("an approximation of GELU is not known")
     x = call.build.traced(call.tensor())[-1]
     # The argument of erf is the operator's over the square root of 2.
-    argument = replace(x, factor=x.factor * 0.7071067811865476, relative=x.relative + 2 * UNIT)
-    return _gelu(call, call.name, argument, Fraction(x.factor), x.relative)
+    return _gelu(call, call.name, x, 0.7071067811865476, x.factor)
 
 
 def _quotient(call: Call) -> Value:
@@ -89,7 +90,9 @@ def _quotient(call: Call) -> Value:
     divisor = call.numbers(1)
     # The reciprocal of a power of two is exact.
     exact = bool((np.abs(np.frexp(divisor)[0]) == 0.5).all())
-    return call.scaled(1 / divisor, np.zeros(()), 0.0 if exact else 2.0**-52)
+    factor = derived(1 / divisor, np.ones(()))
+    one = 1 / Fraction(float(divisor.item())) if divisor.size == 1 else None
+    return call.scaled(factor, np.zeros(()), 0.0 if exact else 2.0**-52, one)
 
 
 def _gemm(call: Call) -> Value:
@@ -137,7 +140,7 @@ def _normalisation(call: Call) -> Value:
         raise BadInput("its inputs do not fit together")
     if not ((variance > 0) & (variance < np.inf)).all():
         raise BadInput("a variance is not positive")
-    factor = scale / np.sqrt(variance)
+    factor = derived(scale / np.sqrt(variance), scale)
     # factor·(x − mean) + bias; the factor is the one number that is rounded.
     call.inputs = [call.scaled(np.ones(()), -mean), None]
     return call.scaled(factor, bias, 2.0**-50)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import sparse
 
-from verifiable_relu.check.arithmetic import OWN, TINY, Number, gamma
+from verifiable_relu.check.arithmetic import OWN, SMALL, TINY, Number, gamma
 from verifiable_relu.check.errors import Refused
 from verifiable_relu.check.graph import Activation
 from verifiable_relu.check.lines import WORKING, Fixed, Form, Neurons, Planes, Relaxation
@@ -124,13 +124,13 @@ def _bounding(
         """The largest value of rate·z + sign·(g·v) + rest over the box, or a little more."""
         a = rate[:, None] * weight + sign * g
         value = rate * form.constant + rest + np.where(a > 0, a * high, a * low).sum(1)
-        size = np.abs(rate) * (np.abs(form.constant) + np.abs(weight) @ most) + np.abs(g) @ most + np.abs(rest)
+        size = np.abs(rate) * (np.abs(form.constant) + np.abs(weight) @ most + SMALL) + np.abs(g) @ most + np.abs(rest)
         return np.asarray(value + OWN * (np.abs(rate) * form.error + 2 * gamma(count + 16) * size + spread))
 
     constant = np.maximum(largest(1 - mu, -1.0, mu * known.high[at]), largest(slope + nu, -1.0, -nu * known.low[at]))
     width = np.maximum(largest(-chord, 1.0, constant), 0)
     unit = gamma(2 * (len(relaxation.graph.nodes) + len(known.open)) + 16) * (np.abs(g) @ most + np.abs(constant))
-    return sparse.csr_array(g), constant, width, unit
+    return sparse.csr_array(g), constant, width, unit + TINY
 
 
 def _variables(relaxation: Relaxation) -> tuple[Number, Number]:

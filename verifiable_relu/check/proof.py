@@ -13,7 +13,7 @@ from verifiable_relu.check.errors import Refused
 from verifiable_relu.check.graph import Activation, Graph, Smooth
 from verifiable_relu.check.least import Least, of_box
 from verifiable_relu.check.lines import WORKING, Relaxation, Signed
-from verifiable_relu.check.records import Records, integer, integers, numbers, rational
+from verifiable_relu.check.records import Records, integer, integers, numbers, rational, require_depth
 from verifiable_relu.check.trees import Counts, Trees
 from verifiable_relu.check.zonotope import Boxes
 
@@ -58,16 +58,12 @@ class Proof:
                 raise Refused(f"nothing is said of disjunct {at} of the property")
         return self.counts
 
-    def _boxes(self) -> tuple[list[tuple[list[Any], list[Any]]], list[int]]:
+    def _boxes(self) -> tuple[list[tuple[tuple[Any, ...], tuple[Any, ...]]], list[int]]:
         """The different boxes of the property in their order, and which one is that of each disjunct."""
-        boxes: list[tuple[list[Any], list[Any]]] = []
-        places = []
-        for disjunct in self.disjuncts:
-            box = (disjunct.lower, disjunct.upper)
-            if box not in boxes:
-                boxes.append(box)
-            places.append(boxes.index(box))
-        return boxes, places
+        boxes: dict[tuple[tuple[Any, ...], tuple[Any, ...]], int] = {}
+        found = [(tuple(disjunct.lower), tuple(disjunct.upper)) for disjunct in self.disjuncts]
+        places = [boxes.setdefault(box, len(boxes)) for box in found]
+        return list(boxes), places
 
     def _rows(self, rows: Any) -> list[Row]:
         if not isinstance(rows, list) or not rows:
@@ -88,7 +84,7 @@ class Proof:
             found.append(Row(tuple(terms), rational(row["most"])))
         return found
 
-    def _cover(self, lower: list[Any], upper: list[Any], polytopes: list[list[Row]]) -> None:
+    def _cover(self, lower: tuple[Any, ...], upper: tuple[Any, ...], polytopes: list[list[Row]]) -> None:
         """A box, or two that cover it, and so on."""
         low = np.array([outward(value, -np.inf) for value in lower])
         high = np.array([outward(value, np.inf) for value in upper])
@@ -105,8 +101,9 @@ class Proof:
             (halve,) = self.records.take("halve")
             at, mantissa, exponent = integers(halve, 3)
             place, (middle,) = integer(at, len(low), "input"), numbers([exponent, mantissa], 1)
-            if not low[place] <= middle <= high[place]:
-                raise Refused(f"the box is not halved at {middle}, beyond its ends")
+            if not low[place] < middle < high[place]:
+                raise Refused(f"the box is not halved at {middle}, beyond its ends or at one")
+            require_depth(len(pending), len(low))
             below, above = high.copy(), low.copy()
             below[place] = above[place] = middle
             pending += [(above, high), (low, below)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import stat
 import zlib
 from collections.abc import Callable, Iterator
@@ -18,8 +19,13 @@ from verifiable_relu.check.arithmetic import Number
 from verifiable_relu.check.conditions import number
 from verifiable_relu.check.errors import BadInput, Refused
 
-LONGEST = 1 << 28
-"""Most bytes of one line."""
+LONGEST, TOKENS, NESTED, RECORDS = 1 << 25, 1 << 21, 32, 1 << 27
+"""Most bytes of one line, and most characters [, { and " in it; the deepest nesting; most records."""
+
+DEEPEST, WAITING = 1024, 1 << 24
+"""Most splits above a leaf, and most halves of a box that wait; and most numbers that make these."""
+
+DIGITS = re.compile(r"[0-9]{4001}", re.ASCII)
 
 
 class Records:
@@ -42,11 +48,17 @@ class Records:
         """The record that is next."""
         if self._next is None:
             line = self._read()
+            if len(line) > LONGEST or sum(map(line.count, (b"[", b"{", b'"'))) > TOKENS:
+                raise self._beyond("a line is too long")
             if not line.endswith(b"\n"):
-                raise Refused("the certificate ends too early" if len(line) <= LONGEST else "a line is too long")
+                raise Refused("the certificate ends too early")
+            if np.frombuffer(line.translate(_STEPS, _OTHERS), np.int8).cumsum(dtype=np.int32).max(initial=0) > NESTED:
+                raise self._beyond("lists are nested too deeply")
             try:
                 record = json.loads(line, object_pairs_hook=_unique, parse_float=_no, parse_constant=_no)
-            except (ValueError, RecursionError) as error:
+            except ValueError as error:
+                if "digits" in str(error):
+                    raise self._beyond("a number has too many digits") from error
                 raise Refused(f"no record: {str(error)[:80]}") from error
             if not isinstance(record, dict):
                 raise Refused("a record is an object")
@@ -57,6 +69,8 @@ class Records:
         """The values of a record with just these keys; of an optional one that is missing, None."""
         record = self.peek()
         self.count += 1
+        if self.count > RECORDS:
+            raise self._beyond("it has too many")
         if not set(keys) <= record.keys() <= {*keys, *optional}:
             raise Refused(f"a record of {', '.join(keys)} is expected, not of {', '.join(record)[:80] or 'nothing'}")
         self._next = None
@@ -71,11 +85,27 @@ class Records:
         if self._read():
             raise Refused("something follows the end")
 
+    def _beyond(self, what: str) -> BadInput:
+        return BadInput(f"the certificate's record {self.count + (self._next is None)}: {what}")
+
     def _read(self) -> bytes:
         try:
             return self._lines(LONGEST + 1)
         except (EOFError, OSError, zlib.error) as error:
             raise Refused(f"the certificate cannot be read: {error}") from error
+
+
+_STEPS, _OTHERS = bytes.maketrans(b"[{]}", b"\1\1\xff\xff"), bytes(set(range(256)) - set(b"[{]}"))
+
+
+def require_depth(depth: int, size: int) -> None:
+    """Make certain that a tree is not too deep, or too much of it is waiting, each part of it as large as ``size``.
+
+    Raises:
+        BadInput: if it is.
+    """
+    if depth > DEEPEST or depth * size > WAITING:
+        raise BadInput("the certificate's splits or halvings are too deep")
 
 
 def require_regular(path: Path) -> None:
@@ -151,6 +181,8 @@ def rational(value: Any) -> Fraction:
     """The number that a string is, p/q or a decimal."""
     if not isinstance(value, str):
         raise Refused("a rational number is a string")
+    if DIGITS.search(value):
+        raise BadInput("a rational number of the certificate has too many digits")
     try:
         top, _, bottom = value.partition("/")
         return number(top) / (number(bottom) if bottom else 1)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from scipy import sparse
 
-from verifiable_relu.check.arithmetic import UNIT, Matrix, Number
+from verifiable_relu.check.arithmetic import Matrix, Number
 from verifiable_relu.check.curves import Curve
 from verifiable_relu.check.errors import BadInput
 from verifiable_relu.check.graph import Affine, Smooth, pick
@@ -58,11 +58,10 @@ Value = Tensor | Gate | Number
 
 @dataclass
 class Multiple:
-    """A tensor as factor·x; ``relative`` bounds the relative error of the factor."""
+    """A tensor as factor·x."""
 
     x: Tensor
-    factor: float = 1.0
-    relative: float = 0.0
+    factor: Fraction = Fraction(1)
 
 
 class Builder:
@@ -77,10 +76,8 @@ class Builder:
         found = [Multiple(tensor)]
         while (step := self.multiples.get(found[-1].x.node)) is not None:
             last = found[-1]
-            factor = last.factor * step.factor
-            exact = Fraction(factor) == Fraction(last.factor) * Fraction(step.factor)
-            relative = last.relative + step.relative + (0.0 if exact else UNIT)
-            found.append(Multiple(Tensor(step.x.node, step.x.index.ravel()[last.x.index]), factor, relative))
+            x = Tensor(step.x.node, step.x.index.ravel()[last.x.index])
+            found.append(Multiple(x, last.factor * step.factor))
         return found
 
     def settled(self, tensor: Tensor) -> int:
@@ -142,21 +139,20 @@ class Call:
         sizes = np.abs(matrix.data if sparse.issparse(matrix) else matrix)
         if not (np.isfinite(sizes).all() and np.isfinite(node.bias).all()):
             raise BadInput("weights are not finite")
-        # Numbers that are so small are rounded by more than by their own size.
-        if rel and ((sizes > 0) & (sizes < 2.0**-500)).any():
-            raise BadInput("rounded weights are too small")
         return self.build.computed(node, shape)
 
-    def scaled(self, factor: Number, bias: Number, rel: float = 0.0) -> Tensor:
-        """factor·x + bias, entry by entry, of the one computed input."""
+    def scaled(self, factor: Number, bias: Number, rel: float = 0.0, exact: Fraction | None = None) -> Tensor:
+        """factor·x + bias, entry by entry, of the one computed input; ``exact``: a factor that is off by ``rel``."""
         x = next(value for value in self.inputs if isinstance(value, Tensor))
         shape = spread(x.shape, factor.shape, bias.shape)
         source = Tensor(x.node, np.broadcast_to(x.index, shape))
         diagonal = np.broadcast_to(factor, shape).ravel()
         matrix = sparse.dia_array((diagonal[None], [0]), shape=(len(diagonal), len(diagonal))).tocsr()
         made = self.affine(source, matrix, np.broadcast_to(bias, shape).ravel(), shape, rel)
-        if factor.size == 1 and not bias.any():
-            self.build.multiples[made.node] = Multiple(source, float(factor.item()), rel)
+        if factor.size == 1 and not rel:
+            exact = Fraction(float(factor.item()))
+        if exact is not None and not bias.any():
+            self.build.multiples[made.node] = Multiple(source, exact)
         return made
 
 

@@ -18,7 +18,7 @@ from verifiable_relu.check.graph import Activation, Graph, Smooth
 from verifiable_relu.check.least import Least, Leaves, Rows, Tree, integral, of_box
 from verifiable_relu.check.lines import Planes, Relaxation, Signed
 from verifiable_relu.check.planes import taken
-from verifiable_relu.check.records import Records, integer, integers, numbers
+from verifiable_relu.check.records import Records, integer, integers, numbers, require_depth
 
 WORKING = 1 << 23
 """About how many coefficients of leaves are held at once."""
@@ -189,6 +189,7 @@ class Trees:
                 neuron, point = self._split(tree, path)
                 waiting.append((len(path), neuron, point))
                 path.append((neuron, 1, point))
+                require_depth(len(path), len(path))
                 continue
             leaf, mu = records.take("leaf", optional=("rows",))
             given = integers(leaf)

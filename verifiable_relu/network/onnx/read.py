@@ -43,7 +43,7 @@ from verifiable_relu.network.onnx.compare import compare, require_runs
 from verifiable_relu.network.onnx.constants import folded, written
 from verifiable_relu.network.onnx.model import MAX_BYTES, array, load_model, opset_of, require_onnx
 from verifiable_relu.network.onnx.ports import EVERYTHING, Chosen, declared_inputs, input_shape, single
-from verifiable_relu.network.onnx.spelled import spelled
+from verifiable_relu.network.onnx.spelled import bare, spelled
 from verifiable_relu.network.simplify import simplify
 
 __all__ = ["CONVERTERS", "read_onnx"]
@@ -89,7 +89,7 @@ def _read(data: bytes, name: str, folder: Path | None, chosen: Chosen) -> Networ
         require_runs(data)
         data = model.SerializeToString()
     reading = _Reading(model)
-    nodes, output = bounded_factors(*simplify(*spelled(reading.build.nodes, reading.output.index)))
+    nodes, output = bounded_factors(*bare(*simplify(*spelled(reading.build.nodes, reading.output.index))))
     network = as_network(nodes, output, name=name, onnx=data, batched=reading.batched, ports=reading.shapes(ports))
     nodes, names = reading.build.nodes, reading.computed()
     # Large files are in memory several times over by now.

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from verifiable_relu.network.nodes import Gelu, Node, Product, Scale, Sigmoid, Smooth, Tanh
+from verifiable_relu.network.simplify import live
 from verifiable_relu.network.transient import Erf
 
 
@@ -74,6 +75,38 @@ def spelled(nodes: Sequence[Node], output: int) -> tuple[list[Node], int]:
                 made.append(scale)
         at.append(len(made) - 1)
     return [_function(node, "Erf", *node.inputs) if isinstance(node, Erf) else node for node in made], at[output]
+
+
+def bare(nodes: Sequence[Node], output: int) -> tuple[list[Node], int]:
+    """Put λ times λ-GELU of x in the place of GELU(λ·x), so that no GELU is one of a multiple.
+
+    Certificates speak of that x (``docs/certificates.md``), and so does the λ of a family of networks. The arguments
+    and the result are those of ``spelled``.
+    """
+    made: list[Node] = []
+    at: list[int] = []
+    for node in nodes:
+        moved = replace(node, inputs=tuple(at[i] for i in node.inputs))
+        if isinstance(moved, Gelu):
+            first = _steps(made, moved.inputs[0])[-1]
+            lam = first.slope * Fraction(float(moved.lam))
+            fits = not first.offset and made[first.base].shape == moved.shape and 2**-40 <= lam <= 2**40
+            if fits and first.slope != 1 and Fraction(float(first.slope)) == first.slope:
+                wide = torch.tensor([float(lam), float(first.slope), 0.0], dtype=torch.float64)
+                number, factor, zero = wide.float() if bool((wide.float().double() == wide).all()) else wide
+                made.append(replace(moved, inputs=(first.base,), lam=number))
+                moved = Scale(
+                    name=node.name,
+                    inputs=(len(made) - 1,),
+                    shape=node.shape,
+                    center=zero,
+                    scale=factor,
+                    shift=zero,
+                    weight_error=float(first.error),
+                )
+        made.append(moved)
+        at.append(len(made) - 1)
+    return live(made, at[output])
 
 
 def _function(node: Node, function: str, base: int) -> Smooth:
