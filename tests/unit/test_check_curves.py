@@ -19,7 +19,7 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 
 from tests.soundness.check_agreement import judge
-from tests.soundness.forged import number
+from tests.soundness.forgery import number
 from tests.support.certificates import Case, Records, checked, excluded, one_point, records, written
 from tests.support.solver_cases import ball, chain, row
 from tests.support.vnnlib_cases import cases
