@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-# Sets a variable of the environment, which torch reads when it is imported.
-from verifiable_relu import openmp as openmp
 
 if TYPE_CHECKING:
     from verifiable_relu.api import certified_radius as certified_radius
     from verifiable_relu.api import verify as verify
     from verifiable_relu.api import verify_radii as verify_radii
     from verifiable_relu.hardening import harden as harden
+
+# OpenMP's threads wait for one another in busy loops by default. OpenMP reads the variable when torch is loaded, and
+# not after; ``openmp`` says more.
+TORCH_CAME_FIRST = "torch" in sys.modules and "OMP_WAIT_POLICY" not in os.environ
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+COPIED: list[int] = []
+"""The processes, from this one's ancestors to itself, that were forked when torch was there."""
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=lambda: COPIED.append(os.getpid()) if "torch" in sys.modules else None)
 
 # oneDNN, torch's library for convolutions, keeps prepared kernels for the last 1,024 shapes by default. Bounds come in
 # batches of ever other sizes, and the kernels kept for them took hundreds of MiB without being used again. oneDNN reads

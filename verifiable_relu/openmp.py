@@ -7,30 +7,15 @@ computations took up to fifty times longer. OpenMP reads ``OMP_WAIT_POLICY`` whe
 from __future__ import annotations
 
 import os
-import sys
 import threading
 from functools import cache
 
-_TOO_LATE = "torch" in sys.modules and "OMP_WAIT_POLICY" not in os.environ
-
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-
-_COPIED: list[int] = []
-"""The processes, from this one's ancestors to itself, that were forked when torch was there."""
+from verifiable_relu import COPIED, TORCH_CAME_FIRST
 
 
 def copied() -> bool:
     """Whether this process was forked when torch was there, whose threads OpenMP would wait for, and they are gone."""
-    return bool(_COPIED)
-
-
-def _note() -> None:
-    if "torch" in sys.modules:
-        _COPIED.append(os.getpid())
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_note)
+    return bool(COPIED)
 
 
 @cache
@@ -40,7 +25,7 @@ def relax() -> None:
     A thread of GNU's OpenMP that waits gives up its core after a moment if OpenMP has more threads in all than there
     are cores. A team of so many threads, which sleep for ever, makes that true.
     """
-    if not _TOO_LATE:
+    if not TORCH_CAME_FIRST:
         return
     import ctypes
     from pathlib import Path

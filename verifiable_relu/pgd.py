@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from verifiable_relu.bounds.interval import input_box, rough
+from verifiable_relu.bounds.forward import input_box, rough
 from verifiable_relu.network.graph import Network
 from verifiable_relu.spec.property import Property
 from verifiable_relu.spec.row_batch import RowBatch

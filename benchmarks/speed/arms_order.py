@@ -53,11 +53,12 @@ def asked(first: str, way: str, images: int, eps: str, folder: Path) -> Kept:
     """The answers to the questions of both arms, those of the arm ``first`` at the head of the list."""
     from verifiable_relu.campaign.parallel import Local, run_parallel
     from verifiable_relu.campaign.worker import Job
+    from verifiable_relu.certify_options import launched
     from verifiable_relu.network import read_onnx
     from verifiable_relu.study import asking
     from verifiable_relu.study.training import images_of
     from verifiable_relu.verifiers.registry import make
-    from verifiable_relu.verifiers.solvers.process import Worker, processor_seconds
+    from verifiable_relu.verifiers.solvers.process import processor_seconds
 
     test, network = images_of(DATA), read_onnx(NETWORK)
     right = asking.right(network, test, asking.exact_images(test, images)).tolist()
@@ -67,8 +68,7 @@ def asked(first: str, way: str, images: int, eps: str, folder: Path) -> Kept:
         for image in right
     ]
     kept, job = Kept(), Job(make("auto"), asking.Balls(), clock=processor_seconds)
-    alone = way == "alone"
-    worker = Worker("verifiable_relu.campaign.worker:answer", {"OMP_NUM_THREADS": "1"}, kept_memory=1.0)
+    alone, (worker,) = way == "alone", launched(1, 1)
     order = asking.shuffled(balls, f"{first} {images}") if alone else balls
     run_parallel(order, job, [Local(worker)], None, kept, alone=alone)
     worker.stop()

@@ -17,13 +17,12 @@ from verifiable_relu.bounds import (
     Bounds,
     Relaxation,
     Tuning,
-    alpha_lower_bounds,
+    ascend,
     crown_relaxation,
-    linear_lower_bounds,
     preactivation_bounds,
 )
 from verifiable_relu.bounds.activations import unstable
-from verifiable_relu.bounds.alpha import Ascent
+from verifiable_relu.bounds.crown import Ascent
 from verifiable_relu.data import load
 from verifiable_relu.network import Network
 from verifiable_relu.network.nodes import Gelu, Relu
@@ -125,12 +124,15 @@ def ours(problem: Problem, method: str) -> Tensor:
     float32 = problem.float32
     with torch.no_grad() if method == "alpha-crown" else torch.inference_mode():
         if method == "ibp":
-            lower = linear_lower_bounds(network, box, {}, matrix, intervals=True)
+            lower = problem.relaxation().outputs(matrix, intervals=True)
         elif method == "crown":
             lower = crown_relaxation(network, box, float32=float32).outputs(matrix)
         else:
             ascent = Ascent(steps=ITERATIONS)
-            lower = alpha_lower_bounds(network, box, problem.pre, matrix, sample, ascent, float32=float32)
+            relaxation = problem.relaxation(problem.pre)
+            relaxation.advance(network.last_activation)
+            rows = matrix.reshape(-1, *network.output_shape)
+            lower = ascend(relaxation, len(network.nodes) - 1, rows, sample, ascent).lower
     return lower.reshape(problem.objective.shape[:2])
 
 

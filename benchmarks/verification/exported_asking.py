@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from benchmarks.verification.module_kinds import Shape, module
 from verifiable_relu import verify
-from verifiable_relu.bounds import input_box, interval_bounds, linear_lower_bounds, preactivation_bounds
+from verifiable_relu.bounds import Relaxation, input_box, interval_bounds, preactivation_bounds
 from verifiable_relu.errors import InputError
 from verifiable_relu.network import Network, from_torch, read_onnx
 from verifiable_relu.spec.property import Box, Property, Row
@@ -141,7 +141,7 @@ def bounded(network: Network, box: Box) -> tuple[np.ndarray, np.ndarray]:
     intervals = interval_bounds(wide, start)[-1]
     unit = torch.eye(network.output_size, dtype=torch.float64)
     rows = torch.cat([unit, -unit])
-    low, high = linear_lower_bounds(wide, start, preactivation_bounds(wide, start), rows).flatten().chunk(2)
+    low, high = Relaxation(wide, start, preactivation_bounds(wide, start)).outputs(rows).chunk(2)
     lower = torch.stack([intervals.lower.flatten(), low])
     upper = torch.stack([intervals.upper.flatten(), -high])
     return lower.detach().numpy(), upper.detach().numpy()

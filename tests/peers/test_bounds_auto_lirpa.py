@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from verifiable_relu.bounds import Bounds, Relaxation, interval_bounds, linear_lower_bounds, preactivation_bounds
+from tests.support.bounds import linear_lower_bounds
+from verifiable_relu.bounds import Bounds, Relaxation, interval_bounds, preactivation_bounds
 from verifiable_relu.errors import InputError
 from verifiable_relu.network.build import Builder
 from verifiable_relu.network.graph import Network

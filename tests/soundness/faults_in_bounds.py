@@ -10,14 +10,12 @@ import torch
 from torch import Tensor
 
 from verifiable_relu.bounds import Bounds, Lines
-from verifiable_relu.bounds.backward import Walk
 from verifiable_relu.bounds.forward import NodeBounds
-from verifiable_relu.bounds.mirrored import Mirrors
 from verifiable_relu.bounds.operators import ConvolutionOperator, Operator
-from verifiable_relu.bounds.rows import Rows, Stepped
-from verifiable_relu.bounds.shifted import ShiftedLines, Step
-from verifiable_relu.bounds.slack import Slack
-from verifiable_relu.bounds.window import Grid, Window
+from verifiable_relu.bounds.relaxation import Walk
+from verifiable_relu.bounds.slack import ShiftedLines, Slack, Step
+from verifiable_relu.bounds.windowed import Grid, Rows, Stepped, Window
+from verifiable_relu.bounds.zonotope import Mirrors
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Activation, Affine, Conv2d, Linear, Relu
 
@@ -191,17 +189,17 @@ IN_BOUNDS: tuple[Fault, ...] = (
     Fault(
         "a mirrored neuron taken for a repeated one",
         "repeats",
-        instead("bounds.mirrored:mirrors", _never_turned),
+        instead("bounds.zonotope:mirrors", _never_turned),
     ),
     Fault(
         "a neuron taken for the mirror of one with nearly its weights",
         "repeats",
-        instead("bounds.mirrored:mirrors", _nearly_mirrored),
+        instead("bounds.zonotope:mirrors", _nearly_mirrored),
     ),
     Fault(
         "lower and upper swapped in an affine image",
         "corners",
-        instead("bounds.interval:affine_image", lambda right, *args: _flipped(right(*args))),
+        instead("bounds.forward:affine_image", lambda right, *args: _flipped(right(*args))),
     ),
     Fault(
         "lower and upper swapped in the image of ReLU",
@@ -216,7 +214,7 @@ IN_BOUNDS: tuple[Fault, ...] = (
     Fault(
         "a bias dropped in interval bounds",
         "corners",
-        instead("bounds.interval:affine_image", _image_without_bias),
+        instead("bounds.forward:affine_image", _image_without_bias),
     ),
     Fault(
         "a bias dropped in interval bounds in float32",
@@ -231,7 +229,7 @@ IN_BOUNDS: tuple[Fault, ...] = (
     Fault(
         "wrong corner when a linear bound meets the box",
         "corners",
-        instead("bounds.backward:Walk.least", _negative),
+        instead("bounds.relaxation:Walk.least", _negative),
     ),
     Fault(
         "wrong side of the padding cut off a convolution's adjoint",
@@ -241,7 +239,7 @@ IN_BOUNDS: tuple[Fault, ...] = (
     Fault(
         "wrong corner where the last convolution is taken in cells",
         "corners",
-        instead("bounds.last_convolution:LastConvolution.step", _greatest_for_least),
+        instead("bounds.windowed:LastConvolution.step", _greatest_for_least),
     ),
     Fault(
         "wrong corner within windows, in cells",
@@ -251,32 +249,32 @@ IN_BOUNDS: tuple[Fault, ...] = (
     Fault(
         "the cells of a window looked for where its outputs' inputs begin",
         "corners",
-        instead("bounds.window:Grid.cells_before", _cells_at_inputs),
+        instead("bounds.windowed:Grid.cells_before", _cells_at_inputs),
     ),
     Fault(
         "the constant at the target's point left out",
         "corners",
-        instead("bounds.backward:value_at_point", _zero),
+        instead("bounds.relaxation:value_at_point", _zero),
     ),
     Fault(
         "an activation's point taken for that of its input",
         "corners",
-        instead("bounds.shifted:height_at", lambda right, lines, z, value: right(lines, z, z)),
+        instead("bounds.slack:height_at", lambda right, lines, z, value: right(lines, z, z)),
     ),
     Fault(
         "the upper line not raised by how far it lies above the lower one at the point",
         "corners",
-        instead("bounds.shifted:width_at", _zero),
+        instead("bounds.slack:width_at", _zero),
     ),
     Fault(
         "the upper line raised as about twice the point",
         "corners",
-        instead("bounds.shifted:width_at", lambda right, lines, z: right(lines, 2 * z)),
+        instead("bounds.slack:width_at", lambda right, lines, z: right(lines, 2 * z)),
     ),
     Fault(
         "rows' own lower lines taken for those of all rows at the point",
         "agreement",
-        instead("bounds.shifted:ShiftedLines.own", _floor_of_common_lines),
+        instead("bounds.slack:ShiftedLines.own", _floor_of_common_lines),
     ),
     Fault(
         "rounding errors of all nodes before a target taken for covered by it",
@@ -291,22 +289,22 @@ IN_BOUNDS: tuple[Fault, ...] = (
     Fault(
         "rows of one of two nodes alone where both use a third",
         "corners",
-        instead("bounds.backward:Walk.merged", _first_alone),
+        instead("bounds.relaxation:Walk.merged", _first_alone),
     ),
     Fault(
         "rows of one of two nodes alone where both use a third, within windows",
         "corners",
-        instead("bounds.window:Window.plus", _other_window_empty),
+        instead("bounds.windowed:Window.plus", _other_window_empty),
     ),
     Fault(
         "a side that waits taken for one that decides",
         "corners",
-        instead("bounds.tighten:undecided", _decided),
+        instead("bounds.crown:undecided", _decided),
     ),
     Fault(
         "the sides of a neuron that waits exchanged",
         "corners",
-        instead("bounds.tighten:undecided", _exchanged),
+        instead("bounds.crown:undecided", _exchanged),
     ),
     Fault(
         "rounding of radii in float32 left out",
@@ -326,27 +324,27 @@ IN_BOUNDS: tuple[Fault, ...] = (
     Fault(
         "rows in any order taken for rows in turn",
         "corners",
-        instead("bounds.chunks:in_turn", lambda right, sample, samples: len(sample) % samples == 0),
+        instead("bounds.tuning:in_turn", lambda right, sample, samples: len(sample) % samples == 0),
     ),
     Fault(
         "the window of a neighbouring neuron",
         "corners",
-        instead("bounds.window:kernels", _next_neuron),
+        instead("bounds.windowed:kernels", _next_neuron),
     ),
     Fault(
         "windows of the first box for rows of all",
         "corners",
-        instead("bounds.window:Window.of", _first_image),
+        instead("bounds.windowed:Window.of", _first_image),
     ),
     Fault(
         "the kernel of another channel",
         "corners",
-        instead("bounds.window:kernels", _last_channel_first),
+        instead("bounds.windowed:kernels", _last_channel_first),
     ),
     Fault(
         "stale intermediate bound in a relaxation: that of the batch's first box",
         "agreement",
-        instead("bounds.rules:Rules.lines", _first_box),
+        instead("bounds.forward:Rules.lines", _first_box),
     ),
     Fault(
         "outward rounding left out",

@@ -18,13 +18,12 @@ from verifiable_relu.network.nodes import Affine, Node
 from verifiable_relu.spec.property import Query
 from verifiable_relu.spec.row_batch import RowBatch
 from verifiable_relu.verifiers.base import Outcome, Reason, Trust, Verdict
-from verifiable_relu.verifiers.boxes import Frontier
 from verifiable_relu.verifiers.encoding import Folding
 from verifiable_relu.verifiers.milp import Milp
 from verifiable_relu.verifiers.root import Root, Roots
-from verifiable_relu.verifiers.smt import Smt
 from verifiable_relu.verifiers.solvers import highs, z3
 from verifiable_relu.verifiers.solvers.process import Worker
+from verifiable_relu.verifiers.split import Frontier
 
 from .fault import Fault, instead
 
@@ -191,7 +190,7 @@ IN_VERIFIERS: tuple[Fault, ...] = (
         # The occasion: the solver does not return in time.
         "smt reads unsat from a time-out",
         "planted",
-        (Hook("verifiers.solvers.process:Worker.call", _z3_too_slow), _proved_by(Smt.name)),
+        (Hook("verifiers.solvers.process:Worker.call", _z3_too_slow), _proved_by("smt-exact")),
     ),
     Fault(
         "strict for non-strict in the SMT formula",
@@ -221,17 +220,17 @@ IN_VERIFIERS: tuple[Fault, ...] = (
     Fault(
         "half of a split box forgotten",
         "agreement",
-        instead("verifiers.boxes:Frontier.halve", _first_halves),
+        instead("verifiers.split:Frontier.halve", _first_halves),
     ),
     Fault(
         "a child of a split neuron forgotten",
         "trees",
-        instead("verifiers.bab.nodes:children", _both_active),
+        instead("verifiers.bab.ascent:children", _both_active),
     ),
     Fault(
         "a half of a smooth neuron's segment forgotten",
         "segments",
-        instead("verifiers.bab.nodes:children", _both_active),
+        instead("verifiers.bab.ascent:children", _both_active),
     ),
     Fault(
         "lines of a part of a smooth neuron's segment",
@@ -329,14 +328,14 @@ IN_VERIFIERS: tuple[Fault, ...] = (
     Fault(
         "columns and rows of the MILP as they come, not scaled to their ranges",
         "boundary",
-        instead("verifiers.mixed_integer:exponent", lambda right, sizes: 0 * right(sizes)),
+        instead("verifiers.bab.program:exponent", lambda right, sizes: 0 * right(sizes)),
     ),
     Fault(
         "the MILP asked without any margin",
         "boundary",
         instead(
-            "verifiers.mixed_integer:Model.program",
-            lambda right, model, polytope, slack, loose: right(model, polytope, 0.0, None),
+            "verifiers.bab.program:Program.mixed",
+            lambda right, program, most, loose: right(program, 0.0, None),
         ),
     ),
     Fault(

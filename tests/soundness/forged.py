@@ -41,11 +41,11 @@ from verifiable_relu.trust.certificate import Cover, Proof
 from verifiable_relu.trust.certificate_file import write_unsat
 from verifiable_relu.verifiers.bab import Bab
 from verifiable_relu.verifiers.bab.refine import Refinement
-from verifiable_relu.verifiers.bab.rounds import Rounds
+from verifiable_relu.verifiers.bab.search import Rounds
 from verifiable_relu.verifiers.bab.tree import Search
 from verifiable_relu.verifiers.base import Budget, Verifier
 from verifiable_relu.verifiers.incomplete import Crown
-from verifiable_relu.verifiers.split_recording import RecordedSplit
+from verifiable_relu.verifiers.split import RecordedSplit
 
 Vector = list[Fraction]
 Affine = tuple[list[Vector], Vector]

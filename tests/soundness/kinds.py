@@ -15,8 +15,9 @@ import numpy as np
 import torch
 
 from tests.support import nets
+from tests.support.bounds import linear_lower_bounds
 from tests.support.exact import DIGITS, exact_outputs, exact_values, rational
-from verifiable_relu.bounds import TUNING, Tuning, input_box, interval_bounds, linear_lower_bounds, preactivation_bounds
+from verifiable_relu.bounds import TUNING, Tuning, input_box, interval_bounds, preactivation_bounds
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Linear
 from verifiable_relu.spec.property import Box, Polytope, Property, Query, Row

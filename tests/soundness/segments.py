@@ -21,10 +21,9 @@ from verifiable_relu.bounds import crown_relaxation, input_box
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Activation, Gelu, Relu, Sigmoid, Smooth, Tanh
 from verifiable_relu.spec.property import Box, Property
-from verifiable_relu.verifiers.bab.ascent import Ascent
+from verifiable_relu.verifiers.bab.ascent import Ascent, Batch
 from verifiable_relu.verifiers.bab.curves import SEGMENTS
 from verifiable_relu.verifiers.bab.folding import fold
-from verifiable_relu.verifiers.bab.nodes import Batch
 from verifiable_relu.verifiers.bab.proof import Proofs
 from verifiable_relu.verifiers.bab.strip import Slopes, Strip
 

@@ -20,11 +20,11 @@ from verifiable_relu.spec.write import vnnlib_text
 from verifiable_relu.trust.certificate_file import write_unsat
 from verifiable_relu.verifiers.bab import Bab
 from verifiable_relu.verifiers.bab.refine import Refinement
-from verifiable_relu.verifiers.bab.rounds import Rounds
+from verifiable_relu.verifiers.bab.search import Rounds
 from verifiable_relu.verifiers.bab.tree import Search
 from verifiable_relu.verifiers.base import Budget, Verdict, Verifier
 from verifiable_relu.verifiers.incomplete import Crown
-from verifiable_relu.verifiers.split_recording import RecordedSplit
+from verifiable_relu.verifiers.split import RecordedSplit
 
 from .faults import FAULTS
 

@@ -28,7 +28,7 @@ from verifiable_relu.verifiers.bab.above import Planes
 from verifiable_relu.verifiers.bab.folded import Folded
 from verifiable_relu.verifiers.bab.proof import Proofs
 from verifiable_relu.verifiers.bab.refine import Refinement
-from verifiable_relu.verifiers.bab.rounds import Rounds
+from verifiable_relu.verifiers.bab.search import Rounds
 from verifiable_relu.verifiers.bab.strip import Strip
 from verifiable_relu.verifiers.bab.tree import Search
 from verifiable_relu.verifiers.base import Budget, Outcome, Verdict

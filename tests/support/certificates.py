@@ -25,16 +25,15 @@ from verifiable_relu.trust.certificate import Proof
 from verifiable_relu.trust.certificate_file import write_unsat
 from verifiable_relu.verifiers.bab import Bab
 from verifiable_relu.verifiers.bab.above import Above
-from verifiable_relu.verifiers.bab.forest import Candidates, Forest
 from verifiable_relu.verifiers.bab.limits import Limits
 from verifiable_relu.verifiers.bab.refine import Refinement
-from verifiable_relu.verifiers.bab.rounds import Rounds
+from verifiable_relu.verifiers.bab.search import Candidates, Forest, Rounds
 from verifiable_relu.verifiers.bab.strip import Slopes
 from verifiable_relu.verifiers.bab.system import System
 from verifiable_relu.verifiers.bab.tree import Search
 from verifiable_relu.verifiers.base import Budget, Verdict, Verifier
 from verifiable_relu.verifiers.recording import Recorder
-from verifiable_relu.verifiers.split_recording import RecordedSplit
+from verifiable_relu.verifiers.split import RecordedSplit
 
 Records = list[dict[str, Any]]
 

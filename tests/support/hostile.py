@@ -141,24 +141,9 @@ def _z3(name: str) -> Callable[..., Any]:
     return hostile
 
 
-def _phases(name: str) -> Callable[..., Any]:
-    from verifiable_relu.verifiers.solvers.phases_process import search
-
-    def hostile(task: Any, adviser: Any = None) -> Any:
-        """On every search, in the middle of it: once the adviser has been asked."""
-
-        def asked_once(phases: bytes) -> Any:
-            adviser(phases)
-            does(name)
-
-        return search(task, asked_once)
-
-    return hostile
-
-
 def __getattr__(name: str) -> Callable[..., Any]:
     solver, _, kind = name.partition("_")
-    solvers = {"highs": _highs, "z3": _z3, "phases": _phases}
+    solvers = {"highs": _highs, "z3": _z3}
     if solver not in solvers or kind not in globals():
         raise AttributeError(name)
     return solvers[solver](kind)

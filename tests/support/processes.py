@@ -35,7 +35,6 @@ IMPORTED = (
     "verifiable_relu.api",
     "verifiable_relu.campaign",
     "verifiable_relu.runtime",
-    "verifiable_relu.verifiers.lazy",
     "verifiable_relu.verifiers.milp",
     "verifiable_relu.verifiers.portfolio",
 )

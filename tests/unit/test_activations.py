@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from verifiable_relu.bounds import Bounds, Lines, crown_relaxation, envelope
+from verifiable_relu.bounds import Bounds, Lines, activations, crown_relaxation
 from verifiable_relu.bounds.activations import image, relax, row
 from verifiable_relu.bounds.rounding import backward_activation, unit_roundoff
 from verifiable_relu.errors import UnsupportedError
@@ -123,7 +123,7 @@ def value(node: Activation, x: Tensor) -> Tensor:
             return x.clamp(min=0)
 
 
-SPECIAL = (0.0, 1e-300, 1e-30, 1e-8, 1e-3, 0.1, 0.5, -envelope.DIP, 1.0, math.sqrt(2), 1.5, 2, 3, 6, 9, 40, 1e3, 1e6)
+SPECIAL = (0.0, 1e-300, 1e-30, 1e-8, 1e-3, 0.1, 0.5, -activations.DIP, 1.0, math.sqrt(2), 1.5, 2, 3, 6, 9, 40, 1e3, 1e6)
 
 
 def corpus(node: Activation, dtype: torch.dtype = torch.float64) -> Bounds:

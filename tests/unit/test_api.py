@@ -25,8 +25,8 @@ from verifiable_relu.trust.replay import Confirmation
 from verifiable_relu.verifiers import portfolio
 from verifiable_relu.verifiers.base import Budget, Outcome, Progress, Reason, Trust, Verdict
 from verifiable_relu.verifiers.incomplete import Crown
-from verifiable_relu.verifiers.input_split import InputSplit
 from verifiable_relu.verifiers.root import Roots
+from verifiable_relu.verifiers.split import InputSplit
 
 
 class Brightness(nn.Module):

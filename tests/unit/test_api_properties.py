@@ -125,8 +125,8 @@ def test_radii_of_images_and_pixels_masks_and_patches() -> None:
     assert said(0.5, mask=np.stack([mask[None], mask[None] * False, mask[None]])) == ["sat", "unsat", "sat"]
     assert said(1, patch=(1, 1)) == ["sat"] * 3 and said(0.49, patch=(1, 1)) == ["unsat"] * 3
     assert said(0.25, patch=(1, 2)) == ["sat"] * 3
-    masks = patch_masks((3, 4, 5), (2, 3), 2)
-    assert masks.shape == (4, 3, 4, 5) and masks.any(0).all() and (masks.sum((1, 2, 3)) == 18).all()
+    masks = patch_masks((3, 4, 5), (2, 3))
+    assert masks.shape == (9, 3, 4, 5) and masks.any(0).all() and (masks.sum((1, 2, 3)) == 18).all()
 
 
 def test_targets_and_top_k() -> None:

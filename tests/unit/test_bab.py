@@ -31,13 +31,12 @@ from verifiable_relu.network.nodes import Input, Linear, Node, Relu
 from verifiable_relu.spec.property import Box, Property, Query
 from verifiable_relu.spec.row_batch import RowBatch
 from verifiable_relu.verifiers.bab import Bab
-from verifiable_relu.verifiers.bab.ascent import Ascent
+from verifiable_relu.verifiers.bab.ascent import Ascent, Batch, Bounded
 from verifiable_relu.verifiers.bab.folded import Folded, Rows
 from verifiable_relu.verifiers.bab.folding import fold
-from verifiable_relu.verifiers.bab.leaf import Hint, Program
-from verifiable_relu.verifiers.bab.nodes import Batch, Bounded
+from verifiable_relu.verifiers.bab.program import Hint, Program
 from verifiable_relu.verifiers.bab.proof import Proofs
-from verifiable_relu.verifiers.bab.rounds import Rounds
+from verifiable_relu.verifiers.bab.search import Rounds
 from verifiable_relu.verifiers.bab.strip import Slopes, Strip
 from verifiable_relu.verifiers.bab.system import System
 from verifiable_relu.verifiers.bab.tree import Search, State, Tree, gain
@@ -93,9 +92,9 @@ def test_linear_programs_decide_whatever_the_scale_of_neurons_and_rows(
     """Each node is left to its linear program at once; HiGHS takes no number above 1e15."""
     programs, solve, asked = Bab(search=Search(steps=0, finishing=0, stalled=1e12, exact=1e12)), Program.solve, []
 
-    def counted(self: Program, split: Tensor, seconds: float) -> Hint:
+    def counted(self: Program, split: Tensor, slopes: Tensor, seconds: float) -> Hint:
         asked.append(split)
-        return solve(self, split, seconds)
+        return solve(self, split, slopes, seconds)
 
     monkeypatch.setattr(Program, "solve", counted)
     cases = [random_query(seed, leaky=seed % 2 == 0, dyadic=True) for seed in (7, 11)]
@@ -308,7 +307,7 @@ def test_nothing_that_a_search_says_is_believed(monkeypatch: pytest.MonkeyPatch)
         noise = torch.randn(found.w.shape, generator=rng).to(found.w)
         return replace(found, bound=torch.full_like(found.bound, 1e9), w=found.w + noise)
 
-    def hint(self: Program, split: Tensor, seconds: float) -> Hint:
+    def hint(self: Program, split: Tensor, slopes: Tensor, seconds: float) -> Hint:
         w = 1e3 * torch.randn(8, len(split), generator=rng, dtype=torch.float64)
         return Hint(w, torch.zeros(8, len(self._rows.constant) - 1, dtype=torch.float64), None)
 

@@ -15,10 +15,9 @@ from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Input, Linear, Relu
 from verifiable_relu.spec.property import Box, Property
 from verifiable_relu.verifiers.bab.above import Above, Planes
-from verifiable_relu.verifiers.bab.ascent import Ascent
+from verifiable_relu.verifiers.bab.ascent import Ascent, Batch
 from verifiable_relu.verifiers.bab.folded import Folded, Rows
 from verifiable_relu.verifiers.bab.folding import fold
-from verifiable_relu.verifiers.bab.nodes import Batch
 from verifiable_relu.verifiers.bab.proof import Proofs
 from verifiable_relu.verifiers.bab.strip import Slopes, Strip
 

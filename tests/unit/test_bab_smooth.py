@@ -21,15 +21,15 @@ from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Activation, Gelu, Hardened, Relu, Sigmoid, Smooth, Tanh
 from verifiable_relu.spec.property import Box, Property, Query
 from verifiable_relu.verifiers.bab import Bab
+from verifiable_relu.verifiers.bab.ascent import children, depth
 from verifiable_relu.verifiers.bab.curves import LAST, SEGMENTS, Curves
 from verifiable_relu.verifiers.bab.folding import fold
 from verifiable_relu.verifiers.bab.limits import Limits
-from verifiable_relu.verifiers.bab.nodes import children, depth
 from verifiable_relu.verifiers.bab.refine import Refinement
 from verifiable_relu.verifiers.bab.strip import Slopes
 from verifiable_relu.verifiers.base import Budget, Outcome, Reason, Trust, Verdict
-from verifiable_relu.verifiers.lazy import LazySmt
 from verifiable_relu.verifiers.portfolio import Auto
+from verifiable_relu.verifiers.smt import Smt
 
 CASES = int(os.environ.get("VERIFIABLE_RELU_CASES", "0"))
 
@@ -221,7 +221,7 @@ def test_proofs_of_smooth_networks_are_recorded() -> None:
 
 def test_phases_of_smooth_neurons_are_refused_where_a_method_needs_them() -> None:
     case, _ = below(np.random.default_rng(5), network_of(np.random.default_rng(5), Tanh), 0.01)
-    (outcome,) = LazySmt().verify([case.query], Budget.each(5.0, 1))
+    (outcome,) = Smt().verify([case.query], Budget.each(5.0, 1))
     assert outcome.reason is Reason.UNSUPPORTED and "Tanh" in outcome.detail
 
 

@@ -14,27 +14,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tests.support.bounds import alpha_lower_bounds, alpha_preactivation_bounds, linear_lower_bounds
 from verifiable_relu.bounds import (
     TUNING,
     Ascent,
     Bounds,
     Relaxation,
     Tuning,
-    alpha_lower_bounds,
-    alpha_preactivation_bounds,
     crown_relaxation,
     interval_bounds,
-    linear_lower_bounds,
     preactivation_bounds,
 )
-from verifiable_relu.bounds.alpha import SlopeSearch
-from verifiable_relu.bounds.chunks import groups
-from verifiable_relu.bounds.interval import intersect, largest
-from verifiable_relu.bounds.restrict import Restriction
+from verifiable_relu.bounds.crown import SlopeSearch
+from verifiable_relu.bounds.forward import intersect, largest
 from verifiable_relu.bounds.rounding import covers
-from verifiable_relu.bounds.rows import Chunk, Rows, Stepped
-from verifiable_relu.bounds.window import Grid, Window
-from verifiable_relu.bounds.windowed import Windowed
+from verifiable_relu.bounds.tuning import groups
+from verifiable_relu.bounds.windowed import Chunk, Grid, Restriction, Rows, Stepped, Window, Windowed
 from verifiable_relu.network.build import Builder
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Activation, Gelu, LeakyRelu, Linear, Relu, Sigmoid, Tanh
@@ -786,3 +781,22 @@ def test_rounding_is_claimed_only_where_it_is_covered() -> None:
             library.fp32_precision = before
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert not covers(mlp(ACTS["relu"]), torch.float32, "cpu")
+
+
+@pytest.mark.parametrize("name", ["relu", "leaky1.5"])
+def test_known_bounds_are_tightened_further(name: str) -> None:
+    """Known bounds of one activation's input are used, and the inputs of the others are still bounded by rows."""
+    network = mlp(ACTS[name], sizes=(6, 16, 16, 16, 3))
+    box = boxes(network, batch=3)
+    plain = crown_relaxation(network, box)
+    first, second = network.activations[:2]
+    middle = (plain.pre[first].lower + plain.pre[first].upper) / 2
+    known = {first: Bounds(middle - 0.1, middle + 0.1)}
+    found = crown_relaxation(network, box, known=known)
+    assert bool((found.pre[first].lower >= known[first].lower).all())
+    assert bool((found.pre[first].upper <= known[first].upper).all())
+    width = [(r.pre[second].upper - r.pre[second].lower).mean() for r in (plain, found)]
+    assert float(width[1]) < 0.9 * float(width[0])
+    again = crown_relaxation(network, box, known=plain.pre)
+    for index, bounds in again.pre.items():
+        assert bool((bounds.lower >= plain.pre[index].lower).all() and (bounds.upper <= plain.pre[index].upper).all())

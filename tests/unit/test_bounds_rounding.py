@@ -16,9 +16,9 @@ from torch import Tensor
 
 from tests.support.hooks import Hook
 from tests.support.summation import in_order
-from verifiable_relu.bounds import TUNING, Bounds, Relaxation, Tuning, crown_relaxation, interval_bounds, rounding
+from verifiable_relu.bounds import TUNING, Bounds, Relaxation, Tuning, crown_relaxation, interval_bounds, rounding, sums
 from verifiable_relu.bounds.activations import TABLE
-from verifiable_relu.bounds.operators import DenseOperator, sums
+from verifiable_relu.bounds.operators import DenseOperator
 from verifiable_relu.bounds.slack import Slack
 from verifiable_relu.network.build import Builder
 from verifiable_relu.network.graph import Network

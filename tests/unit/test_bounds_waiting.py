@@ -19,8 +19,8 @@ from tests.unit.test_bounds import ACTS, assert_inside, boxes, images, mlp, poin
 from tests.unit.test_bounds import rows as output_rows
 from verifiable_relu.bounds import Ascent, Bounds, Relaxation, Tuning, crown_relaxation
 from verifiable_relu.bounds.activations import unstable
-from verifiable_relu.bounds.alpha import neurons
-from verifiable_relu.bounds.work import receptive
+from verifiable_relu.bounds.crown import neurons
+from verifiable_relu.bounds.tuning import receptive
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Activation
 from verifiable_relu.trust.exact import evaluate_exact

@@ -10,10 +10,8 @@ import torch
 
 from tests.support.float32_cases import GEOMETRIES, WAYS, Draw, Geometry, convolution
 from verifiable_relu.bounds import TUNING, Bounds, Relaxation, Tuning, rounding
-from verifiable_relu.bounds.last_convolution import LastConvolution
 from verifiable_relu.bounds.operators import ConvolutionOperator
-from verifiable_relu.bounds.rows import Chunk
-from verifiable_relu.bounds.window import kernels, windows
+from verifiable_relu.bounds.windowed import Chunk, LastConvolution, kernels, windows
 from verifiable_relu.network.build import Builder
 from verifiable_relu.network.nodes import Conv2d
 

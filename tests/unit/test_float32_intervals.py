@@ -16,8 +16,8 @@ from torch import Tensor
 from tests.support.float32_cases import Draw, exact, excluded, rounded
 from tests.support.hooks import Hook
 from tests.support.summation import in_order
-from verifiable_relu.bounds import TUNING, Bounds, Tuning, interval_bounds, rounding
-from verifiable_relu.bounds.operators import ConvolutionOperator, DenseOperator, Operator, prepared, sums
+from verifiable_relu.bounds import TUNING, Bounds, Tuning, interval_bounds, rounding, sums
+from verifiable_relu.bounds.operators import ConvolutionOperator, DenseOperator, Operator, prepared
 from verifiable_relu.network.build import Builder
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Affine, Conv2d, Linear

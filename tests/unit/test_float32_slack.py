@@ -11,10 +11,9 @@ from torch import Tensor
 
 from tests.support.float32_cases import SEEDS, Draw, box_of, exact, excluded, last_in_float32
 from tests.support.summation import in_order
-from verifiable_relu.bounds import TUNING, Bounds, Relaxation, Tuning, crown_relaxation, rounding
-from verifiable_relu.bounds.operators import ConvolutionOperator, sums
-from verifiable_relu.bounds.shifted import Step
-from verifiable_relu.bounds.slack import Slack
+from verifiable_relu.bounds import TUNING, Bounds, Relaxation, Tuning, crown_relaxation, rounding, sums
+from verifiable_relu.bounds.operators import ConvolutionOperator
+from verifiable_relu.bounds.slack import Slack, Step
 from verifiable_relu.network.build import Builder
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import LeakyRelu, Relu

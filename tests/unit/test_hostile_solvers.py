@@ -18,9 +18,8 @@ from verifiable_relu.errors import CallFailed, OutOfTime
 from verifiable_relu.spec.property import Property, Query
 from verifiable_relu.verifiers import milp, smt
 from verifiable_relu.verifiers.bab import Bab
-from verifiable_relu.verifiers.bab.rounds import Rounds
+from verifiable_relu.verifiers.bab.search import Rounds
 from verifiable_relu.verifiers.base import Budget, Outcome, Reason, Verdict, Verifier
-from verifiable_relu.verifiers.lazy import LazySmt
 from verifiable_relu.verifiers.milp import Milp
 from verifiable_relu.verifiers.smt import Smt
 from verifiable_relu.verifiers.solvers import highs, highs_process
@@ -44,7 +43,7 @@ QUERIES = [near(2, 0, -0.01), near(hostile.MARKED, 1, 0.01), near(3, 2, 0.3), ne
 
 
 def verifier(method: str) -> Verifier:
-    return Milp(process_memory=hostile.MEMORY) if method == "milp" else Smt(process_memory=hostile.MEMORY)
+    return Milp(process_memory=hostile.MEMORY) if method == "milp" else Smt(whole=True, process_memory=hostile.MEMORY)
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +108,7 @@ def test_memory_that_the_real_solvers_take_is_limited(method: str) -> None:
     rng = np.random.default_rng(1)
     network, box = mlp(rng, (20, 60, 60, 60, 2)), ball(np.zeros(20), 0.5)
     hard = Query(network, Property(box, ((row({0: 1, 1: -1}, -60),),)))
-    limited = Milp(process_memory=1 << 20) if method == "milp" else Smt(process_memory=1 << 20)
+    limited = Milp(process_memory=1 << 20) if method == "milp" else Smt(whole=True, process_memory=1 << 20)
     (outcome,) = limited.verify([hard], Budget.each(60, 1))
     assert (outcome.verdict, outcome.reason) == (Verdict.UNKNOWN, Reason.MEMORY)
     assert "1 MiB" in outcome.detail
@@ -158,7 +157,7 @@ def test_a_linear_program_on_which_the_arithmetic_fails_is_a_hint_less(monkeypat
 
     monkeypatch.setattr(highs, "HIGHS", SimpleNamespace(start=lambda: None, call=call))
     cases = [random_query(seed) for seed in (2, 7, 11)]
-    for method in (Bab(rounds=Rounds(None)), LazySmt()):
+    for method in (Bab(rounds=Rounds(None)), Smt()):
         outcomes = method.verify([query for query, _ in cases], Budget.each(20, len(cases)))
         for outcome, (_, margin) in zip(outcomes, cases, strict=True):
             assert outcome.verdict in (Verdict.UNKNOWN, Verdict.SAT if margin <= 0 else Verdict.UNSAT)

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.support.bounds import alpha_lower_bounds, alpha_preactivation_bounds, linear_lower_bounds
 from tests.support.families import (
     NETWORKS,
     Random,
@@ -33,10 +34,7 @@ from verifiable_relu.bounds import (
     Ascent,
     Bounds,
     activations,
-    alpha_lower_bounds,
-    alpha_preactivation_bounds,
     interval_bounds,
-    linear_lower_bounds,
     preactivation_bounds,
 )
 from verifiable_relu.bounds.activations import image as image_of

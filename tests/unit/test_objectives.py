@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from verifiable_relu.bounds.types import Bounds
+from verifiable_relu.bounds.tuning import Bounds
 from verifiable_relu.data import Dataset, load
 from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.nn import LambdaGELU, LambdaSwish, Normalize, cnn, mlp, substitute_relu

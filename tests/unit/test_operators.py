@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from verifiable_relu.bounds.operators import ConvolutionOperator, DenseOperator, sums
+from verifiable_relu.bounds import sums
+from verifiable_relu.bounds.operators import ConvolutionOperator, DenseOperator
 from verifiable_relu.bounds.tuning import PLAIN, TUNING, Tuning
 from verifiable_relu.network.nodes import Conv2d, Linear
 

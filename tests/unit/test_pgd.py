@@ -13,7 +13,7 @@ from verifiable_relu.network.nodes import Relu
 from verifiable_relu.pgd import Pgd
 from verifiable_relu.spec.property import Box, Property, Query, Row
 from verifiable_relu.verifiers.base import Budget, Verdict
-from verifiable_relu.verifiers.input_split import InputSplit
+from verifiable_relu.verifiers.split import InputSplit
 
 NEVER = 10**9
 

@@ -11,8 +11,9 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor
 
-from verifiable_relu.bounds import interval_bounds, linear_lower_bounds, preactivation_bounds
-from verifiable_relu.bounds.types import Bounds
+from tests.support.bounds import linear_lower_bounds
+from verifiable_relu.bounds import interval_bounds, preactivation_bounds
+from verifiable_relu.bounds.tuning import Bounds
 from verifiable_relu.errors import UnsupportedError
 from verifiable_relu.network import Network, read_onnx, write_onnx
 from verifiable_relu.network.build import Builder

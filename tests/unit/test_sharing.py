@@ -23,15 +23,15 @@ from tests.support.certificates import checked, over_planes, proven, recorded, w
 from tests.support.solver_cases import ball, mlp, planted, random_query, row
 from verifiable_relu.network.onnx import write_onnx
 from verifiable_relu.spec.property import Box, Property, Query
-from verifiable_relu.verifiers import boxes, copies
-from verifiable_relu.verifiers.bab import Bab, forest, refine, system
+from verifiable_relu.verifiers import copies, split
+from verifiable_relu.verifiers.bab import Bab, refine, system
+from verifiable_relu.verifiers.bab import search as searching
 from verifiable_relu.verifiers.bab.refine import Refinement
-from verifiable_relu.verifiers.bab.rounds import Rounds
+from verifiable_relu.verifiers.bab.search import Rounds
 from verifiable_relu.verifiers.bab.tree import Search
 from verifiable_relu.verifiers.base import Budget, Outcome, Reason, Verdict, Verifier
-from verifiable_relu.verifiers.input_split import InputSplit
 from verifiable_relu.verifiers.solvers.highs import HIGHS
-from verifiable_relu.verifiers.split_recording import RecordedSplit
+from verifiable_relu.verifiers.split import InputSplit, RecordedSplit
 
 pytestmark = pytest.mark.skipif(copies.most(2) == 1, reason="processes are copied on Linux alone")
 
@@ -42,7 +42,7 @@ TREES = Bab(search=SLOW, rounds=Rounds(refinement=None, above=None), processes=2
 REFINED = Bab(search=SLOW, rounds=Rounds(Refinement(leaves=8), first=0, patience=0), processes=2, alone=0)
 SPLIT = InputSplit(batch=4, processes=3, alone=0)
 METHODS = {"trees": TREES, "refinements": REFINED, "input splits": SPLIT}
-SHARING = {"trees": forest, "refinements": refine, "input splits": boxes}
+SHARING = {"trees": searching, "refinements": refine, "input splits": split}
 
 QUESTIONS = {
     "trees": [(0, -0.2, 10), (1, -1.0, 10)],
@@ -107,7 +107,7 @@ def test_trees_after_refinements_are_shared_though_each_forest_takes_little_work
 ) -> None:
     rounds = Rounds(Refinement(leaves=2), first=0, patience=3, above=None, gain=0)
     method = Bab(search=SLOW, rounds=rounds, processes=2, alone=1e6)
-    with counted(forest, monkeypatch) as counts:
+    with counted(searching, monkeypatch) as counts:
         answer(method, question(0, -0.4, 24))
     assert any(count > 1 for count in counts)
 
@@ -195,7 +195,7 @@ def test_boxes_that_were_dealt_to_copies_that_failed_are_searched_again(monkeypa
         return [shares[0](lambda: False), *[None] * (len(shares) - 1)]
 
     # The copies alone would come across the counterexample.
-    monkeypatch.setattr(boxes, "at_once", alone)
+    monkeypatch.setattr(split, "at_once", alone)
     assert answer(SPLIT, question(0, -0.2)).verdict is Verdict.SAT
 
 
@@ -209,7 +209,7 @@ def test_however_short_the_time_is_no_answer_is_wrong(name: str, seconds: float)
 
 
 def test_memory_that_is_used_up_in_a_copy_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    with counted(forest, monkeypatch) as counts:
+    with counted(searching, monkeypatch) as counts:
         outcome = answer(replace(TREES, memory=1 << 15), question(*QUESTIONS["trees"][1]))
     assert outcome.verdict is Verdict.UNKNOWN and outcome.reason is Reason.MEMORY
     assert any(count > 1 for count in counts)

@@ -10,20 +10,36 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support.solver_cases import ball, barely_unstable, chain, mlp, random_query, residual, row, union_in_order
+from tests.support.solver_cases import (
+    ball,
+    barely_unstable,
+    chain,
+    mlp,
+    planted,
+    random_query,
+    residual,
+    row,
+    union_in_order,
+)
+from verifiable_relu.bounds import Ascent, Bounds
+from verifiable_relu.dyadic import Dyadic
 from verifiable_relu.errors import CallFailed, OutOfTime
 from verifiable_relu.network.nodes import Input, Linear, Relu, Sigmoid
 from verifiable_relu.spec.property import Box, Property, Query
 from verifiable_relu.trust.exact import evaluate_exact
 from verifiable_relu.verifiers import smt as module
+from verifiable_relu.verifiers.bab.program import Hint, Program
+from verifiable_relu.verifiers.bab.strip import Slopes
+from verifiable_relu.verifiers.bab.tree import Search
 from verifiable_relu.verifiers.base import Budget, Outcome, Reason, Trust, Verdict
+from verifiable_relu.verifiers.encoding import Folding, Phases, sizes_of
 from verifiable_relu.verifiers.milp import Milp
 from verifiable_relu.verifiers.smt import Smt
 from verifiable_relu.verifiers.solvers.z3 import Checked, Task
 
 
 def decide(*queries: Query, bounds: bool = True, seconds: float = 20.0) -> list[Outcome]:
-    return Smt(bounds=bounds).verify(queries, Budget.each(seconds, len(queries)))
+    return Smt(whole=True, bounds=bounds).verify(queries, Budget.each(seconds, len(queries)))
 
 
 def check(query: Query, outcome: Outcome, margin: float) -> None:
@@ -161,7 +177,7 @@ def test_a_query_whose_time_runs_out_is_unknown() -> None:
         y = network(torch.from_numpy(rng.uniform(-0.5, 0.5, (5000, 20))))
     low = float((y[:, 0] - y[:, 1]).min())
     query = Query(network, Property(box, ((row({0: 1, 1: -1}, 3 * low),),)))
-    outcome, none_left = Smt().verify([query, query], Budget([0.3, 0.0]))
+    outcome, none_left = Smt(whole=True).verify([query, query], Budget([0.3, 0.0]))
     assert (outcome.verdict, outcome.reason) == (Verdict.UNKNOWN, Reason.TIMEOUT)
     assert none_left.reason is Reason.TIMEOUT
 
@@ -281,3 +297,128 @@ def test_weights_that_are_known_up_to_an_error_are_not_believed_to_the_last_bit(
         assert first.verdict is expected or (error and first.verdict is Verdict.SAT and first.trust is Trust.FLOAT)
         if not bounds:
             assert second.trust is (Trust.ROUNDED if error else Trust.EXACT)
+
+
+def test_linear_forms_have_the_values_of_the_network() -> None:
+    """With the phases of a point, the folded forms give the point's own pre-activations and outputs."""
+    rng = np.random.default_rng(5)
+    network = residual(rng).to(torch.float64)
+    x = torch.from_numpy(rng.integers(-8, 9, (1, 2, 3, 2)) / 8)
+    values = network.values(x)
+    phases = {}
+    sizes = sizes_of(network, [Bounds(value - 1, value + 1) for value in values], 0)
+    for index in network.activations:
+        z = values[network.nodes[index].inputs[0]].flatten().numpy()
+        # Every third neuron is left to the solver.
+        free = np.arange(len(z)) % 3 == 0
+        phases[index] = Phases(np.where(free, -np.inf, z), np.where(free, np.inf, z))
+    folding = Folding(network)
+    last = len(network.nodes) - 1
+    rows = Dyadic(np.array([[1, 0], [0, 1]], dtype=object), 0)
+    targets = [(last, range(2), folding.pull_back(last, rows, phases, sizes))]
+    targets += [(network.nodes[i].inputs[0], chosen, forms) for i, chosen, forms in folding.neurons(phases, sizes)]
+    for target, chosen, forms in targets:
+        total = forms.constant.numbers.astype(np.float64) * 2.0**forms.constant.exponent
+        for source, term in forms.terms.items():
+            coefficients = term.numbers.astype(np.float64) * 2.0**term.exponent
+            total = total + coefficients @ values[source].flatten().numpy()
+        expected = values[target].flatten().numpy()[list(chosen)]
+        np.testing.assert_allclose(total, expected, rtol=1e-12, atol=1e-12)
+
+
+def tree(*queries: Query, seconds: float = 30.0) -> list[Outcome]:
+    """What ``smt`` says, which asks z3 about sub-problems."""
+    return Smt().verify(queries, Budget.each(seconds, len(queries)))
+
+
+def nothing(program: Program, split: torch.Tensor, slopes: torch.Tensor, seconds: float) -> Hint:
+    """No multipliers and no point."""
+    w, mu = (torch.zeros(0, size, dtype=torch.float64) for size in program._sizes)
+    return Hint(w, mu, None)
+
+
+@pytest.mark.parametrize("leaky", [False, True])
+@pytest.mark.parametrize("few", [0, 2, 100])
+def test_verdicts_of_sub_problems_agree_with_enumeration(
+    few: int, leaky: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the size of the sub-problems that z3 decides; almost nothing else decides any here."""
+    monkeypatch.setattr(module, "FEW", few)
+    monkeypatch.setattr(Program, "solve", nothing)
+    cases = [random_query(seed, leaky=leaky, dyadic=seed % 2 == 0) for seed in range(9)]
+    decided = 0
+    bare = Search(steps=0, adaptive=0, stalled=1e9, exact=1e9, finishing=0)
+    method = Smt(search=bare, slopes=Slopes(steps=0), intermediate=Ascent(steps=0))
+    found = method.verify([query for query, _ in cases], Budget.each(30, len(cases)))
+    for (query, margin), outcome in zip(cases, found, strict=True):
+        check(query, outcome, margin)
+        if outcome.verdict is Verdict.UNSAT:
+            assert outcome.trust is Trust.ROUNDED
+        decided += "sub-problems, 0 of them" not in outcome.detail and "of them decided by z3" in outcome.detail
+    # The relaxations of networks without slopes are good enough for the others.
+    assert decided > 0 or few < 100 or not leaky
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_planted_counterexample_is_never_denied_by_sub_problems(seed: int) -> None:
+    (outcome,) = tree(planted(seed), seconds=1.0)
+    assert outcome.verdict is not Verdict.UNSAT
+
+
+def test_sub_problems_at_the_boundary_are_decided_exactly() -> None:
+    network, box = chain(plane([1.0])), Box(np.array([-1.0]), np.array([1.0]))
+    touched, missed, corner, below = tree(
+        Query(network, Property(box, ((row({0: 1}, 0),),))),
+        Query(network, Property(box, ((row({0: 1}, 0, True),),))),
+        Query(network, Property(box, ((row({0: -1}, -1),),))),
+        Query(network, Property(box, ((row({0: -1}, -1 - Fraction(1, 10**30)),),))),
+    )
+    assert (touched.verdict, corner.verdict) == (Verdict.SAT, Verdict.SAT)
+    assert (missed.verdict, below.verdict) == (Verdict.UNSAT, Verdict.UNSAT)
+    # Nothing is known of the margin but that it is positive.
+    assert missed.margin == below.margin == 0.0 and "1 of them decided by z3" in below.detail
+
+
+def test_a_union_is_excluded_by_sub_problems_only_as_a_whole() -> None:
+    (outcome,) = tree(union_in_order())
+    assert outcome.verdict is Verdict.SAT
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (Checked("unknown", {}, "incomplete"), Reason.INCOMPLETE),
+        (MemoryError(), Reason.INCOMPLETE),
+        (CallFailed("it crashed"), Reason.INCOMPLETE),
+    ],
+)
+def test_a_sub_problem_that_the_solver_does_not_decide_is_no_unsat(
+    answer: Checked | Exception, reason: Reason, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    solver_that(monkeypatch, answer)
+    box = Box(np.array([-1.0]), np.array([1.0]))
+    (outcome,) = tree(Query(chain(plane([1.0])), Property(box, ((row({0: -1}, -1 - Fraction(1, 10**30)),),))))
+    assert (outcome.verdict, outcome.reason) == (Verdict.UNKNOWN, reason)
+
+
+def test_an_exact_counterexample_of_a_sub_problem_that_is_none_in_floats_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    query, edge = beyond_seven_tenths()
+    solver_that(monkeypatch, edge, *[Checked("unsat", {})] * 50)
+    monkeypatch.setattr(module.Candidates, "reached", lambda self, points: False)
+    (outcome,) = tree(query)
+    assert (outcome.verdict, outcome.reason) == (Verdict.UNKNOWN, Reason.UNCONFIRMED)
+
+
+def test_a_search_of_sub_problems_whose_time_runs_out_is_unknown() -> None:
+    rng = np.random.default_rng(1)
+    network, box = mlp(rng, (20, 60, 60, 60, 2)), ball(np.zeros(20), 0.5)
+    with torch.no_grad():
+        y = network(torch.from_numpy(rng.uniform(-0.5, 0.5, (5000, 20))))
+    gap = y[:, 0] - y[:, 1]
+    bound = float(gap.min() - 0.5 * (gap.max() - gap.min()))
+    hard = Query(network, Property(box, ((row({0: 1, 1: -1}, bound),),)))
+    outcome, none_left = Smt().verify([hard, hard], Budget([0.5, 0.0]))
+    assert (outcome.verdict, outcome.reason) == (Verdict.UNKNOWN, Reason.TIMEOUT)
+    assert none_left.reason is Reason.TIMEOUT

@@ -13,10 +13,9 @@ from scipy.optimize import linprog
 from tests.support import nets
 from verifiable_relu.spec.property import Box, Property, Query, Row
 from verifiable_relu.spec.row_batch import RowBatch
-from verifiable_relu.verifiers import boxes
+from verifiable_relu.verifiers import split
 from verifiable_relu.verifiers.base import Budget, Verdict
-from verifiable_relu.verifiers.input_split import InputSplit
-from verifiable_relu.verifiers.sums import sums
+from verifiable_relu.verifiers.split import InputSplit, sums
 
 
 def rows_of(counts: list[int]) -> RowBatch:
@@ -58,6 +57,6 @@ def test_a_conjunction_that_no_row_proves_takes_one_box(monkeypatch: pytest.Monk
     query = Query(network, Property(Box(np.full(3, -100.0), np.full(3, 100.0)), (both,)))
     (found,) = InputSplit().verify([query], Budget.each(math.inf, 1))
     assert (found.verdict, found.subproblems) == (Verdict.UNSAT, 1)
-    monkeypatch.setattr(boxes, "sums", lambda *_: None)
+    monkeypatch.setattr(split, "sums", lambda *_: None)
     (without,) = InputSplit().verify([query], Budget.each(math.inf, 1))
     assert without.verdict is Verdict.UNSAT and (without.subproblems or 0) > 1

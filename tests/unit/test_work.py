@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from verifiable_relu.bounds.work import receptive
+from verifiable_relu.bounds.tuning import receptive
 from verifiable_relu.network.build import Builder
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Relu

@@ -16,16 +16,14 @@ from torch import Tensor
 from tests.support import nets
 from tests.support.exact import exact_values
 from verifiable_relu.bounds import Bounds, crown_relaxation, zonotope
-from verifiable_relu.bounds.mirrored import mirrors
-from verifiable_relu.bounds.zonotope import Form, Zonotopes, chord, takes
+from verifiable_relu.bounds.zonotope import Form, Zonotopes, chord, mirrors, takes
 from verifiable_relu.errors import OutOfTime
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Input, Linear, Relu, Sigmoid
 from verifiable_relu.spec.property import Box, Property, Query, Row
 from verifiable_relu.spec.row_batch import RowBatch
 from verifiable_relu.verifiers.base import Budget, Verdict
-from verifiable_relu.verifiers.clipping import Clipped, clip, input_error
-from verifiable_relu.verifiers.input_split import InputSplit
+from verifiable_relu.verifiers.split import Clipped, InputSplit, clip, input_error
 
 
 def networks(seed: int) -> list[Network]:

@@ -2,61 +2,46 @@
 
 Each part knows those before it alone:
 
-    types, tuning           what is passed around, and every threshold
-    envelope, activations   the image and the lines of each activation
-    operators               products with the weights of affine maps
-    rounding                the error of every step
-    interval, rules         boxes of nodes from boxes of their inputs
-    zonotope                bounds of all nodes by one forward pass, for boxes of few inputs
-    forward                 bounds of all nodes, and the points about which rows are propagated
-    float32, slack          which coefficients are in float32, and what rounding adds to rows
-    lines, shifted          the lines of a relaxation's activations, and these about the points
-    window, rows            coefficients in windows of images, and chunks of rows
-    last_convolution, windowed, restrict
-                            faster steps back, each of which can be left out
-    backward                the walk
-    chunks, work, relaxation
-                            what bounds are asked of
-    splits, tighten         CROWN
-    adam, alpha             α-CROWN
-    change                  how far outputs move when ReLU is substituted
+    tuning        what is passed around, every threshold, and how many rows go together
+    activations   the image and the lines of each activation
+    sums, operators
+                  products with the weights of affine maps
+    rounding      the error of every step
+    forward       bounds of all nodes, and the points about which rows are propagated
+    zonotope      bounds of all nodes by one forward pass, for boxes of few inputs
+    slack         what rounding adds to rows, and the lines of a relaxation's activations
+    windowed      faster steps back, each of which can be left out
+    relaxation    the walk back, and what bounds are asked of
+    crown         CROWN and α-CROWN
+    change        how far outputs move when ReLU is substituted
 """
 
 from verifiable_relu.bounds.activations import unstable
-from verifiable_relu.bounds.alpha import (
-    Ascended,
-    Ascent,
-    alpha_lower_bounds,
-    alpha_preactivation_bounds,
-    ascend,
-    neurons,
-)
 from verifiable_relu.bounds.change import substitution_change
-from verifiable_relu.bounds.interval import input_box, interval_bounds
-from verifiable_relu.bounds.relaxation import Relaxation, linear_lower_bounds
-from verifiable_relu.bounds.splits import Splits
-from verifiable_relu.bounds.tighten import crown_relaxation, preactivation_bounds
-from verifiable_relu.bounds.tuning import MEMORY, PLAIN, TUNING, Tuning
-from verifiable_relu.bounds.types import Bounds, Lines
+from verifiable_relu.bounds.crown import (
+    Ascent,
+    ascend,
+    crown_relaxation,
+    neurons,
+    preactivation_bounds,
+)
+from verifiable_relu.bounds.forward import input_box, interval_bounds
+from verifiable_relu.bounds.relaxation import Relaxation
+from verifiable_relu.bounds.tuning import MEMORY, PLAIN, TUNING, Bounds, Lines, Tuning
 
 __all__ = [
     "MEMORY",
     "PLAIN",
     "TUNING",
-    "Ascended",
     "Ascent",
     "Bounds",
     "Lines",
     "Relaxation",
-    "Splits",
     "Tuning",
-    "alpha_lower_bounds",
-    "alpha_preactivation_bounds",
     "ascend",
     "crown_relaxation",
     "input_box",
     "interval_bounds",
-    "linear_lower_bounds",
     "neurons",
     "preactivation_bounds",
     "substitution_change",

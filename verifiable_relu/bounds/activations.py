@@ -15,6 +15,24 @@ end of an image by at most ``ulps``·u·|end| + u·``absolute``, where u is the 
 a few of the smallest normal numbers of the dtype; to an offset 1 + max(|l|, |u|) times as many, since it may take a
 slope. Nothing here is moved outward for all that: ``bounds.rounding`` does it. A bound that is NaN gives NaN, or lines
 that hold without it.
+
+**Envelopes.** The convex envelope of f on [l, u] is f itself in a part where f is convex; elsewhere it consists of
+lines that are tangent to f at a contact point of that part and end at l or u, or it is the chord of [l, u]. So its
+slope at p in [l, u] is f'(p), or the slope of the line between two contact points. The concave envelope mirrors that.
+
+A contact point inside the interval is a tangent point, at which the slope of the line is stationary as a function of
+the point. An error δ of the point changes the slope by O(δ²), and the point may be taken for a constant where the slope
+is differentiated. So points are found roughly, by a fixed number of steps, and slopes are still good to all digits.
+Soundness rests on neither.
+
+GELU is g(t) = t·Φ(t) = t/2 + k(t) with the even function k(t) = t·(Φ(t) − ½), so that it is enough to know one side of
+0. With the density φ of the standard normal distribution, k'(t) = Φ(t) − ½ + t·φ(t) and k''(t) = (2 − t²)·φ(t): k is
+convex for |t| < √2 and concave outside.
+
+**Any smooth function of which the bends are known.** The offset of a line of slope s is the least or the largest value
+of f(x) − s·x on [l, u]. That is at an end, at a bend, or where f′(x) = s, and between two neighbouring bends f′ only
+rises or only falls: there is at most one such point, which is found by halving. It is found to the last digit but for
+rounding in f′, and f(x) − s·x is flat about it.
 """
 
 from __future__ import annotations
@@ -27,8 +45,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from verifiable_relu.bounds import envelope, smooth
-from verifiable_relu.bounds.types import Bounds, Lines
+from verifiable_relu.bounds.tuning import Bounds, Lines
 from verifiable_relu.network.dispatch import Table
 from verifiable_relu.network.nodes import (
     FUNCTIONS,
@@ -43,6 +60,311 @@ from verifiable_relu.network.nodes import (
     Smooth,
     Tanh,
 )
+
+DIP = -0.7517915246935645
+"""Where g(t) = t·Φ(t) is smallest: the root of Φ(t) + t·φ(t)."""
+
+_INFLECTION = math.sqrt(2)
+"""Where k is neither convex nor concave: k''(√2) = 0."""
+
+_DENSITY = 1 / math.sqrt(2 * math.pi)
+"""φ(0)."""
+
+_STEEPEST = 0.5 * math.erf(1) + _INFLECTION * _DENSITY / math.e
+"""k'(√2), the largest slope of k."""
+
+_FLAT = 9.0
+"""Beyond this point |k''| < 1e-15: where a line touches k beyond it does not show in the line's slope."""
+
+
+def _density(t: Tensor) -> Tensor:
+    """φ(t)."""
+    return _DENSITY * torch.exp(-0.5 * t * t)
+
+
+def _even(t: Tensor) -> Tensor:
+    """k(t)."""
+    return 0.5 * t * torch.erf(t / _INFLECTION)
+
+
+def _even_slope(t: Tensor) -> Tensor:
+    """k'(t)."""
+    return 0.5 * torch.erf(t / _INFLECTION) + t * _density(t)
+
+
+def _tanh_slope(x: Tensor) -> Tensor:
+    """tanh'(x) = 1 − tanh(x)², without cancellation."""
+    return 4 * torch.sigmoid(2 * x) * torch.sigmoid(-2 * x)
+
+
+def _bisect(left_of_root: Callable[[Tensor], Tensor], lo: Tensor, hi: Tensor, steps: int) -> Tensor:
+    """A root in [lo, hi], up to (hi − lo)/2^(steps + 1); ``left_of_root`` tells whether a point is left of the root."""
+    for _ in range(steps):
+        middle = lo + (hi - lo) / 2
+        left = left_of_root(middle)
+        lo, hi = torch.where(left, middle, lo), torch.where(left, hi, middle)
+    return lo + (hi - lo) / 2
+
+
+def _slope(
+    value: Callable[[Tensor], Tensor], derivative: Callable[[Tensor], Tensor], point: Tensor, a: Tensor, b: Tensor
+) -> Tensor:
+    """The slope of an envelope of f at a point: for a ≤ point ≤ b that of the line from a to b, elsewhere f'(point).
+
+    Over a narrow [a, b] the quotient of differences would be nothing but rounding errors. f'(point), which differs from
+    the true quotient by less than these, is taken there, too.
+
+    Args:
+        value: f.
+        derivative: f'.
+        point: at which the slope is wanted.
+        a: where the line begins.
+        b: where the line ends.
+    """
+    narrow = torch.finfo(point.dtype).eps ** (1 / 3) * (1 + point.detach().abs())
+    joined = (a <= point) & (point <= b) & (b - a > narrow)
+    chord = (value(b) - value(a)) / torch.where(joined, b - a, 1)
+    return torch.where(joined, chord, derivative(point))
+
+
+def _tanh_convex(lower: Tensor, upper: Tensor, point: Tensor) -> Tensor:
+    """The slope at ``point`` of the convex envelope of tanh, which is convex left of 0 and concave right of 0."""
+    with torch.no_grad():
+        # For large u the line through (u, tanh u) is tangent at about −log(2u)/2, which is never below −u.
+        bottom = -upper.clamp(0, 50)
+        value = torch.tanh(upper)
+        contact = _bisect(
+            lambda d: value - torch.tanh(d) > _tanh_slope(d) * (upper - d), bottom, torch.zeros_like(bottom), 22
+        )
+    start = torch.where(upper > 0, torch.maximum(contact, lower), upper)
+    return _slope(torch.tanh, _tanh_slope, point, start, upper)
+
+
+def tanh_slopes(lower: Tensor, upper: Tensor, point: Tensor) -> tuple[Tensor, Tensor]:
+    """Slopes at ``point`` of the convex and the concave envelope of tanh on [lower, upper]."""
+    return _tanh_convex(lower, upper, point), _tanh_convex(-upper, -lower, -point)
+
+
+def tanh_turn(slope: Tensor) -> Tensor:
+    """The x ≥ 0 at which tanh'(x) = slope, arcosh(slope^(−½)); for a slope beyond (0, 1) the x of the nearer end."""
+    slope = slope.clamp(torch.finfo(slope.dtype).tiny, 1)
+    return torch.log1p(torch.sqrt(1 - slope)) - 0.5 * torch.log(slope)
+
+
+def gelu_slopes(lower: Tensor, upper: Tensor, point: Tensor) -> tuple[Tensor, Tensor]:
+    """Slopes at ``point`` of the convex and the concave envelope of GELU (λ = 1) on [lower, upper].
+
+    They are derived for k in the place of GELU and for point ≥ 0; a negative point is mirrored, since k is even.
+
+    * Convex: the line through (u, k(u)) with u > √2 is tangent at d ∈ (−DIP, √2), where k(u) − u·k'(d) + d²·φ(d) = 0.
+      For l < −√2 there is another line, from l to the convex part, but it ends left of 0.
+    * Concave: the line through (l, k(l)) is tangent at e ≥ √2, where l·k'(e) − e²·φ(e) − k(l) = 0. For l ≤ 0 no term is
+      positive and there is no such e: the envelope is the chord.
+    """
+    mirrored = point < 0
+    l, u = torch.where(mirrored, -upper, lower), torch.where(mirrored, -lower, upper)  # noqa: E741
+    p = point.abs()
+
+    with torch.no_grad():
+        flat, steep = torch.full_like(p, -DIP), torch.full_like(p, _INFLECTION)
+        far = u.clamp(min=_INFLECTION)
+        height = 0.5 * torch.erf(far / _INFLECTION)
+        tangent = _bisect(lambda d: height + d * d * _density(d) / far > _even_slope(d), flat, steep, 16)
+
+        def beyond(e: Tensor) -> Tensor:
+            return l * _even_slope(e) - e * e * _density(e) < _even(l)
+
+        end = u.clamp(_INFLECTION, _FLAT)
+        reached = _bisect(beyond, steep, end, 16)
+        unreached = beyond(end)
+
+    start = torch.where(u > _INFLECTION, torch.maximum(tangent, l), u)
+    convex = _slope(_even, _even_slope, p, start, u)
+    stop = torch.where(l >= _INFLECTION, l, torch.where(unreached | (u <= _INFLECTION), u, reached))
+    concave = _slope(_even, _even_slope, p, l, stop)
+    sign = torch.where(mirrored, -torch.ones_like(p), 1)
+    return 0.5 + sign * convex, 0.5 + sign * concave
+
+
+def gelu_valley(slope: Tensor) -> Tensor:
+    """The t ∈ [−√2, √2] at which g'(t) = slope; for a slope that g' does not have there, the nearer end.
+
+    It is found by Newton's method on [0, √2], where k' is concave, from a guess that is close at both ends.
+    """
+    centred = (slope - 0.5).clamp(-_STEEPEST, _STEEPEST)
+    target = centred.abs()
+    t = _INFLECTION * (1 - torch.sqrt(1 - target / _STEEPEST))
+    for _ in range(6):
+        curvature = (2 - t * t) * _density(t)
+        step = (target - _even_slope(t)) / curvature.clamp(min=torch.finfo(t.dtype).eps)
+        t = (t + step).clamp(0, _INFLECTION)
+    return torch.where(centred < 0, -t, t)
+
+
+def gelu_ridge(slope: Tensor) -> Tensor:
+    """The t at which |t| ≥ √2 and g'(t) = slope, which is below 0 or above 1; for other slopes a t far out.
+
+    With r = max(−slope, slope − 1), |t| is the root of t·φ(t) − Φ(−t) = r. It is found by Newton's method on the
+    logarithms of both sides, which are nearly quadratic in t, with Φ(−t) = φ(t)·√(π/2)·erfcx(t/√2).
+    """
+    peak = _STEEPEST - 0.5
+    rest = torch.maximum(-slope, slope - 1).clamp(torch.finfo(slope.dtype).tiny, peak)
+    depth = torch.log(peak / rest).clamp(min=0)
+    t = torch.sqrt(2 + 2 * depth + 2.2 * torch.sqrt(depth))
+    for _ in range(6):
+        gap = t - math.sqrt(math.pi / 2) * torch.special.erfcx(t / _INFLECTION)
+        surplus = torch.log(gap * _DENSITY) - torch.log(rest) - 0.5 * t * t
+        fall = ((t * t - 2) / gap).clamp(min=torch.finfo(t.dtype).eps)
+        t = (t + surplus / fall).clamp(min=_INFLECTION)
+    return torch.where(slope < 0.5, -t, t)
+
+
+_HALVINGS = {torch.float64: 60, torch.float32: 32}
+"""How often an interval is halved until nothing of it is left."""
+
+
+def _smooth_image(node: Smooth, bounds: Bounds) -> Bounds:
+    """The least and the largest value on [l, u]: at an end or where the function turns."""
+    points = [bounds.lower, bounds.upper, *_within(node, bounds, FUNCTIONS[node.function].turns)]
+    values = torch.stack([node.forward(x) for x in points])
+    found = Bounds(values.amin(0), values.amax(0))
+    return _beyond_a_period(node, bounds, found)
+
+
+def _beyond_a_period(node: Smooth, bounds: Bounds, found: Bounds) -> Bounds:
+    """Over a whole period, sine and cosine have every value from −1 to 1."""
+    period = FUNCTIONS[node.function].period
+    if period is None:
+        return found
+    whole = _is_whole(bounds, period)
+    unknown = torch.isnan(bounds.lower) | torch.isnan(bounds.upper)
+    one = torch.where(unknown, torch.nan, torch.ones_like(found.lower))
+    return Bounds(torch.where(whole, -one, found.lower), torch.where(whole, one, found.upper))
+
+
+def _is_whole(bounds: Bounds, period: float) -> Tensor:
+    """Whether [l, u] is as long as a period, or so far out that numbers are too coarse to say where the function turns.
+
+    Beyond the inverse root of the unit roundoff, an extremum between two numbers may exceed both by more than that.
+    """
+    reach = torch.maximum(bounds.lower.abs(), bounds.upper.abs())
+    near = (bounds.upper - bounds.lower < period) & (reach < torch.finfo(reach.dtype).eps ** -0.5)
+    return ~near
+
+
+def _within(node: Smooth, bounds: Bounds, points: tuple[float, ...]) -> list[Tensor]:
+    """Points of the function, in order, each moved to the nearest of [l, u]: those of all periods that matter."""
+    period = FUNCTIONS[node.function].period
+    like = bounds.lower.detach()
+    if period is None:
+        return [torch.full_like(like, point).clamp(like, bounds.upper.detach()) for point in points]
+    first = torch.floor(like / period)
+    moved = [point + (first + k) * period for k in range(3) for point in points]
+    return [point.clamp(like, bounds.upper.detach()) for point in moved]
+
+
+def _extrema(node: Smooth, bounds: Bounds, slope: Tensor) -> tuple[Tensor, Tensor]:
+    """The least and the largest value of f(x) − slope·x on [l, u].
+
+    Differentiable in the slope and the bounds: where the extremum lies is no part of its derivative.
+
+    Args:
+        node: f.
+        bounds: of x.
+        slope: like the bounds, or with further axes in front.
+    """
+    function, parameter = FUNCTIONS[node.function], node.parameter
+    lb, ub = bounds.lower, bounds.upper
+    bends = _within(node, bounds, function.bends)
+    with torch.no_grad():
+        ends = torch.stack([lb.detach(), *bends, ub.detach()])
+        steep = slope.detach()
+        like = ends[1:].reshape(-1, *(1,) * (slope.ndim - lb.ndim), *lb.shape)
+        # Of a period's bends there are those of several periods.
+        pattern = function.rising[:1] + function.rising[1:] * (len(bends) // max(1, len(function.bends)))
+        rising = torch.tensor(pattern, device=lb.device).reshape(-1, *(1,) * slope.ndim)
+        lo = ends[:-1].reshape(like.shape).expand(len(like), *slope.shape)
+        hi = like.expand(len(like), *slope.shape)
+        for _ in range(_HALVINGS[lb.dtype]):
+            middle = torch.lerp(lo, hi, 0.5)
+            before = (function.slope(middle, parameter) < steep) == rising
+            lo, hi = torch.where(before, middle, lo), torch.where(before, hi, middle)
+    inner = torch.cat([lo, hi, *(bend.expand(1, *slope.shape) for bend in bends)])
+    outer = [lb.expand(1, *slope.shape), ub.expand(1, *slope.shape)]
+    x = torch.cat([*outer, inner])
+    values = function.value(x, parameter) - slope * x
+    return values.amin(0), values.amax(0)
+
+
+def _smooth_lines(node: Smooth, bounds: Bounds, low: Tensor, high: Tensor) -> Lines:
+    """The lines of given slopes."""
+    floor, top = _extrema(node, bounds, low)[0], _extrema(node, bounds, high)[1]
+    period = FUNCTIONS[node.function].period
+    if period is not None:
+        whole = _is_whole(bounds, period)
+        low, high = (torch.where(whole, 0 * slope, slope) for slope in (low, high))
+        floor, top = torch.where(whole, 0 * floor - 1, floor), torch.where(whole, 0 * top + 1, top)
+    return Lines(low, floor, high, top)
+
+
+def _smooth_slopes(node: Smooth, bounds: Bounds, ends: bool) -> tuple[Tensor, ...]:
+    """Slopes of the lower and the upper line, best at the midpoint of some; or (``ends``) two between which others lie.
+
+    Candidates are the chord's and those of the function at the ends and the midpoint, and any slope is sound.
+    """
+    function, parameter = FUNCTIONS[node.function], node.parameter
+    with torch.no_grad():
+        lb, ub = bounds.lower.detach(), bounds.upper.detach()
+        middle, width = lb / 2 + ub / 2, ub - lb
+        at = [function.slope(x, parameter) for x in (lb, middle, ub)]
+        narrow = width <= torch.finfo(lb.dtype).eps ** (1 / 3) * (1 + middle.abs())
+        rise = function.value(ub, parameter) - function.value(lb, parameter)
+        chord = torch.where(narrow, at[1], rise / torch.where(narrow, 1, width))
+        candidates = torch.stack([chord, *at])
+        candidates = torch.where(torch.isfinite(candidates), candidates, 0.0)
+        floor, top = _extrema(node, bounds, candidates)
+        heights = candidates * middle
+        nearest = (heights + floor).nan_to_num(-torch.inf).argmax(0), (heights + top).nan_to_num(torch.inf).argmin(0)
+        below, above = (candidates.gather(0, best[None])[0] for best in nearest)
+        if not ends:
+            return below, above
+        bent = torch.zeros_like(lb, dtype=torch.bool)
+        for bend in _within(node, bounds, function.bends):
+            bent |= (bend > lb) & (bend < ub)
+        convex, concave = ~bent & (at[2] >= at[0]), ~bent & (at[2] <= at[0])
+        return (
+            torch.where(convex, at[0], below),
+            torch.where(concave, at[0], above),
+            torch.where(convex, at[2], below),
+            torch.where(concave, at[2], above),
+        )
+
+
+def smooth_slope_range(node: Smooth, bounds: Bounds) -> Bounds:
+    """The least and the largest slope of f on [l, u], moved outward by rounding.
+
+    Between two neighbouring bends the slope only rises or only falls, so that it is extreme at an end or next to a
+    bend, where it may jump. Where f is not defined on all of [l, u], as a reciprocal at 0 or a logarithm below it, or
+    is not finite, its slopes are unknown: NaN.
+    """
+    function, parameter = FUNCTIONS[node.function], node.parameter
+    points = [bounds.lower, bounds.upper]
+    for bend in _within(node, bounds, function.bends):
+        points += [bend, *(torch.nextafter(bend, bend.new_tensor(end)) for end in (-torch.inf, torch.inf))]
+    slopes = torch.stack([function.slope(x, parameter) for x in points])
+    values = _smooth_image(node, bounds)
+    unknown = ~(torch.isfinite(values.lower) & torch.isfinite(values.upper))
+    lower, upper = slopes.amin(0), slopes.amax(0)
+    if function.period is not None:
+        whole = _is_whole(bounds, function.period)
+        lower = torch.where(whole, -function.steepest, lower)
+        upper = torch.where(whole, function.steepest, upper)
+    # A bounded slope is a sum of numbers of about 1, which may cancel.
+    unit = torch.finfo(lower.dtype).eps
+    absolute = 256 * unit * parameter.clamp(min=1) if function.steepest < torch.inf else torch.finfo(lower.dtype).tiny
+    lower, upper = (ends.masked_fill(unknown, torch.nan) for ends in (lower, upper))
+    relative = 64 * unit
+    return Bounds(lower - relative * lower.abs() - absolute, upper + relative * upper.abs() + absolute)
 
 
 @dataclass(frozen=True)
@@ -269,30 +591,30 @@ def _increasing_image(node: Sigmoid | Tanh, bounds: Bounds) -> Bounds:
 
 
 def _tanh_slopes(node: Tanh, bounds: Bounds, ends: bool) -> tuple[Tensor, ...]:
-    return _at(envelope.tanh_slopes, bounds, ends)
+    return _at(tanh_slopes, bounds, ends)
 
 
 def _tanh_lines(node: Tanh, bounds: Bounds, low: Tensor, high: Tensor) -> Lines:
     """tanh is convex left of 0: only there f(x) − s·x may have a minimum inside, and only right of 0 a maximum."""
     return Lines(
         low,
-        _offset(torch.minimum, torch.tanh, bounds, low, -envelope.tanh_turn(low.detach())),
+        _offset(torch.minimum, torch.tanh, bounds, low, -tanh_turn(low.detach())),
         high,
-        _offset(torch.maximum, torch.tanh, bounds, high, envelope.tanh_turn(high.detach())),
+        _offset(torch.maximum, torch.tanh, bounds, high, tanh_turn(high.detach())),
     )
 
 
 def _sigmoid_slopes(node: Sigmoid, bounds: Bounds, ends: bool) -> tuple[Tensor, ...]:
     """By those of tanh: σ(x) = ½ + ½·tanh(x/2) has a quarter of the slope that tanh has at x/2."""
-    return tuple(s / 4 for s in _at(envelope.tanh_slopes, Bounds(bounds.lower / 2, bounds.upper / 2), ends))
+    return tuple(s / 4 for s in _at(tanh_slopes, Bounds(bounds.lower / 2, bounds.upper / 2), ends))
 
 
 def _sigmoid_lines(node: Sigmoid, bounds: Bounds, low: Tensor, high: Tensor) -> Lines:
     return Lines(
         low,
-        _offset(torch.minimum, torch.sigmoid, bounds, low, -2 * envelope.tanh_turn(4 * low.detach())),
+        _offset(torch.minimum, torch.sigmoid, bounds, low, -2 * tanh_turn(4 * low.detach())),
         high,
-        _offset(torch.maximum, torch.sigmoid, bounds, high, 2 * envelope.tanh_turn(4 * high.detach())),
+        _offset(torch.maximum, torch.sigmoid, bounds, high, 2 * tanh_turn(4 * high.detach())),
     )
 
 
@@ -304,7 +626,7 @@ def _gelu(t: Tensor) -> Tensor:
 def _gelu_image(node: Gelu | Hardened, bounds: Bounds) -> Bounds:
     """x·Φ(λx) falls up to DIP/λ and rises from there on: least at the point nearest to that, greatest at an end."""
     lb, ub = node.lam * bounds.lower, node.lam * bounds.upper
-    lowest = torch.full_like(lb, envelope.DIP).clamp(lb, ub)
+    lowest = torch.full_like(lb, DIP).clamp(lb, ub)
     return Bounds(_gelu(lowest) / node.lam, torch.maximum(_gelu(lb), _gelu(ub)) / node.lam)
 
 
@@ -314,16 +636,16 @@ def _scaled(node: Gelu | Hardened, bounds: Bounds) -> Bounds:
 
 def _gelu_slopes(node: Gelu | Hardened, bounds: Bounds, ends: bool) -> tuple[Tensor, ...]:
     """The slopes of x·Φ(λx) over [l, u] are those of GELU, g(t) = t·Φ(t), over λ·[l, u], since it is g(λx)/λ."""
-    return _at(envelope.gelu_slopes, _scaled(node, bounds), ends)
+    return _at(gelu_slopes, _scaled(node, bounds), ends)
 
 
 def _gelu_floor(node: Gelu | Hardened, bounds: Bounds, low: Tensor) -> Tensor:
     """The offset of the lower line of slope ``low``."""
-    return _offset(torch.minimum, _gelu, _scaled(node, bounds), low, envelope.gelu_valley(low.detach())) / node.lam
+    return _offset(torch.minimum, _gelu, _scaled(node, bounds), low, gelu_valley(low.detach())) / node.lam
 
 
 def _gelu_lines(node: Gelu, bounds: Bounds, low: Tensor, high: Tensor) -> Lines:
-    ridge = envelope.gelu_ridge(high.detach())
+    ridge = gelu_ridge(high.detach())
     above = _offset(torch.maximum, _gelu, _scaled(node, bounds), high, ridge) / node.lam
     return Lines(low, _gelu_floor(node, bounds, low), high, above)
 
@@ -402,7 +724,7 @@ TABLE: Table[Row] = Table(
         Sigmoid: _smooth(_increasing_image, _sigmoid_slopes, _sigmoid_lines),
         Tanh: _smooth(_increasing_image, _tanh_slopes, _tanh_lines),
         Gelu: _smooth(_gelu_image, _gelu_slopes, _gelu_lines, _soft_error, _is_soft),
-        Smooth: _smooth(smooth.image, smooth.slopes, smooth.lines, _smooth_error),
+        Smooth: _smooth(_smooth_image, _smooth_slopes, _smooth_lines, _smooth_error),
         Hardened: _smooth(_hardened_image, _gelu_slopes, _hardened_lines, _soft_error, _is_soft),
     },
     group=Activation,

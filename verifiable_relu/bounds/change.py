@@ -25,15 +25,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from verifiable_relu.bounds import rounding, smooth
-from verifiable_relu.bounds.activations import image
-from verifiable_relu.bounds.chunks import chunk_size, groups
-from verifiable_relu.bounds.interval import intersect
+from verifiable_relu.bounds import rounding
+from verifiable_relu.bounds.activations import image, smooth_slope_range
+from verifiable_relu.bounds.crown import interval_is_exact, preactivation_bounds
+from verifiable_relu.bounds.forward import Rules, intersect
 from verifiable_relu.bounds.relaxation import Relaxation
-from verifiable_relu.bounds.rules import Rules
-from verifiable_relu.bounds.tighten import interval_is_exact, preactivation_bounds
-from verifiable_relu.bounds.tuning import MEMORY
-from verifiable_relu.bounds.types import Bounds, Lines
+from verifiable_relu.bounds.tuning import MEMORY, Bounds, Lines, chunk_size, groups
 from verifiable_relu.errors import UnsupportedError
 from verifiable_relu.network.dispatch import Table
 from verifiable_relu.network.family import hardened
@@ -116,7 +113,7 @@ def slope_range(node: Activation, pre: Bounds) -> Bounds:
     """
     match node:
         case Smooth():
-            return smooth.slope_range(node, pre)
+            return smooth_slope_range(node, pre)
         case Sigmoid() | Tanh():
             # Steepest at 0, and the flatter the further from it.
             points = torch.stack([pre.lower, pre.upper, torch.zeros_like(pre.lower).clamp(pre.lower, pre.upper)])

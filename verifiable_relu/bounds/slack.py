@@ -12,25 +12,113 @@ computed once, where the row begins; the second is pulled back from node to node
 
 So an error in A counts by how far v may be from v̂, not by how large v is. This is why A may be in float32 and move
 bounds by a small part of their width only.
+
+**Which coefficients are in float32.** Products in float32 take half the time and half the memory. An error in a
+coefficient counts by how far the node's value may be from the node's point, so that at most of the first nodes float32
+widens bounds by a small part of their width.
+
+**Lines.** The lines of activations are kept as they are (``LineTable``) and about the nodes' points, moved outward by
+what rounding may change (``ShiftedLines``): one step of a row back.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from verifiable_relu.bounds import rounding
-from verifiable_relu.bounds.float32 import Float32
+from verifiable_relu.bounds import rounding, sums
+from verifiable_relu.bounds.activations import relax, row, unstable
 from verifiable_relu.bounds.forward import NodeBounds
-from verifiable_relu.bounds.operators import ConvolutionOperator, sums
-from verifiable_relu.bounds.tuning import Tuning
+from verifiable_relu.bounds.operators import ConvolutionOperator, Operators
+from verifiable_relu.bounds.tuning import Bounds, Lines, Tuning
 from verifiable_relu.network.dispatch import Table
-from verifiable_relu.network.nodes import Activation, Add, Affine, Bilinear, Input, Linear, Node, Permute, Relu, Reshape
+from verifiable_relu.network.graph import Network
+from verifiable_relu.network.nodes import (
+    Activation,
+    Add,
+    Affine,
+    Bilinear,
+    Conv2d,
+    Input,
+    Linear,
+    Node,
+    Permute,
+    Relu,
+    Reshape,
+)
+
+
+class Float32:
+    """The nodes of a relaxation whose coefficients are in float32: all up to ``last_node``.
+
+    Args:
+        bounds: the nodes' bounds.
+        tuning: how far float32 may go.
+        everywhere: to go as far as sums in float32 are accounted for.
+        never: to stay in float64.
+    """
+
+    def __init__(self, bounds: NodeBounds, tuning: Tuning, everywhere: bool = False, never: bool = False) -> None:
+        self._network, self._operators, self._start = bounds.network, bounds.operators, bounds.start
+        self._tuning, self._everywhere = tuning, everywhere
+        self._allowed = bounds.float32 and not never
+
+    @cached_property
+    def last_node(self) -> int:
+        """The last node whose coefficients are in float32; −1 if there is none."""
+        if not self._allowed:
+            return -1
+        return last_float32_node(self._network, self._operators, self._start, self._everywhere, self._tuning)
+
+    def holds(self, index: int) -> bool:
+        """Whether the coefficients of node ``index`` are in float32."""
+        return index <= self.last_node
+
+    def sums(self, index: int) -> bool:
+        """Whether sums of the affine map ``index`` may be taken in float32."""
+        return self._allowed and isinstance(self._network.nodes[index], Affine) and self._operators[index].fits32
+
+    def narrows(self, index: int) -> bool:
+        """Whether rows of the dense layer ``index`` are taken in float32 before they are pulled back through it."""
+        node = self._network.nodes[index]
+        return isinstance(node, Linear) and self.holds(node.inputs[0]) and self.sums(index)
+
+
+def last_float32_node(network: Network, operators: Operators, start: int, everywhere: bool, tuning: Tuning) -> int:
+    """The last node up to which coefficients are in float32; −1 if there is none.
+
+    By default the first convolutions of a network and what lies between them are in float32, and the inputs of a dense
+    network if there are many. With ``everywhere`` all nodes are, up to the first whose sums may not be in float32.
+    Rows pass from float64 to float32 only on their way through an affine map.
+    """
+    depth, last, nodes = 0, start, network.nodes
+    for index in range(start + 1, len(nodes)):
+        node = nodes[index]
+        if isinstance(node, Conv2d) or (everywhere and isinstance(node, Linear)):
+            operator = operators[index]
+            if isinstance(operator, ConvolutionOperator) and not everywhere:
+                depth += operator.adjoint_terms
+            if depth > tuning.float32_depth or not operator.fits32:
+                break
+        elif not isinstance(node, Activation | Add | Reshape | Permute):
+            break
+        last = index
+    while last >= start and any(
+        not isinstance(node, Affine) and min(node.inputs) <= last for node in nodes[last + 1 :]
+    ):
+        last -= 1
+    if everywhere or any(isinstance(node, Conv2d) for node in nodes[start + 1 : last + 1]):
+        return last
+    first = [(i, node) for i, node in enumerate(nodes) if node.inputs == (start,)]
+    narrow = all(
+        isinstance(node, Linear) and node.size <= tuning.float32_neurons and operators[i].fits32 for i, node in first
+    )
+    return start if last >= start and narrow and nodes[start].size >= tuning.float32_inputs else -1
 
 
 class Slack:
@@ -72,7 +160,7 @@ class Slack:
         key = (index, after, alone)
         if key not in self._errors:
             node = self._nodes[index]
-            made = Slack.error_of_value if index == self._bounds.start else KINDS[node].error
+            made = Slack.error_of_value if index == self._bounds.start else ROW_KINDS[node].error
             self._errors[key] = made(self, index, node, after, alone)
         return self._errors[key]
 
@@ -157,9 +245,9 @@ class Slack:
         """
         if index not in self._covered:
             found = {index}
-            if KINDS[self._nodes[index]].passes:
+            if ROW_KINDS[self._nodes[index]].passes:
                 for source in self._nodes[index].inputs:
-                    if self._uses[source] == 1 and KINDS[self._nodes[source]].covered:
+                    if self._uses[source] == 1 and ROW_KINDS[self._nodes[source]].covered:
                         found |= self.covered(source)
             self._covered[index] = frozenset(found)
         return self._covered[index]
@@ -201,8 +289,8 @@ class Slack:
         sources = () if index == bounds.start else node.inputs
         parts = [self._lost[i] for i in sources]
         # What is lost at an affine map covers an activation after it.
-        covered = bool(sources) and not KINDS[node].covered and bounds.operators.find(sources[0]) is not None
-        if not sources or not (KINDS[node].passes or covered):
+        covered = bool(sources) and not ROW_KINDS[node].covered and bounds.operators.find(sources[0]) is not None
+        if not sources or not (ROW_KINDS[node].passes or covered):
             source = sources[0] if sources else index
             magnitude, size = bounds.magnitude(source), max(node.size, nodes[source].size)
             if isinstance(node, Bilinear):
@@ -216,7 +304,7 @@ class Slack:
 
 
 @dataclass(frozen=True)
-class Kind:
+class RowKind:
     """What a kind of node means to the rounding of rows.
 
     Attributes:
@@ -231,15 +319,244 @@ class Kind:
     covered: bool = True
 
 
-KINDS: Table[Kind] = Table(
+ROW_KINDS: Table[RowKind] = Table(
     "the rounding of rows",
     {
-        Input: Kind(Slack.error_of_value),
-        Affine: Kind(Slack.error_of_map),
-        Activation: Kind(Slack.error_of_value, covered=False),
-        Add: Kind(Slack.error_of_sum, passes=True),
-        Bilinear: Kind(Slack.error_of_value),
-        Permute: Kind(Slack.error_of_permuted, passes=True),
-        Reshape: Kind(Slack.error_of_reshaped, passes=True),
+        Input: RowKind(Slack.error_of_value),
+        Affine: RowKind(Slack.error_of_map),
+        Activation: RowKind(Slack.error_of_value, covered=False),
+        Add: RowKind(Slack.error_of_sum, passes=True),
+        Bilinear: RowKind(Slack.error_of_value),
+        Permute: RowKind(Slack.error_of_permuted, passes=True),
+        Reshape: RowKind(Slack.error_of_reshaped, passes=True),
     },
 )
+
+
+def of_samples(values: Tensor, sample: Tensor | None) -> Tensor:
+    """The values, (batch, …), of the samples named, one after another; by default of every sample."""
+    if sample is None or values.shape[0] == 1 == sample.shape[0]:
+        return values
+    return values.index_select(0, sample)
+
+
+class LineTable:
+    """The lines of each activation over its input's bounds.
+
+    Args:
+        bounds: the nodes' bounds.
+
+    Attributes:
+        identity_lower: of ReLUs whose inputs rows have bounded, by index: for which neurons the lower line is z, not 0;
+            (batch, *shape) bool.
+    """
+
+    def __init__(self, bounds: NodeBounds) -> None:
+        self._bounds = bounds
+        self.identity_lower: dict[int, Tensor] = {}
+        self._lines: dict[int, Lines] = {}
+        self._ends: dict[int, tuple[Tensor, ...]] = {}
+
+    def node(self, index: int) -> Activation:
+        """The activation node ``index``."""
+        node = self._bounds.network.nodes[index]
+        assert isinstance(node, Activation)
+        return node
+
+    def of(self, index: int) -> Lines:
+        """The lines of activation ``index`` that all rows share, (batch, *shape)."""
+        if index not in self._lines:
+            lines = self._bounds.rules.lines(index, self.node(index), self._bounds.pre[index])
+            if index in self.identity_lower:
+                lines = replace(lines, lower_slope=self.identity_lower[index].to(lines.lower_slope))
+            self._lines[index] = lines
+        return self._lines[index]
+
+    def free(self, index: int) -> Tensor:
+        """Where activation ``index`` leaves a choice between lines, as 0 or 1: (batch, *shape)."""
+        return unstable(self.node(index), self._bounds.pre[index]).to(self._bounds.values[0].lower)
+
+    def chosen(self, index: int, sample: Tensor, slope: Tensor) -> Lines:
+        """The lines of activation ``index`` for rows that choose their own, as ``slope`` of ``activations.relax`` does.
+
+        Args:
+            index: the activation.
+            sample: (rows,) the sample of each row.
+            slope: (rows, *shape), in [0, 1].
+        """
+        node = self.node(index)
+        if not isinstance(node, Relu):
+            pre, curve = self._bounds.pre[index], row(node).curve
+            mine = Bounds(of_samples(pre.lower, sample), of_samples(pre.upper, sample))
+            if curve is None:
+                return relax(node, mine, slope)
+            if index not in self._ends:
+                self._ends[index] = curve.slopes(node, pre, True)
+            return curve.between(node, mine, tuple(of_samples(end, sample) for end in self._ends[index]), slope)
+        # Of a ReLU only the slope of the lower line can be chosen, and only where the bounds straddle zero.
+        common, free = self.of(index), self.free(index)
+        fixed = common.lower_slope * (1 - free)
+        return Lines(
+            torch.addcmul(of_samples(fixed, sample), of_samples(free, sample), slope),
+            of_samples(common.lower_offset, sample),
+            of_samples(common.upper_slope, sample),
+            of_samples(common.upper_offset, sample),
+        )
+
+
+@dataclass(frozen=True)
+class Step:
+    """How rows A of an activation's output are replaced by rows of its input.
+
+    A⁺·(lower line) + A⁻·(upper line) is taken as A·(lower line) + A⁻·(upper line − lower line).
+
+    Attributes:
+        low: the slope of the lower line, (batch, neurons).
+        rise: the slope of the difference of both lines, likewise.
+        floor: the offset of the lower line, likewise; None where all lower lines go through the origin.
+        lift: the offset of the difference, likewise.
+        float32: whether rows, and the sums of their constants, are in float32 in a network in float64.
+    """
+
+    low: Tensor
+    rise: Tensor
+    floor: Tensor | None
+    lift: Tensor
+    float32: bool = False
+
+    @staticmethod
+    def of(node: Activation, lines: Lines) -> Step:
+        """The lines as they are."""
+        through = isinstance(node, Relu)
+        step = Step(
+            lines.lower_slope,
+            lines.upper_slope - lines.lower_slope,
+            None if through else lines.lower_offset,
+            lines.upper_offset if through else lines.upper_offset - lines.lower_offset,
+        )
+        return step.map(lambda t: t.flatten(1))
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Step:
+        """The step with ``change`` applied to each slope and offset."""
+        floor = None if self.floor is None else change(self.floor)
+        return Step(change(self.low), change(self.rise), floor, change(self.lift), self.float32)
+
+    def of_samples(self, sample: Tensor | None) -> Step:
+        """The steps of the samples named, one after another; by default of every sample."""
+        return self.map(lambda t: of_samples(t, sample))
+
+    def in_float32(self, depth: int) -> Step:
+        """The step in float32, outward enough for sums in which a product takes part in ``depth`` additions."""
+        assert self.floor is not None
+        lift, floor = rounding.summed_single(self.lift, self.floor, depth)
+        return replace(self, lift=lift, floor=floor, float32=True).map(lambda t: t.float())
+
+    @cached_property
+    def _slopes(self) -> tuple[Tensor, Tensor]:
+        """``low`` and ``rise`` for every row of a sample, (batch, 1, neurons)."""
+        return self.low.unsqueeze(1), self.rise.unsqueeze(1)
+
+    def back(self, a: Tensor, tuning: Tuning) -> tuple[Tensor, Tensor]:
+        """Coefficients before the activation of those after it, (groups, each, neurons), and their constants."""
+        (low, rise), negative = self._slopes, a.clamp(max=0)
+        before = (a * low).addcmul_(negative, rise)
+        if self.float32:
+            assert self.floor is not None
+            products = negative.mul_(self.lift.unsqueeze(1)).addcmul_(a, self.floor.unsqueeze(1))
+            return before, sums.last_axes(products, 1, tuning)
+        return before, sums.dot(negative, self.lift, None if self.floor is None else (a, self.floor))
+
+
+class ShiftedLines:
+    """The steps through the activations of a relaxation, made as they are needed.
+
+    Args:
+        bounds: the nodes' bounds and points.
+        lines: the activations' lines.
+        slack: what rounding may change.
+        float32: which coefficients are in float32.
+        tuning: of sums in float32.
+    """
+
+    def __init__(self, bounds: NodeBounds, lines: LineTable, slack: Slack, float32: Float32, tuning: Tuning) -> None:
+        self._bounds, self._lines, self._slack, self._float32 = bounds, lines, slack, float32
+        self._tuning = tuning
+        self._steps: dict[tuple[int, bool, int], Step] = {}
+
+    def depth(self, index: int, count: int | None = None) -> int:
+        """In how many float32 additions a product with a neuron of activation ``index`` takes part; 0 in float64.
+
+        Args:
+            index: the activation.
+            count: how many products are summed, if not as many as the activation has neurons.
+        """
+        if not self._float32.holds(index):
+            return 0
+        own = sums.depth(self._lines.node(index).size, self._tuning)
+        return own if count is None else max(own, sums.depth(count, self._tuning))
+
+    def step(self, index: int, rounded: bool, depth: int = 0) -> Step:
+        """The step through activation ``index`` that all rows of a sample share.
+
+        Args:
+            index: the activation.
+            rounded: whether to account for rounding: about the nodes' points, and outward.
+            depth: in float32, how many additions a product takes part in; 0 for float64.
+        """
+        key = (index, rounded, depth)
+        if key not in self._steps:
+            if depth:
+                self._steps[key] = self.step(index, rounded).in_float32(depth)
+            else:
+                lines = self._lines.of(index)
+                self._steps[key] = (
+                    self.outward(index, lines, None) if rounded else Step.of(self._lines.node(index), lines)
+                )
+        return self._steps[key]
+
+    def own(self, index: int, lines: Lines, sample: Tensor, rounded: bool) -> Step:
+        """The step through activation ``index`` of rows that have their own lines, (rows, *shape).
+
+        ``sample``: (rows,) the sample of each.
+        """
+        if not rounded:
+            return Step.of(self._lines.node(index), lines)
+        step, depth = self.outward(index, lines, sample), self.depth(index)
+        return step.in_float32(depth) if depth else step
+
+    def outward(self, index: int, lines: Lines, sample: Tensor | None) -> Step:
+        """The step of lines about the points of activation ``index``, moved outward by what rounding may change.
+
+        Args:
+            index: the activation.
+            lines: those of every sample, (batch, *shape); or rows' own lines, (rows, *shape).
+            sample: (rows,) the sample of each row that has its own lines, else None.
+        """
+        node, bounds, slack = self._lines.node(index), self._bounds, self._slack
+        source = node.inputs[0]
+
+        def of(values: Tensor) -> Tensor:
+            return values if sample is None else of_samples(values, sample)
+
+        lines = Lines(*(t.flatten(1) for t in lines.parts()))
+        z, error = of(bounds.point(source).flatten(1)), of(slack.error(source, slack.after_relu(index)))
+        if isinstance(node, Relu):
+            error = error * of(bounds.possibly_active(index))
+        else:
+            error = error * torch.maximum(lines.lower_slope.abs(), lines.upper_slope.abs())
+            magnitude, image = of(bounds.magnitude(source)), of(bounds.magnitude(index))
+            radius = of(bounds.radius(source).flatten(1)) if self._float32.holds(index) else None
+            error = error + rounding.backward_activation(node, magnitude, image, lines, slack.sums, radius)
+        top, floor = width_at(lines, z), height_at(lines, z, of(bounds.point(index).flatten(1)))
+        lift, floor = rounding.outward(top, floor, error, node.size + slack.sums)
+        return Step(lines.lower_slope, lines.upper_slope - lines.lower_slope, floor, lift)
+
+
+def width_at(lines: Lines, z: Tensor) -> Tensor:
+    """How far the upper line lies above the lower line at z."""
+    return torch.addcmul(lines.upper_offset - lines.lower_offset, lines.upper_slope - lines.lower_slope, z)
+
+
+def height_at(lines: Lines, z: Tensor, value: Tensor) -> Tensor:
+    """How far the lower line lies above a value at z."""
+    return torch.addcmul(lines.lower_offset, lines.lower_slope, z) - value

@@ -1,4 +1,4 @@
-"""Every threshold of bound propagation in one value.
+"""What bound propagation passes around, every threshold in one value, and how many rows go together.
 
 No threshold decides whether a bound is sound; each decides how fast it is computed, and some by how much rounding
 widens it. The defaults were set with ``benchmarks/bounds_speed.py`` on a CPU. A test, or a device of another kind,
@@ -7,7 +7,48 @@ hands in a ``Tuning`` of its own.
 
 from __future__ import annotations
 
+import itertools
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from verifiable_relu.network.graph import Network
+from verifiable_relu.network.nodes import Activation, Add, Conv2d, Scale, Shape
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Element-wise bounds of a batch: ``lower`` ≤ value ≤ ``upper``, both shaped (batch, *shape)."""
+
+    lower: Tensor
+    upper: Tensor
+
+    def flat(self) -> Bounds:
+        """The same bounds shaped (batch, neurons)."""
+        return Bounds(self.lower.flatten(1), self.upper.flatten(1))
+
+
+@dataclass(frozen=True)
+class Lines:
+    """A linear relaxation of an activation f on [l, u], neuron by neuron:
+
+        lower_slope·x + lower_offset ≤ f(x) ≤ upper_slope·x + upper_offset  for all x in [l, u].
+
+    All four are shaped like the bounds that they were made from.
+    """
+
+    lower_slope: Tensor
+    lower_offset: Tensor
+    upper_slope: Tensor
+    upper_offset: Tensor
+
+    def parts(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """All four, in this order."""
+        return self.lower_slope, self.lower_offset, self.upper_slope, self.upper_offset
+
 
 MEMORY = 1 << 30
 """Bytes of coefficients that a method may hold at once by default."""
@@ -124,3 +165,135 @@ PLAIN = Tuning(
     block_samples=1 << 62,
 )
 """Without any acceleration."""
+
+
+_FAR = 64
+"""A neuron is taken to depend on all values of the nodes that are so many or more nodes before it."""
+
+
+def receptive(network: Network) -> tuple[int, ...]:
+    """On about how many values of all earlier nodes together a neuron of each node depends, in node order.
+
+    Where two windows of one node are wanted, the larger one is counted, as if it held the other.
+    """
+
+    def count() -> tuple[int, ...]:
+        earlier = (0, *itertools.accumulate(node.size for node in network.nodes))
+        return tuple(_receptive(network, index, earlier) for index in range(len(network.nodes)))
+
+    return network.once(receptive, count)
+
+
+def _receptive(network: Network, index: int, earlier: tuple[int, ...]) -> int:
+    """The same for one node, counted within images by the windows that convolutions see, elsewhere by whole nodes.
+
+    ``earlier``: how many values all nodes before each node have. All of them are counted before a node that is seen as
+    a whole, and ``_FAR`` nodes back, so that networks of any depth are walked in linear time.
+    """
+    windows: dict[int, Shape] = {index: (1,) * len(network.nodes[index].shape[1:])}
+    count = 0
+    for current in range(index, -1, -1):
+        if current not in windows:
+            continue
+        node, window = network.nodes[current], windows.pop(current)
+        if not windows and current < index and (window == node.shape[1:] or index - current >= _FAR):
+            return count + earlier[current + 1]
+        if current < index:
+            count += min(node.size, math.prod((node.shape[0], *window)) if node.shape else 1)
+        for source in node.inputs:
+            before = network.nodes[source].shape[1:]
+            if isinstance(node, Conv2d):
+                sizes = zip(window, node.weight.shape[2:], node.stride, node.dilation, strict=True)
+                before = tuple((n - 1) * s + d * (k - 1) + 1 for n, k, s, d in sizes)
+            elif isinstance(node, Activation | Scale | Add):
+                before = window
+            known = windows.get(source, before)
+            windows[source] = tuple(
+                min(max(pair), whole)
+                for *pair, whole in zip(known, before, network.nodes[source].shape[1:], strict=True)
+            )
+    return count
+
+
+def chunk_size(
+    network: Network, like: Tensor, memory: int, tuning: Tuning, copies: float | None = None, first: int = 0
+) -> int:
+    """How many rows may be propagated at once.
+
+    Args:
+        network: the network.
+        like: a tensor of the dtype and on the device of the rows.
+        memory: a limit in bytes on the coefficients held at once.
+        tuning: of the size of chunks.
+        copies: how many arrays of coefficients are alive at once; by default those of dense rows.
+        first: the node to which rows are pulled back.
+    """
+    limit = min(memory, tuning.chunk_bytes) if like.device.type == "cpu" else memory
+    each = network.widest[first] * like.element_size() * (tuning.copies if copies is None else copies)
+    return max(1, int(limit / each))
+
+
+def groups(
+    count: int, sample: Tensor | None, size: int, samples: int, digits: int | None = None
+) -> Iterator[tuple[Tensor | slice, Tensor | None]]:
+    """Rows in chunks of at most ``size``, each of some groups of equal size.
+
+    Args:
+        count: R, how many rows there are.
+        sample: (R,) the sample of each row, in any order; None where there is one, or where all rows fit that come in
+            turn, equally many of every sample.
+        size: at least 1.
+        samples: how many there are.
+        digits: so many first binary digits alone of the number of rows in a group may differ from 0, where there are
+            several samples: chunks then have few different sizes, and with 5 digits grow by at most 1/16. By default
+            the number is not rounded.
+
+    Yields:
+        The rows, group after group, as an index, a group's last one repeated where it has too few; and (groups,) the
+        sample of each, None for every sample, one after another.
+    """
+    if not count:
+        return
+    if samples == 1:
+        for start in range(0, count, size):
+            yield slice(start, start + size), None
+        return
+    if count <= size and (sample is None or in_turn(sample, samples)):
+        yield slice(0, count), None
+        return
+    assert sample is not None
+    order = sample.argsort(stable=True)
+    counts = torch.bincount(sample).tolist()
+    begin, pieces = 0, []
+    for which, number in enumerate(counts):
+        parts = -(-number // size)
+        for part_of in range(parts):
+            first, end = number * part_of // parts, number * (part_of + 1) // parts
+            pieces.append((end - first, begin + first, which))
+        begin += number
+    # Neighbours of nearly equal size leave little to repeat.
+    pieces.sort()
+    while pieces:
+        taken = 1
+        while taken < len(pieces) and (taken + 1) * pieces[taken][0] <= size:
+            taken += 1
+        if digits is not None:
+            taken -= taken % _last_digit(taken, 2)
+        longest = pieces[taken - 1][0]
+        if digits is not None:
+            longest += -longest % _last_digit(longest, digits)
+        lengths, starts, mine = torch.tensor(pieces[:taken], device=sample.device).unbind(1)
+        del pieces[:taken]
+        place = torch.minimum(torch.arange(longest, device=sample.device), lengths[:, None] - 1)
+        yield order[starts[:, None] + place].flatten(), mine
+
+
+def _last_digit(number: int, digits: int) -> int:
+    """The power of two that the last of so many first binary digits of a number stands for."""
+    return 1 << max(0, number.bit_length() - digits)
+
+
+def in_turn(sample: Tensor, samples: int) -> bool:
+    """Whether equally many rows of every sample come, one sample after another."""
+    each, more = divmod(sample.shape[0], samples)
+    return not more and torch.equal(sample, torch.arange(samples, device=sample.device).repeat_interleave(each))

@@ -1,24 +1,318 @@
-"""Steps back within windows: through activations, scalings and plain convolutions, and to the inputs."""
+"""Faster steps of rows on their way back than the plain ones; each of them can be left out.
+
+**Windows.** A neuron of a convolution depends on a patch of its input, that on a larger patch before, and so on.
+Pulling back whole images of coefficients, nearly all zeros, is most of CROWN's work in a convolutional network; windows
+are all of the same size, and only their position differs from row to row. (The idea is that of the patches mode in Xu
+et al., arXiv 2002.12920; the windows here lie on the grid of the neurons that they started from.)
+
+**The last convolution.** A row's least value over the box of the inputs is −|A|·radius, where |A| and the radius may be
+taken in any order: so the coefficients stay in the cells of one stride in which the convolution's adjoint leaves them.
+
+**Rows of possibly active neurons alone.** An inactive neuron passes no coefficient on. Its column of the rows, and its
+row of the weight, are left out of the product with the layer's weight; and where two such layers follow each other, of
+the next product's result, too.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable
-from dataclasses import replace
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from verifiable_relu.bounds import sums
 from verifiable_relu.bounds.forward import NodeBounds
-from verifiable_relu.bounds.last_convolution import LastConvolution
-from verifiable_relu.bounds.lines import of_samples
-from verifiable_relu.bounds.operators import ConvolutionOperator, sums
-from verifiable_relu.bounds.rows import Chunk, Rows, Stepped
-from verifiable_relu.bounds.shifted import ShiftedLines
-from verifiable_relu.bounds.slack import Slack
-from verifiable_relu.bounds.tuning import Tuning
-from verifiable_relu.bounds.window import Grid, Window
-from verifiable_relu.network.nodes import Activation, Scale
+from verifiable_relu.bounds.operators import ConvolutionOperator, DenseOperator, framed
+from verifiable_relu.bounds.slack import Float32, ShiftedLines, Slack, Step, of_samples
+from verifiable_relu.bounds.tuning import TUNING, Lines, Tuning
+from verifiable_relu.network.nodes import Activation, Conv2d, Relu, Scale, Shape
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Where windows lie in a node of shape (channels, height, width).
+
+    The window of grid point (i, j) begins at row i·stride[0] − offset[0] and has size[0] rows; columns likewise.
+    Windows may reach beyond the edges; entries there belong to padding and stand for nothing.
+    """
+
+    points: tuple[int, int]
+    size: tuple[int, int]
+    stride: tuple[int, int]
+    offset: tuple[int, int]
+
+    def before(self, node: Conv2d) -> Grid:
+        """The grid in the input of a convolution whose output this one lies in."""
+        size = tuple((n - 1) * s + k for n, s, k in zip(self.size, node.stride, node.weight.shape[2:], strict=True))
+        stride = tuple(n * s for n, s in zip(self.stride, node.stride, strict=True))
+        offset = tuple(n * s + p for n, s, p in zip(self.offset, node.stride, node.padding[:2], strict=True))
+        return Grid(self.points, size, stride, offset)  # type: ignore[arg-type]
+
+    def cells_before(self, operator: ConvolutionOperator) -> Grid:
+        """The grid, in cells of one stride of a convolution's input, of the cells that windows of its output see.
+
+        A cell is counted as an output: the cells that output (y, x) sees begin at cell (y, x).
+        """
+        _, height, width = operator.cells_shape(self.size)
+        return replace(self, size=(height, width))
+
+    def table(self, values: Tensor) -> Tensor:
+        """The windows of values (batch, channels, height, width): (batch·points, channels, *size), 0 beyond edges."""
+        return self.views(values).reshape(-1, values.shape[1], *self.size)
+
+    def views(self, values: Tensor) -> Tensor:
+        """The same as (batch, *points, channels, *size), not copied."""
+        margins = []
+        for axis in (1, 0):
+            reach = (self.points[axis] - 1) * self.stride[axis] + self.size[axis] - self.offset[axis]
+            margins += [self.offset[axis], reach - values.shape[2 + axis]]
+        # Windows may begin after the image ends, or end before it begins.
+        rows = framed(values, margins).unfold(2, self.size[0], self.stride[0])
+        return rows.unfold(3, self.size[1], self.stride[1]).permute(0, 2, 3, 1, 4, 5)
+
+
+@dataclass(frozen=True)
+class Window:
+    """Rows of coefficients of a node, given in their windows.
+
+    Attributes:
+        values: (rows, channels, *grid.size).
+        point: (rows,) the number of each row's grid point, in row-major order.
+        grid: where the windows lie.
+        clean: whether the values beyond the edges are known to be zero.
+        tuning: when windows are copied in turn, and when a convolution's adjoint on windows is one matrix.
+    """
+
+    values: Tensor
+    point: Tensor
+    grid: Grid
+    clean: bool = False
+    tuning: Tuning = TUNING
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def of(self, images: Tensor, grid: Grid | None = None) -> Tensor:
+        """What lies in each row's window, or in that of another grid with as many points.
+
+        ``images`` (groups, channels, height, width), of the groups that rows come in.
+        """
+        grid, (down, right), each = grid or self.grid, self.grid.points, len(self) // len(images)
+        group = torch.arange(len(images), device=images.device).repeat_interleave(each)
+        if down * right <= self.tuning.window_table_rows * each:
+            return grid.table(images).index_select(0, group * (down * right) + self.point)
+        return grid.views(images)[group, self.point.div(right, rounding_mode="floor"), self.point % right]
+
+    def before(self, operator: ConvolutionOperator) -> Window:
+        """Pulled back through a plain convolution."""
+        weight, grid = operator.node.weight, self.grid.before(operator.node)
+        if self.values.dtype != weight.dtype:
+            values = operator.transposed(self.values, grid.size)
+        elif self.grid.size == (1, 1):
+            values = (self.values.flatten(1) @ weight.flatten(1)).unflatten(1, weight.shape[1:])
+        elif (matrix := _matrix(operator, self.grid, self.tuning)) is not None:
+            values = (self.values.flatten(1) @ matrix).unflatten(1, (-1, *grid.size))
+        else:
+            values = operator.transposed(self.values, grid.size)
+        return Window(values, self.point, grid, tuning=self.tuning)
+
+    def float(self) -> Window:
+        """In float32."""
+        return self if self.values.dtype == torch.float32 else replace(self, values=self.values.float())
+
+    def plus(self, other: Window) -> Window | None:
+        """The sum, in windows that cover both; None where the grids do not go together."""
+        ours, theirs = self.grid, other.grid
+        if (ours.points, ours.stride) != (theirs.points, theirs.stride):
+            return None
+        pairs = [*zip(ours.offset, ours.size, theirs.offset, theirs.size, strict=True)]
+        offset = tuple(max(a, b) for a, _, b, _ in pairs)
+        size = tuple(most + max(n - a, m - b) for most, (a, n, b, m) in zip(offset, pairs, strict=True))
+        grid = Grid(ours.points, size, ours.stride, offset)  # type: ignore[arg-type]
+        values = self._within(grid) + other._within(grid)
+        return Window(values, self.point, grid, self.clean and other.clean, self.tuning)
+
+    def _within(self, grid: Grid) -> Tensor:
+        """The values in larger windows, zero where they had none."""
+        margins = []
+        for axis in (1, 0):
+            before = grid.offset[axis] - self.grid.offset[axis]
+            margins += [before, grid.size[axis] - self.grid.size[axis] - before]
+        return F.pad(self.values, margins)
+
+    def dense(self, shape: Shape) -> Tensor:
+        """The rows as whole coefficients (rows, *shape)."""
+        channels, height, width = shape
+        (rows, columns), (down, right) = self.grid.size, self.grid.stride
+        top = self.point.div(self.grid.points[1], rounding_mode="floor") * down - self.grid.offset[0]
+        left = self.point % self.grid.points[1] * right - self.grid.offset[1]
+        # A margin of one takes all that lies beyond the edges.
+        canvas = self.values.new_zeros(len(self.values), channels, height + 2, width + 2)
+        y = (top[:, None] + torch.arange(rows, device=top.device)).clamp(-1, height)[:, :, None] + 1
+        x = (left[:, None] + torch.arange(columns, device=top.device)).clamp(-1, width)[:, None, :] + 1
+        at = (y * canvas.shape[3] + x).flatten(1)[:, None].expand(-1, channels, -1)
+        whole = canvas.flatten(2).scatter(2, at, self.values.flatten(2)).reshape(canvas.shape)
+        return whole[:, :, 1 : 1 + height, 1 : 1 + width]
+
+
+def _matrix(operator: ConvolutionOperator, grid: Grid, tuning: Tuning) -> Tensor | None:
+    """A convolution's adjoint on windows as one matrix, where that is small and not much emptier than the kernel.
+
+    torch's transposed convolution goes row by row in float64; a matrix product does not.
+    """
+    weight, before = operator.node.weight, grid.before(operator.node)
+    inside, outside = math.prod(grid.size), math.prod(before.size)
+    out, channels, *kernel = weight.shape
+    if outside > tuning.window_matrix_emptiness * math.prod(kernel):
+        return None
+    if out * inside * channels * outside > tuning.window_matrix_entries:
+        return None
+
+    def make() -> Tensor:
+        one = torch.eye(out * inside, dtype=weight.dtype, device=weight.device)
+        return operator.transposed(one.unflatten(1, (out, *grid.size)), before.size).flatten(1)
+
+    return operator.once(("adjoint on windows", grid.size), make)
+
+
+def kernels(operator: ConvolutionOperator, neuron: Tensor, sign: Tensor, tuning: Tuning) -> Window:
+    """sign·(neurons of a convolution) as rows of its input: kernels in their windows.
+
+    Args:
+        operator: the convolution, plain.
+        neuron: (rows,) the neurons' numbers, in row-major order.
+        sign: (rows,) ±1, in the dtype that the rows are to have.
+        tuning: of the windows.
+    """
+    points = operator.node.shape[1:]
+    size = math.prod(points)
+    values = operator.weight(sign.dtype).index_select(0, neuron // size).mul_(sign[:, None, None, None])
+    grid = Grid(points, (1, 1), (1, 1), (0, 0)).before(operator.node)  # type: ignore[arg-type]
+    return Window(values, neuron % size, grid, tuning=tuning)
+
+
+def windows(shape: Shape, neuron: Tensor, sign: Tensor, tuning: Tuning) -> Window:
+    """sign·(neurons of a node) as rows of that node, each in a window of one point.
+
+    Args:
+        shape: of the node, (channels, height, width).
+        neuron: (rows,) the neurons' numbers, in row-major order.
+        sign: (rows,) ±1.
+        tuning: of the windows.
+    """
+    channels, height, width = shape
+    channel = neuron.div(height * width, rounding_mode="floor")
+    values = sign.new_zeros(len(neuron), channels, 1, 1)
+    values[torch.arange(len(neuron), device=neuron.device), channel] = sign[:, None, None]
+    grid = Grid((height, width), (1, 1), (1, 1), (0, 0))
+    return Window(values, neuron % (height * width), grid, clean=True, tuning=tuning)
+
+
+@dataclass(frozen=True)
+class Restricted:
+    """Coefficients of the possibly active neurons of a ReLU alone: (1, each, how many), in order (``restrict``)."""
+
+    values: Tensor
+
+    def float(self) -> Restricted:
+        """In float32."""
+        return Restricted(self.values.float())
+
+
+Rows = Tensor | Window | Restricted
+"""Coefficients of a node: dense, (groups, each, neurons); in windows, group after group; or of some neurons."""
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Rows that are propagated together: groups of equal size, each of one sample of the batch.
+
+    Attributes:
+        groups: how many groups there are.
+        each: how many rows a group has.
+        sample: (groups,) the sample of each group; None for every sample, one after another.
+        rounded: whether rounding is accounted for. Without, values may steer a search and prove nothing.
+        lines: for some activations, by index, each row's own lines, (rows, *shape), where groups have one row each.
+        coefficients: whether those of the node at which rows end are wanted.
+    """
+
+    groups: int
+    each: int
+    sample: Tensor | None
+    rounded: bool = True
+    lines: Mapping[int, Lines] = field(default_factory=dict)
+    coefficients: bool = False
+
+
+@dataclass(frozen=True)
+class Stepped:
+    """The result of a faster step back.
+
+    Attributes:
+        constant: (groups, each) what the step adds to the rows' values; None for nothing.
+        source: the node that the step has reached; −1 where the rows have ended.
+        rows: the coefficients of that node; None where the rows have ended.
+    """
+
+    constant: Tensor | None
+    source: int = -1
+    rows: Rows | None = None
+
+
+class Stepper(Protocol):
+    """A faster way to take rows back through some nodes (``windowed``, ``last_convolution``, ``restrict``)."""
+
+    def step(self, index: int, rows: Rows, chunk: Chunk) -> Stepped | None:
+        """One step back from node ``index``; None if the plain step is to be taken for these rows."""
+
+
+class LastConvolution:
+    """A stepper through a convolution of the node at which rows end, in float32.
+
+    Args:
+        bounds: the nodes' bounds.
+        slack: what rounding may change.
+        float32: which coefficients are in float32.
+        tuning: of sums in float32.
+    """
+
+    def __init__(self, bounds: NodeBounds, slack: Slack, float32: Float32, tuning: Tuning) -> None:
+        self._bounds, self._slack, self._float32, self._tuning = bounds, slack, float32, tuning
+        self._cells: dict[int, Tensor] = {}
+
+    def operator(self, index: int) -> ConvolutionOperator | None:
+        """The operator of node ``index`` if that is a convolution of the inputs at which rows can end, else None."""
+        network, start = self._bounds.network, self._bounds.start
+        if not self._float32.holds(index) or network.nodes[index].inputs != (start,) or network.uses[start] != 1:
+            return None
+        operator = self._bounds.operators.find(index)
+        return operator if isinstance(operator, ConvolutionOperator) else None
+
+    def radius(self, operator: ConvolutionOperator, seen: Shape) -> Tensor:
+        """The radius of the inputs in cells, for sums over an image or ``seen`` cells, (channels, height, width)."""
+        whole = operator.cells_shape(operator.node.shape[1:])
+        # Sums in windows may be deeper, where their length has no factors.
+        terms = max(math.prod(whole), math.prod(seen), key=lambda n: sums.depth(n, self._tuning))
+        if terms not in self._cells:
+            shape = self._bounds.network.nodes[self._bounds.start].shape
+            self._cells[terms] = operator.image_in_cells(self._slack.end(terms).unflatten(1, shape))
+        return self._cells[terms]
+
+    def step(self, index: int, rows: Rows, chunk: Chunk) -> Stepped | None:
+        """The least values of dense rows of node ``index``."""
+        if isinstance(rows, Window | Restricted) or not chunk.rounded or chunk.coefficients:
+            return None
+        operator = self.operator(index)
+        if operator is None:
+            return None
+        cells = operator.cells(rows.reshape(-1, *operator.node.shape))
+        radius = of_samples(self.radius(operator, operator.cells_shape(operator.node.shape[1:])), chunk.sample)
+        products = cells.abs_().unflatten(0, (chunk.groups, chunk.each)).mul_(radius[:, None])
+        return Stepped(-sums.last_axes(products, 3, self._tuning))
 
 
 class Windowed:
@@ -129,3 +423,151 @@ class Windowed:
         many = len(cells) > 1
         radius = a.of(of_samples(cells, sample), reached) if many else self._table(a, reached, "cells", lambda: cells)
         return sums.last_axes(operator.cells(a.values).abs_().mul_(radius), 3, self._tuning)
+
+
+@dataclass(frozen=True)
+class _Active:
+    """The neurons of a ReLU that are not known to be inactive, sample by sample, with the map W·x + b before it.
+
+    Attributes:
+        numbers: (batch, most) their numbers; what lies beyond a sample's count is to be ignored, and has a step of 0.
+        counts: for each sample.
+        step: theirs, (batch, most) each.
+        weight: their rows of W, (1, most, inputs), where there is one sample.
+    """
+
+    numbers: Tensor
+    counts: list[int]
+    step: Step
+    weight: Tensor | None
+
+    @staticmethod
+    def of(places: Tensor, samples: int, step: Step, weight: Tensor) -> _Active:
+        """The possibly active neurons at ``places``, (n, 2) sample and number of each, in order.
+
+        Args:
+            places: which they are.
+            samples: how many samples there are.
+            step: that of all neurons.
+            weight: W, (neurons, inputs).
+        """
+        sample, neuron = places.unbind(1)
+        if samples == 1:
+            chosen = step.map(lambda t: t.index_select(1, neuron))
+            return _Active(neuron[None], [len(neuron)], chosen, weight.index_select(0, neuron)[None])
+        counts = torch.bincount(sample, minlength=samples)
+        place = torch.arange(len(sample), device=sample.device) - (counts.cumsum(0) - counts)[sample]
+        most = int(counts.max())
+        numbers = sample.new_zeros(len(counts), most)
+        numbers[sample, place] = neuron
+        there = torch.arange(most, device=sample.device) < counts[:, None]
+        return _Active(numbers, counts.tolist(), step.map(lambda t: t.gather(1, numbers) * there), None)
+
+    def of_rows(self, a: Tensor, sample: Tensor | None, weight: Tensor) -> tuple[Tensor, Step, Tensor, Tensor]:
+        """What rows need of the possibly active neurons of their samples.
+
+        Args:
+            a: the rows' coefficients of all neurons, (groups, each, neurons).
+            sample: (groups,) the sample of each group; None for every sample, one after another.
+            weight: W, (neurons, inputs).
+
+        Returns:
+            Of these neurons alone the coefficients (groups, each, most), the steps (groups, most), the rows of W
+            (groups, most, inputs), and the neurons' numbers (groups, most).
+        """
+        if self.weight is not None and a.shape[0] == 1:
+            return a.index_select(2, self.numbers[0]), self.step, self.weight, self.numbers
+        numbers, step = self.numbers, self.step
+        if sample is not None:
+            most = max((self.counts[i] for i in sample.tolist()), default=0)
+            numbers, step = numbers[sample, :most], step.map(lambda t: t[sample, :most])
+        chosen = a.gather(2, numbers[:, None].expand(-1, a.shape[1], -1))
+        return chosen, step, weight[numbers], numbers
+
+
+class Restriction:
+    """A stepper through a ReLU and the dense layer before it at once.
+
+    Args:
+        bounds: the nodes' bounds.
+        shifted: the steps through activations.
+        float32: which coefficients are in float32.
+        tuning: from which share of inactive neurons on that is worth it.
+    """
+
+    def __init__(self, bounds: NodeBounds, shifted: ShiftedLines, float32: Float32, tuning: Tuning) -> None:
+        self._bounds, self._shifted, self._float32, self._tuning = bounds, shifted, float32, tuning
+        self._active: dict[tuple[int, bool], _Active | None] = {}
+        self._between: dict[int, Tensor | None] = {}
+
+    def step(self, index: int, rows: Rows, chunk: Chunk) -> Stepped | None:
+        """Two steps back: through ReLU ``index`` and the layer before it."""
+        if index in chunk.lines or isinstance(rows, Window):
+            return None
+        active = self.active(index, chunk.rounded)
+        if active is None:
+            return None
+        source = self._bounds.network.nodes[index].inputs[0]
+        operator = self._dense(source)
+        assert operator is not None
+        if isinstance(rows, Restricted):
+            assert active.weight is not None
+            a, step, weight, numbers = rows.values, active.step, active.weight, active.numbers
+        else:
+            given = operator.weight(self._dtype(source, chunk.rounded))
+            a, step, weight, numbers = active.of_rows(rows, chunk.sample, given)
+        before, constant = step.back(a, self._tuning)
+        further = operator.node.inputs[0]
+        between = self.between(index) if chunk.rounded and further not in chunk.lines else None
+        found = before.to(weight.dtype) @ (weight if between is None else between)
+        if not chunk.rounded:
+            constant = constant + sums.dot(before, operator.node.bias[numbers])
+        return Stepped(constant, further, found if between is None else Restricted(found))
+
+    def active(self, index: int, rounded: bool) -> _Active | None:
+        """What of activation ``index`` may be active, where it is a ReLU and leaving out the others is worth it."""
+        if (index, rounded) not in self._active:
+            node, found = self._bounds.network.nodes[index], None
+            operator = self._dense(node.inputs[0]) if isinstance(node, Relu) else None
+            # Rows come to the last activation once only: it is not worth the preparation.
+            if operator is not None and index < self._bounds.network.last_activation:
+                places = self._bounds.possibly_active(index)
+                samples = self._bounds.samples
+                most = int(places.sum(1).amax()) if samples > 1 else int(places.sum())
+                if most <= self._tuning.active_share * node.size:
+                    # The number of those that may be active may have no factors.
+                    depth = sums.deepest(node.size) if rounded and self._float32.holds(index) else 0
+                    step = self._shifted.step(index, rounded, depth)
+                    weight = operator.weight(self._dtype(node.inputs[0], rounded))
+                    found = _Active.of(places.nonzero(), samples, step, weight)
+            self._active[index, rounded] = found
+        return self._active[index, rounded]
+
+    def between(self, index: int) -> Tensor | None:
+        """W between what of activation ``index`` and of that before it may be active: (1, most, most of the other).
+
+        None unless the linear map before ``index`` directly follows a ReLU that nobody else uses, in one sample.
+        """
+        if index not in self._between:
+            network, found = self._bounds.network, None
+            before = network.nodes[network.nodes[index].inputs[0]].inputs[0]
+            if self._bounds.samples == 1 and network.uses[before] == 1:
+                mine = self.active(index, True)
+                other = self.active(before, True) if isinstance(network.nodes[before], Relu) else None
+                if mine is not None and other is not None:
+                    assert mine.weight is not None
+                    found = mine.weight.index_select(2, other.numbers[0])
+            self._between[index] = found
+        return self._between[index]
+
+    def _dense(self, index: int) -> DenseOperator | None:
+        """The operator of node ``index``, if that is a dense layer of vectors that one node alone uses."""
+        network = self._bounds.network
+        if len(network.nodes[index].shape) != 1 or network.uses[index] != 1:
+            return None
+        operator = self._bounds.operators.find(index)
+        return operator if isinstance(operator, DenseOperator) and not operator.sparse else None
+
+    def _dtype(self, index: int, rounded: bool) -> torch.dtype:
+        """Of the weight of layer ``index`` as rows are multiplied with it."""
+        return torch.float32 if rounded and self._float32.narrows(index) else self._bounds.values[0].lower.dtype

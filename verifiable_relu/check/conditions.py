@@ -113,7 +113,7 @@ def read_property(text: str, inputs: int, outputs: int) -> list[Disjunct]:
             conditions of Y and bounds of single X.
     """
     if match := _CONTROL.search(text):
-        raise BadInput(f"the control character U+{ord(match[0]):04X} is not known")
+        raise BadInput(f"the control character U+{ord(match[0]):04X} is not known{' (NUL)' * (match[0] == chr(0))}")
     items = _parsed(text)
     later = bool(items) and items[0][:1] in (["vnnlib-version"], ["declare-network"])
     known = {f"X_{i}" for i in range(inputs)} | {f"Y_{i}" for i in range(outputs)}
@@ -192,8 +192,6 @@ def _narrowed(ends: list[End | None], atoms: Atoms, above: bool) -> list[End | N
 
 def _parsed(text: str) -> list[Any]:
     """The expressions of a file as nested lists; indices, without blanks and leading zeros, belong to their words."""
-    if "\0" in text:
-        raise BadInput("it has a NUL, at which some readers stop")
     stack: list[list[Any]] = [[]]
     for count, match in enumerate(_WORD.finditer(re.sub(r";[^\r\n]*", " ", text))):
         word = match[0]
@@ -205,7 +203,7 @@ def _parsed(text: str) -> list[Any]:
             stack.append([])
         elif word != ")":
             if len(stack) == 1:
-                raise BadInput("a word is outside of brackets")
+                raise BadInput("words are outside of brackets")
             stack[-1].append(word)
         elif len(stack) > 1:
             done = stack.pop()

@@ -65,13 +65,12 @@ def within_balls(
     ]
 
 
-def patch_masks(shape: tuple[int, ...], size: tuple[int, int], stride: int = 1) -> np.ndarray:
+def patch_masks(shape: tuple[int, ...], size: tuple[int, int]) -> np.ndarray:
     """The pixels of a rectangle at each of its places in an image, in all channels.
 
     Args:
         shape: (…, height, width) of an image.
         size: (height, width) of the rectangle.
-        stride: the pixels between neighbouring places; the last row and column of places is always there.
 
     Returns:
         Bool (places, *shape).
@@ -81,11 +80,9 @@ def patch_masks(shape: tuple[int, ...], size: tuple[int, int], stride: int = 1) 
     """
     if len(shape) < 2 or not all(0 < part <= whole for part, whole in zip(size, shape[-2:], strict=True)):
         raise InputError(f"a patch of {size[0]}×{size[1]} pixels does not fit images of shape {shape}")
-    rows, columns = (
-        sorted({*range(0, whole - part, stride), whole - part}) for part, whole in zip(size, shape[-2:], strict=True)
-    )
-    masks = np.zeros((len(rows) * len(columns), *shape), dtype=bool)
-    for index, (top, left) in enumerate((t, le) for t in rows for le in columns):
+    places = list(np.ndindex(*(whole - part + 1 for part, whole in zip(size, shape[-2:], strict=True))))
+    masks = np.zeros((len(places), *shape), dtype=bool)
+    for index, (top, left) in enumerate(places):
         masks[index, ..., top : top + size[0], left : left + size[1]] = True
     return masks
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from verifiable_relu.bounds import Relaxation
-from verifiable_relu.bounds.types import Bounds
+from verifiable_relu.bounds.tuning import Bounds
 from verifiable_relu.network import from_torch
 from verifiable_relu.nn import LambdaSwish
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from verifiable_relu.bounds.change import substitution_change
-from verifiable_relu.bounds.types import Bounds
+from verifiable_relu.bounds.tuning import Bounds
 from verifiable_relu.errors import InputError
 from verifiable_relu.network import Network, from_torch
 from verifiable_relu.nn import LambdaGELU

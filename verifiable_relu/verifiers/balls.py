@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from verifiable_relu.bounds import MEMORY, input_box
-from verifiable_relu.bounds.chunks import chunk_size
 from verifiable_relu.bounds.relaxation import Relaxation
 from verifiable_relu.bounds.rounding import covers, keeps_activations, unit_roundoff
+from verifiable_relu.bounds.tuning import chunk_size
 from verifiable_relu.network.graph import Network
 from verifiable_relu.settings import neutral
 from verifiable_relu.spec.property import Query, round_up
@@ -39,8 +39,8 @@ from verifiable_relu.verifiers.base import (
     fault,
     in_batches,
 )
-from verifiable_relu.verifiers.clipping import input_error
 from verifiable_relu.verifiers.root import NONE, Roots, relaxation
+from verifiable_relu.verifiers.split import input_error
 
 _BATCH = 64
 _TINY = torch.finfo(torch.float64).tiny

@@ -13,10 +13,9 @@ from verifiable_relu.trust.certificate import Cover, Proof
 from verifiable_relu.verifiers.bab import Bab
 from verifiable_relu.verifiers.base import Budget, Verifier
 from verifiable_relu.verifiers.incomplete import Crown
-from verifiable_relu.verifiers.input_split import InputSplit
 from verifiable_relu.verifiers.portfolio import Auto
 from verifiable_relu.verifiers.recording import Recorder, uncertified
-from verifiable_relu.verifiers.split_recording import RecordedSplit
+from verifiable_relu.verifiers.split import InputSplit, RecordedSplit
 
 
 def recording(verifier: Verifier) -> Verifier:

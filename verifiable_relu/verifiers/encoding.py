@@ -1,24 +1,23 @@
-"""Piecewise-linear networks for solvers: what is stable is folded away, what is left is a system of affine forms.
+"""Piecewise-linear networks for z3, exactly: what is stable is folded away, what is left is a system of affine forms.
 
 Under bounds of the pre-activations most neurons are affine on the whole box. Rows are pulled back from a node to the
 input, through affine nodes and stable neurons alike, and end at unstable neurons, each of which is two variables
 
     pre-activation = positive − negative,   value = positive − slope·negative,   positive, negative ≥ 0,
 
-one of which is zero. A solver's problem then has one row per unstable neuron and one per output constraint, whatever
-the size of the network. The arithmetic is float64, or exact: weights are dyadic rationals, so integers suffice.
+one of which is zero. A formula then has one equation per unstable neuron and one row per output constraint, whatever
+the size of the network. Weights are dyadic rationals, so that integers with an exponent suffice.
 
-Where float64 rounds, and where stored weights are not the operator's own (``Affine.weight_error``), a form is not what
-it stands for. Pulling rows A back through y = W·x + b with relative errors of at most ε changes A·y by at most
-ε·|A|·(|W|·|x| + |b|); every form carries the sum of these, over bounds of all values, and a problem whose rows are
-loosened by it has every solution that the network has.
+Where stored weights are not the operator's own (``Affine.weight_error``), a form is not what it stands for. Pulling
+rows A back through y = W·x + b with relative errors of at most ε changes A·y by at most ε·|A|·(|W|·|x| + |b|); every
+form carries the sum of these, over bounds of all values, and a formula whose rows are loosened by it has every solution
+that the network has.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -47,14 +46,8 @@ from verifiable_relu.network.nodes import (
 )
 from verifiable_relu.network.piecewise import SLOPES
 
-_COEFFICIENTS = 1 << 22
-"""Most float coefficients of one node pulled back at once."""
-
 _PRODUCTS = 1 << 21
 """Most multiplications of integers in a row, so that the clock is looked at several times a second."""
-
-_UNIT = 2.0**-53
-"""The unit roundoff of float64."""
 
 _LEAST = 2.0**-1074
 """The smallest float64 number."""
@@ -79,29 +72,21 @@ class Forms:
     error: Dyadic
 
 
-@dataclass(frozen=True, eq=False)
-class Sizes:
-    """Upper bounds of what errors in pulling rows back are relative to, by node; arrays are (node size,).
+Sizes = Mapping[int, np.ndarray]
+"""By affine node y = W·x + b, (node size,) upper bounds of |W|·|x| + |b|, which errors of pulled-back rows are relative
+to; nothing where the weights are the operators' own."""
 
-    Attributes:
-        value: ≥ |v|.
-        summed: of an affine node y = W·x + b, ≥ |W|·|x| + |b|.
-    """
 
-    value: Mapping[int, np.ndarray] = field(default_factory=dict)
-    summed: Mapping[int, np.ndarray] = field(default_factory=dict)
-
-    @staticmethod
-    def of(network: Network, bounds: Sequence[Bounds], sample: int) -> Sizes:
-        """From bounds of every node, in node order, of one sample of their batch."""
-        value: dict[int, Tensor] = {}
-        summed: dict[int, np.ndarray] = {}
-        for index, (node, box) in enumerate(zip(network.nodes, bounds, strict=True)):
-            value[index] = torch.maximum(-box.lower[sample], box.upper[sample])
-            if isinstance(node, Affine):
-                reached = node.absolute(value[node.inputs[0]][None])[0] + node.offset_magnitude()
-                summed[index] = _above(reached.expand(node.shape))
-        return Sizes({i: _above(v) for i, v in value.items()}, summed)
+def sizes_of(network: Network, bounds: Sequence[Bounds], sample: int) -> Sizes:
+    """The sizes from bounds of every node, in node order, of one sample of their batch."""
+    found = {}
+    for index in (index for index, node in enumerate(network.nodes) if isinstance(node, Affine)):
+        node = network.nodes[index]
+        assert isinstance(node, Affine)
+        before = bounds[node.inputs[0]]
+        most = torch.maximum(-before.lower[sample], before.upper[sample])
+        found[index] = _above((node.absolute(most[None])[0] + node.offset_magnitude()).expand(node.shape))
+    return found
 
 
 def _above(values: Tensor) -> np.ndarray:
@@ -113,65 +98,39 @@ def _above(values: Tensor) -> np.ndarray:
 
 
 class Folding:
-    """A network's affine maps as arrays, and rows pulled back through them.
+    """A network's affine maps as arrays of integers, and rows pulled back through them.
 
     Args:
         network: piecewise linear.
-        exact: compute in integers with exponents instead of float64 (which is a Dyadic with exponent 0 throughout).
 
     Raises:
         UnsupportedError: if the network is not piecewise linear.
     """
 
-    def __init__(self, network: Network, *, exact: bool) -> None:
+    def __init__(self, network: Network) -> None:
         network.require_piecewise_linear()
         self.network = network
-        self.exact = exact
         self._read: dict[tuple[int, str], Dyadic] = {}
         self._slopes: dict[int, Dyadic] = {}
-
-    @cached_property
-    def _chunk(self) -> int:
-        """How many rows to pull back at once."""
-        nodes = self.network.nodes
-        if self.exact:
-            return _PRODUCTS // max(1, sum(node.size * node.terms for node in self.network.affine))
-        return _COEFFICIENTS // max(node.size for node in nodes)
-
-    def number(self, array: np.ndarray) -> Dyadic:
-        """A float array in this folding's arithmetic."""
-        return Dyadic.of(array) if self.exact else Dyadic(np.asarray(array, np.float64), 0)
 
     def parameter(self, index: int, name: str) -> Dyadic:
         """A tensor of a node."""
         if (index, name) not in self._read:
             tensor: Tensor = getattr(self.network.nodes[index], name)
-            self._read[index, name] = self.number(tensor.detach().cpu().numpy())
+            self._read[index, name] = Dyadic.of(tensor.detach().cpu().numpy())
         return self._read[index, name]
 
     def slopes(self, index: int) -> Dyadic:
         """An activation's slopes below zero, (size,)."""
         if index not in self._slopes:
             node = self.network.nodes[index]
-            slope = self.number(SLOPES[node](node).detach().cpu().numpy())
+            slope = Dyadic.of(SLOPES[node](node).detach().cpu().numpy())
             self._slopes[index] = Dyadic(np.broadcast_to(slope.numbers, node.shape).reshape(-1), slope.exponent)
         return self._slopes[index]
 
     def relative(self, node: Affine) -> float:
         """The relative error of one product in pulling rows back through an affine node."""
-        if self.exact:
-            return 2 * node.weight_error
-        # A product takes part in a sum along the node, and its offset in one along all nodes.
-        terms = max(node.terms, node.size) + len(self.network.nodes) + 8
-        return 2 * node.weight_error + 2 * terms * _UNIT
-
-    def underflow(self, sizes: Sizes) -> float:
-        """What products too small for float64 may amount to, on the whole way back."""
-        if self.exact:
-            return 0.0
-        nodes = self.network.nodes
-        products = sum(node.terms * nodes[node.inputs[0]].size for node in self.network.affine)
-        return 4 * _LEAST * products * (1 + max(float(v.max(initial=0.0)) for v in sizes.value.values()))
+        return 2 * node.weight_error
 
     def pull_back(self, target: int, rows: Dyadic, phases: Mapping[int, Phases], sizes: Sizes) -> Forms:
         """rows·(value of node ``target``) as forms over the input and the unstable neurons.
@@ -180,7 +139,7 @@ class Folding:
             target: the node.
             rows: (R, size of the target).
             phases: of every activation before the target.
-            sizes: of the nodes before the target, and of itself; needed where something is rounded.
+            sizes: of the nodes before the target, and of itself; needed where weights are known up to an error.
 
         Raises:
             UnsupportedError: if errors are unbounded, since the sizes are.
@@ -195,13 +154,14 @@ class Folding:
 
     def neurons(self, phases: Mapping[int, Phases], sizes: Sizes) -> Iterator[tuple[int, np.ndarray, Forms]]:
         """The pre-activations of all unstable neurons, in chunks: activation, neurons (R,), their forms."""
-        size = max(1, self._chunk)
+        nodes = self.network.nodes
+        size = max(1, _PRODUCTS // max(1, sum(node.size * node.terms for node in self.network.affine)))
         for index, phase in phases.items():
-            node = self.network.nodes[index]
+            node = nodes[index]
             chosen = np.flatnonzero(phase.unstable)
             for start in range(0, len(chosen), size):
                 part = chosen[start : start + size]
-                unit = np.zeros((len(part), node.size), dtype=object if self.exact else np.float64)
+                unit = np.zeros((len(part), node.size), dtype=object)
                 unit[np.arange(len(part)), part] = 1
                 yield index, part, self.pull_back(node.inputs[0], Dyadic(unit, 0), phases, sizes)
 
@@ -221,8 +181,7 @@ class _Walk:
         self.pending: dict[int, Dyadic] = {}
         self.terms: dict[int, Dyadic] = {}
         count = len(rows.numbers)
-        self.constant = folding.number(np.zeros(count))
-        self.error = folding.number(np.full(count, folding.underflow(sizes)))
+        self.constant = self.error = Dyadic.of(np.zeros(count))
 
     def charge(self, a: Dyadic, size: np.ndarray, relative: float) -> None:
         """Add the error of rows that are off by so much, relative to bounds ``size`` of what they multiply.
@@ -233,7 +192,7 @@ class _Walk:
         if not np.isfinite(size).all():
             raise UnsupportedError("the bounds of the network's values are not finite")
         # What underflows in the products is no more than is added, however large the rows are.
-        share = self.folding.number(np.where(size > 0, _GENEROUS * relative * size + 2 * _LEAST, 0.0))
+        share = Dyadic.of(np.where(size > 0, _GENEROUS * relative * size + 2 * _LEAST, 0.0))
         self.error = self.error + Dyadic(np.abs(a.numbers) @ share.numbers, a.exponent + share.exponent)
 
     def give(self, index: int, a: Dyadic) -> None:
@@ -241,8 +200,6 @@ class _Walk:
         a = Dyadic(a.numbers.reshape(len(a.numbers), self.folding.network.nodes[index].size), a.exponent)
         if index in self.pending:
             a = self.pending[index] + a
-            if not self.folding.exact:
-                self.charge(a, self.sizes.value[index], _UNIT)
         self.pending[index] = a
 
 
@@ -260,10 +217,7 @@ def _activation(walk: _Walk, index: int, node: Activation, a: Dyadic) -> None:
     walk.terms[index] = Dyadic(np.where(phase.unstable, a.numbers, 0), a.exponent)
     active = Dyadic(np.where(phase.active, a.numbers, 0), a.exponent)
     inactive = Dyadic(np.where(phase.inactive, a.numbers, 0), a.exponent)
-    folded = active + inactive * walk.folding.slopes(index)
-    if not walk.folding.exact:
-        walk.charge(folded, walk.sizes.value[node.inputs[0]], _UNIT)
-    walk.give(node.inputs[0], folded)
+    walk.give(node.inputs[0], active + inactive * walk.folding.slopes(index))
 
 
 def _unchanged(walk: _Walk, index: int, node: Add | Reshape, a: Dyadic) -> None:
@@ -308,14 +262,14 @@ def _sparse(walk: _Walk, index: int, node: Sparse, a: Dyadic) -> None:
 def _affine(walk: _Walk, index: int, node: Affine, a: Dyadic, offset: Dyadic, pulled: Dyadic) -> None:
     """Pull rows back through y = W·x + b, ``offset`` being b and ``pulled`` the rows times W."""
     if relative := walk.folding.relative(node):
-        walk.charge(a, walk.sizes.summed[index], relative)
+        walk.charge(a, walk.sizes[index], relative)
     flat = np.broadcast_to(offset.numbers, node.shape).reshape(-1)
     walk.constant = walk.constant + Dyadic(a.numbers @ flat, a.exponent + offset.exponent)
     walk.give(node.inputs[0], pulled)
 
 
 STEPS: Table[Callable[[_Walk, int, Any, Dyadic], None]] = Table(
-    "the encoding for solvers",
+    "the encoding for z3",
     {
         Input: _input,
         Activation: _activation,
@@ -333,7 +287,7 @@ STEPS: Table[Callable[[_Walk, int, Any, Dyadic], None]] = Table(
 
 
 def _convolve_back(node: Conv2d, weight: np.ndarray, rows: np.ndarray, input_shape: Shape) -> np.ndarray:
-    """The adjoint of a convolution on rows (R, *node shape), in any numbers; returns (R, *input_shape)."""
+    """The adjoint of a convolution on rows (R, *node shape) of integers; returns (R, *input_shape)."""
     count, out, height, width = rows.shape
     top, left, bottom, right = node.padding
     channels, full_height, full_width = input_shape[0], input_shape[1] + top + bottom, input_shape[2] + left + right

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from verifiable_relu.bounds import Ascent, Bounds, Relaxation, ascend
-from verifiable_relu.bounds.tighten import Search, signed
-from verifiable_relu.bounds.types import Lines
+from verifiable_relu.bounds.crown import Search, signed
+from verifiable_relu.bounds.tuning import Lines
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Activation, Gelu, Hardened, LeakyRelu, Relu, Sigmoid, Tanh
 from verifiable_relu.network.piecewise import SLOPES

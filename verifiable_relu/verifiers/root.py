@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from verifiable_relu.bounds import MEMORY, Bounds, Relaxation, crown_relaxation
-from verifiable_relu.bounds.interval import intersect
+from verifiable_relu.bounds.crown import Search
+from verifiable_relu.bounds.forward import intersect
 from verifiable_relu.bounds.rounding import covers
-from verifiable_relu.bounds.tighten import Search
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Node
 from verifiable_relu.spec.property import Query

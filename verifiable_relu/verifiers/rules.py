@@ -19,7 +19,7 @@ from verifiable_relu.verifiers.attack import Attack
 from verifiable_relu.verifiers.bab import Bab
 from verifiable_relu.verifiers.base import Verifier
 from verifiable_relu.verifiers.incomplete import AlphaCrown
-from verifiable_relu.verifiers.input_split import InputSplit
+from verifiable_relu.verifiers.split import InputSplit
 
 _FEW_INPUTS = 20
 """Up to so many inputs that vary it can pay to split the input box."""
@@ -141,7 +141,7 @@ def _milp(_: Resources) -> Verifier:
 def _smt(_: Resources) -> Verifier:
     from verifiable_relu.verifiers.smt import Smt
 
-    return Smt()
+    return Smt(whole=True)
 
 
 STAGES = (

@@ -1,6 +1,8 @@
-"""SMT by one formula for z3: complete for piecewise-linear networks, over the exact rationals that weights are.
+"""``smt`` and ``smt-exact``: z3 over the exact rationals that weights are, complete for piecewise-linear networks.
 
-It is the referee of small cases, and of single sub-problems of ``lazy``; beyond ten unstable neurons it is slow.
+``smt-exact`` asks z3 one formula for each polytope that bounds leave open; beyond ten unstable neurons that is slow.
+``smt`` is a client of branch and bound: its trees split the phases of neurons and prove what bounds can prove, and a
+sub-problem with few neurons left that nothing else closes is z3's to decide, exactly.
 
 Each unstable neuron is two non-negative reals, its pre-activation being their difference, and the clause that one of
 them is zero (the phases of Katz et al., Reluplex, arXiv 1702.01135). The dense equations never change during the
@@ -14,18 +16,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from typing import ClassVar
 
 import numpy as np
+import torch
+from torch import Tensor
 
+from verifiable_relu.bounds import MEMORY, Ascent, Bounds, input_box, interval_bounds
 from verifiable_relu.dyadic import Dyadic
 from verifiable_relu.errors import CallFailed, OutOfTime
 from verifiable_relu.settings import neutral
 from verifiable_relu.spec.property import Polytope, Query, Row, nearest
+from verifiable_relu.spec.row_batch import RowBatch
 from verifiable_relu.trust.exact import evaluable, evaluate_exact
 from verifiable_relu.verifiers.attack import claim
+from verifiable_relu.verifiers.bab.limits import Limits
+from verifiable_relu.verifiers.bab.search import Candidates, Rounds, search
+from verifiable_relu.verifiers.bab.strip import Slopes
+from verifiable_relu.verifiers.bab.tree import Decide, Search
+from verifiable_relu.verifiers.bab.verifier import BoundedBoxes, Decider
 from verifiable_relu.verifiers.base import (
     PATIENCE,
     SILENT,
@@ -38,10 +48,11 @@ from verifiable_relu.verifiers.base import (
     Witness,
     fault,
 )
-from verifiable_relu.verifiers.encoding import Forms
+from verifiable_relu.verifiers.encoding import Folding, Forms, Phases, Sizes, sizes_of
 from verifiable_relu.verifiers.root import NONE, Roots
 from verifiable_relu.verifiers.solvers.z3 import Z3, Checked, Task
-from verifiable_relu.verifiers.solving import Problem, solve_each
+
+_TREES = Rounds(refinement=None, above=None)
 
 _DEPTHS = tuple(Fraction(1, 1 << bits) for bits in (4, 8, 12, 16, 20, 24, 30))
 """How far beyond the boundary a counterexample is looked for, so that rounding it to floats leaves it one."""
@@ -50,65 +61,137 @@ STOPPED = ("timeout", "canceled")
 """The reasons that z3 gives where it was told to stop."""
 
 
+FEW = 8
+"""At most this many neurons without a phase has a sub-problem of ``smt`` that z3 decides."""
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """One query, ready for z3.
+
+    Attributes:
+        phases: by activation node.
+        sizes: of values, where weights are known up to an error.
+    """
+
+    query: Query
+    folding: Folding
+    phases: Mapping[int, Phases]
+    sizes: Sizes
+
+    @staticmethod
+    def of(query: Query, pre: Mapping[int, Bounds] | None = None, sample: int = 0) -> Problem:
+        """From bounds of pre-activations of a batch of boxes; every neuron is unstable without."""
+        network, folding = query.network, Folding(query.network)
+        sizes: Sizes = {}
+        if network.weight_error:
+            net = network.to(torch.float64)
+            known = None if pre is None else {i: Bounds(b.lower[[sample]], b.upper[[sample]]) for i, b in pre.items()}
+            sizes = sizes_of(net, interval_bounds(net, input_box([query.property], net), known), 0)
+        if pre is None:
+            free = {i: np.full(network.nodes[i].size, np.inf) for i in network.activations}
+            return Problem(query, folding, {i: Phases(-width, width) for i, width in free.items()}, sizes)
+        return Problem(query, folding, {i: Phases.of(b, sample) for i, b in pre.items()}, sizes)
+
+
 @dataclass(frozen=True)
-class Smt:
+class Smt(Decider):
     """Verification by z3.
 
     Attributes:
-        bounds: use CROWN bounds to leave out stable neurons and decided polytopes. Their rounding is accounted for,
-            so *unsat* is then ``Trust.ROUNDED``; without them it is ``Trust.EXACT`` and much slower, where the stored
-            weights are the operators' own.
+        whole: ask z3 about each whole polytope, as ``smt-exact`` does; otherwise about sub-problems, as ``smt`` does.
+        bounds: use bounds to leave out stable neurons and decided polytopes. Their rounding is accounted for, so that
+            *unsat* is then ``Trust.ROUNDED``; without them, z3 is asked about whole polytopes, and *unsat* is
+            ``Trust.EXACT`` and much slower, where the stored weights are the operators' own.
+        search: how the trees of ``smt`` are searched.
+        intermediate: the search for bounds of the neurons that CROWN leaves unstable.
         seed: of the solver.
+        memory: a limit in bytes on what bounds hold at once, and on what all trees of a query hold.
         process_memory: most bytes that the solver's process may have resident, its libraries included; None for half
             of the machine's memory.
     """
 
+    whole: bool = False
     bounds: bool = True
+    search: Search = field(default_factory=Search)
+    slopes: Slopes = field(default_factory=Slopes, repr=False)
+    intermediate: Ascent = Ascent(steps=6)  # noqa: RUF009 -- frozen
     seed: int = 0
+    memory: int = field(default=MEMORY, repr=False)
     process_memory: int | None = None
 
-    name: ClassVar[str] = "smt-exact"
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        return "smt-exact" if self.whole or not self.bounds else "smt"
+
+    def start(self) -> None:
+        Z3.start()
 
     @neutral()
     def verify(
         self, queries: Sequence[Query], budget: Budget, progress: Progress = SILENT, roots: Roots = NONE
     ) -> list[Outcome]:
-        return solve_each(self.name, queries, budget, progress, roots, self._solve, Z3, exact=True, bounds=self.bounds)
+        if self.bounds:
+            return super().verify(queries, budget, progress, roots)
+        outcomes = []
+        for index, query in enumerate(queries):
+            self.start()
+            allowance = budget.remaining(index)
+            with budget.charging([index]) as elapsed:
+                try:
+                    outcome = self._asked(Problem.of(query), query.property.unsafe, lambda: allowance - elapsed())  # noqa: B023
+                except Exception as error:
+                    outcome = fault(error, self.name)
+                outcomes.append(replace(outcome, seconds={self.name: elapsed()}))
+            progress.finish(index, outcomes[-1])
+        return outcomes
 
-    def _solve(self, problem: Problem, left: Callable[[], float]) -> Outcome:
-        """Go through the open polytopes; sat ends the search, unsat needs all of them excluded."""
+    def decide(self, bounds: BoundedBoxes, number: int, left: Callable[[], float]) -> Outcome:
+        query = bounds.queries[number]
+        problem = Problem.of(query, bounds.relaxation.pre, number)
+        rows = RowBatch.of([query.property], query.network.output_size)
+        lower = bounds.lower[number].tolist()
+        if self.whole:
+            order = sorted(
+                (value, origin) for value, origin in zip(lower, rows.origin.tolist(), strict=True) if not value > 0
+            )
+            return self._asked(problem, [query.property.unsafe[i] for i in dict.fromkeys(i for _, i in order)], left)
+        candidates = _Referee(self, problem, rows.origin.tolist(), left)
+        with torch.no_grad():
+            system = bounds.system(number, self.slopes, left)
+            if system is None:
+                return candidates.anywhere()
+            found = search(system, candidates, self.search, _TREES, Limits(self.memory // 2, left))
+        bounds.prove(number, found.lower)
+        margin, nodes = bounds.margin(number), found.nodes
+        told = f"{nodes} sub-problems, {candidates.decided} of them decided by z3"
+        if (ended := candidates.found or candidates.referred) is not None:
+            return replace(ended, detail="; ".join(filter(None, (ended.detail, told))), subproblems=nodes)
+        if margin > 0:
+            # What z3 decides has no other margin than a positive one.
+            least = 0.0 if candidates.decided else margin
+            proved = Outcome(Verdict.UNSAT, Reason.PROVED, self.name, bounds.trust, least, detail=told)
+            return replace(proved, subproblems=nodes)
+        detail = f"{found.ended.detail} after {told}"
+        known = margin if margin > -np.inf else None
+        return Outcome.unknown(found.ended.reason, self.name, detail, margin=known, subproblems=nodes)
+
+    def _asked(self, problem: Problem, polytopes: Sequence[Polytope], left: Callable[[], float]) -> Outcome:
+        """Go through polytopes; sat ends the search, unsat needs all of them excluded."""
         undecided: Outcome | None = None
         formula = _Formula(problem, left)
         shared = formula.text()
-        for polytope in problem.open:
-            outcome = self._reach(formula, shared + formula.unsafe(polytope), left)
+        for polytope in polytopes:
+            outcome = self.reach(formula, shared + formula.unsafe(polytope), left)
             if outcome.verdict is Verdict.SAT or outcome.reason is Reason.TIMEOUT:
                 return outcome
             if outcome.verdict is Verdict.UNKNOWN:
                 undecided = undecided or outcome
         trust = Trust.ROUNDED if self.bounds or not evaluable(problem.query.network) else Trust.EXACT
-        return undecided or Outcome(Verdict.UNSAT, Reason.PROVED, self.name, trust, max(problem.margin, 0.0))
+        return undecided or Outcome(Verdict.UNSAT, Reason.PROVED, self.name, trust, 0.0)
 
-    def under(
-        self, problem: Problem, polytope: Polytope, active: Mapping[tuple[int, int], bool], left: Callable[[], float]
-    ) -> Outcome:
-        """Look for a point whose output lies in one polytope, under some phases.
-
-        Args:
-            problem: the query.
-            polytope: of its unsafe set.
-            active: by activation node and neuron, whether the neuron is active; otherwise it is inactive.
-            left: tells how many seconds are left.
-
-        Raises:
-            OutOfTime: if the budget runs out while the formula is written.
-        """
-        formula = _Formula(problem, left)
-        sides = "".join(f"(assert (<= {'n' if on else 'p'}_{i}_{j} 0.0))\n" for (i, j), on in active.items())
-        return self._reach(formula, formula.text() + formula.unsafe(polytope) + sides, left)
-
-    def _reach(self, formula: _Formula, assertions: str, left: Callable[[], float]) -> Outcome:
-        """Look for a point whose output lies in one polytope; unsat only if z3 says that there is none."""
+    def reach(self, formula: _Formula, assertions: str, left: Callable[[], float]) -> Outcome:
+        """Look for a point that satisfies the assertions; unsat only if z3 says that there is none."""
         seconds = left()
         if seconds <= 0:
             return Outcome.unknown(Reason.TIMEOUT, self.name, "the budget ran out")
@@ -132,6 +215,59 @@ class Smt:
         if left() <= 0 or checked.reason in STOPPED:
             return Outcome.unknown(Reason.TIMEOUT, self.name, "the budget ran out")
         return Outcome.unknown(Reason.ERROR, self.name, f"z3 gave up: {checked.reason}")
+
+
+class _Referee(Candidates):
+    """Where points of a query are judged, and sub-problems decided.
+
+    Args:
+        method: that claims.
+        problem: the query.
+        origin: by polytope, as ``RowBatch`` counts them, the number of that of the property which it is a part of.
+        left: tells how many seconds are left.
+
+    Attributes:
+        decided: how many sub-problems z3 has excluded.
+        referred: an exact counterexample that is none in floating point; None while there is none.
+    """
+
+    def __init__(self, method: Smt, problem: Problem, origin: Sequence[int], left: Callable[[], float]) -> None:
+        super().__init__(problem.query, method.name)
+        self.decided = 0
+        self.referred: Outcome | None = None
+        self._smt, self._problem, self._origin, self._left = method, problem, origin, left
+        self._formula = _Formula(problem, left)
+        self._shared: dict[int, str] = {}
+
+    def _take(self, point: np.ndarray) -> None:
+        super()._take(point)
+        if self.found is not None and self.found.witness is not None:
+            # A point on the boundary is a counterexample or not; float64 does not tell.
+            self.found = exact_claim(self.query, self.found.witness, self._method)
+
+    def decider(self, polytope: int, places: Tensor) -> Decide:
+        return lambda split: self._without(polytope, places.tolist(), split.tolist())
+
+    def _without(self, polytope: int, places: Sequence[Sequence[int]], split: Sequence[int]) -> bool | None:
+        """Whether no point with these phases reaches a polytope; None where z3 is not asked, or does not know."""
+        if sum(side == 0 for side in split) > FEW:
+            return None
+        origin = self._origin[polytope]
+        if origin not in self._shared:
+            self._shared[origin] = self._formula.text() + self._formula.unsafe(self.query.property.unsafe[origin])
+        names = (f"{'n' if side > 0 else 'p'}_{i}_{j}" for (i, j), side in zip(places, split, strict=True) if side)
+        fixed = "".join(f"(assert (<= {name} 0.0))\n" for name in names)
+        outcome = self._smt.reach(self._formula, self._shared[origin] + fixed, self._left)
+        if outcome.verdict is Verdict.UNSAT:
+            self.decided += 1
+            return True
+        if outcome.verdict is Verdict.SAT:
+            self.found = outcome
+        elif outcome.reason is Reason.UNCONFIRMED:
+            self.referred = outcome
+        else:
+            return None
+        return False
 
 
 def excludes(checked: Checked) -> bool:

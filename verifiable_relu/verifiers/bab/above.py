@@ -22,6 +22,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from verifiable_relu.bounds.crown import Moments
 from verifiable_relu.bounds.rounding import gamma
 from verifiable_relu.verifiers.bab.folded import OWN, TINY, Folded, Rows, short
 
@@ -172,7 +173,7 @@ class Above:
             ascent.evaluate()
             if ascent.best > 0 or step > self.steps or stop():
                 break
-            ascent.move(rate / (1 - 0.9**step), step)
+            ascent.move(rate / (1 - 0.9**step))
             rate *= self.decay
         return ascent.planes(), ascent.slopes(), ascent.best
 
@@ -196,7 +197,7 @@ class _Block:
         chord = chord[neurons]
         theta = chord[:, None].repeat(1, self.terms.weight.shape[1])
         self.parameters = [theta, 1 - chord, chord - self._below]
-        self._moments = [(torch.zeros_like(p), torch.zeros_like(p)) for p in self.parameters]
+        self._moments = [Moments(parameter) for parameter in self.parameters]
         self.best = self.parameters
         self._scaled = self.terms.size.copysign(self.terms.weight)
 
@@ -218,7 +219,7 @@ class _Block:
         """The planes at a point v of e and r."""
         return (self.coefficients * v[self.terms.places]).sum(1) + self.offset
 
-    def move(self, weight: Tensor, y: Tensor, rate: float, step: int) -> None:
+    def move(self, weight: Tensor, y: Tensor, rate: float) -> None:
         """One of Adam's steps, by what the planes are multiplied with, (h,), at scaled variables y (n + m,)."""
         terms = self.terms
         signed = self._sign * terms.size
@@ -230,8 +231,9 @@ class _Block:
             weight * torch.where(self._is_above, none, terms.constant - total - self._lower),
         )
         moved = []
-        for parameter, (first, second), gradient in zip(self.parameters, self._moments, gradients, strict=True):
-            moved.append(parameter + rate * _adam(first, second, gradient, step))
+        for parameter, moments, gradient in zip(self.parameters, self._moments, gradients, strict=True):
+            size = moments.take(gradient)
+            moved.append(parameter + rate * (moments.first / size))
         self.parameters = [p.clamp_(0, 1) for p in moved]
 
     def rounded(self, folded: Folded) -> Planes:
@@ -306,7 +308,7 @@ class _Ascent:
         self._offset = (slope - self._chord) * lower
         self._least, self._most = slope.clamp(max=1), slope.clamp(min=1)
         self._alpha = slopes.to(single).clone()
-        self._moments = (torch.zeros_like(self._alpha), torch.zeros_like(self._alpha))
+        self._moments = Moments(self._alpha)
         self._blocks: list[_Block | None] = [None] * len(folded.blocks)
         self._backward()
         for number, (start, end) in enumerate(folded.blocks):
@@ -352,7 +354,7 @@ class _Ascent:
                 if block is not None:
                     block.best = block.parameters
 
-    def move(self, rate: float, step: int) -> None:
+    def move(self, rate: float) -> None:
         """One of Adam's steps."""
         n = self._folded.inputs
         v = torch.zeros_like(self._first)
@@ -369,9 +371,10 @@ class _Ascent:
         for block in self._blocks:
             if block is not None:
                 weight = torch.where(self._far[block.neurons], self._weight[block.neurons], 0)
-                block.move(weight, y, rate, step)
+                block.move(weight, y, rate)
         gradient = torch.where(self._far, 0, self._weight * z)
-        moved = self._alpha + rate * _adam(*self._moments, gradient, step)
+        size = self._moments.take(gradient)
+        moved = self._alpha + rate * (self._moments.first / size)
         self._alpha = torch.maximum(torch.minimum(moved, self._most), self._least)
 
     def slopes(self) -> Tensor:
@@ -381,10 +384,3 @@ class _Ascent:
     def planes(self) -> Planes:
         """The planes of the best bound, rounding accounted for."""
         return Planes.cat([block.rounded(self._folded) for block in self._blocks if block is not None])
-
-
-def _adam(first: Tensor, second: Tensor, gradient: Tensor, step: int) -> Tensor:
-    """The direction of Adam's step for a gradient, whose moments are updated."""
-    first.lerp_(gradient, 0.1)
-    second.mul_(0.999).addcmul_(gradient, gradient, value=0.001)
-    return first / (second / (1 - 0.999**step)).sqrt_().add_(1e-12)

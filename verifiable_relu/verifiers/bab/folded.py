@@ -21,7 +21,7 @@ from torch import Tensor
 
 from verifiable_relu.bounds.activations import image
 from verifiable_relu.bounds.rounding import gamma, interval_activation
-from verifiable_relu.bounds.types import Bounds
+from verifiable_relu.bounds.tuning import Bounds
 from verifiable_relu.network.nodes import Activation
 
 TINY = torch.finfo(torch.float64).tiny

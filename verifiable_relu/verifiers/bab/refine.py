@@ -16,10 +16,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from verifiable_relu.verifiers.bab.ascent import Ascent
+from verifiable_relu.verifiers.bab.ascent import Ascent, Batch, Bounded
 from verifiable_relu.verifiers.bab.folded import Folded, Rows
 from verifiable_relu.verifiers.bab.limits import Limits
-from verifiable_relu.verifiers.bab.nodes import Batch, Bounded
 from verifiable_relu.verifiers.bab.proof import Proofs
 from verifiable_relu.verifiers.bab.recorded import Bound, Refined
 from verifiable_relu.verifiers.bab.strip import Slopes, Strip

@@ -20,10 +20,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from verifiable_relu.bounds.crown import Moments
 from verifiable_relu.bounds.rounding import gamma
 from verifiable_relu.verifiers.bab.above import Planes
-from verifiable_relu.verifiers.bab.curves import Curves
-from verifiable_relu.verifiers.bab.fan import Fan
+from verifiable_relu.verifiers.bab.curves import Curves, Fan
 from verifiable_relu.verifiers.bab.folded import OWN, TINY, Folded, Rows, short, short_smooth
 
 _LEAST = 2.0**-60
@@ -61,7 +61,7 @@ class Slopes:
         if fan is not None:
             alpha[fan.neurons], least[fan.neurons], most[fan.neurons] = 0.5, 0, 1
         alpha = alpha.repeat(len(rows.constant), 1)
-        first, second = torch.zeros_like(alpha), torch.zeros_like(alpha)
+        moments = Moments(alpha)
         best = torch.full((len(alpha),), -torch.inf)
         found = alpha.clone()
         rate = self.rate
@@ -102,10 +102,8 @@ class Slopes:
                 gradient[:, smooth] = a[:, smooth] * (curved.turned * z[:, smooth] + curved.moved)
             # Where float32 overflows, nothing is known of where to go.
             gradient = torch.where(gradient.isfinite(), gradient, 0.0)
-            first.lerp_(gradient, 0.1)
-            second.mul_(0.999).addcmul_(gradient, gradient, value=0.001)
-            size = (second / (1 - 0.999**step)).sqrt_().add_(1e-12)
-            alpha = alpha + rate / (1 - 0.9**step) * first / size
+            size = moments.take(gradient)
+            alpha = alpha + rate / moments.share * moments.first / size
             alpha = torch.maximum(torch.minimum(alpha, most), least)
             rate *= self.decay
         return short(folded, found.double()), best

@@ -22,7 +22,7 @@ from verifiable_relu.verifiers.bab.limits import Limits
 from verifiable_relu.verifiers.bab.recorded import Refined
 from verifiable_relu.verifiers.bab.refine import Refinement
 from verifiable_relu.verifiers.bab.strip import Slopes, Strip
-from verifiable_relu.verifiers.bab.tree import Search, Tree
+from verifiable_relu.verifiers.bab.tree import Decide, Search, Tree
 from verifiable_relu.verifiers.copies import at_once
 
 
@@ -164,9 +164,15 @@ class System:
         }
 
     def tree(
-        self, polytope: int, reached: Callable[[Tensor], bool], left: Callable[[], float], search: Search, memory: int
+        self,
+        polytope: int,
+        reached: Callable[[Tensor], bool],
+        left: Callable[[], float],
+        search: Search,
+        memory: int,
+        decide: Decide | None = None,
     ) -> Tree:
         """The tree for one polytope; the arguments are those of ``Tree``."""
         part = self.parts[polytope]
         strip = Strip(self.folded, part.rows, part.slopes, part.planes)
-        return Tree(strip, part.rows, part.scale, reached, left, search, memory)
+        return Tree(strip, part.rows, part.scale, reached, left, search, memory, decide)

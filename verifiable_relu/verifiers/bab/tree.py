@@ -8,24 +8,161 @@ counterexamples all along.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from verifiable_relu.trust.certificate import Tree as Certified
-from verifiable_relu.verifiers.bab.ascent import Ascent
+from verifiable_relu.verifiers.bab.ascent import Ascent, Batch, Bounded, depth
 from verifiable_relu.verifiers.bab.folded import Rows
-from verifiable_relu.verifiers.bab.frontier import Frontier, Progress, State
-from verifiable_relu.verifiers.bab.nodes import Batch, Bounded, depth
 from verifiable_relu.verifiers.bab.proof import Proofs
-from verifiable_relu.verifiers.bab.recorded import Recorded
+from verifiable_relu.verifiers.bab.recorded import Leaves, Recorded
 from verifiable_relu.verifiers.bab.strip import Strip
 
 if TYPE_CHECKING:
-    from verifiable_relu.verifiers.bab.leaf import Program
+    from verifiable_relu.verifiers.bab.program import Program
+
+
+@dataclass(eq=False)
+class _Chunk:
+    """Open nodes with their bounds, each with the neurons that it may be split on, the likeliest first.
+
+    Columns without splits or multipliers are left out.
+    """
+
+    columns: Tensor
+    split: Tensor
+    multipliers: Tensor
+    mu: Tensor
+    bound: Tensor
+    neurons: Tensor
+
+    def __getitem__(self, chosen: slice | Tensor) -> _Chunk:
+        rest = (t[chosen] for t in (self.split, self.multipliers, self.mu, self.bound, self.neurons))
+        return _Chunk(self.columns, *rest)
+
+    def batch(self, size: int) -> Batch:
+        """The nodes with all their ``size`` columns."""
+        split = torch.zeros(len(self), size, dtype=torch.int8)
+        multipliers = torch.zeros(len(self), size)
+        split[:, self.columns], multipliers[:, self.columns] = self.split, self.multipliers
+        return Batch(split, multipliers, self.mu, torch.zeros(len(self.mu), dtype=torch.long))
+
+    def __len__(self) -> int:
+        return len(self.bound)
+
+    @property
+    def bytes(self) -> int:
+        return len(self) * (5 * len(self.columns) + 4 * self.mu.shape[1] + 4 + 8 * self.neurons.shape[1])
+
+
+class Frontier:
+    """The open nodes of a tree over so many neurons; what came last is split first."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._chunks: list[_Chunk] = []
+
+    def __len__(self) -> int:
+        return sum(len(chunk) for chunk in self._chunks)
+
+    @property
+    def bytes(self) -> int:
+        """What the nodes take."""
+        return sum(chunk.bytes for chunk in self._chunks)
+
+    def push(self, batch: Batch, bound: Tensor, neurons: Tensor) -> None:
+        """Keep nodes.
+
+        Args:
+            batch: at least one node.
+            bound: (nodes,).
+            neurons: (nodes, choices) that each may be split on, the likeliest first, −1 for none.
+        """
+        columns = ((batch.split != 0) | (batch.multipliers != 0)).any(0).nonzero().squeeze(1)
+        split, multipliers = batch.split[:, columns], batch.multipliers[:, columns]
+        self._chunks.append(_Chunk(columns, split, multipliers, batch.mu, bound.float(), neurons))
+
+    def pop(self, count: int) -> tuple[Batch, Tensor, Tensor]:
+        """The last nodes, so many at most and at least one, as ``push`` took them."""
+        chosen: list[_Chunk] = []
+        while self._chunks and count:
+            chunk = self._chunks.pop()
+            if len(chunk) > count:
+                self._chunks.append(chunk[:-count])
+                chunk = chunk[-count:]
+            chosen.append(chunk)
+            count -= len(chunk)
+        nodes = Batch.cat([chunk.batch(self._size) for chunk in chosen])
+        return nodes, torch.cat([chunk.bound for chunk in chosen]), torch.cat([chunk.neurons for chunk in chosen])
+
+    def batches(self, size: int) -> Iterator[Batch]:
+        """All nodes, so many at a time at most."""
+        return (batch for chunk in self._chunks for batch in chunk.batch(self._size).parts(size))
+
+    def dealt(self, hands: int) -> list[Frontier]:
+        """The nodes dealt out one by one, early and late ones to every hand; none stay here."""
+        dealt = [Frontier(self._size) for _ in range(hands)]
+        begin = 0
+        for chunk in self._chunks:
+            for number, hand in enumerate(dealt):
+                # A copy: views of views would have strides without bounds, and be sent with all that they are views of.
+                mine = torch.arange(len(chunk))[(number - begin) % hands :: hands]
+                if len(mine):
+                    hand._chunks.append(chunk[mine])
+            begin += len(chunk)
+        self._chunks = []
+        return dealt
+
+    def take(self, other: Frontier) -> None:
+        """Put all nodes of another frontier, which is not used any more, behind those that are here."""
+        self._chunks += other._chunks
+
+
+class State(Enum):
+    """What is known of a tree."""
+
+    OPEN = auto()
+    PROVED = auto()
+    REACHED = auto()
+    STUCK = auto()
+    FULL = auto()
+
+
+@dataclass
+class Progress:
+    """What has become of some nodes of a tree, and of what these were split into.
+
+    Attributes:
+        open: the nodes that are open.
+        state: what is known of them all.
+        nodes, work, lower, closed: as ``Tree`` has them.
+        leaves: the nodes that are closed, where they are recorded.
+    """
+
+    open: Frontier
+    state: State = State.OPEN
+    nodes: int = 0
+    work: float = 0.0
+    lower: float = math.inf
+    closed: float = 0.0
+    leaves: list[Leaves] = field(default_factory=list)
+
+    def add(self, other: Progress) -> None:
+        """Take what has become of other nodes of the same tree, which are then a part of these."""
+        self.open.take(other.open)
+        states = {self.state, other.state}
+        ended = [state for state in (State.REACHED, State.STUCK, State.FULL) if state in states]
+        self.state = ended[0] if ended else State.OPEN if len(self.open) else State.PROVED
+        self.nodes, self.work = self.nodes + other.nodes, self.work + other.work
+        self.lower, self.closed = min(self.lower, other.lower), min(1.0, self.closed + other.closed)
+        self.leaves += other.leaves
+
 
 _WORKING = 1 << 27
 """Bytes of coefficients of the nodes that are bounded at once."""
@@ -41,6 +178,11 @@ _OTHER_CHILD = 0.1
 
 _PROGRAM = 3e9
 """The work of a linear program."""
+
+_POSITIVE = torch.finfo(torch.float64).tiny
+"""The margin of a node that is known to be above zero."""
+
+Decide = Callable[[Tensor], bool | None]
 
 _MOST = 32
 """Nodes that are finished at once, at most."""
@@ -90,6 +232,8 @@ class Tree:
         left: tells how many seconds are left.
         search: the options.
         memory: bytes that open nodes may take.
+        decide: told the splits (m,) of a node that nothing else closes, tells whether none of its points is one; None
+            where it does not know. None for nobody who can tell.
 
     Attributes:
         state: what is known.
@@ -108,8 +252,9 @@ class Tree:
         left: Callable[[], float],
         search: Search,
         memory: int,
+        decide: Decide | None = None,
     ) -> None:
-        self._strip, self._rows, self._scale = strip, rows, scale
+        self._strip, self._rows, self._scale, self._decide = strip, rows, scale, decide
         self._reached, self._left, self._search, self._memory = reached, left, search, memory
         self._program: Program | None = None
         self._everywhere: Ascent | None = None
@@ -270,12 +415,12 @@ class Tree:
         seconds = self._left() * (1 if last else _PATIENCE)
         if self._program is None:
             # Its solver is imported only where a node gets this far.
-            from verifiable_relu.verifiers.bab.leaf import Program
+            from verifiable_relu.verifiers.bab.program import Program
 
             self._lines = plain = self._strip.without_planes(self._rows)
-            self._program, self._plain = Program(plain, self._rows), Proofs(plain)
+            self._program, self._plain = Program(plain.folded, self._rows), Proofs(plain)
         self._now.work += _PROGRAM
-        hint = self._program.solve(split, seconds)
+        hint = self._program.solve(split, self._lines.slopes, seconds)
         every = torch.arange(self._size)
         margins = self._proven(self._plain, split.expand(len(hint.w), -1), every, hint.w, hint.mu)
         best = float(margins.amax()) if len(margins) else -torch.inf
@@ -292,8 +437,16 @@ class Tree:
             points.append(self._program.deepest(split, seconds))
         if any(point is not None and self._reached(point) for point in points):
             self._now.state = State.REACHED
-        elif last and self._left() > 0:
-            self._now.state = State.STUCK
+        elif self._left() > 0:
+            match self._decide(split) if self._decide is not None else None:
+                case True:
+                    # Nothing but the sign of the margin is known.
+                    self._close(split[None], _POSITIVE)
+                    return True
+                case False:
+                    self._now.state = State.REACHED
+                case None if last:
+                    self._now.state = State.STUCK
         return False
 
     def _count(self, nodes: int, steps: int, rows: int) -> None:

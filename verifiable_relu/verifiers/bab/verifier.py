@@ -18,16 +18,15 @@ import torch
 
 from verifiable_relu.bounds import MEMORY, Ascent, input_box, neurons, unstable
 from verifiable_relu.bounds.rounding import covers
-from verifiable_relu.errors import OutOfTime
+from verifiable_relu.errors import CallFailed, OutOfTime
 from verifiable_relu.network.graph import Network
 from verifiable_relu.settings import neutral
 from verifiable_relu.spec.property import Query
 from verifiable_relu.spec.row_batch import RowBatch
 from verifiable_relu.trust.certificate import Proof, Tighter, Tree
 from verifiable_relu.verifiers.bab.curves import IS_SMOOTH
-from verifiable_relu.verifiers.bab.forest import Candidates
 from verifiable_relu.verifiers.bab.limits import ALONE, Limits
-from verifiable_relu.verifiers.bab.rounds import Rounds, search
+from verifiable_relu.verifiers.bab.search import Candidates, Rounds, search
 from verifiable_relu.verifiers.bab.strip import Slopes
 from verifiable_relu.verifiers.bab.system import System, tree_bytes
 from verifiable_relu.verifiers.bab.tree import Search
@@ -52,8 +51,108 @@ _BATCH = 64
 """Most queries bounded at once."""
 
 
+class Decider:
+    """A method that decides queries one by one, over bounds of their boxes in batches: a verifier but for ``decide``.
+
+    Attributes:
+        name: on the command line.
+        memory: a limit in bytes; half of it is for bounds.
+        intermediate: the search for bounds of the neurons that CROWN leaves unstable.
+    """
+
+    name: ClassVar[str]
+    memory: int
+    intermediate: Ascent
+
+    @property
+    def record(self) -> bool:
+        """Whether what proves a verdict is recorded."""
+        return False
+
+    def require(self, network: Network) -> None:
+        """Raise an ``UnsupportedError`` where the method does not take a network."""
+        network.require_piecewise_linear()
+
+    def start(self) -> None:
+        """Start what the method needs, which takes none of a query's time.
+
+        Raises:
+            CallFailed: if it does not start.
+        """
+
+    def decide(self, bounds: BoundedBoxes, number: int, left: Callable[[], float]) -> Outcome:
+        """The outcome of one query of a batch that bounds leave open, in the seconds that are ``left``."""
+        raise NotImplementedError
+
+    @neutral()
+    def verify(
+        self, queries: Sequence[Query], budget: Budget, progress: Progress = SILENT, roots: Roots = NONE
+    ) -> list[Outcome]:
+        """As ``Verifier.verify``: bounds in batches, then the queries that they leave open, one after the other."""
+        outcomes: dict[int, Outcome] = {}
+
+        def close(index: int, outcome: Outcome) -> None:
+            outcomes[index] = outcome
+            progress.finish(index, outcome)
+            progress.stage(self.name, len(outcomes), len(queries))
+
+        for network, members in by_network(queries):
+            most = batch_size(network, _BATCH, self.memory // 2)
+            for start in range(0, len(members), most):
+                part = members[start : start + most]
+                allowance = budget.subset(part).total()
+                if allowance <= 0:
+                    for index in part:
+                        close(index, Outcome.unknown(Reason.TIMEOUT, self.name, "no time was left"))
+                    continue
+                try:
+                    with budget.charging(part) as elapsed:
+                        chosen = [queries[i] for i in part]
+                        bounds = BoundedBoxes(self, network, chosen, deadline(elapsed, allowance), roots)
+                        share = elapsed() / len(part)
+                except Exception as error:
+                    for index in part:
+                        close(index, fault(error, self.name))
+                    continue
+                for number, index in enumerate(part):
+                    close(index, self._decided(bounds, number, budget, index, share))
+        return [outcomes[i] for i in range(len(queries))]
+
+    def _decided(self, bounds: BoundedBoxes, number: int, budget: Budget, index: int, share: float) -> Outcome:
+        """The outcome of one query of a batch."""
+        seconds, margin = {"bounds": share}, bounds.margin(number)
+        known = {
+            "margin": margin if margin > -torch.inf else None,
+            "unstable": int(bounds.unstable[number]),
+            "subproblems": 0,
+            "seconds": seconds,
+        }
+        if margin > 0:
+            detail, proof = "decided by bounds alone", bounds.recorded(number, {})
+            return Outcome(Verdict.UNSAT, Reason.PROVED, self.name, bounds.trust, detail=detail, proof=proof, **known)  # type: ignore[arg-type]
+        allowance = budget.remaining(index)
+        if allowance <= 0:
+            return Outcome.unknown(Reason.TIMEOUT, self.name, "no time was left", **known)
+        try:
+            self.start()
+        except CallFailed as error:
+            return Outcome.unknown(Reason.ERROR, self.name, str(error), **known)
+        with budget.charging([index]) as elapsed:
+            try:
+                outcome = self.decide(bounds, number, lambda: allowance - elapsed())
+            except OutOfTime:
+                outcome = Outcome.unknown(Reason.TIMEOUT, self.name, "the budget ran out before anything was split")
+            except Exception as error:
+                outcome = fault(error, self.name)
+            seconds[self.name] = elapsed()
+        for name in ("margin", "subproblems"):
+            if (found := getattr(outcome, name)) is not None:
+                known[name] = found
+        return replace(outcome, **known)  # type: ignore[arg-type]
+
+
 @dataclass(frozen=True)
-class Bab:
+class Bab(Decider):
     """Branch and bound on one relaxation for each polytope of the unsafe set.
 
     Attributes:
@@ -85,75 +184,26 @@ class Bab:
         """Whether neurons of every activation of a network can be split."""
         return not network.multiplies and all(network.nodes[index] in IS_SMOOTH for index in network.activations)
 
-    @neutral()
-    def verify(
-        self, queries: Sequence[Query], budget: Budget, progress: Progress = SILENT, roots: Roots = NONE
-    ) -> list[Outcome]:
-        outcomes: dict[int, Outcome] = {}
+    @property
+    def record(self) -> bool:
+        """Whether what proves a verdict is recorded."""
+        return self.search.record
 
-        def close(index: int, outcome: Outcome) -> None:
-            outcomes[index] = outcome
-            progress.finish(index, outcome)
-            progress.stage(self.name, len(outcomes), len(queries))
+    def require(self, network: Network) -> None:
+        """Raise an ``UnsupportedError`` where the method does not take a network."""
+        if network.multiplies:
+            network.require_piecewise_linear()
+        for index in network.activations:
+            # Raises an error for a kind that is not split.
+            IS_SMOOTH[network.nodes[index]]
 
-        for network, members in by_network(queries):
-            most = batch_size(network, _BATCH, self.memory // 2)
-            for start in range(0, len(members), most):
-                part = members[start : start + most]
-                allowance = budget.subset(part).total()
-                if allowance <= 0:
-                    for index in part:
-                        close(index, Outcome.unknown(Reason.TIMEOUT, self.name, "no time was left"))
-                    continue
-                try:
-                    with budget.charging(part) as elapsed:
-                        chosen = [queries[i] for i in part]
-                        bounds = _Bounds(self, network, chosen, deadline(elapsed, allowance), roots)
-                        share = elapsed() / len(part)
-                except Exception as error:
-                    for index in part:
-                        close(index, fault(error, self.name))
-                    continue
-                for number, index in enumerate(part):
-                    close(index, self._decide(bounds, number, budget, index, share))
-        return [outcomes[i] for i in range(len(queries))]
-
-    def _decide(self, bounds: _Bounds, number: int, budget: Budget, index: int, share: float) -> Outcome:
-        """The outcome of one query of a batch."""
-        seconds, margin = {"bounds": share}, bounds.margin(number)
-        known = {
-            "margin": margin if margin > -torch.inf else None,
-            "unstable": int(bounds.unstable[number]),
-            "subproblems": 0,
-            "seconds": seconds,
-        }
-        if margin > 0:
-            detail, proof = "decided by bounds alone", bounds.recorded(number, {})
-            return Outcome(Verdict.UNSAT, Reason.PROVED, self.name, bounds.trust, detail=detail, proof=proof, **known)  # type: ignore[arg-type]
-        allowance = budget.remaining(index)
-        if allowance <= 0:
-            return Outcome.unknown(Reason.TIMEOUT, self.name, "no time was left", **known)
-        with budget.charging([index]) as elapsed:
-            try:
-                outcome = self._searched(bounds, number, lambda: allowance - elapsed())
-            except OutOfTime:
-                outcome = Outcome.unknown(Reason.TIMEOUT, self.name, "the budget ran out before anything was split")
-            except Exception as error:
-                outcome = fault(error, self.name)
-            seconds[self.name] = elapsed()
-        for name in ("margin", "subproblems"):
-            if (found := getattr(outcome, name)) is not None:
-                known[name] = found
-        return replace(outcome, **known)  # type: ignore[arg-type]
-
-    def _searched(self, bounds: _Bounds, number: int, left: Callable[[], float]) -> Outcome:
+    def decide(self, bounds: BoundedBoxes, number: int, left: Callable[[], float]) -> Outcome:
         """The outcome of the trees of one query; ``left``: seconds."""
         candidates = Candidates(bounds.queries[number], self.name)
-        open_ = [i for i, lower in enumerate(bounds.lower[number].tolist()) if not lower > 0]
-        if any(bounds.rows_of(number, i) == 0 for i in open_):
-            return candidates.anywhere() or Outcome.unknown(Reason.UNCONFIRMED, self.name, "any point should do")
         with torch.no_grad():
-            system = System.of(candidates.query, bounds.relaxation, number, open_, self.slopes, lambda: left() <= 0)
+            system = bounds.system(number, self.slopes, left)
+            if system is None:
+                return candidates.anywhere()
             options = replace(self.search, record=bounds.recording)
             limits = Limits(self.memory // 2, left, most(self.processes), self.alone)
             found = search(system, candidates, options, self.rounds, limits)
@@ -176,7 +226,7 @@ class Bab:
         return Outcome.unknown(found.ended.reason, self.name, f"{found.ended.detail} after {told}", **known)
 
 
-class _Bounds:
+class BoundedBoxes:
     """Bounds of a batch of boxes of one network, and of the property's rows there.
 
     Args:
@@ -195,13 +245,9 @@ class _Bounds:
     """
 
     def __init__(
-        self, method: Bab, network: Network, queries: Sequence[Query], stop: Callable[[], bool], roots: Roots
+        self, method: Decider, network: Network, queries: Sequence[Query], stop: Callable[[], bool], roots: Roots
     ) -> None:
-        if network.multiplies:
-            network.require_piecewise_linear()
-        for index in network.activations:
-            # Raises an error for a kind that is not split.
-            IS_SMOOTH[network.nodes[index]]
+        method.require(network)
         self.queries, self._roots = queries, roots
         self._recorder: Recorder | None = None
         net, properties = network.to(torch.float64), [query.property for query in queries]
@@ -210,7 +256,7 @@ class _Bounds:
             box = input_box(properties, network)
             known = roots.known(queries, net, box.lower)
             search, coarse = neurons(method.intermediate, memory=memory, stop=stop), None
-            record = method.search.record and not uncertified(network)
+            record = method.record and not uncertified(network)
             if record:
                 # What others have proven is not recorded.
                 known, recorder = None, Recorder.of(network)
@@ -235,9 +281,16 @@ class _Bounds:
         """Whether what proves the bounds is recorded."""
         return self._recorder is not None
 
-    def rows_of(self, number: int, polytope: int) -> int:
-        """How many rows a polytope of one query has, as ``RowBatch`` counts polytopes."""
-        return int(self._counts[number][polytope])
+    def system(self, number: int, slopes: Slopes, left: Callable[[], float]) -> System | None:
+        """The folded system of one query and its open polytopes; None if one of these has no rows: any point is unsafe.
+
+        Raises:
+            OutOfTime: if no time is left.
+        """
+        open_ = [i for i, lower in enumerate(self.lower[number].tolist()) if not lower > 0]
+        if any(int(self._counts[number][i]) == 0 for i in open_):
+            return None
+        return System.of(self.queries[number], self.relaxation, number, open_, slopes, lambda: left() <= 0)
 
     def prove(self, number: int, lower: Mapping[int, float]) -> None:
         """Take proven lower bounds of some polytopes of one query, by the polytopes' numbers in ``RowBatch``."""

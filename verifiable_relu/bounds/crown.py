@@ -1,0 +1,595 @@
+"""CROWN and α-CROWN: bounds of unstable neurons by rows of coefficients, and the search for the slopes of lines.
+
+CROWN bounds every unstable neuron's pre-activation, layer after layer. α-CROWN chooses lines by gradient ascent on the
+bound itself, row by row.
+
+Source: Xu et al., Fast and Complete: Enabling Complete Verification with Rapid and Massively Parallel Incomplete
+Verifiers, arXiv 2011.13824, section 3.2. Every choice of slopes is sound, so the search may run in float32 and
+without regard to rounding; what it found is then bounded once more, in the relaxation's dtype, rounding included.
+
+The ascent is Adam's (Kingma and Ba, arXiv 1412.6980, algorithm 1). torch's optimizers cannot drop rows, and importing
+them takes as long as importing the rest of torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from verifiable_relu.bounds.activations import unstable
+from verifiable_relu.bounds.forward import intersect, rough
+from verifiable_relu.bounds.relaxation import Relaxation
+from verifiable_relu.bounds.tuning import MEMORY, TUNING, Bounds, Lines, Tuning, chunk_size, groups, receptive
+from verifiable_relu.network.graph import Network
+from verifiable_relu.network.nodes import Activation, Affine, Input, Linear, Permute, Relu, Reshape, Scale
+
+
+class Moments:
+    """The means of a parameter's gradients and of their squares by which Adam steps; those of newer ones count more.
+
+    Args:
+        parameter: of any shape.
+
+    Attributes:
+        first: the mean of the gradients, which is too small by the factor ``share`` at first.
+    """
+
+    def __init__(self, parameter: Tensor) -> None:
+        self.first = torch.zeros_like(parameter)
+        self._second = torch.zeros_like(parameter)
+        self._steps = 0
+
+    @property
+    def share(self) -> float:
+        """What part of the mean the gradients so far make up."""
+        return float(1 - 0.9**self._steps)
+
+    def take(self, gradient: Tensor, least: float = 1e-12) -> Tensor:
+        """Count one more gradient; returns the size of all, by which a step is divided, ``least`` added."""
+        self._steps += 1
+        self.first.lerp_(gradient, 0.1)
+        self._second.mul_(0.999).addcmul_(gradient, gradient, value=0.001)
+        return (self._second / (1 - 0.999**self._steps)).sqrt_().add_(least)
+
+    def narrow(self, keep: Tensor) -> None:
+        """Go on with some of the rows: ``keep`` (rows,) bool."""
+        self.first, self._second = self.first[keep], self._second[keep]
+
+
+class Adam:
+    """Slopes, (rows, slopes), that ascend along their gradients and stay within [0, 1].
+
+    Args:
+        value: where they start; changed in place.
+
+    Attributes:
+        value: where they are.
+        counted: how many steps are part of the mean.
+    """
+
+    def __init__(self, value: Tensor) -> None:
+        self.value = value
+        self.counted = 0
+        self._moments = Moments(value)
+        self._sum = torch.zeros_like(value)
+
+    def narrow(self, keep: Tensor) -> None:
+        """Go on with some of the rows: ``keep`` (rows,) bool."""
+        self.value, self._sum = self.value[keep], self._sum[keep]
+        self._moments.narrow(keep)
+
+    def step(self, gradient: Tensor, rate: float, counts: bool) -> None:
+        """Take one step along the gradient.
+
+        Args:
+            gradient: (rows, slopes).
+            rate: the length of the step, if all gradients so far were the same.
+            counts: whether the slopes after the step are to be part of the mean.
+        """
+        size = self._moments.take(gradient, 1e-8)
+        self.value.addcdiv_(self._moments.first, size, value=rate / self._moments.share).clamp_(0, 1)
+        if counts:
+            self._sum += self.value
+            self.counted += 1
+
+    def mean(self) -> Tensor:
+        """The mean of the slopes after each step that counts.
+
+        Source: Polyak and Juditsky, SIAM J. Control Optim. 30 (1992), 838-855.
+        """
+        return self._sum / self.counted
+
+
+Search = Callable[[Relaxation, int, Tensor, Tensor, Tensor | None], Tensor]
+"""Bounds rows·y + constant from below: of (relaxation, target, rows, sample, constant), as ``Relaxation.lower``."""
+
+
+def crown_relaxation(
+    network: Network,
+    box: Bounds,
+    *,
+    known: Mapping[int, Bounds] | None = None,
+    crown: bool = True,
+    memory: int = MEMORY,
+    stop: Callable[[], bool] | None = None,
+    search: Search | None = None,
+    max_unstable: int | None = None,
+    float32: bool = False,
+    tuning: Tuning = TUNING,
+    coarse: Callable[[int, Bounds], Bounds] | None = None,
+) -> Relaxation:
+    """A relaxation whose unstable neurons' pre-activations have been bounded by CROWN.
+
+    Args:
+        network: in the dtype and on the device of ``box``.
+        box: the inputs, shaped (batch, *input_shape).
+        known: bounds of activations' inputs, by activation node index: of these, only neurons that are unstable by them
+            are bounded again.
+        crown: whether to bound unstable neurons by CROWN; without, only ``search`` does.
+        memory: a limit in bytes on the coefficients held at once.
+        stop: asked between chunks; once it returns True the rest keeps its interval bounds, which are looser and just
+            as sound.
+        search: better bounds for the neurons that CROWN leaves unstable (``alpha.neurons``).
+        max_unstable: a layer of which more neurons are unstable keeps its intervals, sample by sample: a box in which
+            nearly everything is unstable is bounded badly whatever it costs. By default no layer does.
+        float32: coefficients in float32 (``Relaxation``).
+        tuning: thresholds.
+        coarse: makes bounds of an activation's input, given with its index, looser before anything else is bounded
+            with them.
+    """
+    relaxation = Relaxation(network, box, known, float32, tuning=tuning)
+    exact = _exact_by_intervals(network)
+
+    def tighten(index: int, bounds: Bounds) -> Bounds:
+        if exact[network.nodes[index].inputs[0]]:
+            return bounds
+        if crown:
+            bounds = _Layer(relaxation, index, bounds, max_unstable, memory, stop).tightened()
+        if search is not None:
+            bounds = _Layer(relaxation, index, bounds, max_unstable, memory, stop, search).tightened()
+        return bounds
+
+    if coarse is None:
+        relaxation.advance(network.last_activation, tighten)
+    else:
+        relaxation.advance(network.last_activation, lambda index, bounds: coarse(index, tighten(index, bounds)))
+    return relaxation
+
+
+def preactivation_bounds(
+    network: Network,
+    box: Bounds,
+    *,
+    memory: int = MEMORY,
+    stop: Callable[[], bool] | None = None,
+    search: Search | None = None,
+    float32: bool = False,
+    tuning: Tuning = TUNING,
+) -> dict[int, Bounds]:
+    """CROWN bounds of every activation's input, by activation node index, each (batch, *shape).
+
+    Neurons that intervals already prove stable are not bounded again. The arguments are those of ``crown_relaxation``.
+    """
+    return crown_relaxation(network, box, memory=memory, stop=stop, search=search, float32=float32, tuning=tuning).pre
+
+
+class _Layer:
+    """The neurons of one activation's input that are to be bounded anew.
+
+    The lower line of a ReLU is chosen by the bounds that rows have found alone. If the tighter interval took part, it
+    could change the choice for the worse; with the same choice, it can only tighten what follows.
+
+    Args:
+        relaxation: advanced to the activation.
+        index: the activation.
+        bounds: of its input so far.
+        max_unstable: the most unstable neurons of a sample, if its neurons are to be bounded at all.
+        memory: a limit in bytes on the coefficients held at once.
+        stop: asked between chunks.
+        search: what bounds rows; by default CROWN's lines.
+    """
+
+    def __init__(
+        self,
+        relaxation: Relaxation,
+        index: int,
+        bounds: Bounds,
+        max_unstable: int | None,
+        memory: int,
+        stop: Callable[[], bool] | None,
+        search: Search | None = None,
+    ) -> None:
+        node = relaxation.network.nodes[index]
+        assert isinstance(node, Activation)
+        self.relaxation, self.index, self.node, self.bounds = relaxation, index, node, bounds
+        self.source = node.inputs[0]
+        self.stop, self.search = stop, search
+        chosen = unstable(node, bounds).flatten(1)
+        if max_unstable is not None:
+            chosen = chosen & (chosen.sum(1, keepdim=True) <= max_unstable)
+        self.chosen = chosen
+        # Lower bounds of every neuron and of its negative.
+        self.both = torch.stack([bounds.lower.flatten(1), -bounds.upper.flatten(1)])
+        tuning, self.narrow = relaxation.tuning, relaxation.backward.float32.last_node > relaxation.nodes.start
+        windowed = search is None and len(bounds.lower.shape) == 4
+        copies = tuning.windowed_copies if windowed else tuning.copies
+        self.multiple = tuning.row_multiple if self.narrow and relaxation.samples == 1 else 1
+        # Coefficients in float32 take half the memory.
+        size = chunk_size(relaxation.network, self.both, memory, tuning, copies / 2 if self.narrow else copies)
+        self.size = -(-size // self.multiple) * self.multiple
+
+    def tightened(self) -> Bounds:
+        """The bounds, intersected with what rows find for both sides, lower and upper, of the chosen neurons.
+
+        The lower bound of a ReLU's input is of no use if the ReLU turns out inactive. Neither is the upper bound of an
+        input of the last ReLU that turns out active. Such sides, where they are so many that it pays, wait until the
+        other side is bounded.
+        """
+        chosen, both, relaxation = self.chosen, self.both, self.relaxation
+        last = self.index == relaxation.network.last_activation
+        places = chosen.flatten().nonzero().squeeze(1)
+        enough = relaxation.tuning.waiting_coefficients // receptive(relaxation.network)[self.source]
+        if isinstance(self.node, Relu) and len(places) > enough and int(chosen.sum(1).amax()) > enough:
+            negative = both[0] < both[1]
+            later = torch.stack([negative, ~negative & last]) & chosen
+            later &= later.sum((0, 2))[:, None] > enough
+            self._improve((chosen & ~later).flatten().nonzero().squeeze(1))
+            self._improve(undecided(later, both).flatten().nonzero().squeeze(1))
+        else:
+            self._improve(torch.cat([places, places + chosen.numel()]))
+        low, high = (side.reshape(self.bounds.lower.shape) for side in both.unbind())
+        if isinstance(self.node, Relu):
+            relaxation.lines.identity_lower[self.index] = low > high
+        return intersect(self.bounds, Bounds(low, -high))
+
+    def _improve(self, places: Tensor) -> None:
+        """Bound what lies at these places of ``both``, flattened, anew."""
+        samples, total, neurons = self.relaxation.samples, self.chosen.numel(), self.chosen.shape[1]
+        sample = places // neurons % samples if samples > 1 else None
+        count = places.shape[0]
+        if count % self.multiple:
+            places = torch.cat([places, places[-1:].expand(-count % self.multiple)])
+        one = self.both.new_ones(())
+        digits = self.relaxation.tuning.row_digits if self.narrow else None
+        for part, mine in groups(places.shape[0], sample, self.size, samples, digits):
+            if self.stop is not None and self.stop():
+                return
+            place = places[part]
+            neuron, sign = place % neurons, torch.where(place < total, one, -one)
+            if self.search is None:
+                found = self.relaxation.neurons(self.source, neuron, sign, mine)
+            else:
+                target, rows, constant = signed(self.relaxation.network, self.source, neuron, sign)
+                every = torch.zeros_like(place) if sample is None else sample[part]
+                found = self.search(self.relaxation, target, rows, every, constant)
+            self.both.view(-1).index_copy_(0, place, found)
+
+
+def undecided(later: Tensor, both: Tensor) -> Tensor:
+    """Which of the sides that wait must be bounded after all: those of neurons that the other side leaves unstable.
+
+    Args:
+        later: (2, batch, neurons) bool.
+        both: (2, batch, neurons) lower bounds of every neuron and of its negative, so far.
+    """
+    return later & (both < 0).all(0)
+
+
+def signed(network: Network, index: int, neuron: Tensor, sign: Tensor) -> tuple[int, Tensor, Tensor | None]:
+    """sign·(neurons of node ``index``) as rows of a target node, and constants, typed like ``sign``.
+
+    ``neuron`` and ``sign``, ±1, are (R,). A neuron of a linear layer is its row of the weights.
+    """
+    node = network.nodes[index]
+    if isinstance(node, Linear) and len(node.shape) == 1 and not node.weight_error:
+        return node.inputs[0], node.weight[neuron] * sign[:, None], node.bias[neuron] * sign
+    ones = sign.new_zeros(len(neuron), node.size).scatter(1, neuron[:, None], sign[:, None])
+    return index, ones.reshape(-1, *node.shape), None
+
+
+def interval_is_exact(network: Network, index: int) -> bool:
+    """Whether interval arithmetic bounds every neuron of the node exactly (one affine map on a box)."""
+    return _exact_by_intervals(network)[index]
+
+
+def _exact_by_intervals(network: Network) -> tuple[bool, ...]:
+    """Whether intervals bound a node exactly, for every node: its values fill a box, or are an affine map of a box."""
+
+    def find() -> tuple[bool, ...]:
+        shaped: list[bool] = []
+        exact: list[bool] = []
+        for node in network.nodes:
+            moves = isinstance(node, Scale | Reshape | Permute)
+            before = bool(node.inputs) and shaped[node.inputs[0]]
+            shaped.append(isinstance(node, Input) or (before and (moves or isinstance(node, Activation))))
+            exact.append(exact[node.inputs[0]] if moves else shaped[-1] or (before and isinstance(node, Affine)))
+        return tuple(exact)
+
+    return network.once(interval_is_exact, find)
+
+
+@dataclass(frozen=True)
+class Ascent:
+    """How slopes are searched for.
+
+    Attributes:
+        steps: of Adam.
+        rate: of the first step; slopes live in [0, 1].
+        decay: what the rate is multiplied with after every step.
+        patience: rows that need no better bound are dropped every so many steps.
+    """
+
+    steps: int = 20
+    rate: float = 0.5
+    decay: float = 0.98
+    patience: int = 4
+
+
+@dataclass(frozen=True)
+class Ascended:
+    """What a search has found, row by row.
+
+    Attributes:
+        lower: (R,) lower bounds, rounding accounted for, never below those of the relaxation's own lines by more than
+            rounding.
+        slopes: the slopes with which ``lower`` was computed, (R, neurons of all activations on the way, in node
+            order), in the dtype of the search; None where they were not to be kept.
+    """
+
+    lower: Tensor
+    slopes: Tensor | None = None
+
+
+def ascend(
+    relaxation: Relaxation,
+    target: int,
+    rows: Tensor,
+    sample: Tensor,
+    ascent: Ascent,
+    *,
+    constant: Tensor | None = None,
+    keep: bool = False,
+    settled: Callable[[Tensor, Tensor], Tensor] | None = None,
+    memory: int = MEMORY,
+    stop: Callable[[], bool] | None = None,
+) -> Ascended:
+    """Lower bounds of rows·y + constant with optimised slopes, y being the value of node ``target``.
+
+    Args:
+        relaxation: advanced to the target.
+        target: the node.
+        rows: (R, *shape of the target).
+        sample: (R,) the sample of each row.
+        ascent: the options of the search.
+        constant: (R,), by default 0.
+        keep: whether the slopes are wanted, too.
+        settled: given row numbers (n,) and the best bounds found for them (n,), tells which of them need no
+            better one: (n,) bool. Rows that are asked about together are never split over several calls.
+        memory: a limit in bytes on what is held at once.
+        stop: asked before every step; once it returns True the best slopes so far are taken.
+    """
+    constant = rows.new_zeros(len(rows)) if constant is None else constant
+    depth = sum(relaxation.network.nodes[i].size for i in _involved(relaxation, target))
+    widest = max(node.size for node in relaxation.network.nodes)
+    tuning = relaxation.tuning
+    working = min(memory, tuning.search_bytes)
+    size = max(1, working // (rows.element_size() * tuning.search_copies * (depth + widest)))
+    parts: list[Ascended] = []
+    for first in range(0, len(rows), size):
+        part = slice(first, min(len(rows), first + size))
+        number = torch.arange(part.start, part.stop, device=rows.device)
+        search = SlopeSearch(relaxation, target, rows[part], sample[part], constant[part], ascent)
+        mine = None if settled is None else (lambda at, best, number=number: settled(number[at], best))
+        search.run(mine, stop)
+        parts.append(search.proven(keep))
+    if len(parts) == 1:
+        return parts[0]
+    lower = torch.cat([rows.new_zeros(0), *(part.lower for part in parts)])
+    if not keep or not parts:
+        return Ascended(lower)
+    return Ascended(lower, torch.cat([part.slopes for part in parts if part.slopes is not None]))
+
+
+def neurons(ascent: Ascent, *, memory: int = MEMORY, stop: Callable[[], bool] | None = None) -> Search:
+    """``ascend`` as ``crown_relaxation`` asks for it: better bounds of single neurons."""
+
+    def search(relaxation: Relaxation, target: int, rows: Tensor, sample: Tensor, constant: Tensor | None) -> Tensor:
+        found = ascend(relaxation, target, rows, sample, ascent, constant=constant, memory=memory, stop=stop)
+        return found.lower
+
+    return search
+
+
+def _involved(relaxation: Relaxation, target: int) -> list[int]:
+    """The activations that a row of ``target`` passes on its way back."""
+    nodes = relaxation.network.nodes
+    reached = {target}
+    for index in range(target, -1, -1):
+        if index in reached:
+            reached.update(nodes[index].inputs)
+    return [i for i in sorted(reached) if isinstance(nodes[i], Activation)]
+
+
+class SlopeSearch:
+    """The slopes of one chunk of rows, (rows, neurons of all activations on the way, one after another).
+
+    In float32, or in float64 where float32 does not hold the weights.
+    """
+
+    def __init__(
+        self, relaxation: Relaxation, target: int, rows: Tensor, sample: Tensor, constant: Tensor, ascent: Ascent
+    ) -> None:
+        self.relaxation = relaxation
+        self.target = target
+        self.rows, self.sample, self.constant = rows, sample, constant
+        self.ascent = ascent
+        self.activations = _involved(relaxation, target)
+        self.sizes = [relaxation.network.nodes[i].size for i in self.activations]
+        box = relaxation.box
+        network, self.dtype = rough(relaxation.network, rows.device)
+        self.rough = Relaxation(network, Bounds(box.lower.to(self.dtype), box.upper.to(self.dtype)))
+        self.best = rows.new_full((len(rows),), -torch.inf, dtype=self.dtype)
+        starts, fixed, free = [], [], []
+        for index in self.activations:
+            common = relaxation.lines.of(index).lower_slope.to(self.dtype).flatten(1)
+            if self._relu(index):
+                free.append(relaxation.lines.free(index).to(self.dtype).flatten(1))
+                starts.append(common * free[-1])
+                fixed.append(common - starts[-1])
+            else:
+                free.append(torch.ones_like(common))
+                starts.append(0.5 * free[-1])
+                fixed.append(torch.zeros_like(common))
+        none = rows.new_zeros(relaxation.samples, 0, dtype=self.dtype)
+        start, self.fixed, self.free = (torch.cat([none, *t], 1) for t in (starts, fixed, free))
+        self.slopes = start.index_select(0, sample)
+
+    def _relu(self, index: int) -> bool:
+        return isinstance(self.relaxation.network.nodes[index], Relu)
+
+    def run(self, settled: Callable[[Tensor, Tensor], Tensor] | None, stop: Callable[[], bool] | None) -> None:
+        """Ascend; the best slopes of every row are kept, the mean of the later half of all included."""
+        if not self.activations:
+            return
+        at = torch.arange(len(self.rows), device=self.rows.device)
+        slopes = Adam(self.slopes.clone())
+        view = self._view(at)
+        rate = self.ascent.rate
+        for step in range(self.ascent.steps + 1):
+            if stop is not None and stop():
+                return
+            values, gradient = view(slopes.value)
+            self.keep(at, values, slopes.value)
+            if step == self.ascent.steps:
+                break
+            going = None
+            if settled is not None and step % self.ascent.patience == 0:
+                going = ~settled(at, self.best[at])
+                if not bool(going.any()):
+                    return
+            slopes.step(gradient(), rate, counts=2 * step >= self.ascent.steps)
+            if going is not None and not bool(going.all()):
+                at = at[going]
+                slopes.narrow(going)
+                view = self._view(at)
+            rate *= self.ascent.decay
+        # Steps of this size go to and fro about a maximum at which the bound has a kink.
+        if slopes.counted and not (stop is not None and stop()):
+            mean = slopes.mean()
+            self.keep(at, view(mean)[0], mean)
+
+    def _each(self, slopes: Tensor) -> dict[int, Tensor]:
+        """The part of every activation, (rows, *shape)."""
+        shapes = [self.relaxation.network.nodes[i].shape for i in self.activations]
+        parts = zip(self.activations, shapes, slopes.split(self.sizes, 1), strict=True)
+        return {index: part.reshape(len(slopes), *shape) for index, shape, part in parts}
+
+    def _view(self, at: Tensor) -> Callable[[Tensor], tuple[Tensor, Callable[[], Tensor]]]:
+        """The bounds of the rows ``at`` as a function of their slopes, and a function that gives their gradient."""
+        sample = self.sample[at]
+        rows, constant = self.rows[at].to(self.dtype), self.constant[at].to(self.dtype)
+        fixed, free = self.fixed.index_select(0, sample), self.free.index_select(0, sample)
+        common = {
+            index: Lines(*(t.to(self.dtype).index_select(0, sample) for t in self.relaxation.lines.of(index).parts()))
+            for index in self.activations
+            if self._relu(index)
+        }
+
+        def bounds(slopes: Tensor) -> tuple[Tensor, Callable[[], Tensor]]:
+            lines, leaves, chosen = {}, {}, {}
+            for index, part in self._each(torch.addcmul(fixed, free, slopes)).items():
+                if index in common:
+                    lines[index] = replace(common[index], lower_slope=part)
+                    continue
+                with torch.enable_grad():
+                    leaves[index] = part.to(self.rows.dtype).requires_grad_()
+                    chosen[index] = self.relaxation.lines.chosen(index, sample, leaves[index]).parts()
+                lines[index] = Lines(*(t.detach().to(self.dtype) for t in chosen[index]))
+            record: dict[int, Tensor] = {}
+            with torch.no_grad():
+                values, reached = self.rough.lower(
+                    self.target,
+                    rows,
+                    sample,
+                    constant=constant,
+                    lines=lines,
+                    rounded=False,
+                    record=record,
+                    coefficients=True,
+                )
+            assert reached is not None
+
+            def gradient() -> Tensor:
+                with torch.no_grad():
+                    moved = self._by_lines(lines, record, sample, reached)
+                parts = [slopes.new_zeros(len(slopes), 0)]
+                for index, size in zip(self.activations, self.sizes, strict=True):
+                    if index not in moved:
+                        parts.append(slopes.new_zeros(len(slopes), size))
+                    elif index in common:
+                        parts.append(moved[index][0].flatten(1))
+                    else:
+                        pairs = zip(chosen[index], moved[index], strict=True)
+                        outputs, given = zip(*((c, m.to(c)) for c, m in pairs if c.requires_grad), strict=True)
+                        (found,) = torch.autograd.grad(outputs, leaves[index], given)
+                        parts.append(found.flatten(1).to(self.dtype))
+                return torch.cat(parts, 1) * free
+
+            return values, gradient
+
+        return bounds
+
+    def _by_lines(
+        self, lines: Mapping[int, Lines], record: Mapping[int, Tensor], sample: Tensor, reached: Tensor
+    ) -> dict[int, tuple[Tensor, Tensor, Tensor, Tensor]]:
+        """Derivatives of every row's bound by the slopes and offsets of its lines, in the order of ``Lines``.
+
+        A bound is the least value over the box of a linear function that the rows' coefficients make of the lines. By
+        the envelope theorem only its value at the minimiser x counts: going forward from there through the lines that
+        were taken, a neuron with the coefficient a and the pre-activation z contributes a⁺·(lower line at z) +
+        a⁻·(upper line at z).
+        """
+        network, entry = self.rough.network, self.rough.nodes.start
+        center, radius = self.rough.nodes.ball(entry)
+        point = center.index_select(0, sample) - reached.sign() * radius.index_select(0, sample)
+        values = {entry: point.reshape(len(point), *network.nodes[entry].shape)}
+        found = {}
+        for index in range(entry + 1, max(record, default=0) + 1):
+            node = network.nodes[index]
+            if any(i not in values for i in node.inputs):
+                continue
+            if not isinstance(node, Activation):
+                values[index] = node.forward(*(values[i] for i in node.inputs))
+            elif index in record:
+                z, mine = values[node.inputs[0]], lines[index]
+                above = record[index].reshape(z.shape)
+                below = above.clamp(max=0)
+                above = above - below
+                found[index] = (above * z, above, below * z, below)
+                low = torch.addcmul(mine.lower_offset, mine.lower_slope, z)
+                high = torch.addcmul(mine.upper_offset, mine.upper_slope, z)
+                values[index] = torch.where(below < 0, high, low)
+        return found
+
+    def keep(self, at: Tensor, values: Tensor, slopes: Tensor) -> None:
+        """Take the slopes of those of the rows ``at`` whose bounds are better than the best so far."""
+        better = values > self.best[at]
+        chosen = at[better]
+        self.best[chosen] = values[better]
+        self.slopes[chosen] = slopes[better]
+
+    def proven(self, keep: bool) -> Ascended:
+        """The bounds of the best slopes, rounding accounted for; ``keep``: with the slopes."""
+        lines = {
+            index: self.relaxation.lines.chosen(index, self.sample, slope.to(self.rows.dtype))
+            for index, slope in self._each(self.slopes).items()
+        }
+        found = self.relaxation.lower(self.target, self.rows, self.sample, constant=self.constant, lines=lines)[0]
+        # The search starts from CROWN's own lines for ReLU alone.
+        if not all(self._relu(index) for index in self.activations):
+            common = self.relaxation.lower(self.target, self.rows, self.sample, constant=self.constant)[0]
+            found = torch.maximum(found, common)
+        return Ascended(found, self.slopes if keep else None)

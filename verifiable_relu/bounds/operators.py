@@ -1,0 +1,509 @@
+"""Products with the weights of affine maps, as fast as bound propagation needs them.
+
+**Cells.** Images in cells of one stride: how a convolution with strides becomes one without. A cell holds the stride[0]
+× stride[1] neighbouring pixels of every channel, as channels of their own. Output (y, x) of a convolution without
+dilation sees the cells (y + i, x + j) through the kernel's blocks (i, j), each as large as the stride. Cells begin at
+the first padded pixel.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import warnings
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import Generic, TypeVar
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from verifiable_relu.bounds import sums
+from verifiable_relu.bounds.tuning import TUNING, Tuning
+from verifiable_relu.network.graph import Network
+from verifiable_relu.network.nodes import Affine, Conv2d, Linear, Node, Shape
+from verifiable_relu.network.once import Made, Once
+
+Kind = TypeVar("Kind", bound=Affine, covariant=True)
+
+
+class Operator(Generic[Kind]):
+    """The products with W of a node y = W·x + b, and what is derived from W and b, which is made once.
+
+    Attributes:
+        node: the affine node; nothing of it is changed.
+        terms32: how many additions in float32 a product takes part in, in ``linear32`` and in ``absolute32``.
+    """
+
+    terms32: tuple[int, int] = (0, 0)
+
+    def __init__(self, node: Kind, tuning: Tuning) -> None:
+        self.node = node
+        self.tuning = tuning
+        self._once = Once()
+
+    def once(self, key: Hashable, make: Callable[[], Made]) -> Made:
+        """What ``make`` makes of the node's tensors: made once for a key, or each time if a gradient is wanted."""
+        return self._once(key, make) if self.constant else make()
+
+    @cached_property
+    def constant(self) -> bool:
+        """Whether no gradient of the node's tensors is wanted."""
+        return not any(isinstance(value, Tensor) and value.requires_grad for value in vars(self.node).values())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """W·x + b for x of shape (batch, *input shape)."""
+        return self.node.forward(x)
+
+    def linear(self, x: Tensor) -> Tensor:
+        """W·x."""
+        return self.node.linear(x)
+
+    def absolute(self, x: Tensor) -> Tensor:
+        """|W|·x."""
+        return self.node.absolute(x)
+
+    def linear32(self, x: Tensor) -> Tensor:
+        """W·x with sums in float32, in the dtype of W; only where ``fits32``."""
+        raise NotImplementedError
+
+    def forward32(self, x: Tensor) -> Tensor:
+        """W·x + b, the sums of W·x in float32, in the dtype of W; only where ``fits32``."""
+        return self.linear32(x).add_(self.offset)
+
+    def absolute32(self, x: Tensor) -> Tensor:
+        """|W|·x with sums in float32, in the dtype of W; only where ``fits32``."""
+        raise NotImplementedError
+
+    def adjoint(self, a: Tensor, input_shape: Shape) -> Tensor:
+        """Wᵀ·a for a of shape (rows, *shape), in the dtype of a; returns (rows, *input_shape).
+
+        Where the network is in float64, a may be in float32 if ``fits32``.
+        """
+        return self.node.adjoint(a, input_shape)
+
+    @property
+    def fits32(self) -> bool:
+        """Whether sums may be taken in float32: every weight is a float32 number, and sums are direct."""
+        return False
+
+    @property
+    def offset(self) -> Tensor:
+        """b, broadcastable to the node's shape."""
+        return self.once("offset", self.node.offset)
+
+    @property
+    def offset_magnitude(self) -> Tensor:
+        """≥ |b| (``Affine.offset_magnitude``)."""
+        return self.once("offset magnitude", self.node.offset_magnitude)
+
+    @property
+    def row_sums(self) -> Tensor:
+        """The sums of |W|'s rows, up to rounding; broadcastable to the node's shape."""
+        return self.once("row sums", self.node.row_sums)
+
+
+def exact_in_float32(weight: Tensor) -> bool:
+    """Whether all numbers are float32 numbers, and none so small that a library may take it for 0."""
+    narrow = weight.to(torch.float32)
+    normal = (narrow == 0) | (narrow.abs() >= torch.finfo(torch.float32).tiny)
+    return bool(((narrow.to(weight) == weight) & normal).all())
+
+
+Pair = tuple[int, int]
+
+
+@cache
+def _in_step(phase: int, stride: int, first: int, cells: int, length: int) -> tuple[int, int, int]:
+    """The pixels of one phase of the cells that lie in a line of an image.
+
+    Args:
+        phase: which pixel of every cell.
+        stride: pixels in a cell.
+        first: the pixel, counted from the first cell, at which the line begins.
+        cells: how many there are.
+        length: of the line.
+
+    Returns:
+        The first such cell, the place of its pixel in the line, and how many there are.
+    """
+    start = -((phase - first) // stride)
+    place = start * stride + phase - first
+    return start, place, max(0, min(cells - start, -(-(length - place) // stride)))
+
+
+def _phases(cells: Tensor, image: Tensor, stride: Pair, corner: Pair) -> Iterator[tuple[Tensor, Tensor]]:
+    """Views of the same numbers in cells and in an image that begins at a corner, one pixel of a cell at a time."""
+    (up, across), (down, right), (rows, channels, height, width) = stride, cells.shape[2:], image.shape
+    ours, theirs = cells.stride(), image.stride()
+    # Slices, axis by axis, would take as long as copying what is in them.
+    for i, j in itertools.product(range(up), range(across)):
+        y, top, tall = _in_step(i, up, corner[0], down, height)
+        x, left, broad = _in_step(j, across, corner[1], right, width)
+        size = rows, channels, tall, broad
+        start = cells.storage_offset() + (i * across + j) * ours[1] + y * ours[2] + x * ours[3]
+        part = cells.as_strided(size, (ours[0], up * across * ours[1], ours[2], ours[3]), start)
+        start = image.storage_offset() + top * theirs[2] + left * theirs[3]
+        yield part, image.as_strided(size, (theirs[0], theirs[1], up * theirs[2], across * theirs[3]), start)
+
+
+def fill_cells(cells: Tensor, image: Tensor, stride: Pair, corner: Pair) -> None:
+    """Put an image (rows, channels, height, width) into cells (rows, channels·stride, …) that are zeros before."""
+    for part, mine in _phases(cells, image, stride, corner):
+        part.copy_(mine)
+
+
+def image_of_cells(cells: Tensor, shape: Shape, stride: Pair, corner: Pair = (0, 0)) -> Tensor:
+    """The image (rows, *shape) that begins at a corner of cells; zeros where the cells end before it.
+
+    Args:
+        cells: (rows, channels·stride, height, width).
+        shape: (channels, height, width) of the image.
+        stride: pixels of a cell.
+        corner: the pixel, counted from the first cell, at which the image begins.
+    """
+    if stride == (1, 1) and corner == (0, 0) and cells.shape[1:] == shape:
+        return cells
+    reached = zip(cells.shape[2:], stride, corner, shape[1:], strict=True)
+    inside = all(n * s >= first + length for n, s, first, length in reached)
+    found = cells.new_empty(len(cells), *shape) if inside else cells.new_zeros(len(cells), *shape)
+    for part, mine in _phases(cells, found, stride, corner):
+        mine.copy_(part)
+    return found
+
+
+def framed(x: Tensor, margins: list[int]) -> Tensor:
+    """``F.pad`` of x: zeros where margins are positive, cuts where they are negative, even into the zeros."""
+    for part in ([max(m, 0) for m in margins], [min(m, 0) for m in margins]):
+        # Without margins, too, F.pad copies.
+        x = torch.constant_pad_nd(x, part) if any(part) else x
+    return x
+
+
+@cache
+def _direct() -> Callable[..., Tensor]:
+    """oneDNN's convolution by name, since another library may transform the sums (Winograd, FFT)."""
+    found: Callable[..., Tensor] = torch.ops.aten.mkldnn_convolution.default
+    return found
+
+
+class ConvolutionOperator(Operator[Conv2d]):
+    """A two-dimensional convolution."""
+
+    def __init__(self, node: Conv2d, tuning: Tuning) -> None:
+        super().__init__(node, tuning)
+        terms = math.prod(node.weight.shape[1:])
+        self.terms32 = terms, terms
+
+    @property
+    def plain(self) -> bool:
+        """Whether every output sees every channel, and all of its window."""
+        return self.node.groups == 1 and self.node.dilation == (1, 1)
+
+    @cached_property
+    def fits32(self) -> bool:
+        return self.plain and self.constant and exact_in_float32(self.node.weight)
+
+    def weight(self, dtype: torch.dtype) -> Tensor:
+        """The kernels in a dtype, (out, in / groups, kh, kw)."""
+        return (
+            self.node.weight
+            if dtype == self.node.weight.dtype
+            else self.once(dtype, lambda: self.node.weight.to(dtype))
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._summed(x, self.node.bias) if self.by_blocks(x) else self.node.forward(x)
+
+    def linear(self, x: Tensor) -> Tensor:
+        return self._summed(x, None) if self.by_blocks(x) else self.node.linear(x)
+
+    def absolute(self, x: Tensor) -> Tensor:
+        return self.node.convolved(x, self.once("absolute", self.node.weight.abs))
+
+    def linear32(self, x: Tensor) -> Tensor:
+        return self._in_float32(x, self.weight(torch.float32))
+
+    def absolute32(self, x: Tensor) -> Tensor:
+        return self._in_float32(x, self.once("absolute32", self.weight(torch.float32).abs))
+
+    def _in_float32(self, x: Tensor, weight: Tensor) -> Tensor:
+        """A convolution with direct sums in float32, in the dtype of the node's weight."""
+        top, left, bottom, right = self.node.padding
+        if (top, left) != (bottom, right):
+            x, top, left = F.pad(x, (left, right, top, bottom)), 0, 0
+        found = _direct()(x.to(torch.float32), weight, None, (top, left), self.node.stride, self.node.dilation, 1)
+        return found.to(self.node.weight.dtype)
+
+    @cached_property
+    def adjoint_terms(self) -> int:
+        """The largest number of products that one entry of the adjoint sums."""
+        out, _, *kernel = self.node.weight.shape
+        return out // self.node.groups * math.prod(-(-k // s) for k, s in zip(kernel, self.node.stride, strict=True))
+
+    def adjoint(self, a: Tensor, input_shape: Shape) -> Tensor:
+        if self._through_cells(a):
+            return image_of_cells(self.cells(a), input_shape, self.node.stride, self.node.corner)
+        return self.node.adjoint(a, input_shape)
+
+    def transposed(self, a: Tensor, size: tuple[int, int]) -> Tensor:
+        """Wᵀ·a on inputs of a size that counts the padding, in the dtype of a.
+
+        Each entry directly sums ``adjoint_terms`` products at most.
+
+        Args:
+            a: (rows, out, height, width); in float32, where the network is in float64, only if ``fits32``.
+            size: of the inputs.
+
+        Returns:
+            (rows, channels, *size).
+        """
+        if self._through_cells(a):
+            return image_of_cells(self.cells(a), (self.node.weight.shape[1], *size), self.node.stride)
+        return self.node.transposed(a, size)
+
+    def _through_cells(self, a: Tensor) -> bool:
+        """Whether the adjoint of ``a`` goes through ``cells``."""
+        if a.dtype != self.node.weight.dtype:
+            return True
+        narrow = a.dtype == torch.float32 and a.device.type == "cpu" and not a.requires_grad
+        return narrow and self.plain and self.constant
+
+    def cells(self, a: Tensor) -> Tensor:
+        """Wᵀ·a in float32, on inputs in cells of one stride: a convolution of ``a`` with the kernel's blocks.
+
+        Args:
+            a: (rows, out, height, width) in float32.
+
+        Returns:
+            (rows, channels·stride, height + blocks − 1, width + blocks − 1), as ``image_in_cells`` orders inputs.
+        """
+        (high, wide), weight = self._blocks, self.node.weight
+        if self.node.stride != (1, 1) and weight.shape[0] >= self.tuning.channels_last:
+            a = a.contiguous(memory_format=torch.channels_last)
+        turned = self.once("cells", lambda: self._blocked.permute(3, 2, 0, 1).flip(2, 3).contiguous().to(torch.float32))
+        if a.dtype == weight.dtype:
+            return F.conv2d(a, turned, None, (1, 1), (high - 1, wide - 1))
+        return _direct()(a, turned, None, (high - 1, wide - 1), (1, 1), (1, 1), 1)
+
+    def cells_shape(self, size: Shape) -> Shape:
+        """The shape of what ``cells`` returns for one row of outputs of a size, (height, width)."""
+        (high, wide), (up, across) = self._blocks, self.node.stride
+        return self.node.weight.shape[1] * up * across, size[0] + high - 1, size[1] + wide - 1
+
+    def image_in_cells(self, x: Tensor) -> Tensor:
+        """Inputs (rows, channels, height, width) in cells, as ``cells`` returns coefficients of them."""
+        found = x.new_zeros(len(x), *self.cells_shape(self.node.shape[1:]))
+        fill_cells(found, x, self.node.stride, self.node.corner)
+        return found
+
+    def outputs_that_see(self, outputs: Tensor, input_shape: Shape) -> Tensor:
+        """How many of some outputs see every pixel of the input.
+
+        Args:
+            outputs: (rows, *shape) bool.
+            input_shape: (channels, height, width).
+
+        Returns:
+            (rows, 1, height, width) of the input.
+        """
+        top, left = self.node.padding[:2]
+        weight = self.node.weight
+        count = outputs.sum(1, keepdim=True, dtype=weight.dtype)
+        ones = self.once("ones", lambda: weight.new_ones(1, 1, *weight.shape[2:]))
+        seen = F.conv_transpose2d(count, ones, None, self.node.stride)
+        _, height, width = input_shape
+        return framed(seen, [-left, left + width - seen.shape[3], -top, top + height - seen.shape[2]])
+
+    def by_blocks(self, x: Tensor) -> bool:
+        """Whether ``_summed`` is faster than torch's convolution in float64 on a CPU."""
+        tuning = self.tuning
+        if x.dtype != torch.float64 or x.device.type != "cpu" or x.requires_grad or len(x) < tuning.block_samples:
+            return False
+        (_, *points), (_, channels, *kernel) = self.node.shape, self.node.weight.shape
+        if not self.plain or not self.constant or channels * math.prod(self.node.stride) < tuning.block_terms:
+            return False
+        whole = all(k % s == 0 for k, s in zip(kernel, self.node.stride, strict=True))
+        unfolded = x.element_size() * len(x) * channels * math.prod(kernel) * math.prod(points)
+        return unfolded > tuning.block_bytes or (whole and math.prod(self._blocks) <= tuning.block_count)
+
+    def _summed(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """The convolution as a sum of matrix products, one for each block of the kernel, of inputs in cells.
+
+        With as many columns of outputs as there are of cells, a block is a product with all cells from a constant
+        distance on.
+        """
+        (_, wide), (height, width) = self._blocks, self.node.shape[1:]
+        channels, down, right = self.cells_shape((height, width))
+        # The last outputs of the last row reach beyond; they are cut off.
+        cells = x.new_zeros(len(x), channels, down * right + wide - 1)
+        fill_cells(cells[:, :, : down * right].unflatten(2, (down, right)), x, self.node.stride, self.node.corner)
+        size = height * right
+        found: Tensor | None = None
+        for number, block in enumerate(self.once("blocks", lambda: self._blocked.flatten(0, 1).unsqueeze(1).unbind())):
+            start = number // wide * right + number % wide
+            mine, those = block.expand(len(x), -1, -1), cells[:, :, start : start + size]
+            if found is not None:
+                found.baddbmm_(mine, those)
+            elif bias is not None:
+                found = torch.baddbmm(bias[:, None], mine, those)
+            else:
+                found = torch.bmm(mine, those)
+        assert found is not None
+        return found.unflatten(2, (height, right))[:, :, :, :width]
+
+    @property
+    def _blocked(self) -> Tensor:
+        """The kernels in blocks of one stride, padded with zeros: (high, wide, out, numbers of a cell)."""
+        (high, wide), (up, across) = self._blocks, self.node.stride
+        out, channels, *kernel = self.node.weight.shape
+        padded = F.pad(self.node.weight, (0, wide * across - kernel[1], 0, high * up - kernel[0]))
+        blocks = padded.reshape(out, channels, high, up, wide, across).permute(2, 4, 0, 1, 3, 5)
+        return blocks.reshape(high, wide, out, -1).contiguous()
+
+    @cached_property
+    def _blocks(self) -> tuple[int, int]:
+        """How many strides the kernel is high and wide."""
+        high, wide = (-(-k // s) for k, s in zip(self.node.weight.shape[2:], self.node.stride, strict=True))
+        return high, wide
+
+
+@dataclass(frozen=True)
+class _Sparse:
+    """A weight W, Wᵀ and |W|ᵀ in compressed rows: what dense rows are multiplied with."""
+
+    weight: Tensor
+    transposed: Tensor
+    absolute: Tensor
+
+    @staticmethod
+    def of(weight: Tensor) -> _Sparse:
+        # torch's own conversion of a dense matrix takes several times as long, and a dense transpose before it.
+        rows, columns = (torch.from_numpy(place) for place in np.nonzero(weight.detach().cpu().numpy()))
+        rows, columns = rows.to(weight.device), columns.to(weight.device)
+        values = weight[rows, columns]
+        by_column = columns.argsort(stable=True)
+        turned = columns[by_column], rows[by_column], values[by_column], weight.shape[::-1]
+        return _Sparse(
+            _compressed(rows, columns, values, weight.shape),
+            _compressed(*turned),
+            _compressed(*turned[:2], turned[2].abs(), turned[3]),
+        )
+
+
+def _compressed(rows: Tensor, columns: Tensor, values: Tensor, shape: Sequence[int]) -> Tensor:
+    """A matrix in compressed rows, of its entries in row-major order."""
+    starts = torch.zeros(shape[0] + 1, dtype=torch.long, device=rows.device)
+    starts[1:] = torch.bincount(rows, minlength=shape[0]).cumsum(0)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Sparse CSR tensor support", category=UserWarning)
+        return torch.sparse_csr_tensor(starts, columns, values, tuple(shape), check_invariants=False)
+
+
+class DenseOperator(Operator[Linear]):
+    """y = x·Wᵀ + b over the last axis."""
+
+    def __init__(self, node: Linear, tuning: Tuning) -> None:
+        super().__init__(node, tuning)
+        # The error of ``linear32`` counts by |centre|, that of ``absolute32`` by the radius, which is smaller.
+        self._lines = tuple(sums.lines(node.weight.shape[1], n) for n in (tuning.weight_sum_length, tuning.sum_length))
+        first, second = (length + sum(sums.steps(many, tuning.sum_steps)) - 2 for many, length in self._lines)
+        self.terms32 = first, second
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.node.forward(x) if self._sparse is None else self.linear(x) + self.node.bias
+
+    def linear(self, x: Tensor) -> Tensor:
+        if self._sparse is None:
+            return F.linear(x, self.node.weight)
+        return (x.reshape(-1, x.shape[-1]) @ self._sparse.transposed).reshape(*x.shape[:-1], -1)
+
+    def absolute(self, x: Tensor) -> Tensor:
+        if self._sparse is None:
+            return F.linear(x, self.once("absolute", self.node.weight.abs))
+        return (x.reshape(-1, x.shape[-1]) @ self._sparse.absolute).reshape(*x.shape[:-1], -1)
+
+    def linear32(self, x: Tensor) -> Tensor:
+        return self._in_lines(x, absolute=False)
+
+    def absolute32(self, x: Tensor) -> Tensor:
+        return self._in_lines(x, absolute=True)
+
+    def _in_lines(self, x: Tensor, absolute: bool) -> Tensor:
+        """W·x or |W|·x for x of shape (batch, in), summed in float32 line by line, in the dtype of W."""
+        lines = self._lines[absolute]
+
+        def make() -> Tensor:
+            weight = self.weight(torch.float32)
+            return (weight.abs() if absolute else weight).T.reshape(*lines, -1).contiguous()
+
+        weight = self.once(("in lines", absolute), make)
+        found = torch.bmm(x.to(torch.float32).unflatten(1, lines).transpose(0, 1), weight)
+        for parts in sums.steps(lines[0], self.tuning.sum_steps):
+            if parts > 1:
+                # A product with ones, which is exact, is faster than a sum over the first axis.
+                found = found.new_ones(parts) @ found.reshape(parts, -1)
+        return found.reshape(len(x), -1).to(self.node.weight.dtype)
+
+    def adjoint(self, a: Tensor, input_shape: Shape) -> Tensor:
+        if self._sparse is None:
+            return a @ self.weight(a.dtype)
+        return (a.reshape(-1, a.shape[-1]) @ self._sparse.weight).reshape(*a.shape[:-1], -1)
+
+    def weight(self, dtype: torch.dtype) -> Tensor:
+        """W in a dtype, (out, in)."""
+        return (
+            self.node.weight
+            if dtype == self.node.weight.dtype
+            else self.once(dtype, lambda: self.node.weight.to(dtype))
+        )
+
+    @cached_property
+    def fits32(self) -> bool:
+        return self.constant and not self.sparse and len(self.node.shape) == 1 and exact_in_float32(self.node.weight)
+
+    @property
+    def sparse(self) -> bool:
+        """Whether products go through compressed rows."""
+        return self._sparse is not None
+
+    @cached_property
+    def _sparse(self) -> _Sparse | None:
+        weight, tuning = self.node.weight, self.tuning
+        if weight.numel() < tuning.sparse_weights or not self.constant:
+            return None
+        if int(weight.count_nonzero()) > tuning.sparse_share * weight.numel():
+            return None
+        return _Sparse.of(weight)
+
+
+_KINDS: dict[type[Affine], type[Operator[Affine]]] = {Linear: DenseOperator, Conv2d: ConvolutionOperator}
+"""The operators of kinds of affine map that have more than their own products."""
+
+
+class Operators:
+    """The operators of a network's affine nodes by the node's index, each made when it is first asked for."""
+
+    def __init__(self, nodes: tuple[Node, ...], tuning: Tuning) -> None:
+        # Not the network itself: it keeps this object, and a circle would wait for the garbage collector.
+        self._nodes, self.tuning = nodes, tuning
+        self._made: dict[int, Operator[Affine]] = {}
+
+    def __getitem__(self, index: int) -> Operator[Affine]:
+        if index not in self._made:
+            node = self._nodes[index]
+            assert isinstance(node, Affine)
+            self._made[index] = _KINDS.get(type(node), Operator)(node, self.tuning)
+        return self._made[index]
+
+    def find(self, index: int) -> Operator[Affine] | None:
+        """The operator of node ``index``; None if that is no affine map."""
+        return self[index] if isinstance(self._nodes[index], Affine) else None
+
+
+def prepared(network: Network, tuning: Tuning = TUNING) -> Operators:
+    """The operators of a network, which the network keeps: another dtype or device is another network."""
+    return network.once((Operators, tuning), lambda: Operators(network.nodes, tuning))

@@ -1,0 +1,574 @@
+"""What rounding may change in bounds, and how far bounds are moved outward for it: the only place that adds an epsilon.
+
+Verdicts are about real arithmetic on the stored weights; bounds are computed in floating point. Each function bounds
+the rounding error of one named step of bound propagation. The bounds of errors are larger than needed by small constant
+factors, so that they cover the rounding of their own few operations, too.
+
+**The model.** The standard model of floating point, fl(a∘b) = (a∘b)·(1 + δ) with |δ| ≤ u, and what follows from it for
+sums.
+
+For a sum of n products, in every order of summation, with and without fused multiply-add,
+
+    |fl(Σ a_i·b_i) − Σ a_i·b_i| ≤ γ_n · Σ |a_i|·|b_i|,   γ_n = n·u / (1 − n·u)
+
+(N. J. Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., SIAM 2002, section 3.1). A convolution is such a
+sum where it is computed directly or as a matrix product, as torch's kernels for CPUs do; transformed algorithms
+(Winograd, FFT) are not covered.
+
+**Coverage.** Where torch computes as the standard model of floating point says, so that rounding errors are accounted
+for.
+
+**Rows.** The rounding errors of rows of coefficients on their way back through a network, about a point of every node.
+
+``slack`` says how rows are propagated: a row A of a node's value v is A·v̂, for the node's point v̂, plus A·(v − v̂),
+which is pulled back. Errors are given as *the error of one unit of |A|*: neuron by neuron, what one unit of a
+coefficient's absolute value adds to the error of the row. In what follows x̂, ŷ, ẑ are the points of x, y, z.
+
+**Intervals.** The rounding errors of interval arithmetic: of boxes on their way forward through a network.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+from dataclasses import fields
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from verifiable_relu.bounds.activations import row
+from verifiable_relu.bounds.operators import Operator
+from verifiable_relu.bounds.tuning import Bounds, Lines
+from verifiable_relu.network.graph import Network
+from verifiable_relu.network.nodes import Activation, Affine, Conv2d
+
+
+def unit_roundoff(dtype: torch.dtype) -> float:
+    """The unit roundoff u of the standard model: half the distance from 1 to the next number."""
+    return torch.finfo(dtype).eps / 2
+
+
+def gamma(terms: int, dtype: torch.dtype) -> float:
+    """γ_n for a sum of n = ``terms`` products.
+
+    Raises:
+        OverflowError: if n·u reaches 1/2, where the analysis says nothing.
+    """
+    product = terms * unit_roundoff(dtype)
+    if product >= 0.5:
+        raise OverflowError(f"a sum of {terms} terms has no rounding bound in {dtype}")
+    return product / (1 - product)
+
+
+def inflated(terms: int, dtype: torch.dtype) -> float:
+    """1/(1 − γ) − 1 and a little more, for a sum of ``terms`` products that are not negative.
+
+    If each product is made larger by this part of itself, the computed sum is no smaller than the true one was.
+    """
+    error = gamma(terms + 4, dtype)
+    return 1.01 * error / (1 - error)
+
+
+@cache
+def tiny(dtype: torch.dtype) -> float:
+    """The smallest normal number: smaller ones may be lost."""
+    return torch.finfo(dtype).tiny
+
+
+def weight_share(node: Affine) -> float:
+    """What the unknown part of stored weights (``Affine.weight_error``) may change in W·x, as a part of |W|·|x|.
+
+    It is counted twice: W·x may be off by it, and so may |W|, which is computed from the stored weights.
+    """
+    return 2 * node.weight_error
+
+
+_SHORTENS = ("ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE", "MKL_BLAS_COMPUTE_MODE")
+"""Environment variables that tell a library to compute in float32 with fewer digits."""
+
+_DIRECT = ("x86_64", "AMD64")
+"""The processors on which oneDNN is known to sum convolutions directly."""
+
+
+def covers(network: Network, dtype: torch.dtype, device: torch.device | str) -> bool:
+    """Whether the rounding of a network's bounds is accounted for, in a dtype on a device.
+
+    It is for convolutions in float64 on a CPU; elsewhere a library may choose a transformed algorithm, and does not
+    tell. (Some of the sums in between may still be in float32, where ``float32_is_plain`` says so.) It is for networks
+    without convolutions in float32, too, unless torch was told to compute products with fewer digits.
+    """
+    kind = torch.device(device).type
+    if dtype == torch.float32 and not _all_digits(kind):
+        return False
+    plain = dtype == torch.float64 and kind == "cpu"
+    return plain or not any(isinstance(node, Conv2d) for node in network.nodes)
+
+
+def keeps_activations(network: Network, converted: Network) -> bool:
+    """Whether the parameters of activations (slopes, λ) are the same numbers after a change of dtype.
+
+    What a narrower dtype changes in an affine map is counted in its ``weight_error``; for an activation nothing counts
+    it.
+
+    Args:
+        network: as it was.
+        converted: the same network in another dtype.
+    """
+    pairs = ((network.nodes[i], converted.nodes[i]) for i in network.activations)
+    return all(
+        torch.equal(getattr(before, f.name).cpu().double(), getattr(after, f.name).cpu().double())
+        for before, after in pairs
+        for f in fields(before)
+        if isinstance(getattr(before, f.name), Tensor)
+    )
+
+
+def float32_is_plain(like: Tensor) -> bool:
+    """Whether sums may be in float32 where bounds have the dtype and the device of a tensor.
+
+    That is so in float64 on a CPU that sums convolutions directly, unless torch, or its library for convolutions, was
+    told to compute in float32 with fewer digits. (Which maps allow such sums, ``Operator.fits32`` says.)
+    """
+    if like.dtype != torch.float64 or like.device.type != "cpu" or platform.machine() not in _DIRECT:
+        return False
+    return _all_digits("cpu")
+
+
+def _all_digits(kind: str) -> bool:
+    """Whether, on a kind of device, torch and the libraries that it calls compute float32 products with all digits."""
+    library: Any = torch.backends.mkldnn
+    settings = [torch.backends.cuda.matmul] if kind == "cuda" else [library.matmul, library.conv]
+    plain = all(of.fp32_precision in ("none", "ieee") for of in settings)
+    return plain and not torch.is_autocast_enabled(kind) and not any(os.environ.get(name) for name in _SHORTENS)
+
+
+_LINES = 24
+"""By how many u of |z| and |ẑ| a ReLU's lines, and what is computed with them, may be off.
+
+8 for the lines' offsets, 2 for the lower line at ẑ, 6 for how far the upper line lies above it there, and 8 for the new
+coefficients, which multiply z − ẑ.
+"""
+
+_SLOPES = 4
+"""By how many u, in float32, the coefficient of z may be off that one unit of |A| becomes at a ReLU of z.
+
+With slopes low and up in [0, 1] of the lower and the upper line, that is at most 2·low + 2·|up − low| + up: either 3·up
+or 4·low − up.
+"""
+
+_ANY_SLOPES = 7
+"""The same at other activations, whose slopes may have any sign: in units of the larger slope's size."""
+
+
+def radius(box: Bounds, point: Tensor) -> Tensor:
+    """The largest |x − point| in a box, up to a unit of roundoff, which the errors that are made of it cover."""
+    return torch.maximum(box.upper - point, point - box.lower)
+
+
+def value(size: int, reach: Tensor, sums: int) -> Tensor:
+    """The error of one unit of |A| in the value A·v̂ of a row, and in the lines of a ReLU of v.
+
+    Args:
+        size: how many numbers v has.
+        reach: (batch,) ≥ |v|, |v̂|.
+        sums: how many additions a row's value takes part in (``backward_affine``).
+
+    Returns:
+        (batch, 1).
+    """
+    dtype = reach.dtype
+    relative = 2 * gamma(size + 8, dtype) + (_LINES + 2 * sums) * unit_roundoff(dtype)
+    return (relative * reach + 8 * size * tiny(dtype))[:, None]
+
+
+def backward_affine(operator: Operator[Affine], reach: Tensor, sums: int) -> Tensor:
+    """The error of one unit of |A| in pulling rows A back through y = W·x + b.
+
+    ŷ is computed as fl(W·x̂ + b), and the new row as A′ = fl(A·W). A·(y − ŷ) differs from A′·(x − x̂) in two ways: by
+    (A·W − A′)·(x − x̂), at most γ·|A|·|W|·|x − x̂|, and by A·(W·x̂ + b − ŷ), at most γ·|A|·(|W|·|x̂| + |b|). With
+    m = reach·(sums of |W|'s rows) + |b|, which is an upper bound of |y| and |ŷ|, both are at most 3γ·|A|·m together.
+
+    Besides, this error covers
+
+    * 2γ·|A|·m: where rows begin, the sum A·ŷ; at a ReLU of y, the sum A⁻·(upper line − lower line), whose lines are no
+      further apart than 2m at ŷ;
+    * ``_LINES``·u: the lines of that ReLU themselves;
+    * 2·``sums``·u: the additions of such sums to a row's value, each at most 2|A|·m; every addition but the last errs
+      by at most u times all of them.
+
+    The sum of A·(lower line − x̂) at an activation is covered by ``outward``.
+
+    Args:
+        operator: the affine map.
+        reach: (batch,) ≥ |x|, |x̂|.
+        sums: how many additions to a row's value there are at most.
+
+    Returns:
+        (batch, *shape), or broadcastable to it.
+    """
+    node, dtype = operator.node, reach.dtype
+    lines = (_LINES + 2 * sums) * unit_roundoff(dtype)
+    relative = 5 * gamma(max(node.terms, node.size) + 2, dtype) + lines + weight_share(node)
+    smallest = 8 * node.size * tiny(dtype)
+    least = operator.once(("least error", sums), lambda: relative * operator.offset_magnitude + smallest)
+    slope = operator.once(("error slope", sums), lambda: relative * operator.row_sums)
+    return torch.addcmul(least, slope, reach.reshape(-1, *[1] * len(node.shape)))
+
+
+def backward_single(reach: Tensor, terms: int | Tensor = 0, operator: Operator[Affine] | None = None) -> Tensor:
+    """What the error of ``backward_affine`` grows by where A is in float32: |W|·(γ·|x − x̂|), with float32's γ.
+
+    Rows that are in float32 already may come from a ReLU of y: then ``_SLOPES`` covers the rounding of the slopes of
+    its lines, of their products with A, and of the sum of two of these. Rows that are in float64 are rounded to float32
+    once, before the map or after it, and come from no such ReLU. All that counts by |y − ŷ|, at most |W|·|x − x̂|, and
+    not by how large y is, since all products and sums are about the point. The weights are float32 numbers and lose
+    nothing (``Operator.fits32``).
+
+    Args:
+        reach: with ``operator`` ≥ |x − x̂|, (batch, *shape of x). Without, ≥ |W|·|x − x̂|, or ≥ |y − ŷ| where y comes
+            from no map, (batch, *shape of y).
+        terms: how many products that are not zero a coefficient is the sum of: one number, or shaped like ``reach``.
+        operator: the affine map.
+
+    Returns:
+        (batch, *shape of y).
+    """
+    single = torch.float32
+    products = math.prod(reach.shape[1:]) if operator is None else operator.node.terms
+    most = terms if isinstance(terms, int) else products
+    # γ_n/n grows with n: that of the largest sum serves all.
+    unit = 1.01 * gamma(most + _SLOPES, single) / (most + _SLOPES)
+    error = reach * (unit * (most + _SLOPES) if isinstance(terms, int) else torch.add(terms, _SLOPES).mul_(unit))
+    return torch.add(error if operator is None else operator.absolute(error), 8 * tiny(single))
+
+
+def backward_activation(
+    node: Activation, reach: Tensor, image: Tensor, lines: Lines, sums: int, radius: Tensor | None = None
+) -> Tensor:
+    """What replacing an activation by its lines adds to the error of one unit of |A| that ``backward_affine`` bounds.
+
+    It covers the rounding of the lines' offsets, which are computed from slopes and end points, of the products
+    slope·A and offset·A, and of the sums of the latter: A⁺·lower + A⁻·upper is computed as
+    A·lower + A⁻·(upper − lower), of which neither part is larger than three times the largest value of the whole. In
+    float32 it covers what slopes may be off by beyond what ``backward_single`` covers.
+
+    A ReLU needs none of it: its slopes are in [0, 1] and its offsets at most |z|, so that ``backward_affine``,
+    ``backward_single`` and ``value`` cover all of its rounding.
+
+    Args:
+        node: the activation.
+        reach: (batch,) ≥ |z|, |ẑ|.
+        image: (batch,) ≥ |x̂|, of the output.
+        lines: over the bounds of z, (rows, neurons).
+        sums: as in ``backward_affine``.
+        radius: ≥ |z − ẑ|, (rows, neurons), where A is in float32.
+
+    Returns:
+        (rows, neurons).
+    """
+    dtype = reach.dtype
+    slope = torch.maximum(lines.lower_slope.abs(), lines.upper_slope.abs())
+    offset = torch.maximum(lines.lower_offset.abs(), lines.upper_offset.abs())
+    known = row(node)
+    size = slope * reach[:, None] + offset
+    # The part of the additions to a row's value that grows with slopes is in ``backward_affine``.
+    line = (known.ulps + _LINES) * size + 2 * sums * offset + 2 * known.absolute(node) + 8 * image[:, None]
+    # Numbers too small for float32 may be lost, slopes among them.
+    smallest = 8 * node.size * tiny(dtype) + 8 * tiny(torch.float32) * (1 + reach[:, None])
+    error = unit_roundoff(dtype) * line + 3 * gamma(node.size + 8, dtype) * size + smallest
+    if radius is not None:
+        error = torch.addcmul(error, slope, radius, value=1.01 * gamma(_ANY_SLOPES, torch.float32))
+    return error
+
+
+def bilinear(reach: Tensor, size: Tensor, terms: int, sums: int) -> Tensor:
+    """The error of one unit of |A| in pulling rows A back through a product y = x₁∘x₂, the nonlinear part included.
+
+    With x₁ = x̂₁ + d₁, x₂ = x̂₂ + d₂ and ŷ = fl(x̂₁∘x̂₂),
+
+        y − ŷ = d₁∘x̂₂ + x̂₁∘d₂ + d₁∘d₂ + (x̂₁∘x̂₂ − ŷ).
+
+    The first two terms become rows of x₁ and of x₂; each coefficient is off by at most γ of the products that it sums,
+    and counts by |d₁| ≤ r₁ or |d₂| ≤ r₂. The third is at most r₁∘r₂: these are the lines halfway between those of
+    McCormick (Computability of Global Solutions to Factorable Nonconvex Programs, Math. Program. 10, 1976).
+
+    Args:
+        reach: r₁∘r₂ as computed.
+        size: (|x̂₁| + r₁)∘(|x̂₂| + r₂) as computed, like ``reach``.
+        terms: how many products an output, or a coefficient, sums.
+        sums: how many additions to a row's value there are at most, those within the sum |A|·reach included.
+    """
+    dtype = reach.dtype
+    error = reach + 4 * gamma(terms + 8, dtype) * size + 8 * terms * tiny(dtype)
+    return error * (1 + 5 * gamma(terms + sums + 8, dtype))
+
+
+def outward(top: Tensor, floor: Tensor, error: Tensor, terms: int) -> tuple[Tensor, Tensor]:
+    """Lines of an activation moved outward, so that rows are lower by |A|·error.
+
+    With a lower line ``floor`` and an upper line ``top`` above it, A⁺·lower + A⁻·upper is A·floor + A⁻·top. Lowered by
+    |A|·error, that is A·(floor − error) + A⁻·(top + 2·error).
+
+    Args:
+        top: how far the upper line lies above the lower one, at the point.
+        floor: how far the lower line at the point of the input lies above the point of the output.
+        error: of one unit of |A|.
+        terms: how many sums a product takes part in.
+
+    Returns:
+        ``top`` and ``floor``, moved; the rounding of A·floor is covered, too.
+    """
+    relative = 5 * gamma(terms + 8, error.dtype)
+    error = torch.add(error, floor.abs(), alpha=relative)
+    return torch.add(top, error, alpha=2 * (1 + relative)), torch.sub(floor, error, alpha=1 + relative)
+
+
+def summed_single(top: Tensor, floor: Tensor, terms: int) -> tuple[Tensor, Tensor]:
+    """The ``top`` and ``floor`` of ``outward`` moved further, so that A·floor + A⁻·top in float32 is not too high.
+
+    Args:
+        top: moved outward.
+        floor: moved outward.
+        terms: how many sums a product takes part in.
+    """
+    relative = inflated(terms, torch.float32)
+    lowered = torch.sub(floor, floor.abs(), alpha=relative)
+    raised = torch.add(top, floor - lowered, alpha=2)
+    return torch.add(raised, raised.abs(), alpha=relative), lowered
+
+
+def weighed_single(found: Tensor, terms: int) -> Tensor:
+    """A sum of products that are not negative, which was taken in float32, enlarged so that it is not too low.
+
+    Args:
+        found: the sum as computed. What underflow took from it is in ``lost``.
+        terms: how many sums a product takes part in.
+    """
+    return found * (1 + inflated(terms, torch.float32))
+
+
+def concretise(radius: Tensor, terms: int, dtype: torch.dtype) -> Tensor:
+    """A radius enlarged so that −|A|·radius, summed in ``dtype``, is not too high; what underflows is in ``lost``."""
+    return torch.add(4 * tiny(dtype), radius, alpha=1 + inflated(terms, dtype))
+
+
+def accumulate(radius: Tensor, dtype: torch.dtype) -> Tensor:
+    """The error of one unit of |A| in the sum A of two rows, where |v − v̂| ≤ ``radius``."""
+    return 2 * unit_roundoff(dtype) * radius
+
+
+def point(reach: Tensor) -> Tensor:
+    """The error of one unit of |A| in the sum of two points, (batch, 1); neither they nor the sum exceed ``reach``."""
+    return 2 * unit_roundoff(reach.dtype) * reach[:, None]
+
+
+def lost(operator: Operator[Affine] | None, reach: Tensor, size: int, dtype: torch.dtype) -> Tensor:
+    """What underflow may change in the value of a row that is pulled back through a node, however small |A| is.
+
+    Each product that is part of a coefficient of the node's input, and each of a row's sums, may be off by the smallest
+    number of its dtype; in float32 by the smallest normal number, since a library may take smaller ones for zero. What
+    an affine map loses covers an activation after it, whose input is at most what bounds the map's output.
+
+    Args:
+        operator: of the node, if it is an affine map.
+        reach: (batch,) ≥ |x|, |x̂| of the node's input; where rows end, of the node itself.
+        size: of the node or of its input, whichever is larger.
+        dtype: of A before the node.
+
+    Returns:
+        (batch,).
+    """
+    info = torch.finfo(dtype)
+    each = 8 * size * info.tiny * (info.eps if dtype == reach.dtype else 1)
+    if operator is None:
+        return 4 * each * (1 + reach)
+    terms = operator.node.terms
+    slope = operator.once(("lost slope", dtype), lambda: each * (terms + 5 * operator.row_sums.amax()))
+    offset = operator.once(("lost offset", dtype), lambda: each * (terms + 4 + 5 * operator.offset_magnitude.amax()))
+    return torch.addcmul(offset, slope, reach)
+
+
+def total(found: Tensor, lost: Tensor, constant: Tensor | None = None) -> Tensor:
+    """The values of rows, lowered by what underflow and the last additions may have changed in them.
+
+    Args:
+        found: the sum, as computed, of what rows begin with (``backward_affine`` covers the errors of its partial
+            sums), of −|A|·radius where they end, and of ``constant``.
+        lost: what underflow may change, a part of which is to spare.
+        constant: the last of these terms, if there is one.
+    """
+    relative = 4 * unit_roundoff(found.dtype)
+    error = torch.add(lost, found.abs(), alpha=relative)
+    if constant is not None:
+        error = torch.add(error, constant.abs(), alpha=relative)
+    return found - error
+
+
+def ball(box: Bounds, center: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The centre of a box, unless it is given, and the radius, up to rounding, which ``interval_affine`` covers."""
+    if center is None:
+        center = torch.lerp(box.lower, box.upper, 0.5)
+    return center, box.upper - center
+
+
+def interval_affine(operator: Operator[Affine], largest: Tensor, terms: int = 0) -> tuple[float, Tensor]:
+    """How far the box W·c + b ∓ |W|·r of y = W·x + b must be widened, c and r being the ``ball`` of x as computed.
+
+    The terms of |W|·r are not negative, so that it is off by at most γ of itself. W·c + b is off by at most
+    γ·(|W|·|c| + |b|), and r by six units of roundoff of ``largest`` ≥ |x|. The last two together are at most
+    γ·(largest·(sum of |W|'s row) + |b|).
+
+    Args:
+        operator: the affine map.
+        largest: (batch,) ≥ |x|.
+        terms: how many products are summed in |W|·r if its sums are in float32 (``Operator.absolute32``); else 0.
+
+    Returns:
+        A factor for |W|·r, and what is to be added to the product, (batch, *shape) or broadcastable to it. The second
+        is infinite or NaN where a sum may overflow, be it only on the way.
+    """
+    node, dtype = operator.node, largest.dtype
+    # The rows' sums are computed, too: the second factor is what γ says of them.
+    relative = gamma(node.terms + 16, dtype) * (1 + 2 * gamma(node.terms, dtype)) + weight_share(node)
+    growth = 1 + relative + (share_single(terms) if terms else 0)
+    least, offset, row = operator.once(("interval", terms), lambda: _interval(operator, dtype, terms))
+    reach = torch.addcmul(offset, largest.reshape(-1, *[1] * len(node.shape)), row)
+    return growth, torch.add(least, reach, alpha=relative / 2)
+
+
+def _interval(operator: Operator[Affine], dtype: torch.dtype, terms: int) -> tuple[Tensor, Tensor, Tensor]:
+    """For ``interval_affine``: what underflow may change, 2|b|, and twice the sums of |W|'s rows.
+
+    The last two are doubled so that their sum overflows before any other does.
+    """
+    info, few = torch.finfo(dtype), torch.finfo(torch.float32)
+    smallest, lost = (4 * few.tiny, 16 * few.tiny) if terms else (info.tiny / info.eps, 8 * info.tiny)
+    sums = operator.row_sums
+    return smallest * sums + operator.node.terms * lost, 2 * operator.offset_magnitude, 2 * sums
+
+
+def interval_single(size: Tensor, radius: Tensor, terms: int) -> Tensor:
+    """A radius enlarged so that |W|·radius also covers the error of W·centre with sums in float32.
+
+    That error is at most γ·|W|·|centre|, with the γ of float32.
+
+    Args:
+        size: |centre|, in float32.
+        radius: of the ball.
+        terms: how many products are summed. The sums must not overflow.
+    """
+    return torch.add(radius, size, alpha=share_single(terms))
+
+
+def share_single(terms: int) -> float:
+    """What part of the sum of so many absolute products rounding may change if the sum is in float32."""
+    return 1.01 * gamma(terms + 4, torch.float32)
+
+
+def reach_single(size: Tensor, radius: Tensor, terms: int) -> Tensor:
+    """An upper bound of |x| in a ball, (batch,) in float64, from sums over its numbers that were taken in float32.
+
+    Args:
+        size: (batch,) the sum of |centre|.
+        radius: (batch,) the sum of the radius.
+        terms: how many numbers were summed.
+    """
+    relative = inflated(terms, torch.float32)
+    return torch.add(16 * terms * tiny(torch.float32), size.double() + radius, alpha=1 + relative)
+
+
+def interval_rows(operator: Operator[Affine] | None, largest: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """How far C·ŷ − |C·W|·r must be lowered to be a lower bound of C·y over a ball of x, where ŷ = W·c + b.
+
+    The errors in ŷ, in C·ŷ, in C·W and in r (six units of roundoff of ``largest``) are those that ``backward_affine``
+    bounds; what it grants to the lines of a ReLU is to spare, since none follows. The error of the sum |C·W|·r is
+    covered by ``concretise``.
+
+    Args:
+        operator: the affine map y = W·x + b; None for y = x.
+        largest: (batch,) ≥ |x|.
+        size: how many numbers x has.
+
+    Returns:
+        The error of one unit of |C|, (batch, outputs), and what is lost to underflow, (batch,).
+    """
+    if operator is None:
+        none = torch.full_like(largest, 16 * size * tiny(largest.dtype))
+        return value(size, largest, 1).expand(-1, size), none
+    return backward_affine(operator, largest, 1), lost(operator, largest, max(size, operator.node.size), largest.dtype)
+
+
+def interval_sum(largest: Tensor) -> Tensor:
+    """How far the sum of two boxes must be widened, (batch,); ``largest``: its computed ends are at most so large."""
+    return 4 * unit_roundoff(largest.dtype) * largest + tiny(largest.dtype)
+
+
+def interval_products(size: Tensor, terms: int) -> Tensor:
+    """How far sums of products of two intervals must be widened.
+
+    Args:
+        size: the sums of the products' largest absolute values, as computed.
+        terms: how many products are summed.
+    """
+    return 2 * gamma(terms + 2, size.dtype) * size + terms * tiny(size.dtype)
+
+
+def widen(bounds: Bounds, ulps: int) -> Bounds:
+    """Bounds moved outward by ``ulps`` units in the last place, each 2u of the bound's own magnitude."""
+    relative = 2 * ulps * unit_roundoff(bounds.lower.dtype)
+    least = tiny(bounds.lower.dtype)
+    return Bounds(
+        bounds.lower - relative * bounds.lower.abs() - least, bounds.upper + relative * bounds.upper.abs() + least
+    )
+
+
+def interval_activation(node: Activation, image: Bounds) -> Bounds:
+    """The image of an activation as computed, moved outward; that of a ReLU is computed without error."""
+    if node.op == "Relu":
+        return image
+    known = row(node)
+    outward = widen(image, known.ulps)
+    absolute = 2 * unit_roundoff(image.lower.dtype) * known.absolute(node)
+    return Bounds(outward.lower - absolute, outward.upper + absolute)
+
+
+def lines_outward(node: Activation, bounds: Bounds, lines: Lines) -> Lines:
+    """Lines of an activation over bounds of its input, moved outward by what their computed offsets may be off by.
+
+    ``bounds.activations`` says how much that is. It is counted twice, to cover the rounding of the sums here.
+    """
+    known, unit = row(node), unit_roundoff(bounds.lower.dtype)
+    reach = torch.maximum(bounds.lower.abs(), bounds.upper.abs())
+    least = 2 * unit * known.absolute(node) + 16 * tiny(bounds.lower.dtype) * (1 + reach)
+
+    def error(slope: Tensor, offset: Tensor) -> Tensor:
+        return 2 * unit * known.ulps * (slope.abs() * reach + offset.abs()) + least
+
+    return Lines(
+        lines.lower_slope,
+        lines.lower_offset - error(lines.lower_slope, lines.lower_offset),
+        lines.upper_slope,
+        lines.upper_offset + error(lines.upper_slope, lines.upper_offset),
+    )
+
+
+def band_outward(node: Activation, bounds: Bounds, lines: Lines, slope: Tensor) -> Bounds:
+    """Bounds of f(x) − slope·x over bounds of x, by a lower and an upper line of f as they were computed."""
+    lines = lines_outward(node, bounds, lines)
+    unit = unit_roundoff(bounds.lower.dtype)
+    reach = torch.maximum(bounds.lower.abs(), bounds.upper.abs())
+
+    def ends(line: Tensor, offset: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        tilt = line - slope
+        error = 4 * unit * ((line.abs() + slope.abs()) * reach + offset.abs()) + tiny(bounds.lower.dtype)
+        # Where both slopes are the same nothing is rounded.
+        error = torch.where(tilt == 0, 0.0, error)
+        return offset + tilt * bounds.lower, offset + tilt * bounds.upper, error
+
+    low, high, error = ends(lines.lower_slope, lines.lower_offset)
+    lower = torch.minimum(low, high) - error
+    low, high, error = ends(lines.upper_slope, lines.upper_offset)
+    return Bounds(lower, torch.maximum(low, high) + error)

@@ -1,0 +1,828 @@
+"""``split``: branch and bound on the input box, complete in the limit, and quick where few inputs vary.
+
+The frontier holds sub-boxes of *all* queries of a network. Every step bounds a full batch of them, drops
+those that are proved, tries points of the others as counterexamples, clips them, and halves them. What is known of a
+query's whole box (``root``) is left alone: the first boxes are cut into many at once, and over these the bounds of the
+whole box are hardly ever the tighter ones.
+
+**Bounds.** Networks of ReLUs of whose inputs few vary are bounded by zonotopes (``bounds.zonotope``), which cost a
+fraction of CROWN's bounds of all neurons; rows of the output then go back by CROWN over these. CROWN's bounds of the
+neurons that zonotopes leave unstable would save a tenth to a third of the boxes, and cost more than that. Other
+networks are bounded by CROWN alone.
+
+**Which input is halved** is decided by what it has to do with the width of the output's rows: directly, and by way of
+every unstable ReLU's contribution, of which each input has a share (``Zonotopes.influence``). Without zonotopes that is
+|A_i|·width_i, A being the coefficients of the linear lower bounds (Wang et al., Formal Security Analysis of Neural
+Networks using Symbolic Intervals, arXiv 1804.10829, section 4.3).
+
+**Counterexamples.** The corner of every open box where its linear bounds are least, and its centre, are tried; and now
+and then the boxes that are furthest from being proved are attacked (``pgd``). A query that takes many boxes is attacked
+as a whole, once.
+
+**Clipping.** Where the linear lower bound of a row of the unsafe set is positive, no counterexample is; that part of
+the box is cut off.
+
+A row g of a polytope of the unsafe set has a lower bound g(x) ≥ v + Σ_i |A_i|·|x_i − m_i| over a box: A are the
+coefficients of its linear bound, m is the corner where that is least, and v its value there. A counterexample in the
+polytope has g(x) ≤ 0 for every row, so that |x_i − m_i| ≤ −v/|A_i| for every input i, since no other term of the sum is
+negative. What is left of a box is the smallest box that holds what every polytope leaves of it that is not proved.
+
+**Sums.** Where no single row of a conjunction is positive over a box, a sum of several may be. A polytope of the unsafe
+set is where all of its rows g_k are at most 0; for weights w_k ≥ 0, so is Σ_k w_k·g_k there. The best weights make the
+least value of that sum over the box as large as possible: this is the Lagrange dual (Boyd and Vandenberghe, Convex
+Optimization, section 5.2) of the question by how much some row must be violated. Weights are looked for with affine
+forms in the rows' place, by mirror ascent on the simplex (Beck and Teboulle, Mirror Descent and Nonlinear Projected
+Subgradient Methods for Convex Optimization, Operations Research Letters 31, 2003). Any weights give a valid row
+(``RowBatch.sums``), which is then bounded like every other one.
+
+**Certificates** (``RecordedSplit``, ``trust.certificate.Cover``). A box is proven by its zonotope alone, of which
+nothing needs to be written but which row of each polytope is positive; or, where zonotopes do not apply, by CROWN's
+bounds of its neurons, which are written. Nothing is cut off: what halving leaves covers the query's box.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from verifiable_relu.bounds import MEMORY, TUNING, Bounds, Relaxation, crown_relaxation, input_box
+from verifiable_relu.bounds.forward import rough
+from verifiable_relu.bounds.rounding import covers, unit_roundoff
+from verifiable_relu.bounds.tuning import chunk_size, groups
+from verifiable_relu.bounds.zonotope import NARROW, Zonotopes, box_bytes, takes
+from verifiable_relu.errors import OutOfTime
+from verifiable_relu.network.graph import Network
+from verifiable_relu.network.nodes import Relu, Scale
+from verifiable_relu.network.repeated import without_repeated
+from verifiable_relu.pgd import Descent, Pgd
+from verifiable_relu.settings import neutral
+from verifiable_relu.spec.property import Property, Query
+from verifiable_relu.spec.row_batch import RowBatch
+from verifiable_relu.trust.certificate import Cover, Proof
+from verifiable_relu.verifiers.attack import claim
+from verifiable_relu.verifiers.base import (
+    SILENT,
+    Budget,
+    Outcome,
+    Progress,
+    Reason,
+    Trust,
+    Verdict,
+    batch_size,
+    by_network,
+    deadline,
+    fault,
+)
+from verifiable_relu.verifiers.copies import at_once, most
+from verifiable_relu.verifiers.recording import Recorder
+from verifiable_relu.verifiers.root import NONE, Roots
+
+_SPARE = 2.0**-20
+"""By this part of −v a row is positive, at least, in what is cut off; rounding takes some of it."""
+
+
+_UNITS = 4
+"""Units of roundoff by which one node, at most, changes the coefficients of inputs, if its weights are exact."""
+
+
+@dataclass(frozen=True)
+class Clipped:
+    """What is left of a batch of boxes.
+
+    Attributes:
+        box: the rest of each box; (batch, inputs).
+        empty: (batch,) whether nothing is left: the box is proved.
+        margin: (batch,) a positive lower bound of the property's margin in all that was cut off; infinite where nothing
+            was.
+    """
+
+    box: Bounds
+    empty: Tensor
+    margin: Tensor
+
+
+def input_error(network: Network, dtype: torch.dtype) -> float:
+    """By what part of themselves computed coefficients of the inputs may be off: nodes scale and move the inputs."""
+    unknown = sum(node.weight_error for node in network.affine if isinstance(node, Scale))
+    return _UNITS * (len(network.nodes) + 8) * unit_roundoff(dtype) + 2 * unknown
+
+
+def clip(box: Bounds, rows: RowBatch, values: Tensor, coefficients: Tensor, share: float) -> Clipped:
+    """Cut off boxes where a row of each polytope is positive.
+
+    Rounding: computed coefficients and values are those of a valid bound (``Relaxation.lower``), but that the
+    coefficients of the inputs may be off by some units of roundoff for every node that scales or moves the inputs. That
+    moves g(x) by at most the same part of Σ_i |A_i|·width_i, which counts against what is cut off; ends move outward.
+
+    Args:
+        box: (batch, inputs).
+        rows: those of the boxes' properties, as a batch.
+        values: (rows,) lower bounds of the rows' values over the box.
+        coefficients: (rows, inputs) of their linear lower bounds.
+        share: ``input_error`` of the network.
+    """
+    unit, info = unit_roundoff(values.dtype), torch.finfo(values.dtype)
+    lower, upper = box.lower[rows.sample], box.upper[rows.sample]
+    slope = coefficients.abs()
+    width = upper - lower
+    rounded = share * (slope * width).sum(1) + info.tiny
+    # What is not cut off: |x_i − m_i| ≤ reach. NaN cuts nothing off.
+    reach = ((1 + _SPARE) * -values.clamp(max=0) + rounded)[:, None] / slope
+    reach = torch.nextafter(reach * (1 + 8 * unit), reach.new_full((), torch.inf))
+    spare = rows.unscaled(_SPARE / 2 * -values)
+    cut = (reach < width) & (spare > 0)[:, None]
+    high = torch.nextafter(lower + reach, reach.new_full((), torch.inf))
+    low = torch.nextafter(upper - reach, reach.new_full((), -torch.inf))
+    high = torch.where(cut & (coefficients > 0), torch.minimum(high, upper), upper)
+    low = torch.where(cut & (coefficients < 0), torch.maximum(low, lower), lower)
+
+    polytopes, inputs = len(rows.owner), lower.shape[1]
+    place = rows.polytope[:, None].expand(-1, inputs)
+    rest_low = box.lower[rows.owner].scatter_reduce(0, place, low, "amax")
+    rest_high = box.upper[rows.owner].scatter_reduce(0, place, high, "amin")
+    largest = rows.largest(values)
+    proved = largest > 0
+    gone = proved | (rest_low > rest_high).any(1)
+    owner = rows.owner[:, None].expand(polytopes, inputs)
+    outside = lower.new_full((), torch.inf)
+    new_low = torch.full_like(box.lower, torch.inf)
+    new_high = torch.full_like(box.upper, -torch.inf)
+    new_low.scatter_reduce_(0, owner, torch.where(gone[:, None], outside, rest_low), "amin")
+    new_high.scatter_reduce_(0, owner, torch.where(gone[:, None], -outside, rest_high), "amax")
+    empty = (new_low > new_high).any(1)
+
+    margin = rows.least(torch.where(proved, largest, torch.inf))
+    margin.scatter_reduce_(0, rows.sample, torch.where(cut.any(1), spare, torch.inf), "amin")
+    return Clipped(Bounds(new_low, new_high), empty, margin)
+
+
+_STEPS = 12
+
+_GAIN = 0.1
+"""A sum is bounded if its form's least value is above that of every single row by this part of its size."""
+
+_UNIT = 1024
+"""Weights are multiples of 1/1024, so that sums of rows with small integers are exact."""
+
+
+def sums(rows: RowBatch, values: Tensor, forms: Callable[[Tensor], tuple[Tensor, Tensor]]) -> RowBatch | None:
+    """A sum of its rows for each polytope of several rows that no row proves, where that promises more than they do.
+
+    Args:
+        rows: those of the boxes' properties, as a batch.
+        values: (rows,) lower bounds of the rows' values over the box.
+        forms: of some rows (r,), by their numbers, affine forms c + Σ_k a_k·ε_k, ε_k ∈ [−1, 1], that are near their
+            least values or below: c (r,) and a (r, symbols).
+
+    Returns:
+        One row for some of the polytopes, numbered as in ``rows``; None if there is no such polytope.
+    """
+    count = torch.bincount(rows.polytope, minlength=len(rows.owner))
+    chosen = ((count > 1) & (rows.largest(values) <= 0)).nonzero().squeeze(1)
+    if not len(chosen):
+        return None
+    place = torch.arange(int(count[chosen].max()), device=chosen.device).expand(len(chosen), -1)
+    present = place < count[chosen, None]
+    member = torch.where(present, (count.cumsum(0) - count)[chosen, None] + place, 0)
+    flat, symbols = forms(member.flatten())
+    center, reach = flat.unflatten(0, member.shape), symbols.unflatten(0, member.shape)
+    reach = torch.where(present[..., None], reach, 0.0)
+    least = torch.where(present, center - reach.abs().sum(2), -torch.inf)
+    single, best = least.max(1)
+    # Unless another row is larger at the point where the best one is least, no sum is better than that one.
+    corner = reach.gather(1, best[:, None, None].expand(-1, 1, reach.shape[2])).sign()
+    there = torch.where(present, center - (reach * corner).sum(2), -torch.inf).amax(1)
+    promised = single + _GAIN * single.abs()
+    mixed = there > promised
+    chosen, member, promised = chosen[mixed], member[mixed], promised[mixed]
+    weights, found = _ascend(center[mixed], reach[mixed], present[mixed])
+    kept = found > promised
+    return rows.sums(chosen[kept], member[kept], (weights[kept] * _UNIT).round()) if kept.any() else None
+
+
+def _ascend(center: Tensor, reach: Tensor, present: Tensor) -> tuple[Tensor, Tensor]:
+    """Weights of the rows of each polytope, of sum 1, and the least value of the sum of their forms.
+
+    Args:
+        center: (polytopes, rows) of the rows' forms.
+        reach: (polytopes, rows, symbols) their coefficients.
+        present: (polytopes, rows) whether there is such a row.
+    """
+    weights = present.to(center) / present.sum(1, keepdim=True)
+    best, found = weights, center.new_full((len(center),), -torch.inf)
+    for step in range(_STEPS):
+        mixed = torch.einsum("pr,pri->pi", weights, reach)
+        value = (weights * center).sum(1) - mixed.abs().sum(1)
+        better = value > found
+        best, found = torch.where(better[:, None], weights, best), torch.where(better, value, found)
+        slope = center - torch.einsum("pi,pri->pr", mixed.sign(), reach)
+        slope = torch.where(present, slope - (weights * slope).sum(1, keepdim=True), 0.0)
+        longest = slope.abs().amax(1, keepdim=True).clamp(min=torch.finfo(slope.dtype).tiny)
+        weights = weights * torch.exp(2 / (step + 2) ** 0.5 * slope / longest)
+        weights = weights / weights.sum(1, keepdim=True)
+    return best, found
+
+
+_ATTACKED = 1 << 13
+"""Boxes times neurons of what is attacked at once."""
+
+
+class BoxAttack:
+    """Searches for points of negative margin; nothing that they find is a verdict.
+
+    Args:
+        network: of all queries.
+        pgd: how boxes are attacked.
+        search: how the whole box of a query is attacked.
+        device: where to run.
+    """
+
+    def __init__(self, network: Network, pgd: Pgd, search: Pgd, device: str) -> None:
+        self._network, self._pgd, self._search, self._device = network, pgd, search, device
+        self._rough, self._dtype = rough(network, device)
+        self._generator = torch.Generator().manual_seed(pgd.seed)
+        self.most = max(1, _ATTACKED // sum(node.size for node in network.nodes))
+
+    def boxes(self, lower: Tensor, upper: Tensor, rows: RowBatch, stop: Callable[[], bool]) -> list[tuple[int, Tensor]]:
+        """Boxes, by number, with points that seem to be counterexamples.
+
+        Args:
+            lower, upper: (batch, inputs), of which ``most`` is a good number.
+            rows: those of the boxes' properties, as a batch.
+            stop: called between steps; the search ends when it returns True.
+        """
+        low, high = lower.to(self._dtype), upper.to(self._dtype)
+        descent = Descent(self._pgd, self._rough, low, high, rows.to(low), stop)
+        return _reached(*descent.of_margins(descent.anywhere(self._generator)))
+
+    def wholes(self, properties: Sequence[Property], stop: Callable[[], bool]) -> list[tuple[int, Tensor]]:
+        """Properties, by number, with points of their boxes that seem to be counterexamples."""
+        return _reached(*self._search.search(self._network, properties, stop, self._device))
+
+
+def _reached(points: Tensor, margins: Tensor) -> list[tuple[int, Tensor]]:
+    return [(number, points[number]) for number in (margins <= 0).nonzero().squeeze(1).tolist()]
+
+
+_SHORT = 0.2
+"""Seconds: where one process had no boxes left so soon, copies are not made again at once."""
+
+
+_WIDE = 128
+"""A frontier of fewer boxes has these cut several times at once, so that the next batch is a large one."""
+
+
+@dataclass(frozen=True, eq=False)
+class Lines:
+    """Linear lower bounds of the rows of properties over a batch of boxes.
+
+    Attributes:
+        rows: what is bounded: the rows of the boxes' properties, and sums of them perhaps.
+        values: (rows,) lower bounds of matrix·y − bound.
+        coefficients: (rows, inputs) of the linear bounds that have these least values.
+        influence: (boxes, inputs) what halving each input is worth per unit of its width; of any scale.
+    """
+
+    rows: RowBatch
+    values: Tensor
+    coefficients: Tensor
+    influence: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Share:
+    """What has become of some boxes of a frontier.
+
+    Attributes:
+        lower, upper: (boxes, inputs) those that are left, halved perhaps.
+        owner: (boxes,) the query of each.
+        margin: (queries,) the least proven margin of the other ones; infinite where there are none.
+        boxes: how many boxes of each query have been bounded.
+        outcomes: of queries that have been decided meanwhile; none of them is *unsat*.
+        proven: for each query what proves the boxes that are not left, where that is recorded.
+    """
+
+    lower: Tensor
+    upper: Tensor
+    owner: Tensor
+    margin: Tensor
+    boxes: list[int]
+    outcomes: dict[int, Outcome]
+    proven: list[list[Any]] = field(default_factory=list)
+
+
+class Frontier:
+    """The sub-boxes that are still to be bounded, of all queries of one network."""
+
+    def __init__(self, options: InputSplit, network: Network, queries: Sequence[Query], budget: Budget) -> None:
+        self.options = options
+        self._charged = budget.clock()
+        self.network = self.simplified(network).to(torch.float64, options.device)
+        self.queries = queries
+        self.budget = budget
+        box = input_box([q.property for q in queries], network, torch.float64, options.device).flat()
+        self.lower, self.upper = box.lower, box.upper
+        varying = int((torch.nextafter(self.lower, self.upper) < self.upper).any(0).sum())
+        self.by_zonotopes = takes(self.network) and varying <= NARROW
+        self._processes = most(options.processes) if options.device == "cpu" else 1
+        # In each process, half for the boxes, half for the rows that are bounded.
+        self.memory = options.memory // (2 * self._processes)
+        self.batch = batch_size(self.network, options.batch, self.memory)
+        if self.by_zonotopes:
+            each = box_bytes(self.network, varying, options.symbols)
+            self.batch = max(1, min(self.batch, self.memory // each))
+        self.rows = RowBatch.of([q.property for q in queries], network.output_size).to(self.lower)
+        self.owner = torch.arange(len(queries), device=self.lower.device)
+        self.margin = self.lower.new_full((len(queries),), torch.inf)
+        self._attack = BoxAttack(self.network, options.pgd, options.search, options.device)
+        self._steps = 0
+        self.seconds = [0.0] * len(queries)
+        self.boxes = [0] * len(queries)
+        self.outcomes: dict[int, Outcome] = {}
+        self._new: list[int] = []
+        self._alone = time.perf_counter() + options.alone
+        self._charge(self.owner)
+
+    def simplified(self, network: Network) -> Network:
+        """The network that is bounded in place of the queries' network, whose function it computes exactly."""
+        return without_repeated(network)
+
+    @property
+    def frontier_size(self) -> int:
+        return len(self.owner)
+
+    def decided(self) -> list[int]:
+        """Queries decided since the last call."""
+        new, self._new = self._new, []
+        return new
+
+    def undecided(self) -> list[int]:
+        return [i for i in range(len(self.queries)) if i not in self.outcomes]
+
+    def is_worth_sharing(self) -> bool:
+        """Whether the search takes long, and there are boxes for every process."""
+        enough = len(self.owner) >= self._processes * self.batch
+        return self._processes > 1 and enough and time.perf_counter() > self._alone
+
+    def share(self) -> None:
+        """Go on with all boxes in several processes, until one of these has none left."""
+        count, boxes = self._processes, (self.lower, self.upper, self.owner)
+        hands = [[part[number::count].clone() for part in boxes] for number in range(count)]
+        self.lower, self.upper, self.owner = hands[0]
+        began = time.perf_counter()
+        start, allowance = self.budget.clock(), self.budget.subset(self.undecided()).total()
+        left = lambda: allowance - (self.budget.clock() - start)  # noqa: E731
+        shares: list[Callable[[Callable[[], bool]], Share | None]] = [self._go_on]
+        shares += [partial(self.go_on_elsewhere, hand) for hand in hands[1:]]
+        for hand, share in zip(hands[1:], at_once(shares, left)[1:], strict=True):
+            # Nothing is known of what was dealt to a process that failed.
+            self._put(*(hand if share is None else (share.lower, share.upper, share.owner)))
+            if share is None:
+                self._processes = 1
+            else:
+                self.take(share)
+        now = time.perf_counter()
+        self._alone = now + self.options.alone if now - began < _SHORT else now
+
+    def _go_on(self, pause: Callable[[], bool]) -> None:
+        # A query that is out of time is closed, and its boxes dropped, where the frontier is settled: not here.
+        while self.frontier_size and all(self.budget.remaining(i) > 0 for i in self.owner.unique().tolist()):
+            self.step()
+            if pause():
+                break
+
+    def go_on_elsewhere(self, boxes: Sequence[Tensor], pause: Callable[[], bool]) -> Share:
+        """In a copy of the process that holds the frontier: go on with boxes, given as ``lower, upper, owner`` are."""
+        self.lower, self.upper, self.owner = boxes
+        self.margin = torch.full_like(self.margin, torch.inf)
+        known, counted = set(self.outcomes), list(self.boxes)
+        self._go_on(pause)
+        more = [now - before for now, before in zip(self.boxes, counted, strict=True)]
+        outcomes = {local: outcome for local, outcome in self.outcomes.items() if local not in known}
+        return Share(self.lower, self.upper, self.owner, self.margin, more, outcomes)
+
+    def take(self, share: Share) -> None:
+        """Take note of what has become of boxes elsewhere, but for those that are left."""
+        self.margin = torch.minimum(self.margin, share.margin)
+        self.boxes = [mine + more for mine, more in zip(self.boxes, share.boxes, strict=True)]
+        for local, outcome in share.outcomes.items():
+            self._decide(local, outcome)
+
+    def step(self) -> None:
+        """Bound one batch of sub-boxes from the end of the frontier, and put what is left back, halved.
+
+        No query is *unsat* by this alone: other processes may have boxes of it.
+        """
+        cut = max(0, len(self.owner) - self.batch)
+        lower, upper, owner = self.lower[cut:], self.upper[cut:], self.owner[cut:]
+        self.lower, self.upper, self.owner = self.lower[:cut], self.upper[:cut], self.owner[:cut]
+        hard = []
+        for local, count in enumerate(self._counts(owner)):
+            before, self.boxes[local] = self.boxes[local], self.boxes[local] + count
+            if before <= self.options.easy < self.boxes[local]:
+                hard.append(local)
+        self._steps += 1
+        try:
+            self._search(hard)
+            self._bound(lower, upper, owner)
+        except OutOfTime:
+            # These boxes are not in the frontier any more, and nothing is known of them.
+            for local in owner.unique().tolist():
+                detail = f"the budget ran out in {self.boxes[local]} boxes"
+                self._decide(local, Outcome.unknown(Reason.TIMEOUT, self.options.name, detail))
+        self._charge(owner)
+        self._drop()
+
+    def _bound(self, lower: Tensor, upper: Tensor, owner: Tensor) -> None:
+        """Drop of these boxes those that are proved, and put the others back, clipped and halved.
+
+        Raises:
+            OutOfTime: if the time of their queries ends meanwhile; then none was put back.
+        """
+        rows = self.rows.take(owner)
+        shape = (len(owner), *self.network.input_shape)
+        box = Bounds(lower.reshape(shape), upper.reshape(shape))
+        start, allowance = self.budget.clock(), self.budget.subset(owner.unique().tolist()).total()
+        stop = deadline(lambda: self.budget.clock() - start, allowance)
+        lines = self.lines(box, rows, owner, stop)
+        margins = lines.rows.margins(lines.values)
+
+        proved = margins > 0
+        self._known(owner, torch.where(proved, margins, torch.inf))
+        open_ = (~proved).nonzero().squeeze(1)
+        if not len(open_):
+            return
+        direction = torch.zeros_like(lower).index_add_(0, lines.rows.sample, lines.coefficients)
+        self._charge(owner)
+        self._look_for_witness(lower[open_], upper[open_], owner[open_], direction[open_], rows, open_)
+        if self._steps % self.options.attacks == 0:
+            worst = open_[margins[open_].argsort(stable=True)[: self._attack.most]]
+            mine = self.rows.take(owner[worst])
+            for number, point in self._attack.boxes(lower[worst], upper[worst], mine, stop):
+                self._claim(int(owner[worst[number]]), point)
+        clipped = self.clipped(Bounds(lower, upper), lines)
+        self._known(owner, clipped.margin)
+        left = open_[~clipped.empty[open_]]
+        # The boxes at the end of the frontier are the next: those that are furthest from being proved.
+        left = left[margins[left].argsort(descending=True, stable=True)]
+        self.halve(clipped.box.lower[left], clipped.box.upper[left], owner[left], lines.influence[left])
+
+    def lines(self, box: Bounds, rows: RowBatch, owner: Tensor, stop: Callable[[], bool]) -> Lines:
+        """Linear lower bounds of the rows over boxes that belong to these queries.
+
+        Args:
+            box: (batch, *input_shape).
+            rows: those of the boxes' properties, as a batch.
+            owner: (batch,) the query of each box.
+            stop: asked now and then.
+        """
+        forms = Zonotopes(self.network, box, self.options.symbols, stop) if self.by_zonotopes else None
+        relaxation = crown_relaxation(
+            self.network,
+            box,
+            known=None if forms is None else forms.pre,
+            crown=forms is None,
+            memory=self.memory,
+            stop=stop,
+            max_unstable=self.options.most,
+        )
+        values, coefficients = self._lower(rows, relaxation, forms, len(owner), stop)
+
+        def affine(part: Tensor) -> tuple[Tensor, Tensor]:
+            sample = rows.sample[part]
+            if forms is not None:
+                center, reach = forms.along(rows.matrix[part], sample)
+                return center - rows.bound[part], reach
+            reach = coefficients[part] * half[sample]
+            return values[part] + reach.abs().sum(1), reach
+
+        half = (box.upper - box.lower).flatten(1) / 2
+        more = sums(rows, values, affine)
+        if more is not None:
+            found = self._lower(more, relaxation, forms, len(owner), stop)
+            rows = rows.and_sums(more)
+            values, coefficients = torch.cat([values, found[0]]), torch.cat([coefficients, found[1]])
+        return Lines(rows, values, coefficients, self.influence(box, rows, coefficients, forms))
+
+    def _lower(
+        self, rows: RowBatch, relaxation: Relaxation, forms: Zonotopes | None, boxes: int, stop: Callable[[], bool]
+    ) -> tuple[Tensor, Tensor]:
+        """Lower bounds (rows,) of the rows' values and the coefficients (rows, inputs) of linear lower bounds."""
+        last = len(self.network.nodes) - 1
+        matrix = rows.matrix.reshape(-1, *self.network.output_shape)
+        values, coefficients = matrix.new_empty(len(matrix)), matrix.new_empty(len(matrix), self.network.input_size)
+        size = chunk_size(self.network, matrix, self.memory, TUNING)
+        for part, mine in groups(len(matrix), rows.sample, size, boxes):
+            stop()
+            values[part], reached = relaxation.lower(last, matrix[part], mine, coefficients=True)
+            assert reached is not None
+            coefficients[part] = relaxation.of_input(reached)
+        if forms is not None:
+            others, slopes = forms.lower(rows.matrix, rows.sample)
+            better = others > values
+            values = torch.where(better, others, values)
+            coefficients = torch.where(better[:, None], slopes, coefficients)
+        return torch.nextafter(values - rows.bound, values.new_full((), -torch.inf)), coefficients
+
+    def influence(self, box: Bounds, rows: RowBatch, coefficients: Tensor, forms: Zonotopes | None) -> Tensor:
+        """What halving an input is worth per unit of its width, by its part in the width of the rows."""
+        flat = box.flat()
+        if forms is None:
+            return torch.zeros_like(flat.lower).index_add_(0, rows.sample, coefficients.abs())
+        widths = torch.zeros_like(flat.lower).index_add_(0, rows.sample, forms.influence(rows.matrix, rows.sample))
+        return torch.where(flat.upper > flat.lower, widths / (flat.upper - flat.lower), 0.0)
+
+    def clipped(self, box: Bounds, lines: Lines) -> Clipped:
+        """What is left of boxes (batch, inputs)."""
+        return clip(box, lines.rows, lines.values, lines.coefficients, input_error(self.network, lines.values.dtype))
+
+    def _known(self, owner: Tensor, margin: Tensor) -> None:
+        """Take notice of the margins of parts of the queries' boxes that are proved; infinite where no part is."""
+        self.margin.scatter_reduce_(0, owner, margin, "amin")
+
+    def _look_for_witness(
+        self, lower: Tensor, upper: Tensor, owner: Tensor, direction: Tensor, rows: RowBatch, chosen: Tensor
+    ) -> None:
+        points = torch.stack([torch.where(direction >= 0, lower, upper), lower + (upper - lower) / 2])
+        y = self.network(points.reshape(-1, *self.network.input_shape)).flatten(1).reshape(2, len(owner), -1)
+        part = rows.take(chosen)
+        margins = part.margins((y[:, part.sample] * part.matrix).sum(-1) - part.bound)
+        for which, index in (margins <= 0).nonzero().tolist():
+            self._claim(int(owner[index]), points[which, index])
+
+    def _search(self, members: Sequence[int]) -> None:
+        """Look for a counterexample in the whole box of each of these queries."""
+        if members:
+            start, allowance = self.budget.clock(), self.budget.subset(list(members)).total()
+            stop = deadline(lambda: self.budget.clock() - start, allowance)
+            for number, point in self._attack.wholes([self.queries[local].property for local in members], stop):
+                self._claim(members[number], point)
+
+    def _claim(self, local: int, point: Tensor) -> None:
+        """Decide a query by a point, if that is a counterexample."""
+        if local not in self.outcomes:
+            query = self.queries[local]
+            found = claim(query.network, query.property, point.double().cpu().numpy(), self.options.name, {})
+            if found is not None:
+                self._decide(local, found)
+
+    def halve(self, lower: Tensor, upper: Tensor, owner: Tensor, influence: Tensor) -> None:
+        """Put the boxes back, each cut along its most influential inputs: several while the frontier is small."""
+        for _ in range(max(1, (min(self.batch, _WIDE) // (2 * max(1, len(owner)))).bit_length())):
+            width = upper - lower
+            score = torch.where(width > 0, influence * width + 1e-9 * width, -1.0)
+            best, dimension = score.max(1)
+            stuck = best <= 0
+            for local in owner[stuck].unique().tolist():
+                detail = "a box of one point is neither proved nor violated in float64"
+                self._decide(local, Outcome.unknown(Reason.INCOMPLETE, self.options.name, detail))
+            lower, upper, owner, influence = lower[~stuck], upper[~stuck], owner[~stuck], influence[~stuck]
+            dimension = dimension[~stuck, None]
+            middle = (lower + (upper - lower) / 2).gather(1, dimension)
+            lower = torch.cat([lower, lower.scatter(1, dimension, middle)])
+            upper = torch.cat([upper.scatter(1, dimension, middle), upper])
+            owner, influence = owner.repeat(2), influence.repeat(2, 1)
+        self._put(lower, upper, owner)
+
+    def _put(self, lower: Tensor, upper: Tensor, owner: Tensor) -> None:
+        """Put boxes behind those of the frontier."""
+        self.lower = torch.cat([self.lower, lower])
+        self.upper = torch.cat([self.upper, upper])
+        self.owner = torch.cat([self.owner, owner])
+
+    def _counts(self, owner: Tensor) -> list[int]:
+        """How many boxes each query has among those with these owners."""
+        counts: list[int] = torch.bincount(owner, minlength=len(self.queries)).tolist()
+        return counts
+
+    def _charge(self, worked: Tensor) -> None:
+        """Charge the time since the last charge to the queries that own these boxes, by their share of them."""
+        now = self.budget.clock()
+        elapsed, self._charged = now - self._charged, now
+        for local, count in enumerate(self._counts(worked)):
+            if count:
+                self.budget.charge([local], elapsed * count / len(worked))
+                self.seconds[local] += elapsed * count / len(worked)
+
+    def settle(self) -> None:
+        """Close the queries that are through, of which no box is left anywhere, or out of time."""
+        left = self._counts(self.owner)
+        for local in self.undecided():
+            if not left[local]:
+                margin = float(self.margin[local])
+                trust = Trust.ROUNDED if covers(self.network, torch.float64, self.options.device) else Trust.FLOAT
+                self._decide(local, Outcome(Verdict.UNSAT, Reason.PROVED, "split", trust, margin))
+            elif self.budget.remaining(local) <= 0:
+                detail = f"the budget ran out after {self.boxes[local]} boxes, {left[local]} were left"
+                self._decide(local, Outcome.unknown(Reason.TIMEOUT, self.options.name, detail))
+        self._drop()
+
+    def _drop(self) -> None:
+        """Drop the boxes of queries that are decided."""
+        closed = torch.tensor([i in self.outcomes for i in range(len(self.queries))], device=self.owner.device)
+        keep = ~closed[self.owner]
+        self.lower, self.upper, self.owner = self.lower[keep], self.upper[keep], self.owner[keep]
+
+    def _decide(self, local: int, outcome: Outcome) -> None:
+        if local in self.outcomes:
+            return
+        detail = outcome.detail or f"{self.boxes[local]} boxes"
+        seconds = {self.options.name: self.seconds[local]}
+        self.outcomes[local] = Outcome(
+            outcome.verdict,
+            outcome.reason,
+            self.options.name,
+            outcome.trust,
+            outcome.margin,
+            outcome.witness,
+            detail,
+            seconds,
+            subproblems=self.boxes[local],
+        )
+        self._new.append(local)
+
+
+@dataclass(frozen=True)
+class InputSplit:
+    """Branch and bound on the input box.
+
+    Attributes:
+        batch: most sub-boxes bounded at once.
+        most: layers with more unstable neurons in a box are not bounded by CROWN there.
+        symbols: how many unstable neurons of a layer have a noise symbol of their own in a zonotope.
+        attacks: boxes are attacked in every so-manieth step.
+        pgd: how they are attacked.
+        easy: a query that is not through after so many boxes is attacked as a whole.
+        search: how it is attacked.
+        device: where to run.
+        memory: a limit in bytes on what all processes hold for those; the boxes that wait are not counted.
+        processes: how many processes share the boxes, where these take long and the operating system can copy processes
+            (Linux). The process that calls ``verify`` should have no other threads at work.
+        alone: the seconds that one process searches alone before others share the boxes.
+    """
+
+    batch: int = 256
+    most: int = 512
+    symbols: int = 256
+    attacks: int = 4
+    pgd: Pgd = Pgd(steps=10, starts=8)  # noqa: RUF009 -- frozen
+    easy: int = 512
+    search: Pgd = Pgd(rounds=3, more=128, screened=16384)  # noqa: RUF009 -- frozen
+    device: str = "cpu"
+    memory: int = MEMORY
+    processes: int = field(default=1, repr=False)
+    alone: float = field(default=0.5, repr=False)
+
+    name: ClassVar[str] = "split"
+
+    @neutral()
+    def verify(
+        self, queries: Sequence[Query], budget: Budget, progress: Progress = SILENT, roots: Roots = NONE
+    ) -> list[Outcome]:
+        outcomes: dict[int, Outcome] = {}
+        for network, members in by_network(queries):
+            search = self.frontier(network, [queries[i] for i in members], budget.subset(members))
+            try:
+                with torch.no_grad():
+                    while search.frontier_size:
+                        if search.is_worth_sharing():
+                            search.share()
+                        else:
+                            search.step()
+                        search.settle()
+                        for local in search.decided():
+                            outcomes[members[local]] = search.outcomes[local]
+                            progress.finish(members[local], search.outcomes[local])
+                        progress.stage(self.name, len(outcomes), len(queries))
+            except Exception as error:
+                for local, index in enumerate(members):
+                    if index not in outcomes:
+                        # The step that broke may have decided some before.
+                        outcomes[index] = search.outcomes.get(local) or fault(error, self.name)
+                        progress.finish(index, outcomes[index])
+        return [outcomes[i] for i in range(len(queries))]
+
+    def frontier(self, network: Network, queries: Sequence[Query], budget: Budget) -> Frontier:
+        """Where the search begins, for queries of one network."""
+        return Frontier(self, network, queries, budget)
+
+
+_CLEAR = 1e-11
+"""A row is to be above this part of its own size: whoever checks it computes it with other rounding."""
+
+
+@dataclass(frozen=True)
+class RecordedSplit(InputSplit):
+    """Branch and bound on the input box whose outcomes of *unsat* hold their proofs."""
+
+    # Whoever checks a zonotope gives every unstable neuron a symbol.
+    symbols: int = 1 << 30
+
+    def frontier(self, network: Network, queries: Sequence[Query], budget: Budget) -> Frontier:
+        return _Recorded(self, network, queries, budget)
+
+
+class _Zonotopes(Zonotopes):
+    """Zonotopes in which every unstable neuron has a symbol of its own, as whoever checks them has."""
+
+    def mirrors(self, node: Relu) -> None:
+        return None
+
+
+class _Recorded(Frontier):
+    """The sub-boxes that are still to be bounded, and those that are proven."""
+
+    def __init__(self, options: InputSplit, network: Network, queries: Sequence[Query], budget: Budget) -> None:
+        self._proven: list[list[tuple[Tensor, Tensor, list[int] | Proof]]] = [[] for _ in queries]
+        super().__init__(options, network, queries, budget)
+
+    def simplified(self, network: Network) -> Network:
+        # The network of the file is what the certificate speaks of.
+        return network
+
+    def lines(self, box: Bounds, rows: RowBatch, owner: Tensor, stop: Callable[[], bool]) -> Lines:
+        below = rows.bound.new_full((), -torch.inf)
+        if not self.by_zonotopes:
+            return self._by_claims(box, rows, owner, stop)
+        forms = _Zonotopes(self.network, box, self.options.symbols, stop)
+        values, coefficients = forms.lower(rows.matrix, rows.sample)
+        size = (
+            rows.bound.abs()
+            + values.abs()
+            + (rows.matrix.abs() * forms.output.center.flatten(1)[rows.sample].abs()).sum(1)
+        )
+        values = torch.nextafter(values - rows.bound - _CLEAR * size, below)
+        found = Lines(rows, values, coefficients, self.influence(box, rows, coefficients, forms))
+        for number in (rows.margins(values) > 0).nonzero().squeeze(1).tolist():
+            self._keep(box, number, owner, _positive(rows, values, number))
+        return found
+
+    def _by_claims(self, box: Bounds, rows: RowBatch, owner: Tensor, stop: Callable[[], bool]) -> Lines:
+        """By CROWN's bounds of all neurons, which are written for boxes that they prove."""
+        recorder, options = Recorder.of(self.network), self.options
+        relaxation = crown_relaxation(
+            self.network,
+            box,
+            coarse=recorder.coarse,
+            memory=self.memory,
+            stop=stop,
+            max_unstable=options.most,
+        )
+        last = len(self.network.nodes) - 1
+        matrix = rows.matrix.reshape(-1, *self.network.output_shape)
+        values, reached = relaxation.lower(last, matrix, rows.sample, coefficients=True)
+        assert reached is not None
+        coefficients = relaxation.of_input(reached)
+        values = torch.nextafter(values - rows.bound, values.new_full((), -torch.inf))
+        found = Lines(rows, values, coefficients, self.influence(box, rows, coefficients, None))
+        for number in (rows.margins(values) > 0).nonzero().squeeze(1).tolist():
+            prop = self.queries[int(owner[number])].property
+            if len(prop.unsafe) == int((rows.owner == number).sum()):
+                proof = recorder.shared(relaxation, number, prop, _positive(rows, values, number))
+                self._keep(box, number, owner, proof)
+        return found
+
+    def go_on_elsewhere(self, boxes: Sequence[Tensor], pause: Callable[[], bool]) -> Share:
+        self._proven = [[] for _ in self.queries]
+        return replace(super().go_on_elsewhere(boxes, pause), proven=self._proven)
+
+    def take(self, share: Share) -> None:
+        for mine, more in zip(self._proven, share.proven, strict=True):
+            mine += more
+        super().take(share)
+
+    def _keep(self, box: Bounds, number: int, owner: Tensor, proof: list[int] | Proof) -> None:
+        lower, upper = box.lower[number].flatten().clone(), box.upper[number].flatten().clone()
+        self._proven[int(owner[number])].append((lower, upper, proof))
+
+    def clipped(self, box: Bounds, lines: Lines) -> Clipped:
+        none = torch.zeros(len(box.lower), dtype=torch.bool, device=box.lower.device)
+        return Clipped(box, none, box.lower.new_full((len(none),), torch.inf))
+
+    def _decide(self, local: int, outcome: Outcome) -> None:
+        if local in self.outcomes:
+            return
+        super()._decide(local, outcome)
+        proven, self._proven[local] = self._proven[local], []
+        prop = self.queries[local].property
+        rows = RowBatch.of([prop], self.network.output_size)
+        counts: list[Any] = torch.bincount(rows.polytope, minlength=len(rows.owner)).tolist()
+        # Coefficients that float64 does not hold are split into several rows.
+        if outcome.verdict is Verdict.UNSAT and counts == [len(polytope) for polytope in prop.unsafe]:
+            lower, upper, proofs = zip(*proven, strict=True)
+            low, high = (torch.stack(part).cpu().numpy() for part in (lower, upper))
+            self.outcomes[local] = replace(self.outcomes[local], proof=Cover(prop.unsafe, low, high, proofs))
+
+
+def _positive(rows: RowBatch, values: Tensor, number: int) -> list[int]:
+    """Of each polytope of one box the number of the row with the largest value."""
+    chosen = []
+    for polytope in (rows.owner == number).nonzero().squeeze(1).tolist():
+        chosen.append(int(values[rows.polytope == polytope].argmax()))
+    return chosen
