@@ -221,6 +221,25 @@ def test_the_file_of_a_ball_asks_the_same_as_the_study(tmp_path: Path) -> None:
     assert read_back.digest == asking.ball(test, 3, "1/255", 10).digest
 
 
+@pytest.mark.parametrize("arms", [2, 3, 5])
+def test_each_network_is_asked_early_as_often_as_late(arms: int) -> None:
+    """The first question about an image takes longer than the others."""
+    balls = [
+        asking.Ball(Path(str(image)), Path(f"{arm}.onnx"), 1.0, "d", "0.1", image, 3)
+        for arm in range(arms)
+        for image in range(60)
+    ]
+    order = asking.shuffled(balls, "0")
+    assert sorted(order, key=balls.index) == balls and order != balls
+    assert order == asking.shuffled(balls[::-1], "0") != asking.shuffled(balls, "1")
+    places: dict[Path | None, list[int]] = {}
+    for number, one in enumerate(order):
+        assert one.image == order[number - number % arms].image
+        places.setdefault(one.onnx, []).append(number % arms)
+    for found in places.values():
+        assert abs(sum(found) / 60 - (arms - 1) / 2) < 0.1 and len(set(found)) == arms
+
+
 ORDERED = """\
 about = "a"
 tuning = "t"

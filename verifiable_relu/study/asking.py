@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
@@ -32,18 +33,23 @@ _BATCH = 250
 
 def shuffled(balls: Iterable[Ball], seed: str) -> list[Ball]:
     """Balls in an order that ``seed`` draws, whatever order they are given in: images in random order, and each of them
-    asked of all networks, in random order, before the next.
+    asked of all networks, before the next.
 
     An arm that comes first would meet another state of process and machine than the last one. Answers that are compared
-    are next to each other, so that a machine that gets slower touches all arms alike.
+    are next to each other, so that a machine that gets slower touches all arms alike. The first question about an image
+    takes longer than the others: each network is early as often as late, and chance decides the rest.
     """
     blocks: dict[tuple[str, str, int], list[Ball]] = {}
     for one in sorted(balls, key=lambda one: (one.source, one.eps, one.image, str(one.onnx))):
         blocks.setdefault((one.source, one.eps, one.image), []).append(one)
     drawn, order = random.Random(seed), list(blocks.values())
     drawn.shuffle(order)
+    late: Counter[str] = Counter()
     for block in order:
         drawn.shuffle(block)
+        block.sort(key=lambda one: -late[str(one.onnx)])
+        for place, one in enumerate(block):
+            late[str(one.onnx)] += 2 * place - len(block) + 1
     return [one for block in order for one in block]
 
 
