@@ -9,9 +9,9 @@ c·y ≤ b is unsafe. The greatest b that is accepted with the certificate's own
 certificates are asked about that, and about a b at which the network is known to be unsafe. The certificate of the
 plain file is made one of the spoken file by powers of two.
 
-``python -m tests.soundness.forged --count 20000 --seed 1`` prints what is wrong, how many certificates were accepted,
-and why the others were refused. Interrupted, it prints this of the certificates tried so far. ``--kind`` names one kind
-of network, ``--keep`` a folder for what was wrongly accepted.
+``python -m tests.soundness.forged --count 20000 --seed 1`` tries all kinds and prints what is wrong, how many
+certificates were accepted, and why the others were refused. Interrupted, it prints this of the certificates tried so
+far. ``--kind`` names one kind of network, ``--keep`` a folder for what was wrongly accepted.
 """
 
 from __future__ import annotations
@@ -288,7 +288,7 @@ def forge(
     """
     found = Findings() if found is None else found
     if kind == "dense":
-        return forged_dense.forge(count, seed, each, found)
+        return forged_dense.forge(count, seed, found=found)
     before = sum(found.ended.values())
     with tempfile.TemporaryDirectory() as name:
         for number in range(8 * count):
