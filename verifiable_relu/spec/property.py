@@ -18,7 +18,7 @@ from __future__ import annotations
 import hashlib
 import math
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
@@ -57,6 +57,52 @@ def nearest(value: Fraction | float) -> float:
         return float(value)
     except OverflowError:
         return sys.float_info.max if value > 0 else -sys.float_info.max
+
+
+def lower_end(center: float, radius: Fraction, least: Fraction, decimals: int | None) -> Fraction:
+    """The exact max(center − radius, least), with the difference rounded down to a number of decimals if one is given."""
+    end = Fraction(center) - radius
+    return max(end if decimals is None else Fraction(math.floor(end * 10**decimals), 10**decimals), least)
+
+
+@dataclass(frozen=True, eq=False)
+class Ends(Mapping[int, Fraction]):
+    """The exact lower ends of an L∞ ball that float64 does not represent, by variable, computed when they are asked for.
+
+    Attributes:
+        centers: float64 (n,).
+        coarse: bool (n,), the variables in question.
+        radii: the different radii.
+        level: (n,), the index of each variable's radius.
+        least: the least valid value.
+        decimals: as for ``lower_end``.
+        sign: −1 negates all ends, so that the ends of −centers are the upper ends of the ball.
+    """
+
+    centers: np.ndarray
+    coarse: np.ndarray
+    radii: Sequence[Fraction]
+    level: np.ndarray
+    least: Fraction
+    decimals: int | None = None
+    sign: int = 1
+
+    @cached_property
+    def found(self) -> dict[int, Fraction]:
+        """The ends by variable, in the order of the variables."""
+        where = np.flatnonzero(self.coarse)
+        pairs = list(zip(self.centers[where].tolist(), self.level[where].tolist(), strict=True))
+        known = {(x, i): self.sign * lower_end(x, self.radii[i], self.least, self.decimals) for x, i in set(pairs)}
+        return {i: known[pair] for i, pair in zip(where.tolist(), pairs, strict=True)}
+
+    def __getitem__(self, variable: int) -> Fraction:
+        return self.found[variable]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(np.flatnonzero(self.coarse).tolist())
+
+    def __len__(self) -> int:
+        return int(np.count_nonzero(self.coarse))
 
 
 @dataclass(frozen=True, eq=False)
