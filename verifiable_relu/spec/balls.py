@@ -13,6 +13,9 @@ import numpy as np
 from verifiable_relu.errors import InputError
 from verifiable_relu.spec.property import Box, Ends, Polytope, Property, Row, lower_end, nearest, round_down, round_up
 
+_BLOCK = 1 << 15
+"""The number of pixels that are computed at a time."""
+
 
 def linf_property(
     image: np.ndarray,
@@ -72,18 +75,22 @@ def linf_properties(
         value = float(flat[image, pixel])
         message = f"a pixel is {value!r}, outside of the valid range [{_rounded(low)}, {_rounded(high)}]"
         raise InputError(message, place=f"image {image}")
-    # An upper end min(x + ε, h) is −max(−x − ε, −h): the negated lower end of the negated pixel.
-    mirrored = -flat
-    lower, coarse_lower = _floors(flat, radii, level, low, decimals)
-    upper, coarse_upper = _floors(mirrored, radii, level, -high, decimals)
-    np.negative(upper, out=upper)
-    found = []
-    for i, (label, name) in enumerate(zip(labels, names, strict=True)):
-        if not 0 <= label < classes:
-            raise InputError(f"the label is {label}, outside of 0 to {classes - 1}", place=f"image {i}")
-        below = Ends(flat[i], coarse_lower[i], radii, level[i], low, decimals)
-        above = Ends(mirrored[i], coarse_upper[i], radii, level[i], -high, decimals, -1)
-        found.append(Property(Box(lower[i], upper[i], below, above), unsafe[label], name))
+    bad = next((i for i, label in enumerate(labels) if not 0 <= label < classes), None)
+    if bad is not None:
+        raise InputError(f"the label is {labels[bad]}, outside of 0 to {classes - 1}", place=f"image {bad}")
+    found: list[Property] = []
+    # Blocks of images whose arrays fit in the processor's cache.
+    step = max(1, _BLOCK // max(size, 1))
+    for start in range(0, len(flat), step):
+        # An upper end min(x + ε, h) is −max(−x − ε, −h): the negated lower end of the negated pixel.
+        pixels, indices = flat[start : start + step], level[start : start + step]
+        lower, coarse_lower = _floors(pixels, radii, indices, low, decimals)
+        upper, coarse_upper = _floors(-pixels, radii, indices, -high, decimals)
+        for i, (each, index) in enumerate(zip(pixels, indices, strict=True)):
+            below = Ends(each, coarse_lower[i], radii, index, low, decimals)
+            above = Ends(each, coarse_upper[i], radii, index, -high, decimals, -1)
+            box = Box(lower[i], -upper[i], below, above)
+            found.append(Property(box, unsafe[int(labels[start + i])], names[start + i]))
     return found
 
 

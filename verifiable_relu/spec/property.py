@@ -60,14 +60,14 @@ def nearest(value: Fraction | float) -> float:
 
 
 def lower_end(center: float, radius: Fraction, least: Fraction, decimals: int | None) -> Fraction:
-    """The exact max(center − radius, least), with the difference rounded down to a number of decimals if one is given."""
+    """The exact max(center − radius, least), with the difference rounded down to ``decimals`` if they are given."""
     end = Fraction(center) - radius
     return max(end if decimals is None else Fraction(math.floor(end * 10**decimals), 10**decimals), least)
 
 
 @dataclass(frozen=True, eq=False)
 class Ends(Mapping[int, Fraction]):
-    """The exact lower ends of an L∞ ball that float64 does not represent, by variable, computed when they are asked for.
+    """The exact lower ends of an L∞ ball that float64 does not represent, by variable, computed when asked for.
 
     Attributes:
         centers: float64 (n,).
@@ -76,7 +76,7 @@ class Ends(Mapping[int, Fraction]):
         level: (n,), the index of each variable's radius.
         least: the least valid value.
         decimals: as for ``lower_end``.
-        sign: −1 negates all ends, so that the ends of −centers are the upper ends of the ball.
+        sign: −1 for the ball's upper ends: the negated lower ends of the ball around −centers.
     """
 
     centers: np.ndarray
@@ -91,7 +91,7 @@ class Ends(Mapping[int, Fraction]):
     def found(self) -> dict[int, Fraction]:
         """The ends by variable, in the order of the variables."""
         where = np.flatnonzero(self.coarse)
-        pairs = list(zip(self.centers[where].tolist(), self.level[where].tolist(), strict=True))
+        pairs = list(zip((self.sign * self.centers[where]).tolist(), self.level[where].tolist(), strict=True))
         known = {(x, i): self.sign * lower_end(x, self.radii[i], self.least, self.decimals) for x, i in set(pairs)}
         return {i: known[pair] for i, pair in zip(where.tolist(), pairs, strict=True)}
 
@@ -105,7 +105,7 @@ class Ends(Mapping[int, Fraction]):
         if self.decimals is not None or Fraction(nearest(self.least)) != self.least:
             return repr(list(self.found.items()))
         where = np.flatnonzero(self.coarse)
-        centers = self.centers[where]
+        centers = self.sign * self.centers[where]
         used, level = np.unique(self.level[where], return_inverse=True)
         radii = [self.radii[i] for i in used.tolist()]
         twos = [(r.denominator & -r.denominator).bit_length() - 1 for r in radii]
@@ -121,9 +121,8 @@ class Ends(Mapping[int, Fraction]):
         # Python's integers are for the numbers that do not fit in 64 bits.
         form = np.int64 if fits else object
         factor, above = (np.array(v, dtype=form)[level] for v in (odd, [r.numerator for r in radii]))
-        unit, first, second = (
-            np.left_shift(np.ones(len(where), dtype=form), by.astype(form)) for by in (scale, scale + power, scale - least)
-        )
+        one = np.ones(len(where), dtype=form)
+        unit, first, second = (np.left_shift(one, n.astype(form)) for n in (scale, scale + power, scale - least))
         top = (whole >> shift).astype(form) * factor * first - above * second
         common = np.minimum(top & -top, unit)
         numbers = np.stack((where.astype(form), self.sign * (top // common), factor * (unit // common)), axis=1)
