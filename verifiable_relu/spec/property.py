@@ -283,6 +283,11 @@ class Row:
         scale = Fraction(math.lcm(*(c.denominator for c in values)), math.gcd(*(c.numerator for c in values)))
         return Row(tuple((i, c * scale) for i, c in self.coefficients), self.bound * scale, self.strict)
 
+    @cached_property
+    def text(self) -> str:
+        """The canonical constraint as text, once for all properties and polytopes that share the row."""
+        return repr(self.canonical())
+
     def slack(self, y: Sequence[Fraction]) -> Fraction:
         """The value Σ coefficient·y_i − bound at an exact output y: ≤ 0 where the constraint holds (< 0 if strict)."""
         return sum((c * y[i] for i, c in self.coefficients), Fraction(0)) - self.bound
@@ -344,11 +349,10 @@ class Property:
             for ends in (self.box.exact_lower, self.box.exact_upper)
         )
         state.update(repr((lower, upper)).encode())
-        # A product of disjunctions has few rows in many polytopes: each is written once, as a tuple would write it.
-        seen: dict[int, str] = {}
+        # The rows as a tuple of them is written.
         state.update(f"({sorted(self.box.open_lower)!r}, {sorted(self.box.open_upper)!r}, (".encode())
         for number, polytope in enumerate(self.unsafe):
-            rows = [seen.get(id(row)) or seen.setdefault(id(row), repr(row.canonical())) for row in polytope]
+            rows = [row.text for row in polytope]
             state.update(f"{', ' * (number > 0)}({', '.join(rows)}{',' * (len(rows) == 1)})".encode())
         state.update(f"{',' * (len(self.unsafe) == 1)}))".encode())
         if self.ball is not None:
