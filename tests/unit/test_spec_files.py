@@ -36,7 +36,7 @@ from verifiable_relu.spec import balls as balls_module
 from verifiable_relu.spec import property as property_module
 from verifiable_relu.spec.__main__ import main
 from verifiable_relu.spec.arrays import read_images
-from verifiable_relu.spec.property import nearest
+from verifiable_relu.spec.property import nearest, round_down, round_up
 from verifiable_relu.spec.read import parse
 
 
@@ -311,8 +311,7 @@ def _numbers(rng: np.random.Generator, radius: Fraction) -> list[np.ndarray]:
 @pytest.mark.parametrize("clip", CLIPS, ids=lambda clip: f"{nearest(clip[0]):.3g}")
 def test_balls_of_any_numbers_are_those_of_fractions(radius: Fraction, clip: tuple[Fraction, Fraction]) -> None:
     rng = np.random.default_rng(0)
-    low, high = (float(end) for end in clip)
-    low, high = (np.nextafter(low, high), np.nextafter(high, low)) if Fraction(low) != clip[0] else (low, high)
+    low, high = round_down(clip[0]), round_up(clip[1])
     images = np.stack([x.astype(np.float64).clip(low, high) for x in _numbers(rng, radius)])
     masked = np.where(rng.random(images.shape) < 0.5, radius, Fraction(0))
     mixed = rng.choice(np.array([Fraction(0), EPS, Fraction(0.1), radius], dtype=object), images.shape)
