@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gzip
+import math
 import os
 import random
 import zipfile
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +19,9 @@ from verifiable_relu.errors import LONGEST, InputError
 from verifiable_relu.network import Network, read_onnx, write_onnx
 from verifiable_relu.network.nodes import Input, Linear
 from verifiable_relu.spec import (
+    Box,
     Instance,
+    Property,
     SpecFile,
     find_network,
     linf_properties,
@@ -28,8 +32,11 @@ from verifiable_relu.spec import (
     vnnlib_text,
     write_instances,
 )
+from verifiable_relu.spec import balls as balls_module
+from verifiable_relu.spec import property as property_module
 from verifiable_relu.spec.__main__ import main
 from verifiable_relu.spec.arrays import read_images
+from verifiable_relu.spec.property import nearest
 from verifiable_relu.spec.read import parse
 
 
@@ -262,6 +269,94 @@ def test_a_batch_is_its_images_one_by_one() -> None:
     assert [prop.digest for prop in batch] == [prop.digest for prop in single]
     for image, prop in zip(images, batch, strict=True):
         assert prop.box.contains([Fraction(float(v)) for v in image])
+
+
+def _by_fractions(images: np.ndarray, radii: np.ndarray, clip: tuple[Fraction, Fraction], decimals: int | None) -> Box:
+    """The box of one image (n,) with a radius for each pixel, computed pixel by pixel from exact fractions."""
+
+    def floor(value: Fraction) -> Fraction:
+        return value if decimals is None else Fraction(math.floor(value * 10**decimals), 10**decimals)
+
+    pixels = [(Fraction(x), radius) for x, radius in zip(images.tolist(), radii.tolist(), strict=True)]
+    lower = [max(floor(x - radius), clip[0]) for x, radius in pixels]
+    return Box.exact(lower, [min(-floor(-x - radius), clip[1]) for x, radius in pixels])
+
+
+RADII = [
+    *(Fraction(0), EPS, Fraction(3, 10), Fraction(0.3), Fraction("0.0314"), Fraction(1, 3), Fraction(7, 2**60)),
+    *(Fraction(1) + Fraction(1, 2**80), Fraction(1) + Fraction(1, 3**130), Fraction(1e300), Fraction(10**400)),
+    *(Fraction(1, 10**400), Fraction(5e-324) / 3, Fraction(1e-320), Fraction(1, 7 * 2**1000)),
+]
+UNIT = (Fraction(0), Fraction(1))
+WIDE = (Fraction(-(10**9)), Fraction(10**9))
+CLIPS = [UNIT, WIDE, (Fraction(1, 3), Fraction(2, 3)), (Fraction(-1e308), Fraction(1e308)), (EPS, Fraction(7, 3))]
+
+
+def _numbers(rng: np.random.Generator, radius: Fraction) -> list[np.ndarray]:
+    """Pixels (20,) of every kind: bytes, float32, float64, next to the radius, subnormal, and of every magnitude."""
+    near, powers = min(float(min(radius, Fraction(10**308))), 1e308), rng.integers(-300, 300, 20).astype(float)
+    small = rng.integers(-60, 60, 20).astype(float)
+    return [
+        *(rng.integers(0, 256, 20) / 255, (rng.integers(0, 256, 20) / np.float32(255)).astype(np.float32)),
+        *(rng.random(20, np.float32), rng.random(20), rng.standard_normal(20), rng.standard_normal(20, np.float32)),
+        *(rng.integers(-4, 5, 20) * 5e-324, rng.integers(-(2**40), 2**40, 20) * 5e-324),
+        near + rng.integers(-4, 5, 20) * np.spacing(near),
+        near - rng.integers(-4, 5, 20) * np.spacing(near) * 2.0**small,
+        -near + rng.standard_normal(20) * np.spacing(near) * 2.0**small,
+        rng.standard_normal(20) * 2.0**powers,
+    ]
+
+
+@pytest.mark.parametrize("radius", RADII, ids=lambda radius: f"{nearest(radius):.3g}")
+@pytest.mark.parametrize("clip", CLIPS, ids=lambda clip: f"{nearest(clip[0]):.3g}")
+def test_balls_of_any_numbers_are_those_of_fractions(radius: Fraction, clip: tuple[Fraction, Fraction]) -> None:
+    rng = np.random.default_rng(0)
+    low, high = (float(end) for end in clip)
+    low, high = (np.nextafter(low, high), np.nextafter(high, low)) if Fraction(low) != clip[0] else (low, high)
+    images = np.stack([x.astype(np.float64).clip(low, high) for x in _numbers(rng, radius)])
+    masked = np.where(rng.random(images.shape) < 0.5, radius, Fraction(0))
+    mixed = rng.choice(np.array([Fraction(0), EPS, Fraction(0.1), radius], dtype=object), images.shape)
+    for eps in (radius, masked, mixed):
+        radii = np.broadcast_to(np.asarray(eps, dtype=object), images.shape)
+        for decimals in (None, 6):
+            try:
+                boxes = [_by_fractions(*pair, clip, decimals) for pair in zip(images, radii, strict=True)]
+            except InputError as error:
+                with pytest.raises(InputError, match=str(error)):
+                    linf_properties(images, [0] * len(images), eps, 2, clip, decimals=decimals)
+                continue
+            found = linf_properties(images, [0] * len(images), eps, 2, clip, decimals=decimals)
+            for prop, box in zip(found, boxes, strict=True):
+                # The bits, with the sign of zero.
+                assert (prop.box.lower.tobytes(), prop.box.upper.tobytes()) == (
+                    box.lower.tobytes(),
+                    box.upper.tobytes(),
+                )
+                assert prop.digest == Property(box, prop.unsafe).digest
+                assert (dict(prop.box.exact_lower), dict(prop.box.exact_upper)) == (box.exact_lower, box.exact_upper)
+                assert len(prop.box.exact_lower) == len(box.exact_lower)
+
+
+def test_the_digest_of_a_ball_is_that_of_earlier_records() -> None:
+    image = np.float32([0.1, 0.5, 0.998, 1.0])
+    assert linf_property(image, 1, EPS, 3).digest == "e966d8a1ec5d2ddd8ab8f396e793eccd2984862774db251c07bf6e3822a1a9c8"
+
+
+def test_fractions_are_made_only_when_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    images = np.random.default_rng(2).random((4, 50), np.float32)
+    made: list[float] = []
+    exact = property_module.lower_end
+
+    def noted(center: float, *others: Any) -> Fraction:
+        made.append(center)
+        return exact(center, *others)
+
+    monkeypatch.setattr(property_module, "lower_end", noted)
+    monkeypatch.setattr(balls_module, "lower_end", noted)
+    found = linf_properties(images, [0] * 4, EPS, 2)
+    assert {prop.digest for prop in found} and not made
+    assert found[1].box.bounds(3)[1] == Fraction(float(images[1, 3])) + EPS
+    assert made and set(map(abs, made)) <= set(images[1].tolist())
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from decimal import Decimal
 from fractions import Fraction
 from numbers import Rational
@@ -11,7 +11,10 @@ from numbers import Rational
 import numpy as np
 
 from verifiable_relu.errors import InputError
-from verifiable_relu.spec.property import Box, Polytope, Property, Row, round_down, round_up
+from verifiable_relu.spec.property import Box, Ends, Polytope, Property, Row, lower_end, nearest, round_down, round_up
+
+_BLOCK = 1 << 15
+"""The number of pixels that are computed at a time."""
 
 
 def linf_property(
@@ -65,25 +68,29 @@ def linf_properties(
     flat = np.asarray(images, dtype=np.float64).reshape(len(images), size)
     radii, level = _levels(eps, images.shape)
     unsafe = [_other_class(label, classes) for label in range(classes)]
-    values, positions = np.unique(flat, return_inverse=True)
-    outside = ~((values >= round_down(low)) & (values <= round_up(high)))
+    level = np.broadcast_to(level, flat.shape)
+    outside = ~((flat >= round_down(low)) & (flat <= round_up(high)))
     if outside.any():
-        image, pixel = np.argwhere(outside[positions.reshape(flat.shape)])[0]
+        image, pixel = np.argwhere(outside)[0]
         value = float(flat[image, pixel])
         message = f"a pixel is {value!r}, outside of the valid range [{_rounded(low)}, {_rounded(high)}]"
         raise InputError(message, place=f"image {image}")
-    # A pair of a pixel's value and its radius has the bounds of every pixel with this pair.
-    numbers = positions.reshape(flat.shape) * len(radii) + level
-    pairs, positions = np.unique(numbers, return_inverse=True)
-    pixels = [(Fraction(float(values[pair // len(radii)])), radii[pair % len(radii)]) for pair in pairs.tolist()]
-    lower = _Faces([max(_floor(value - radius, decimals), low) for value, radius in pixels], round_down)
-    upper = _Faces([min(-_floor(-value - radius, decimals), high) for value, radius in pixels], round_up)
-    found = []
-    for i, (label, name, position) in enumerate(zip(labels, names, positions.reshape(flat.shape), strict=True)):
-        if not 0 <= label < classes:
-            raise InputError(f"the label is {label}, outside of 0 to {classes - 1}", place=f"image {i}")
-        box = Box(lower.floats[position], upper.floats[position], lower.exact(position), upper.exact(position))
-        found.append(Property(box, unsafe[label], name))
+    bad = next((i for i, label in enumerate(labels) if not 0 <= label < classes), None)
+    if bad is not None:
+        raise InputError(f"the label is {labels[bad]}, outside of 0 to {classes - 1}", place=f"image {bad}")
+    found: list[Property] = []
+    # Blocks of images whose arrays fit in the processor's cache.
+    step = max(1, _BLOCK // max(size, 1))
+    for start in range(0, len(flat), step):
+        # An upper end min(x + ε, h) is −max(−x − ε, −h): the negated lower end of the negated pixel.
+        pixels, indices = flat[start : start + step], level[start : start + step]
+        lower, coarse_lower = _floors(pixels, radii, indices, low, decimals)
+        upper, coarse_upper = _floors(-pixels, radii, indices, -high, decimals)
+        for i, (each, index) in enumerate(zip(pixels, indices, strict=True)):
+            below = Ends(each, coarse_lower[i], radii, index, low, decimals)
+            above = Ends(each, coarse_upper[i], radii, index, -high, decimals, -1)
+            box = Box(lower[i], -upper[i], below, above)
+            found.append(Property(box, unsafe[int(labels[start + i])], names[start + i]))
     return found
 
 
@@ -119,39 +126,77 @@ def _levels(eps: object, shape: tuple[int, ...]) -> tuple[list[Fraction], np.nda
     return radii, level
 
 
-class _Faces:
-    """The lower or the upper bounds of a box, one for each pixel value that occurs in a data set.
+def _floors(
+    pixels: np.ndarray, radii: Sequence[Fraction], level: np.ndarray, least: Fraction, decimals: int | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """The lower ends of balls as float64 (``round_down`` of ``lower_end``), and where the end is no float64 number.
 
-    A data set has few different pixel values, such as 256, and the bound of each is computed once.
+    A radius ε is r + q + ρ with floats r, q and a rest ρ ≤ 2⁻¹⁰⁶ ε. Knuth's TwoSum gives the sum of two floats as their
+    rounded sum and its error, without any further error (Knuth, The Art of Computer Programming 2, 4.2.2). Four of them
+    write x − ε = s + a + b − ρ with |b| ≤ 2⁻⁵³ |a|. Where |a + b − ρ| is below the distance from s to its neighbour
+    on that side, x − ε is s or lies strictly between both. The few other pixels (x is next to ε, or a number is huge)
+    and ends with ``decimals`` are computed from the exact ends.
 
     Args:
-        values: the exact bounds, by the index of the pixel value.
-        outward: rounds an exact bound outward to float64.
+        pixels: float64 (n, pixels), finite.
+        radii: the different radii.
+        level: (n, pixels), the index of each pixel's radius.
+        least: the least valid value; a smaller end becomes it.
+        decimals: as for ``linf_properties``.
     """
+    parts = np.array([_parts(radius) for radius in radii])
+    first, second, size, side = (parts[:, i][level] if len(radii) > 1 else parts[0, i] for i in range(4))
+    with np.errstate(all="ignore"):
+        total, error = _two_sum(pixels, -first)
+        error, fine = _two_sum(error, -second)
+        total, error = _two_sum(total, error)
+        error, _ = _two_sum(error, fine)
+        side = np.where(error == 0, side, error)
+        gap = np.abs(np.nextafter(total, np.copysign(np.inf, side)) - total)
+        safe = (4 * np.abs(error) <= 3 * gap) & ((error == 0) | (8 * size < np.abs(error))) & (size < gap)
+        # Adding 0.0 turns −0.0 into 0.0.
+        floats = np.where(side < 0, np.nextafter(total, -np.inf), total) + 0.0
+    coarse = side != 0
+    end = round_down(least)
+    rounded = Fraction(end) != least
+    safe &= (floats != end) if rounded else True
+    coarse[floats < end] = rounded
+    np.maximum(floats, end, out=floats)
+    spots = np.flatnonzero(~safe) if decimals is None else np.arange(pixels.size)
+    values, positions = np.unique(pixels.flat[spots], return_inverse=True)
+    # A pair of a pixel's value and its radius has the end of every pixel with this pair.
+    pairs, positions = np.unique(positions * len(radii) + level.flat[spots], return_inverse=True)
+    indices = (divmod(pair, len(radii)) for pair in pairs.tolist())
+    exact = [lower_end(float(values[i]), radii[j], least, decimals) for i, j in indices]
+    down = [round_down(value) for value in exact]
+    if exact:
+        floats.flat[spots] = np.array(down)[positions]
+        coarse.flat[spots] = np.array([Fraction(f) != v for f, v in zip(down, exact, strict=True)])[positions]
+    return floats, coarse
 
-    def __init__(self, values: Sequence[Fraction], outward: Callable[[Fraction], float]) -> None:
-        self.values = values
-        self.floats = np.array([outward(value) for value in values])
-        self.inexact = np.array([Fraction(float(f)) != value for f, value in zip(self.floats, values, strict=True)])
 
-    def exact(self, position: np.ndarray) -> dict[int, Fraction]:
-        """The bounds of an image's pixels that float64 does not represent, by pixel.
+def _parts(radius: Fraction) -> tuple[float, float, float, float]:
+    """The floats r and q of a radius r + q + ρ, a float ≥ |ρ|, and the sign of −ρ."""
+    first = nearest(radius)
+    second = nearest(radius - Fraction(first))
+    rest = radius - Fraction(first) - Fraction(second)
+    try:
+        return first, second, round_up(abs(rest)), float((rest < 0) - (rest > 0))
+    except InputError:
+        return first, second, math.inf, 0.0
 
-        Args:
-            position: for each pixel of the image, the index of its value.
-        """
-        where = np.flatnonzero(self.inexact[position])
-        return {i: self.values[p] for i, p in zip(where.tolist(), position[where].tolist(), strict=True)}
+
+def _two_sum(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The rounded sum of float64 numbers, and its error."""
+    total = a + b
+    part = total - a
+    return total, (a - (total - part)) + (b - part)
 
 
 def _other_class(label: int, classes: int) -> tuple[Polytope, ...]:
     one = Fraction(1)
     rows = (sorted([(label, one), (other, -one)]) for other in range(classes) if other != label)
     return tuple((Row(tuple(row), Fraction(0)),) for row in rows)
-
-
-def _floor(value: Fraction, decimals: int | None) -> Fraction:
-    return value if decimals is None else Fraction(math.floor(value * 10**decimals), 10**decimals)
 
 
 def exact_number(value: object, what: str) -> Fraction:

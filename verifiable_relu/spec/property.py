@@ -18,7 +18,7 @@ from __future__ import annotations
 import hashlib
 import math
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
@@ -57,6 +57,85 @@ def nearest(value: Fraction | float) -> float:
         return float(value)
     except OverflowError:
         return sys.float_info.max if value > 0 else -sys.float_info.max
+
+
+def lower_end(center: float, radius: Fraction, least: Fraction, decimals: int | None) -> Fraction:
+    """The exact max(center − radius, least), with the difference rounded down to ``decimals`` if they are given."""
+    end = Fraction(center) - radius
+    return max(end if decimals is None else Fraction(math.floor(end * 10**decimals), 10**decimals), least)
+
+
+@dataclass(frozen=True, eq=False)
+class Ends(Mapping[int, Fraction]):
+    """The exact lower ends of an L∞ ball that float64 does not represent, by variable, computed when asked for.
+
+    Attributes:
+        centers: float64 (n,).
+        coarse: bool (n,), the variables in question.
+        radii: the different radii.
+        level: (n,), the index of each variable's radius.
+        least: the least valid value.
+        decimals: as for ``lower_end``.
+        sign: −1 for the ball's upper ends: the negated lower ends of the ball around −centers.
+    """
+
+    centers: np.ndarray
+    coarse: np.ndarray
+    radii: Sequence[Fraction]
+    level: np.ndarray
+    least: Fraction
+    decimals: int | None = None
+    sign: int = 1
+
+    @cached_property
+    def found(self) -> dict[int, Fraction]:
+        """The ends by variable, in the order of the variables."""
+        where = np.flatnonzero(self.coarse)
+        pairs = list(zip((self.sign * self.centers[where]).tolist(), self.level[where].tolist(), strict=True))
+        known = {(x, i): self.sign * lower_end(x, self.radii[i], self.least, self.decimals) for x, i in set(pairs)}
+        return {i: known[pair] for i, pair in zip(where.tolist(), pairs, strict=True)}
+
+    def __repr__(self) -> str:
+        """The pairs of variable and end, as a list of them is written: text that ``Property.digest`` hashes.
+
+        With x = a·2ᵉ (a odd) and ε = p / (q·2ʲ) (q odd), x − ε is (a·q·2ᵉ⁺ᵏ − p·2ᵏ⁻ʲ) / (q·2ᵏ) for k = max(−e, j, 0).
+        Numerator and denominator share powers of 2 alone, since q divides one term and has no factor in common with p.
+        """
+        # Where x − ε is not the end itself, as after rounding to decimals, the fractions are written one by one.
+        if self.decimals is not None or Fraction(nearest(self.least)) != self.least:
+            return repr(list(self.found.items()))
+        where = np.flatnonzero(self.coarse)
+        centers = self.sign * self.centers[where]
+        used, level = np.unique(self.level[where], return_inverse=True)
+        radii = [self.radii[i] for i in used.tolist()]
+        twos = [(r.denominator & -r.denominator).bit_length() - 1 for r in radii]
+        odd = [r.denominator >> j for r, j in zip(radii, twos, strict=True)]
+        mantissa, exponent = np.frexp(centers)
+        whole = np.ldexp(mantissa, 53).astype(np.int64)
+        shift = np.where(whole == 0, 53 - exponent, np.frexp((whole & -whole).astype(np.float64))[1] - 1)
+        power, least = exponent - 53 + shift, np.array(twos, dtype=np.int64)[level]
+        scale = np.maximum(np.maximum(-power, least), 0)
+        with np.errstate(over="ignore"):
+            size = (1 + np.abs(centers) + np.array([nearest(r) for r in radii])[level]) * np.ldexp(1.0, scale)
+            fits = (size * np.array([nearest(q) for q in odd])[level] < 2.0**61).all()
+        # Python's integers are for the numbers that do not fit in 64 bits.
+        form = np.int64 if fits else object
+        factor, above = (np.array(v, dtype=form)[level] for v in (odd, [r.numerator for r in radii]))
+        one = np.ones(len(where), dtype=form)
+        unit, first, second = (np.left_shift(one, n.astype(form)) for n in (scale, scale + power, scale - least))
+        top = (whole >> shift).astype(form) * factor * first - above * second
+        common = np.minimum(top & -top, unit)
+        numbers = np.stack((where.astype(form), self.sign * (top // common), factor * (unit // common)), axis=1)
+        return f"[{', '.join(['(%d, Fraction(%d, %d))'] * len(where))}]" % tuple(numbers.ravel().tolist())
+
+    def __getitem__(self, variable: int) -> Fraction:
+        return self.found[variable]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(np.flatnonzero(self.coarse).tolist())
+
+    def __len__(self) -> int:
+        return int(np.count_nonzero(self.coarse))
 
 
 @dataclass(frozen=True, eq=False)
@@ -260,7 +339,11 @@ class Property:
         """SHA-256 over the exact box, ball and unsafe set; a row times a positive number counts as the same row."""
         # Adding 0.0 turns −0.0 into 0.0.
         state = hashlib.sha256((self.box.lower + 0.0).tobytes() + (self.box.upper + 0.0).tobytes())
-        state.update(repr((sorted(self.box.exact_lower.items()), sorted(self.box.exact_upper.items()))).encode())
+        lower, upper = (
+            ends if isinstance(ends, Ends) else sorted(ends.items())
+            for ends in (self.box.exact_lower, self.box.exact_upper)
+        )
+        state.update(repr((lower, upper)).encode())
         # A product of disjunctions has few rows in many polytopes: each is written once, as a tuple would write it.
         seen: dict[int, str] = {}
         state.update(f"({sorted(self.box.open_lower)!r}, {sorted(self.box.open_upper)!r}, (".encode())
