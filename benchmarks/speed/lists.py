@@ -29,7 +29,6 @@ from verifiable_relu.errors import InputError
 from verifiable_relu.files import read_text
 from verifiable_relu.report.markdown import Page
 from verifiable_relu.report.table import Table
-from verifiable_relu.spec import limits, read_instances
 from verifiable_relu.study.machine import load_average
 from verifiable_relu.study.records import Record, Records, notes, of
 from verifiable_relu.watched import resident
@@ -69,6 +68,8 @@ def listed(family: Path, size: int, folder: Path) -> int:
     Raises:
         InputError: if the family's table or a file is missing.
     """
+    from verifiable_relu.spec import limits, read_instances
+
     rows = read_instances(family / "instances.csv")
     texts = {row.vnnlib: read_text(row.vnnlib, limits.BYTES) for row in rows}
     with (folder / "instances.csv").open("w", newline="", encoding="utf-8") as file:

@@ -10,9 +10,9 @@ from .faults import FAULTS, KINDS, caught_by
 HEAD = """# Soundness tests and the faults that they catch
 
 Made by `python -m tests.soundness`. Each fault puts something wrong in the place of a public function of the library
-(`faults_in_bounds.py`, `faults_in_verifiers.py`, by the hooks of `tests/support/hooks.py`). Each kind of test
-(`kinds.py`) is then run in its quick form (`faults.py`): *yes* means that the test fails, as it should, a dash that it
-was not tried. `test_faults.py` holds each fault against the kind that it names.
+(`faults_in_bounds.py`, `faults_in_verifiers.py`, `faults_in_numbers.py`, by the hooks of `tests/support/hooks.py`).
+Each kind of test (`kinds.py`) is then run in its quick form (`faults.py`): *yes* means that the test fails, as it
+should, a dash that it was not tried. `test_faults.py` holds each fault against the kind that it names.
 
 - **corners**: exact rational values at box corners, which no bound of any node may exclude
 - **points**: boxes of one point, margins of exactly zero and ± next to nothing
@@ -26,6 +26,8 @@ was not tried. `test_faults.py` holds each fault against the kind that it names.
   in them, to 80 digits (`segments.py`)
 - **repeats**: networks in which neurons repeat or mirror others, exactly or nearly, against exact values at corners
   (`repeats.py`)
+- **magnitudes**: ONNX files whose numbers are derived from others, at scales from 1e-300 to 1e300 and near rounding,
+  asked about their exact value at a point, just before it and just behind (`magnitudes.py`)
 """
 
 

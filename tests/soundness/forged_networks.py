@@ -299,23 +299,29 @@ class _Writer:
             odd = rng.choice([3.0, 5.0, 7.0, 49.0])
             factors.insert(rng.randint(0, len(factors)), (0, odd))
             factors.insert(rng.randint(0, len(factors)), (0, 1 / odd))
-        for part, odd in factors:
-            root = rng.choice([-400, -100, 20, 250]) if self.dtype == np.float64 else rng.choice([-60, -20, 20, 40])
-            if (
-                size
-                and odd == 1
-                and self.rank.get(x, 2) == 2
-                and rng.random() < 0.35
-                and self.limits[0] <= part + root <= self.limits[1]
-            ):
-                ones, zero = np.ones(size), np.zeros(size)
-                given = [np.ldexp(ones, part + root), zero, zero, np.ldexp(ones, 2 * root)]
+        while factors:
+            part, odd = factors.pop(0)
+            normal = size and odd == 1 and self.rank.get(x, 2) == 2 and rng.random() < 0.5
+            # γ/√var may be below what float64 holds, though neither γ nor var is.
+            if normal and factors and factors[0][1] == 1 and self.root(part + factors[0][0]) is not None:
+                part += factors.pop(0)[0]
+            if normal and (root := self.root(part)) is not None:
+                given = [_times(np.ones(size), part + root), np.zeros(size), np.zeros(size)]
+                given.append(_times(np.ones(size), 2 * root))
                 x = self.node("BatchNormalization", x, *(self.number(g) for g in given), epsilon=0.0)
             elif odd < 1 or (part > -self.limits[1] and odd == 1 and rng.random() < 0.4):
                 x = self.times(x, 2.0**-part * (1 if odd == 1 else round(1 / odd)), "Div")
             else:
                 x = self.times(x, 2.0**part * odd)
         return x
+
+    def root(self, part: int) -> int | None:
+        """A power of two √var with which γ = √var·2^part can be stored, if there is one."""
+        assert self.rng is not None
+        least, most = self.limits
+        far = 480 if self.dtype == np.float64 else 60
+        low, high = max(least - part, -far), min(most - part, far)
+        return self.rng.randint(low, high) if low <= high else None
 
     def gated(self, x: str, power: int) -> str:
         """A gate 1 + erf times 2^power, by scalars that are no divisors."""
@@ -445,9 +451,8 @@ def _activation(to: _Writer, x: str, kind: str, parameter: float, number: int, p
     h = to.scaled(to.times(x, parameter), -power)
     erf = to.node("Erf", h, name=name)
     to.rank[erf] = to.rank.get(h, 2)
-    inner = (
-        0 if to.rng is None else to.rng.choice([0, 0, 3, *([-700, -300] if to.dtype == np.float64 else [-120, -60])])
-    )
+    far = [-700, -300, -1100] if to.dtype == np.float64 else [-120, -60, -1100]
+    inner = 0 if to.rng is None else to.rng.choice([0, 0, 3, *far])
     rank = to.rng.choice([0, 1, 2, 3]) if to.odd and to.rng is not None else 0
     gate = to.node("Add", erf, to.number(np.full([1] * rank, 1.0)))
     to.rank[gate] = max(rank, to.rank[erf])

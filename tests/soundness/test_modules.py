@@ -149,7 +149,7 @@ FAULTS: dict[str, tuple[object, str, object]] = {
     "center for shift": (
         operators.Translator,
         "scaled",
-        lambda t, step, x, part, value: SCALED(t, step, x, "shift" if part == "center" else part, value),
+        lambda t, step, x, part, *rest: SCALED(t, step, x, "shift" if part == "center" else part, *rest),
     ),
 }
 SUM, SCALED = operators.Translator.sum, operators.Translator.scaled

@@ -259,7 +259,7 @@ def test_a_condition_means_what_smt_lib_says(condition: str, point: tuple[object
         ("(assert (<= Y_0 ٥))", "is not ASCII"),
         ("(assert (≥ Y_0 5))", "is not ASCII"),
         ("(assert (<= Y_0\u00a05))", "is not ASCII"),
-        ("(assert (<= Y_0\f5))", "'<=' needs two"),
+        ("(assert (<= Y_0\f5))", "the control character U+000C is not read"),
         ("(assert (<= Y_0 1_000))", "neither a number"),
         ("(assert (<= Y_0 0x10))", "neither a number"),
         ("(assert (<= Y_0 1/3))", "neither a number"),
@@ -279,7 +279,7 @@ def test_a_condition_means_what_smt_lib_says(condition: str, point: tuple[object
         ("(declare-const Y_3 Int)", "of sort Int"),
         ("(declare-const |Y_0| Real)", "declared twice"),
         ("(vnnlib-version <2.0>)", "is a command of VNN-LIB 2.0"),
-        ("(assert (<= Y_0 1)) \x1b[31m", r"'\x1b[31m' is outside"),
+        ("(assert (<= Y_0 1)) \x1b[31m", "the control character U+001B is not read"),
     ],
 )
 def test_what_is_no_property_is_refused_by_name(rest: str, message: str) -> None:

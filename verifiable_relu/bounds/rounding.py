@@ -1,4 +1,4 @@
-"""What rounding may change in bounds, and how far bounds are moved outward for it: the only place that adds an epsilon.
+"""What rounding may change in bounds, and how far bounds are moved outward for it.
 
 Verdicts are about real arithmetic on the stored weights; bounds are computed in floating point. Each function bounds
 the rounding error of one named step of bound propagation. The bounds of errors are larger than needed by small constant

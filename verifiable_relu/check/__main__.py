@@ -8,6 +8,7 @@ Exit status 0: accepted; 1: refused; 2: a file cannot be read; 130: interrupted.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,7 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Check the certificate that the arguments name, and print what it proves."""
     made = parser()
     given = made.parse_args(arguments)
-    folder = given.certificate.is_dir()
+    folder = os.path.isdir(given.certificate)
     if folder != (given.net is None) or folder != (given.spec is None):
         made.error("a certificate needs --net and --spec, and a folder of certificates takes neither")
     try:

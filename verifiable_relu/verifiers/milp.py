@@ -121,7 +121,7 @@ class Milp(Decider):
             return _unknown(Reason.TIMEOUT, "the budget ran out")
 
         def judge(values: np.ndarray) -> bool:
-            return candidates.reached(system.folded.point(program.inputs(values)))
+            return candidates.near(system.folded.point(program.inputs(values)))
 
         try:
             task = Task(mixed, self._options(), seconds)

@@ -58,7 +58,7 @@ from verifiable_relu.bounds.tuning import chunk_size, groups
 from verifiable_relu.bounds.zonotope import NARROW, Zonotopes, box_bytes, takes
 from verifiable_relu.errors import OutOfTime
 from verifiable_relu.network.graph import Network
-from verifiable_relu.network.nodes import Relu, Scale
+from verifiable_relu.network.nodes import Relu
 from verifiable_relu.network.repeated import without_repeated
 from verifiable_relu.pgd import Descent, Pgd
 from verifiable_relu.settings import neutral
@@ -109,7 +109,7 @@ class Clipped:
 
 def input_error(network: Network, dtype: torch.dtype) -> float:
     """By what part of themselves computed coefficients of the inputs may be off: nodes scale and move the inputs."""
-    unknown = sum(node.weight_error for node in network.affine if isinstance(node, Scale))
+    unknown = sum(node.weight_error for node in network.affine)
     return _UNITS * (len(network.nodes) + 8) * unit_roundoff(dtype) + 2 * unknown
 
 

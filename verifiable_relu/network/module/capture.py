@@ -17,7 +17,8 @@ from __future__ import annotations
 import inspect
 import math
 import sys
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -29,6 +30,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.network.derived import exact_product, exact_sum
 from verifiable_relu.network.module.nested import exchanged, harmless, of_kind, schema
+from verifiable_relu.network.module.parametrised import parametrised
 from verifiable_relu.network.module.program import GATE, NotFollowed, Program, Ref, Step, place_of, version
 from verifiable_relu.nn.hardness import HardnessGate
 
@@ -254,8 +256,16 @@ class _Recorder(TorchDispatchMode):
             self.refuse(
                 op,
                 f"a weight or constant is computed by the module in {value.dtype}, and rounded: keep it as a parameter "
-                "or buffer (of a parametrised layer, by parametrize.remove_parametrizations)",
+                "or buffer, or register its computation (torch.nn.utils.parametrize)",
             )
+
+    def parametrised(self, compute: Callable[[], Tensor]) -> Tensor:
+        """A weight that a parametrisation computes: as it was rounded, it is one of the module's own numbers."""
+        made = compute()
+        if isinstance(made, Traced):
+            self.refuse("weight", "a parametrised weight depends on the input")
+        self.rounded.pop(made.untyped_storage()._cdata, None)
+        return made
 
     def record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Record and execute an operator, or what it is made of, or refuse it."""
@@ -395,7 +405,8 @@ def capture(
         x: a batch of inputs; it is not changed.
         operators: the names of the ATen operators that the caller knows, and ``GATE``.
         observe: whether steps keep the numbers that they computed.
-        exact: whether weights and constants that the module computes from others, and rounds, are refused.
+        exact: whether weights and constants that the module computes from others, and rounds, are refused; those of
+            ``parametrised`` layers are not.
 
     Raises:
         UnsupportedError: if the module does what the program could not repeat.
@@ -405,7 +416,8 @@ def capture(
     start = Traced.of(recorder, x.clone(), 0)
     failure: Exception | None = None
     try:
-        with recorder, _Functions(recorder):
+        weights = parametrised(module, lambda: recorder.parametrised) if exact else nullcontext()
+        with weights, recorder, _Functions(recorder):
             output = module(start)
     except Exception as error:
         failure = error

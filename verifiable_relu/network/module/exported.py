@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from verifiable_relu.errors import UnsupportedError
 from verifiable_relu.network.graph import Network
+from verifiable_relu.network.module.parametrised import once, parametrised
 from verifiable_relu.network.onnx import read_onnx
 
 _AS_IT_IS: dict[bool, dict[str, Any]] = {
@@ -35,12 +36,21 @@ def exported(module: nn.Module, x: Tensor, name: str, exact: bool = False) -> Ne
         x: one sample, (1, *input_shape).
         name: of the network.
         exact: whether the exporter may compute nothing in advance, such as convolutions with the batch normalisation
-            after them, which it rounds.
+            after them, which it rounds; weights of ``parametrised`` layers are constants of the file.
 
     Raises:
         UnsupportedError: if the module cannot be exported.
         InputError: if the file cannot be read.
     """
+    if exact:
+        with parametrised(module, once), torch.no_grad():
+            # What is traced from here on finds the weights computed.
+            module(x.clone())
+            return _written(module, x, name, _AS_IT_IS)
+    return _written(module, x, name, {False: {}, True: {}})
+
+
+def _written(module: nn.Module, x: Tensor, name: str, options: dict[bool, dict[str, Any]]) -> Network:
     # The exporter that is torch's default knows more operators; the other takes a tenth of the time and no further
     # package.
     ways = [False, True] if importlib.util.find_spec("onnxscript") else [False]
@@ -50,7 +60,7 @@ def exported(module: nn.Module, x: Tensor, name: str, exact: bool = False) -> Ne
         try:
             with warnings.catch_warnings(), contextlib.redirect_stdout(silence), contextlib.redirect_stderr(silence):
                 warnings.simplefilter("ignore")
-                torch.onnx.export(module, (x.clone(),), file, dynamo=dynamo, **_AS_IT_IS[dynamo] if exact else {})  # type: ignore[arg-type]
+                torch.onnx.export(module, (x.clone(),), file, dynamo=dynamo, **options[dynamo])  # type: ignore[arg-type]
         except Exception as error:  # the exporter's exceptions share no narrower base
             why = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         else:

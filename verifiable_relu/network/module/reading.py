@@ -53,7 +53,9 @@ def from_torch(
         compared: False only for whoever reads one module again and again, as losses do at each training step.
         exact: for verification: 1/c and γ/√(σ² + ε) are rounded to float64 alone, and what they are off by is known
             (``Affine.weight_error``). A module that computes weights or constants from its parameters, so that they are
-            rounded in its precision, is refused. Python's numbers are those of the precision in which torch takes them.
+            rounded in its precision, is refused, unless it is a parametrisation (``torch.nn.utils.parametrize``) or one
+            of torch's old hooks that computes a weight: that is one of the module's numbers. Python's numbers are
+            those of the precision in which torch takes them.
 
     Raises:
         UnsupportedError: if the module does what no network does, or its numbers are not the network's; names the

@@ -102,6 +102,8 @@ def folded(node: onnx.NodeProto, inputs: Sequence[Constant | None], opset: int) 
     attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
     if any(_is_floating(value) for value in inputs):
         derived = any(isinstance(value, Derived) for value in inputs)
+        if operator == "CastLike" and isinstance(inputs[0], Derived) and isinstance(inputs[1], np.ndarray):
+            return [cast(inputs[0], inputs[1].dtype)]
         if operator == "Cast" and isinstance(inputs[0], Derived):
             return [cast(inputs[0], onnx.helper.tensor_dtype_to_np_dtype(attributes["to"]))]
         if operator in ARITHMETIC and (derived or operator not in _CHOOSING):
@@ -405,7 +407,7 @@ ARITHMETIC: dict[str, Rule] = {
 _CHOOSING = {"Abs", "Clip", "Max", "Min", "Neg", "Relu"}
 """Those that round nothing where floats hold their inputs."""
 
-_MOVED = (_MOVING | SLOW | {"Where"}) - {"ConstantOfShape", "EyeLike", "NonZero", "Shape", "Size"}
+_MOVED = (_MOVING | SLOW | {"Identity", "Where"}) - {"ConstantOfShape", "EyeLike", "NonZero", "Shape", "Size"}
 
 
 def evaluated(node: onnx.NodeProto, inputs: Sequence[np.ndarray | None], opset: int) -> list[np.ndarray]:

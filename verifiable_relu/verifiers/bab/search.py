@@ -84,6 +84,12 @@ class Candidates:
             self._take(points[least].numpy())
         return self.found is not None
 
+    def near(self, point: Tensor) -> bool:
+        """Whether a counterexample is known, be it the number of its own precision nearest to a point (1, inputs)."""
+        if self.found is None:
+            self._take(point[0].numpy())
+        return self.found is not None
+
     def decider(self, polytope: int, places: Tensor) -> Decide | None:
         """Who decides the nodes of a polytope's tree that nothing else closes (``Tree``); None for nobody.
 

@@ -1,0 +1,222 @@
+"""Weights that parametrisations and old hooks compute are a module's numbers; others that it computes are not."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import fields
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations, parametrize, prune
+
+from verifiable_relu import verify
+from verifiable_relu.errors import UnsupportedError
+from verifiable_relu.network import Network, from_torch
+from verifiable_relu.network.module import capture, exported
+from verifiable_relu.nn import LambdaGELU
+from verifiable_relu.verifiers.base import Verdict
+
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
+
+Trick = Callable[[nn.Module], nn.Module]
+
+
+class Third(nn.Module):
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight / 3
+
+
+def scaled(layer: nn.Module) -> nn.Module:
+    """Two parametrisations in a row, of the weight and of the bias."""
+    parametrize.register_parametrization(layer, "bias", Third())
+    parametrize.register_parametrization(layer, "weight", Third())
+    parametrize.register_parametrization(layer, "weight", Third())
+    return layer
+
+
+def masked(layer: nn.Module) -> nn.Module:
+    """A mask of other numbers than 0 and 1."""
+    prune.custom_from_mask(layer, "weight", torch.full_like(layer.weight, 0.3))
+    return layer
+
+
+TRICKS: dict[str, tuple[Trick, Callable[[nn.Module], object]]] = {
+    "weight norm": (parametrizations.weight_norm, lambda m: parametrize.remove_parametrizations(m, "weight")),
+    "spectral norm": (parametrizations.spectral_norm, lambda m: parametrize.remove_parametrizations(m, "weight")),
+    "orthogonal": (parametrizations.orthogonal, lambda m: parametrize.remove_parametrizations(m, "weight")),
+    "own": (scaled, lambda m: [parametrize.remove_parametrizations(m, name) for name in ("weight", "bias")]),
+    "old weight norm": (nn.utils.weight_norm, nn.utils.remove_weight_norm),
+    "old spectral norm": (nn.utils.spectral_norm, nn.utils.remove_spectral_norm),
+    "pruned": (masked, lambda m: prune.remove(m, "weight")),
+}
+
+
+class Nested(nn.Module):
+    """Layers inside of layers, one of them used twice, λ-gates, and a lock, which no copy can be made of."""
+
+    def __init__(self, trick: Trick, *between: nn.Module) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Sequential(trick(nn.Conv2d(1, 4, 2)), LambdaGELU(3.0)), *between, nn.Flatten())
+        self.shared, self.last = trick(nn.Linear(4, 4)), trick(nn.Linear(4, 3))
+        self.lock = threading.Lock()
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.shared(F.relu(self.first(x)))
+        found: Tensor = self.last(F.relu(self.shared(F.relu(h))) + h)
+        return found
+
+
+def made(trick: Trick, *between: nn.Module) -> Nested:
+    torch.manual_seed(1)
+    net = Nested(trick, *between)
+    with torch.no_grad():
+        # What is computed once for all, as a hook's weight is, is stale from here on.
+        for parameter in net.parameters():
+            parameter.mul_(1.7)
+        net.train()(torch.rand(2, 1, 2, 2))
+    return net
+
+
+def without(net: Nested, remove: Callable[[nn.Module], object]) -> Nested:
+    """The module that remains where its parametrisations and hooks are removed."""
+    net.eval()
+    for layer in (net.first[0][0], net.shared, net.last):
+        remove(layer)
+    return net.train()
+
+
+def same(ours: Network, theirs: Network) -> bool:
+    def equal(a: object, b: object) -> bool:
+        return torch.equal(a, b) if isinstance(a, Tensor) and isinstance(b, Tensor) else a == b
+
+    return len(ours.nodes) == len(theirs.nodes) and all(
+        equal(getattr(a, f.name), getattr(b, f.name))
+        for a, b in zip(ours.nodes, theirs.nodes, strict=True)
+        for f in fields(a)
+        if f.name not in ("name", "place")
+    )
+
+
+@pytest.mark.parametrize("name", TRICKS)
+@pytest.mark.parametrize("between", [(), (nn.LayerNorm([4, 1, 1]),)], ids=["followed", "exported"])
+def test_a_parametrised_weight_is_the_one_that_stays_when_the_parametrisation_is_removed(
+    name: str, between: tuple[nn.Module, ...]
+) -> None:
+    trick, remove = TRICKS[name]
+    net, plain = made(trick, *between), without(made(trick, *between), remove)
+    x = torch.rand(5, 1, 2, 2)
+    flags = [m.training for m in net.modules()]
+    before = {key: value.clone() for key, value in net.state_dict().items()}
+    hooks = [dict(m._forward_pre_hooks) for m in net.modules()]
+    attributes = [set(m.__dict__) for m in net.modules()]
+    assert same(from_torch(net, (1, 2, 2), exact=True), from_torch(plain, (1, 2, 2), exact=True))
+    assert [m.training for m in net.modules()] == flags
+    assert [dict(m._forward_pre_hooks) for m in net.modules()] == hooks
+    assert [set(m.__dict__) for m in net.modules()] == attributes
+    assert all(torch.equal(value, before[key]) for key, value in net.state_dict().items())
+    with torch.no_grad():
+        assert torch.equal(net.eval()(x), plain.eval()(x))
+
+
+@pytest.mark.parametrize("name", TRICKS)
+def test_verdicts_of_a_parametrised_module_are_those_without_its_parametrisations(name: str) -> None:
+    trick, remove = TRICKS[name]
+    images = np.random.default_rng(2).random((3, 1, 2, 2), np.float32)
+    found = []
+    for net in (made(trick), without(made(trick), remove)):
+        results = [r for label in range(3) for r in verify(net, images, [label] * 3, 0.01, timeout=5)]
+        found.append([(r.verdict, r.margin) for r in results])
+    assert found[0] == found[1]
+    assert {Verdict.UNSAT, Verdict.SAT} <= {verdict for verdict, _ in found[0]}
+
+
+class Forward(nn.Module):
+    """A layer whose forward computes with a parametrised weight."""
+
+    def __init__(self, function: Callable[[Forward, Tensor], Tensor]) -> None:
+        super().__init__()
+        torch.manual_seed(2)
+        self.layer, self.w = parametrizations.weight_norm(nn.Linear(4, 4)), nn.Parameter(torch.rand(4))
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self, x)
+
+
+class Depending(nn.Module):
+    """A parametrisation that computes with whatever was put there last."""
+
+    seen = torch.ones(())
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight * self.seen
+
+
+def depending(m: Forward, x: Tensor) -> Tensor:
+    m.layer.parametrizations.bias[0].seen = F.relu(x.flatten()[0] - 100)
+    found: Tensor = m.layer(x)
+    return found
+
+
+REFUSED: dict[str, Callable[[Forward, Tensor], Tensor]] = {
+    "of a parameter": lambda m, x: m.layer(x) + m.w * 0.3,
+    "of a parametrised weight": lambda m, x: F.linear(x, m.layer.weight * 0.3),
+    "in place": lambda m, x: F.linear(x, m.layer.weight.mul(1).mul_(0.3)),
+    "of a weight and its like": lambda m, x: F.linear(x, m.layer.weight / m.layer.weight.norm()),
+    "before what is exported": lambda m, x: F.layer_norm(m.layer(x), (4,)) @ torch.outer(m.w, m.w).div(3),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_other_constants_that_a_module_computes_are_refused(name: str) -> None:
+    with pytest.raises(UnsupportedError, match=r"computed by the module .*parametrize") as caught:
+        verify(Forward(REFUSED[name]), np.full((1, 4), 0.5, np.float32), [0], 0.1)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_parametrised_weight_that_depends_on_the_input_is_refused() -> None:
+    net = Forward(depending)
+    parametrize.register_parametrization(net.layer, "bias", Depending())
+    with pytest.raises(UnsupportedError, match="depends on the input"):
+        from_torch(net, (4,), exact=True)
+
+
+def test_a_module_that_parametrises_itself_as_it_runs_is_refused() -> None:
+    def function(m: Forward, x: Tensor) -> Tensor:
+        if not parametrize.is_parametrized(m.layer, "bias"):
+            parametrize.register_parametrization(m.layer, "bias", Depending())
+        return F.layer_norm(depending(m, x), (4,))
+
+    with pytest.raises(UnsupportedError, match="parametrisations while it runs"):
+        from_torch(Forward(function), (4,), exact=True)
+
+
+def test_a_parametrised_weight_that_is_called_for_is_one_of_the_module() -> None:
+    for function in (lambda m, x: F.linear(x, m.layer.weight), lambda m, x: x @ m.layer.parametrizations.weight().t()):
+        net = Forward(function)
+        (node,) = from_torch(net, (4,), exact=True).nodes[1:]
+        assert torch.equal(node.weight, net.layer.weight)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("owner", "between", "wrong"),
+    [(capture, (), "refused"), (exported, (nn.LayerNorm([4, 1, 1]),), "other weights")],
+    ids=["followed", "exported"],
+)
+def test_a_reader_without_the_rule_would_be_found(
+    owner: object, between: tuple[nn.Module, ...], wrong: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trick, remove = TRICKS["weight norm"]
+    net, plain = made(trick, *between), without(made(trick, *between), remove)
+    expected = from_torch(plain, (1, 2, 2), exact=True)
+    monkeypatch.setattr(owner, "parametrised", lambda module, give: nullcontext())
+    try:
+        found = "read" if same(from_torch(net, (1, 2, 2), exact=True), expected) else "other weights"
+    except UnsupportedError:
+        found = "refused"
+    assert found == wrong
