@@ -6,7 +6,6 @@ import copy
 import gzip
 import hashlib
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable
