@@ -16,13 +16,15 @@ import time
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from pathlib import Path
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from benchmarks.common.study import ROOT, Study
 from verifiable_relu.report.markdown import Page
 from verifiable_relu.report.table import Table
 from verifiable_relu.study.records import Record, Records, notes, of
+
+if TYPE_CHECKING:
+    import numpy as np
 
 EPS = Fraction(1, 255)
 WIDE = (-10, 10)
@@ -40,6 +42,8 @@ _COLUMNS = {
 
 def pictures(count: int, shape: tuple[int, ...]) -> dict[str, np.ndarray]:
     """Random images of each kind of numbers, float32 (count, *shape)."""
+    import numpy as np
+
     rng, whole = np.random.default_rng(0), (count, *shape)
     return {
         "k/255": (rng.integers(0, 256, whole) / np.float32(255)).astype(np.float32),
