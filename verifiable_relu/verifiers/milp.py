@@ -47,6 +47,7 @@ class Milp(Decider):
         feasibility: the solver's feasibility tolerance, for constraints and for integrality.
         intermediate: the search for bounds of the neurons that CROWN leaves unstable: they are what the program is
             scaled to, and each neuron that becomes stable halves the solver's work.
+        slopes: the search for the slopes of each relaxation, over which trees are searched.
         again: the part of the time left that may be spent on proving again what HiGHS found infeasible.
         threads: of the solver.
         seed: of the solver.

@@ -104,6 +104,7 @@ class Smt(Decider):
             *unsat* is then ``Trust.ROUNDED``; without them, z3 is asked about whole polytopes, and *unsat* is
             ``Trust.EXACT`` and much slower, where the stored weights are the operators' own.
         search: how the trees of ``smt`` are searched.
+        slopes: the search for the slopes of each relaxation, over which trees are searched.
         intermediate: the search for bounds of the neurons that CROWN leaves unstable.
         seed: of the solver.
         memory: a limit in bytes on what bounds hold at once, and on what all trees of a query hold.
