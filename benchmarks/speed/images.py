@@ -68,7 +68,8 @@ def measure(asked: argparse.Namespace, records: Records) -> None:
     from verifiable_relu import verify
     from verifiable_relu.network import read_onnx
     from verifiable_relu.spec import Query, linf_properties
-    from verifiable_relu.verifiers.base import Budget
+    from verifiable_relu.verifiers.base import Limits
+    from verifiable_relu.verifiers.docket import answers
     from verifiable_relu.verifiers.registry import make
 
     network = read_onnx(ROOT / asked.network)
@@ -81,7 +82,7 @@ def measure(asked: argparse.Namespace, records: Records) -> None:
             return verify(network, images, labels, eps=EPS, method="crown", clip=clip)
 
         def bounds(queries: list[Query] = queries) -> object:
-            return make("crown").verify(queries, Budget.each(600.0, len(queries)))
+            return answers(make("crown"), queries, Limits(600.0))
 
         total, alone = seconds((whole, bounds), asked.runs)
         found = {"verify": round(total, 2), "bounds": round(alone, 2), "runs": asked.runs}

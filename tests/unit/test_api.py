@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
@@ -17,15 +17,14 @@ import verifiable_relu
 from verifiable_relu import certified_radius, verify, verify_radii
 from verifiable_relu.bounds import MEMORY
 from verifiable_relu.campaign import Result
-from verifiable_relu.campaign.inputs import verifier
+from verifiable_relu.campaign.inputs import chosen
 from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.network import from_torch, write_onnx
-from verifiable_relu.spec import Query
 from verifiable_relu.trust.replay import Confirmation
-from verifiable_relu.verifiers import portfolio
-from verifiable_relu.verifiers.base import Budget, Outcome, Progress, Reason, Trust, Verdict
+from verifiable_relu.verifiers import docket as module
+from verifiable_relu.verifiers.base import Outcome, Reason, Trust, Verdict, described
+from verifiable_relu.verifiers.docket import Docket
 from verifiable_relu.verifiers.incomplete import Crown
-from verifiable_relu.verifiers.root import Roots
 from verifiable_relu.verifiers.split import InputSplit
 
 
@@ -109,9 +108,9 @@ def test_time_is_limited_for_each_image() -> None:
 
 @pytest.mark.parametrize("method", ["auto", "ibp", "crown-ibp", "crown", "alpha-crown", "split"])
 def test_memory_is_limited_for_methods_that_bound(method: str) -> None:
-    assert repr(verifier(method)) == repr(verifier(method, memory=MEMORY)) != repr(verifier(method, memory=1 << 20))
     same: Any = np.int64(1 << 20)
-    assert repr(verifier(method, memory=same)) == repr(verifier(method, memory=1 << 20))
+    texts = [described(*chosen(method, memory=memory)) for memory in (None, MEMORY, 1 << 20, same)]
+    assert texts[0] == texts[1] != texts[2] == texts[3]
 
 
 @pytest.mark.parametrize("method", ["auto", "crown"])
@@ -122,15 +121,13 @@ def test_one_row_at_a_time_always_fits(method: str) -> None:
 def test_every_stage_of_auto_keeps_to_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: dict[str, int] = {}
 
-    def undecided(
-        self: Crown | InputSplit, queries: list[Query], budget: Budget, progress: Progress, roots: Roots
-    ) -> None:
-        seen[self.name] = self.memory
-        for i in range(len(queries)):
-            progress.finish(i, Outcome.unknown(Reason.INCOMPLETE, self.name, "", unstable=100))
+    def undecided(self: Crown | InputSplit, docket: Docket) -> Iterator[tuple[int, Outcome]]:
+        seen[self.name] = docket.limits.memory
+        for number in docket.queries:
+            yield number, Outcome.unknown(Reason.INCOMPLETE, self.name, "", unstable=100)
 
     for kind in (Crown, InputSplit):
-        monkeypatch.setattr(kind, "verify", undecided)
+        monkeypatch.setattr(kind, "claims", undecided)
     check(verify(MODEL, IMAGES, LABELS, 0.125, memory=12345))
     assert seen == {"crown": 12345, "split": 12345}
 
@@ -138,14 +135,14 @@ def test_every_stage_of_auto_keeps_to_the_memory(monkeypatch: pytest.MonkeyPatch
 def test_the_seconds_of_every_turn_of_a_verifier_count(monkeypatch: pytest.MonkeyPatch) -> None:
     turns: list[int] = []
 
-    def undecided(self: InputSplit, queries: list[Query], budget: Budget, progress: Progress, roots: Roots) -> None:
-        turns.append(len(queries))
-        for i in range(len(queries)):
-            progress.finish(i, Outcome.unknown(Reason.INCOMPLETE, self.name, "", seconds={self.name: 0.5}))
+    def undecided(self: InputSplit, docket: Docket) -> Iterator[tuple[int, Outcome]]:
+        turns.append(len(docket.queries))
+        for number in docket.queries:
+            yield number, Outcome.unknown(Reason.INCOMPLETE, self.name, "", seconds={self.name: 0.5})
 
     # A counterexample that is refused is the most telling outcome so far, and no reason to forget what others cost.
-    monkeypatch.setattr(portfolio, "confirm", lambda *_: Confirmation(False, "refused"))
-    monkeypatch.setattr(InputSplit, "verify", undecided)
+    monkeypatch.setattr(module, "confirm", lambda *_: Confirmation(False, "refused"))
+    monkeypatch.setattr(InputSplit, "claims", undecided)
     grey = verify(MODEL, IMAGES, LABELS, 0.125)[2]
     assert grey.reason is Reason.UNCONFIRMED
     assert turns == [1] * len(turns) and grey.stages["split"] == 0.5 * len(turns) > 0.5

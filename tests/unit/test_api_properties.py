@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.support.asking import claims
 from verifiable_relu import certified_radius, verify, verify_radii
 from verifiable_relu.campaign import Result
 from verifiable_relu.errors import InputError
@@ -21,7 +22,7 @@ from verifiable_relu.network.build import Builder
 from verifiable_relu.spec import Ball, Property, Query, box_property, linf_properties, patch_masks, write_vnnlib
 from verifiable_relu.spec.property import Box, Row
 from verifiable_relu.verifiers.balls import InBalls
-from verifiable_relu.verifiers.base import Budget, Trust, Verdict
+from verifiable_relu.verifiers.base import Trust, Verdict
 from verifiable_relu.verifiers.incomplete import Crown
 
 WIDE = (-100, 100)
@@ -265,5 +266,5 @@ def test_slopes_of_which_the_squares_are_lost_have_a_norm(scale: float) -> None:
     # The sum is least at −(0.6, 0.8), where it is −5.
     for least, verdict in ((-5.01, Verdict.UNSAT), (-4.99, Verdict.SAT), (-2.0, Verdict.SAT)):
         unsafe = ((Row(((0, Fraction(1)),), Fraction(least * scale)),),)
-        (found,) = InBalls(Crown()).verify([Query(network, Property(box, unsafe, ball=ball))], Budget.each(10.0, 1))
+        (found,) = claims(InBalls(Crown()), [Query(network, Property(box, unsafe, ball=ball))], 10.0)
         assert found.verdict in ((verdict,) if verdict is Verdict.UNSAT else (verdict, Verdict.UNKNOWN))

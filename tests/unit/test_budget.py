@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.support.asking import claims
 from verifiable_relu.bounds import Relaxation, crown_relaxation
 from verifiable_relu.errors import OutOfTime
 from verifiable_relu.network.graph import Network
@@ -111,7 +112,7 @@ def test_no_method_goes_on_long_after_its_budget(method: str) -> None:
     query = asked(deep(), -1.0)
     verifier = make(method)
     clock, looks = slow_clock(0.125)
-    (outcome,) = verifier.verify([query], Budget([1.0], clock=clock))
+    (outcome,) = claims(verifier, [query], 1.0, clock=clock)
     assert (outcome.verdict, outcome.reason) == (Verdict.UNKNOWN, Reason.TIMEOUT)
     # Eight looks are the budget, four the time to stop in; others are for the accounts.
     assert looks() < 25
@@ -130,7 +131,7 @@ def test_a_box_whose_bounding_was_cut_short_is_not_taken_for_proved(monkeypatch:
     network = deep(3)
     lowest = float(network(torch.zeros(1, 3))[0, 0])
     hard, easy = asked(network, lowest - 1e-9), asked(deep(4), -1.0)
-    outcomes = make("split").verify([hard, easy], Budget([1e9, 1e9]))
+    outcomes = claims(make("split"), [hard, easy], [1e9, 1e9])
     assert (outcomes[0].verdict, outcomes[0].reason) == (Verdict.UNKNOWN, Reason.TIMEOUT)
     assert outcomes[1].verdict is Verdict.UNSAT
 
@@ -157,7 +158,7 @@ def test_a_step_that_decides_one_query_and_breaks_on_another_costs_the_other(mon
     monkeypatch.setattr(split.Frontier, "halve", breaking)
     network = deep(3)
     sat, unsat = asked(network, 1e9), asked(network, float(network(torch.zeros(1, 3))[0, 0]) - 1e-9)
-    outcomes = make("split").verify([sat, unsat], Budget([60.0, 60.0]))
+    outcomes = claims(make("split"), [sat, unsat], [60.0, 60.0])
     assert [o.reason for o in outcomes] == [Reason.REFUTED, Reason.ERROR]
 
 

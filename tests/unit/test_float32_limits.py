@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.support.asking import claims
 from tests.support.float32_cases import (
     GEOMETRIES,
     WAYS,
@@ -28,7 +29,7 @@ from verifiable_relu.network.build import Builder
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import LeakyRelu, Relu
 from verifiable_relu.spec import Box, Property, Query, Row
-from verifiable_relu.verifiers.base import Budget, Trust, Verdict
+from verifiable_relu.verifiers.base import Trust, Verdict
 from verifiable_relu.verifiers.incomplete import AlphaCrown, Crown, CrownIbp, Ibp
 
 FLOAT64 = replace(TUNING, float32_depth=0)
@@ -96,10 +97,10 @@ def test_verifiers_prove_with_float32_on_a_cpu(make: type[Crown | Ibp]) -> None:
     box = Box((center - 1e-3).flatten().numpy(), (center + 1e-3).flatten().numpy())
     rows = [Row(((label, Fraction(1)),), Fraction(bound)) for bound in (-100, 100)]
     queries = [Query(net, Property(box, ((row,),))) for row in rows]
-    proven, other = make(dtype="float32").verify(queries, Budget.each(60, 2))
+    proven, other = claims(make(dtype="float32"), queries, 60)
     assert (proven.verdict, proven.trust) == (Verdict.UNSAT, Trust.ROUNDED)
     assert other.verdict is Verdict.UNKNOWN and other.margin is not None and other.margin < 0
-    precise = make(dtype="float64").verify(queries[:1], Budget.each(60, 1))[0]
+    precise = claims(make(dtype="float64"), queries[:1], 60)[0]
     assert proven.margin is not None and precise.margin is not None
     assert proven.margin != precise.margin or make is Ibp
     assert abs(proven.margin - precise.margin) <= 1e-5 * precise.margin

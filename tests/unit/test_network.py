@@ -17,6 +17,7 @@ import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
 
+from tests.support.asking import claims
 from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.network import Network, read_onnx, write_onnx
 from verifiable_relu.network import nodes as node_kinds
@@ -27,7 +28,7 @@ from verifiable_relu.network.onnx.__main__ import page as operators_page
 from verifiable_relu.network.onnx.call import CONVERTERS
 from verifiable_relu.network.onnx.write import WRITERS
 from verifiable_relu.spec.property import Box, Property, Query, Row
-from verifiable_relu.verifiers.base import Budget, Reason, Verdict
+from verifiable_relu.verifiers.base import Reason, Verdict
 from verifiable_relu.verifiers.registry import make
 
 RNG = np.random.default_rng(0)
@@ -522,7 +523,7 @@ def test_of_a_number_without_axes_is_decided_as_of_a_vector_of_one(name: str) ->
     for bound, right in ((most + 0.125, Verdict.UNSAT), (most - 0.125, Verdict.SAT)):
         query = Query(network, Property(box, ((Row(((0, Fraction(-1)),), Fraction(-bound)),),)))
         for method in ("ibp", "crown", "alpha-crown", "attack", "split", "bab", "milp", "smt", "auto"):
-            (outcome,) = make(method).verify([query], Budget.each(60.0, 1))
+            (outcome,) = claims(make(method), [query], 60.0)
             complete = method in ("split", "bab", "milp", "smt", "auto")
             assert outcome.verdict is right or (not complete and outcome.reason is Reason.INCOMPLETE), (method, outcome)
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from tests.support import nets
+from tests.support.asking import claims
 from tests.support.exact import exact_values
 from verifiable_relu.bounds import Bounds, crown_relaxation, zonotope
 from verifiable_relu.bounds.zonotope import Form, Zonotopes, chord, mirrors, takes
@@ -22,7 +23,7 @@ from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Input, Linear, Relu, Sigmoid
 from verifiable_relu.spec.property import Box, Property, Query, Row
 from verifiable_relu.spec.row_batch import RowBatch
-from verifiable_relu.verifiers.base import Budget, Verdict
+from verifiable_relu.verifiers.base import Verdict
 from verifiable_relu.verifiers.split import Clipped, InputSplit, clip, input_error
 
 
@@ -312,5 +313,5 @@ def test_a_property_that_asks_nothing_of_the_outputs_is_violated(others: int) ->
     box = Box(np.zeros(3), np.ones(3))
     nothing, unlikely = Property(box, ((),)), Property(box, ((Row(((0, Fraction(1)),), Fraction(-1000)),),))
     queries = [Query(network, prop) for prop in [nothing] + others * [unlikely]]
-    found = InputSplit().verify(queries, Budget.each(math.inf, len(queries)))
+    found = claims(InputSplit(), queries, math.inf)
     assert [outcome.verdict for outcome in found] == [Verdict.SAT, Verdict.UNSAT][: 1 + others]

@@ -15,7 +15,7 @@ from torch import Tensor
 from verifiable_relu.api import arguments
 from verifiable_relu.api.arguments import Model
 from verifiable_relu.campaign import Case, Result, run
-from verifiable_relu.campaign.inputs import believe, time_limit, verifier
+from verifiable_relu.campaign.inputs import believe, chosen, time_limit
 from verifiable_relu.errors import InputError
 from verifiable_relu.network import Network, hardened
 from verifiable_relu.settings import neutral
@@ -102,7 +102,7 @@ def verify(
         raise InputError(f"a device is named by a string, not {device!r:.60}")
     limit = time_limit(arguments.number(timeout, "the time limit"))
     shown = arguments.flag(progress, "progress")
-    chosen = verifier(method, str(device), memory)
+    asked, limits = chosen(method, str(device), memory)
     first = arguments.normalize(mean, std)
     if properties is not None:
         others = {"images": images, "labels": labels, "eps": eps, "mask": mask, "patch": patch, "targets": targets}
@@ -120,19 +120,19 @@ def verify(
         order = _order(norm)
         sets = _balls(network, pixels, labels, arguments.radii(eps), clip, order, mask, patch, targets, top_k)
         if order != math.inf:
-            chosen = _in_balls(chosen)
+            asked = _in_balls(asked)
         cases = [
             Case(network.name, f"image {i}", tuple(Query(network, prop) for prop in props), limit)
             for i, props in enumerate(sets)
         ]
     believe(network, [query.property for case in cases for query in case.queries])
     if not shown:
-        return run(cases, chosen)
+        return run(cases, asked, limits)
     # Imported here, because the bar alone needs the library rich.
     from verifiable_relu.campaign.console import Watcher
 
     with Watcher(len(cases)) as watcher:
-        return run(cases, chosen, observer=watcher)
+        return run(cases, asked, limits, observer=watcher)
 
 
 def _joint(network: Network, joint: float | Sequence[float] | bool) -> Network:
@@ -141,10 +141,10 @@ def _joint(network: Network, joint: float | Sequence[float] | bool) -> Network:
     return hardened(network, arguments.hardness(joint))
 
 
-def _in_balls(chosen: Verifier) -> Verifier:
+def _in_balls(inner: Verifier) -> Verifier:
     from verifiable_relu.verifiers.balls import InBalls
 
-    return InBalls(chosen)
+    return InBalls(inner)
 
 
 def _order(norm: object) -> float:

@@ -26,6 +26,7 @@ from verifiable_relu.campaign.runner import QUIET, Late, Observer, Records, keep
 from verifiable_relu.campaign.worker import Answered, Job, Limit, Numbered, Stage, Wanted, perform
 from verifiable_relu.errors import CallFailed, InputError, OutOfTime
 from verifiable_relu.files import on_disk
+from verifiable_relu.verifiers.base import described
 from verifiable_relu.verifiers.solvers.process import Worker, most_memory
 
 _SHARE = 4
@@ -150,7 +151,7 @@ class _Campaign:
         source: the instances that are not drawn yet, with their numbers; None if there are no more.
         fault: the error with which the list of instances ended.
         job: the job.
-        method: the ``repr`` of its verifier.
+        method: the text by which records know its verifier.
         slots: the workers.
         store: the store of the records, or None.
         observer: the object that is told of stages and results.
@@ -175,7 +176,7 @@ class _Campaign:
         self.source: Iterator[tuple[int, Entry]] | None = enumerate(entries)
         self.fault: InputError | None = None
         self.job = job
-        self.method = repr(job.verifier)
+        self.method = described(job.verifier, job.limits)
         self.slots = slots
         self.store = store
         self.observer = observer
@@ -322,7 +323,8 @@ class _Campaign:
             number = left[0] if late is None else late
             entry = self.open[number]
             asked = str(entry.onnx or ""), str(entry.vnnlib), entry.timeout
-            result = lost(*asked, self.job.verifier, Late(None) if late is None and isinstance(error, Late) else error)
+            error = Late(None) if late is None and isinstance(error, Late) else error
+            result = lost(*asked, self.job.verifier, self.job.limits, error)
             self.keep(Answered(number, result, False))
 
     def end(self) -> None:

@@ -26,12 +26,12 @@ class Setting(NamedTuple):
 
 def attacks(method: str) -> bool:
     """Whether a method looks for counterexamples: bounds by themselves only prove."""
-    return METHODS[method].module not in ("incomplete", "adapters.auto_lirpa")
+    return METHODS[method].attacks
 
 
 def proves(method: str) -> bool:
     """Whether a method proves: the attack only refutes."""
-    return METHODS[method].module != "attack"
+    return METHODS[method].proves
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import csv
 import io
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from verifiable_relu.campaign.parallel import run_parallel
@@ -21,7 +22,7 @@ from verifiable_relu.study.suite import Method, Suite
 from verifiable_relu.study.training import Measuring, Training, data_of, images_of, untrained
 from verifiable_relu.train.checkpoint import write_whole
 from verifiable_relu.train.loop import build
-from verifiable_relu.verifiers.registry import make
+from verifiable_relu.verifiers.registry import limited, make
 from verifiable_relu.verifiers.solvers.process import processor_seconds
 
 FAILED = "failed"
@@ -175,7 +176,8 @@ class Runner:
                 about[str(ball.onnx), str(ball.vnnlib)] = question
         if not entries:
             return
-        job, keeper = Job(make(method.name), Balls(), clock=processor_seconds), Answers(self.records, about)
+        limits = replace(limited(method.name), clock=processor_seconds)
+        job, keeper = Job(make(method.name), Balls(), limits=limits), Answers(self.records, about)
         order = asking.shuffled(entries, f"{cells[0].options.seed} {method.name}")
         run_parallel(order, job, self.pool.slots, keeper, alone=True)
         counted = Counter(result.answer for result in keeper.results)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
@@ -11,22 +11,10 @@ import torch
 
 from verifiable_relu.network.graph import Network
 from verifiable_relu.pgd import Pgd
-from verifiable_relu.settings import neutral
-from verifiable_relu.spec.property import Property, Query
+from verifiable_relu.spec.property import Property
 from verifiable_relu.spec.row_batch import RowBatch
-from verifiable_relu.verifiers.base import (
-    SILENT,
-    Budget,
-    Outcome,
-    Progress,
-    Reason,
-    Trust,
-    Verdict,
-    deadline,
-    fault,
-    in_batches,
-)
-from verifiable_relu.verifiers.root import NONE, Roots
+from verifiable_relu.verifiers.base import Batched, Limits, Outcome, Reason, Trust, Verdict
+from verifiable_relu.verifiers.docket import Docket
 
 _BATCH = 128
 """The most queries that are attacked at once."""
@@ -38,15 +26,7 @@ _COPIES = 3
 """The numbers held for each neuron and starting point: value, gradient, and an intermediate result for the gradient."""
 
 
-def batch_size(network: Network, pgd: Pgd) -> int:
-    """The number of queries of a network that are attacked at once."""
-    neurons = sum(node.size for node in network.nodes)
-    return max(1, min(_BATCH, _MEMORY // (neurons * 4 * _COPIES * pgd.starts)))
-
-
-def claim(
-    network: Network, prop: Property, point: np.ndarray, method: str, seconds: dict[str, float]
-) -> Outcome | None:
+def claim(network: Network, prop: Property, point: np.ndarray, method: str) -> Outcome | None:
     """A *sat* claim for the exact point of the box nearest to ``point``; None if its margin in float64 is positive.
 
     Args:
@@ -54,7 +34,6 @@ def claim(
         prop: the property.
         point: (input_size,), a point in or near the property's box.
         method: the verifier that claims.
-        seconds: the time charged to the query, by stage name.
     """
     witness = prop.box.witness(point)
     rows = RowBatch.of([prop], network.output_size)
@@ -65,52 +44,32 @@ def claim(
     # An overflow to infinity or NaN says nothing of the true margin.
     if not (margin <= 0 and bool(torch.isfinite(y).all())):
         return None
-    return Outcome(Verdict.SAT, Reason.REFUTED, method, Trust.FLOAT, margin, witness, seconds=seconds)
+    return Outcome(Verdict.SAT, Reason.REFUTED, method, Trust.FLOAT, margin, witness, subproblems=0)
 
 
 @dataclass(frozen=True)
-class Attack:
+class Attack(Batched):
     """PGD on the margin, batched over properties; never answers *unsat*.
 
     Attributes:
         pgd: the options of the search.
-        device: the torch device on which the search runs.
     """
 
     pgd: Pgd = field(default_factory=Pgd)
-    device: str = "cpu"
 
     name: ClassVar[str] = "attack"
 
-    @neutral()
-    def verify(
-        self, queries: Sequence[Query], budget: Budget, progress: Progress = SILENT, roots: Roots = NONE
-    ) -> list[Outcome]:
-        return in_batches(
-            self.name,
-            queries,
-            progress,
-            lambda network: batch_size(network, self.pgd),
-            lambda network, part: self._batch(network, queries, part, budget),
-        )
+    def size(self, network: Network, limits: Limits) -> int:
+        """As ``Batched.size``, by what a search holds."""
+        neurons = sum(node.size for node in network.nodes)
+        return max(1, min(_BATCH, _MEMORY // (neurons * 4 * _COPIES * self.pgd.starts)))
 
-    def _batch(self, network: Network, queries: Sequence[Query], part: list[int], budget: Budget) -> list[Outcome]:
-        allowance = budget.subset(part).total()
-        if allowance <= 0:
-            return [Outcome.unknown(Reason.TIMEOUT, self.name, "no time was left")] * len(part)
-        properties = [queries[i].property for i in part]
-        try:
-            with budget.charging(part) as elapsed:
-                points, margins = self.pgd.search(network, properties, deadline(elapsed, allowance), self.device)
-                seconds = {self.name: elapsed() / len(part)}
-                claims = [
-                    claim(network, prop, point, self.name, seconds) if margin <= 0 else None
-                    for prop, point, margin in zip(properties, points.numpy(), margins.tolist(), strict=True)
-                ]
-                late = elapsed() > allowance
-        except Exception as error:
-            return [fault(error, self.name)] * len(part)
-        reason = Reason.TIMEOUT if late else Reason.INCOMPLETE
-        detail = "the budget ran out" if late else "no counterexample was found"
-        undecided = Outcome.unknown(reason, self.name, detail, seconds=seconds)
-        return [replace(found or undecided, subproblems=0) for found in claims]
+    def answer(self, part: Docket, work: Limits) -> Sequence[Outcome]:
+        """As ``Batched.answer``."""
+        properties = [query.property for query in part.queries.values()]
+        points, margins = self.pgd.search(part.network, properties, work.stop, work.device)
+        undecided = Outcome.unknown(Reason.INCOMPLETE, self.name, "no counterexample was found", subproblems=0)
+        return [
+            (claim(part.network, prop, point, self.name) if margin <= 0 else None) or undecided
+            for prop, point, margin in zip(properties, points.numpy(), margins.tolist(), strict=True)
+        ]

@@ -10,10 +10,11 @@ from verifiable_relu.bounds import Ascent, crown_relaxation, input_box
 from verifiable_relu.bounds.zonotope import NARROW
 from verifiable_relu.spec.property import Query
 from verifiable_relu.trust.certificate import Cover, Proof
+from verifiable_relu.verifiers.auto import Auto
 from verifiable_relu.verifiers.bab import Bab
-from verifiable_relu.verifiers.base import Budget, Verifier
+from verifiable_relu.verifiers.base import Limits, Verifier
+from verifiable_relu.verifiers.docket import Docket
 from verifiable_relu.verifiers.incomplete import Crown
-from verifiable_relu.verifiers.portfolio import Auto
 from verifiable_relu.verifiers.recording import Recorder, uncertified
 from verifiable_relu.verifiers.split import InputSplit, RecordedSplit
 
@@ -48,11 +49,11 @@ def prove(query: Query, seconds: float) -> Proof | Cover | None:
         found = recorder.proof(relaxation, 0, query.property, {}, Ascent())
     if found is not None:
         return found
-    budget = Budget.each(seconds, 1)
+    docket = Docket([query], Limits(seconds))
     narrow = int((box.lower < box.upper).sum()) <= NARROW
     methods: list[tuple[Verifier, float]] = [(Bab(), 0.5), (InputSplit(), 1.0)] if narrow else [(Bab(), 1.0)]
     for method, share in methods:
-        (outcome,) = recording(method).verify([query], budget.subset([0], share))
-        if outcome.proof is not None:
-            return outcome.proof
+        for _, outcome in recording(method).claims(docket.part([0], share)):
+            if outcome.proof is not None:
+                return outcome.proof
     return None

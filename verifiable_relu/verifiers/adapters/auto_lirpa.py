@@ -8,7 +8,7 @@ errors, so that its verdicts have the trust label ``float``.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Literal
@@ -21,24 +21,12 @@ from verifiable_relu.bounds import MEMORY, Bounds, input_box
 from verifiable_relu.errors import CallFailed, InputError, UnsupportedError
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Node
-from verifiable_relu.settings import neutral
-from verifiable_relu.spec.property import Property, Query
+from verifiable_relu.spec.property import Property
 from verifiable_relu.spec.row_batch import RowBatch
 from verifiable_relu.verifiers.adapters.conversion import Graph, largest_terms, takes_patches
 from verifiable_relu.verifiers.adapters.library import bounded_module, explained, library, quiet
-from verifiable_relu.verifiers.base import (
-    PATIENCE,
-    SILENT,
-    Budget,
-    Outcome,
-    Progress,
-    Reason,
-    Trust,
-    Verdict,
-    fault,
-    in_batches,
-)
-from verifiable_relu.verifiers.root import NONE, Roots
+from verifiable_relu.verifiers.base import PATIENCE, Batched, Limits, Outcome, Reason, Trust, Verdict, attempted, fault
+from verifiable_relu.verifiers.docket import Docket
 from verifiable_relu.verifiers.solvers.process import Worker
 
 Bound = Literal["ibp", "crown", "alpha-crown"]
@@ -52,7 +40,7 @@ _ULPS = 4
 
 
 @dataclass(frozen=True)
-class AutoLirpa:
+class AutoLirpa(Batched):
     """Verification by auto_LiRPA's bounds, which never answers *sat*.
 
     The library runs in a process of its own, which is ended if the library does not stop in time.
@@ -79,14 +67,11 @@ class AutoLirpa:
             raise InputError(f"auto_LiRPA has no bound '{self.bound}'; there are {', '.join(_METHODS)}")
 
     @property
-    def name(self) -> str:
+    def name(self) -> str:  # type: ignore[override]
         return f"auto_lirpa-{self.bound}"
 
-    @neutral()
-    def verify(
-        self, queries: Sequence[Query], budget: Budget, progress: Progress = SILENT, roots: Roots = NONE
-    ) -> list[Outcome]:
-        """Answer a batch of queries, as ``Verifier.verify`` says.
+    def claims(self, docket: Docket) -> Iterator[tuple[int, Outcome]]:
+        """As ``Verifier.claims``.
 
         Raises:
             InputError: if auto_LiRPA is not installed.
@@ -94,30 +79,27 @@ class AutoLirpa:
         missing = AUTO_LIRPA.call(None)
         if missing is not None:
             raise missing
-        return in_batches(
-            self.name,
-            queries,
-            progress,
-            lambda network: max(1, min(MOST_BOXES, self.memory // _bytes(network))),
-            lambda network, part: self._batch(network, queries, part, budget),
-        )
+        yield from super().claims(docket)
 
-    def _batch(self, network: Network, queries: Sequence[Query], part: list[int], budget: Budget) -> list[Outcome]:
-        allowance = budget.subset(part).total()
-        if allowance <= 0:
-            return [Outcome.unknown(Reason.TIMEOUT, self.name, "no time was left")] * len(part)
+    def size(self, network: Network, limits: Limits) -> int:
+        """As ``Batched.size``."""
+        return max(1, min(MOST_BOXES, self.memory // _bytes(network)))
+
+    def answer(self, part: Docket, work: Limits) -> Sequence[Outcome]:
+        """As ``Batched.answer``."""
+        properties = tuple(query.property for query in part.queries.values())
+        network = part.network
+        task = _Task(self, network.digest, _bare(network), properties, work.seconds, torch.get_num_threads())
         try:
-            AUTO_LIRPA.start()
-            with budget.charging(part):
-                properties = tuple(queries[i].property for i in part)
-                task = _Task(self, network.digest, _bare(network), properties, allowance, torch.get_num_threads())
-                found: list[Outcome] = AUTO_LIRPA.call(task, allowance + PATIENCE, self.process_memory)
-                return found
-        except Exception as error:
-            if len(part) > 1 and isinstance(error, CallFailed | MemoryError):
-                # Each query is tried by itself, so that the failure costs the query at fault alone.
-                return [outcome for index in part for outcome in self._batch(network, queries, [index], budget)]
-            return [fault(error, self.name)] * len(part)
+            found: list[Outcome] = AUTO_LIRPA.call(task, work.left() + PATIENCE, self.process_memory)
+        except (CallFailed, MemoryError):
+            if len(properties) == 1:
+                raise
+            # Each query is tried by itself, so that the failure costs the query at fault alone.
+            return [
+                claim for number in part.queries for claim in attempted(part.part([number]), self.name, self.answer)
+            ]
+        return found
 
 
 @dataclass(frozen=True)

@@ -100,7 +100,7 @@ class Candidates:
         return None
 
     def _take(self, point: np.ndarray) -> None:
-        claimed = claim(self.query.network, self.query.property, point, self._method, {})
+        claimed = claim(self.query.network, self.query.property, point, self._method)
         if claimed is None or claimed.witness is None or claimed.margin is None:
             return
         if self.query.property.box.contains(claimed.witness) and (not self._strict or claimed.margin < 0):

@@ -1,24 +1,32 @@
-"""The rules by which ``auto`` chooses: which methods take a query, in which order, and with which share of its time.
+"""``auto``: cheap bounds for all queries, the attack on what is left, then complete methods within the budget.
 
 Every query is bounded by CROWN. What it is like then decides which of ``STAGES`` take it, in their order: how many
 inputs vary, which activations the network has, and how many neurons CROWN leaves unstable.
+
+A counterexample that does not stand up to exact evaluation and replay does not end a query here: the next method
+takes over, and only if none decides is the query unknown (unconfirmed).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import numpy as np
 
-from verifiable_relu.bounds import MEMORY, Ascent
+from verifiable_relu.bounds import Ascent
 from verifiable_relu.pgd import Pgd
 from verifiable_relu.spec.property import Query
 from verifiable_relu.verifiers.attack import Attack
 from verifiable_relu.verifiers.bab import Bab
-from verifiable_relu.verifiers.base import Verifier
-from verifiable_relu.verifiers.incomplete import AlphaCrown
+from verifiable_relu.verifiers.base import Limits, Outcome, Reason, Verdict, Verifier
+from verifiable_relu.verifiers.docket import Docket, answers
+from verifiable_relu.verifiers.incomplete import AlphaCrown, Crown
+from verifiable_relu.verifiers.milp import Milp
+from verifiable_relu.verifiers.root import NONE, Roots
+from verifiable_relu.verifiers.smt import Smt
 from verifiable_relu.verifiers.split import InputSplit
 
 _FEW_INPUTS = 20
@@ -35,24 +43,6 @@ _EXACT_NEURONS = 10
 
 CROWN_SHARE = 0.25
 """The part of its time that a query may spend on CROWN's bounds."""
-
-_INTERMEDIATE = Ascent(steps=6)
-"""The search for bounds of unstable neurons: most of what more steps would gain is gained by now."""
-
-
-@dataclass(frozen=True)
-class Resources:
-    """What the stages may use.
-
-    Attributes:
-        device: where bounds and attack run.
-        memory: a limit in bytes on what each stage holds at once.
-        processes: how many processes may share the work on a query.
-    """
-
-    device: str = "cpu"
-    memory: int = MEMORY
-    processes: int = 1
 
 
 @dataclass(frozen=True)
@@ -74,8 +64,11 @@ class Traits:
     @staticmethod
     def of(query: Query, unstable: float, memory: int) -> Traits:
         """The traits of a query with so many unstable neurons."""
-        inputs, linear, bab = _free_inputs(query), query.network.piecewise_linear, Bab(memory=memory)
-        return Traits(inputs, unstable, linear, bab.takes(query.network) and bab.fits(inputs, unstable))
+        # Outward rounding may have made two neighbouring floats of one value.
+        box, bab = query.property.box, Bab()
+        inputs = int((np.nextafter(box.lower, np.inf) < box.upper).sum())
+        foldable = bab.takes(query.network) and bab.fits(inputs, unstable, memory)
+        return Traits(inputs, unstable, query.network.piecewise_linear, foldable)
 
     @property
     def narrow(self) -> bool:
@@ -108,102 +101,67 @@ class Stage:
 
     method: str
     why: str
-    make: Callable[[Resources], Verifier]
+    make: Callable[[], Verifier]
     takes: Callable[[Traits], bool]
     share: Callable[[Traits], float] = lambda traits: 1.0
     most: float = math.inf
-
-
-def _part(share: float) -> Callable[[Traits], float]:
-    """The same share for every query."""
-    return lambda traits: share
-
-
-def _alpha_crown(given: Resources) -> Verifier:
-    return AlphaCrown(given.device, given.memory, intermediate=_INTERMEDIATE)
-
-
-def _bab(given: Resources) -> Verifier:
-    return Bab(memory=given.memory, processes=given.processes)
-
-
-def _split(given: Resources) -> Verifier:
-    return InputSplit(device=given.device, memory=given.memory, processes=given.processes)
-
-
-def _milp(_: Resources) -> Verifier:
-    # Its solver is imported only where a query gets this far.
-    from verifiable_relu.verifiers.milp import Milp
-
-    return Milp()
-
-
-def _smt(_: Resources) -> Verifier:
-    from verifiable_relu.verifiers.smt import Smt
-
-    return Smt(whole=True)
 
 
 STAGES = (
     Stage(
         "attack",
         "a counterexample is cheap to look for; splitting inputs looks again, more thoroughly",
-        lambda given: Attack(Pgd(rounds=1), given.device),
+        lambda: Attack(Pgd(rounds=1)),
         lambda t: t.narrow,
     ),
-    Stage(
-        "attack",
-        "a counterexample is cheap to look for",
-        lambda given: Attack(device=given.device),
-        lambda t: not t.narrow,
-    ),
+    Stage("attack", "a counterexample is cheap to look for", Attack, lambda t: not t.narrow),
     Stage(
         "alpha-crown",
         "branch and bound, which would begin with better slopes, does not take the query",
-        _alpha_crown,
+        lambda: AlphaCrown(intermediate=Ascent(steps=6)),
         lambda t: not t.foldable and not (t.narrow and t.linear),
-        _part(0.5),
+        lambda t: 0.5,
     ),
     Stage(
         "bab",
         "few inputs vary and few neurons are unstable: either may be split, neurons first",
-        _bab,
+        Bab,
         lambda t: t.narrow and t.few,
-        _part(0.5),
+        lambda t: 0.5,
     ),
     Stage(
         "split",
         "few inputs vary and few neurons are unstable: now inputs",
-        _split,
+        InputSplit,
         lambda t: t.narrow and t.few,
-        _part(0.5),
+        lambda t: 0.5,
     ),
     Stage(
         "split",
         "few inputs vary and many neurons are unstable, so that phases are far more than boxes",
-        _split,
+        InputSplit,
         lambda t: t.narrow and not t.few,
         lambda t: 0.8 if t.foldable else 1.0,
     ),
     Stage(
         "bab",
         "what is open is the phases of unstable neurons, or the segments of smooth ones",
-        _bab,
+        Bab,
         lambda t: t.foldable,
         lambda t: 0.9 if t.linear and t.unstable <= _INTEGER_NEURONS else 1.0,
     ),
     Stage(
         "milp",
         "few enough phases are integer variables of a linear program",
-        _milp,
+        Milp,
         lambda t: t.linear,
         most=_INTEGER_NEURONS,
     ),
-    Stage("split", "few inputs vary, and there is time left", _split, lambda t: t.narrow and t.few),
+    Stage("split", "few inputs vary, and there is time left", InputSplit, lambda t: t.narrow and t.few),
     Stage(
         "smt",
         "what is left is within the others' tolerances of the boundary, and exact arithmetic has none",
-        _smt,
+        lambda: Smt(whole=True),
         lambda t: t.linear,
         most=_EXACT_NEURONS,
     ),
@@ -220,7 +178,67 @@ def explanation(traits: Traits) -> str:
     return "\n".join(lines)
 
 
-def _free_inputs(query: Query) -> int:
-    """Inputs that are not fixed to one value (which outward rounding may have made two neighbouring floats)."""
-    box = query.property.box
-    return int((np.nextafter(box.lower, np.inf) < box.upper).sum())
+_HANDED_ON = 1 / 4
+"""The part of the limit of memory that is for what stages hand on."""
+
+
+def _as_it_is(verifier: Verifier) -> Verifier:
+    # A function with a name, because campaigns on several workers pickle the verifier.
+    return verifier
+
+
+@dataclass(frozen=True)
+class Auto:
+    """A portfolio: the verifiers of ``STAGES``, one after the other, each for the queries that are left by then.
+
+    A later stage starts from what earlier ones have proven of a query's whole box (``Roots``). Attack, MILP and SMT
+    have no limit of memory.
+
+    Attributes:
+        prepare: what every stage's verifier becomes before it is asked.
+    """
+
+    prepare: Callable[[Verifier], Verifier] = field(default=_as_it_is, repr=False)
+
+    name: ClassVar[str] = "auto"
+
+    def claims(self, docket: Docket) -> Iterator[tuple[int, Outcome]]:
+        """As ``Verifier.claims``."""
+        roots = Roots(int(docket.limits.memory * _HANDED_ON)) if docket.roots is NONE else docket.roots
+        whole = docket.part(list(docket.queries), roots=roots)
+        yield from self._stage(whole, Crown(), whole.open, CROWN_SHARE)
+        traits = {i: Traits.of(whole.queries[i], _unstable(whole, i), whole.limits.memory) for i in whole.open}
+        for stage in STAGES:
+            members = [i for i in whole.open if stage.takes(traits[i]) and _unstable(whole, i) <= stage.most]
+            shares = {i: stage.share(traits[i]) for i in members}
+            for share in sorted(set(shares.values())):
+                yield from self._stage(whole, stage.make(), [i for i in members if shares[i] == share], share)
+        for number in docket.queries:
+            if number not in docket.closed:
+                outcome = docket.outcomes[number]
+                if outcome.reason is Reason.INCOMPLETE and docket.left([number]) <= 0:
+                    outcome = replace(outcome, reason=Reason.TIMEOUT, detail="the budget ran out")
+                docket.outcomes[number] = outcome
+                yield number, outcome
+
+    def _stage(
+        self, docket: Docket, verifier: Verifier, members: list[int], share: float
+    ) -> Iterator[tuple[int, Outcome]]:
+        """Put ``members`` to a verifier, each with a share of the time that it has left; yields what is decided."""
+        for number in docket.part(members, share).ask(self.prepare(verifier)):
+            if number in docket.closed:
+                yield number, docket.outcomes[number]
+
+    def explain(self, query: Query, limits: Limits) -> str:
+        """What ``auto`` does with a query, in plain words; bounding its neurons by CROWN may take the limits' time."""
+        (outcome,) = answers(Crown(), [query], limits)
+        if outcome.verdict is Verdict.UNSAT:
+            return "CROWN's bounds decide"
+        unstable = math.inf if outcome.unstable is None else outcome.unstable
+        return explanation(Traits.of(query, unstable, limits.memory))
+
+
+def _unstable(docket: Docket, number: int) -> float:
+    """The number of a query's unstable neurons, as far as it is known."""
+    known = docket.outcomes[number].unstable
+    return math.inf if known is None else known
