@@ -139,10 +139,10 @@ class Counting(Crown):
     counts: list[list[int]] = field(default_factory=list)
 
     def relaxation(
-        self, network: Network, box: Bounds, known: Known | None, stop: Callable[[], bool], recorder: Recorder | None
+        self, network: Network, box: Bounds, known: Known | None, work: Limits, recorder: Recorder | None
     ) -> Relaxation:
         """The relaxation of CROWN, whose unstable neurons are counted."""
-        found = super().relaxation(network, box, known, stop, recorder)
+        found = super().relaxation(network, box, known, work, recorder)
         self.counts.append([int(unstable(network.nodes[i], found.pre[i]).sum()) for i in sorted(found.pre)])
         return found
 
