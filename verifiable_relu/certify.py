@@ -264,11 +264,7 @@ def _asked(
     watcher = Watcher(count, options.quiet, out)
     try:
         with _store(options) as store, watcher:
-<<<<<<< HEAD
-            _answer(options, entries(options, listed), method, limits, started, store, watcher)
-=======
-            _answer(options, listed, method, started, store, watcher)
->>>>>>> main
+            _answer(options, listed, method, limits, started, store, watcher)
     except KeyboardInterrupt:
         kept = f"kept in {options.out}; the same command resumes" if options.out else "lost, since --out was not given"
         _say(f"interrupted: {watcher.done} of {count} instances are answered and {kept}")
