@@ -121,7 +121,7 @@ def _one(options: argparse.Namespace, out: TextIO, alone: bool) -> int:
         if until is not None:
             # Certificates come on top of the limit.
             until(math.inf if certificates else max(0.0, entry.timeout - case.spent) + GRACE, memory)
-        (result,) = run([case], method, limits, store, certificates=certificates)
+        (result,) = run([case], method, store, certificates=certificates, limits=limits)
     if until is not None:
         until(math.inf, math.inf)
     write([result.answer, *(assignment(result, case.spec) if result.answer == "sat" else ())], out)

@@ -233,7 +233,7 @@ def _first_version(options: argparse.Namespace, networks: dict[str, Path], left:
     case = Loader().case(Entry(options.query, file, _UNLIMITED))
     spec = case.spec
     assert spec is not None
-    (result,) = run([replace(case, timeout=left())], method, limits)
+    (result,) = run([replace(case, timeout=left())], method, limits=limits)
     _complain(result)
     if result.answer != "sat" or result.witness is None or result.outputs is None:
         return [result.answer]
@@ -274,7 +274,7 @@ def _second_version(options: argparse.Namespace, networks: dict[str, Path], left
     believe(whole, joined.properties)
     queries = tuple(Query(whole, prop) for prop in joined.properties)
     case = Case(" ".join(map(str, networks.values())), str(options.query), queries, left())
-    (result,) = run([case], method, limits)
+    (result,) = run([case], method, limits=limits)
     _complain(result)
     if result.answer != "sat" or result.witness is None or result.outputs is None:
         return [result.answer]

@@ -62,12 +62,14 @@ class Scripted:
     answer: Answer = field(default=truth, repr=False)
     asked: list[Sequence[Query]] = field(default_factory=list, repr=False)
     left: list[list[float]] = field(default_factory=list, repr=False)
+    dockets: list[Docket] = field(default_factory=list, repr=False)
 
     label: str = ""
 
     name = "scripted"
 
     def claims(self, docket: Docket) -> Iterator[tuple[int, Outcome]]:
+        self.dockets.append(docket)
         self.asked.append(list(docket.queries.values()))
         self.left.append([docket.left([number]) for number in docket.queries])
         for done, (number, query) in enumerate(docket.queries.items(), start=1):

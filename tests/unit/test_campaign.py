@@ -71,7 +71,7 @@ def test_queries_of_a_case_share_its_time_limit() -> None:
 def test_a_decided_case_leaves_nothing_to_spend_on_its_other_boxes() -> None:
     verifier = Scripted()
     run([case(0.5, 2, 3), case(2)], verifier)
-    assert [verifier.budgets[0].remaining(i) for i in range(3)] == [0, 0, 0]
+    assert [verifier.dockets[0].left([i]) for i in range(3)] == [0, 0, 0]
 
 
 def test_a_record_has_the_answer_its_reason_and_its_counterexample() -> None:

@@ -127,12 +127,12 @@ def verify(
         ]
     believe(network, [query.property for case in cases for query in case.queries])
     if not shown:
-        return run(cases, asked, limits)
+        return run(cases, asked, limits=limits)
     # Imported here, because the bar alone needs the library rich.
     from verifiable_relu.campaign.console import Watcher
 
     with Watcher(len(cases)) as watcher:
-        return run(cases, asked, limits, observer=watcher)
+        return run(cases, asked, observer=watcher, limits=limits)
 
 
 def _joint(network: Network, joint: float | Sequence[float] | bool) -> Network:

@@ -186,22 +186,22 @@ def lost(onnx: str, vnnlib: str, timeout: float, verifier: Verifier, limits: Lim
 def run(
     cases: Sequence[Case | Result],
     verifier: Verifier,
-    limits: Limits = Limits(),  # noqa: B008 -- frozen
     store: Records | None = None,
     observer: Observer = QUIET,
     certificates: Certificates | None = None,
+    limits: Limits = Limits(),  # noqa: B008 -- frozen
 ) -> list[Result]:
     """Answer all instances in one batch, and record each result as soon as it is known.
 
     Args:
         cases: the instances. A ``Result`` among them, such as one of ``unasked``, is only recorded.
         verifier: the verifier that answers the queries.
-        limits: of its work. Each instance has a time limit of its own, which counts by the limits' clock.
         store: an open store for the records, or None. An instance that a record there answers is not asked again.
         observer: the object that is told of stages and results.
         certificates: the folder for a certificate of every sat and unsat, each checked at once, or None. The time that
             this takes is not charged to the instances. A verdict whose certificate the checker refuses is *unknown*
             (``Result.disputed``).
+        limits: of the verifier's work. Each instance has a time limit of its own, which counts by the limits' clock.
 
     Returns:
         One result per instance, in their order.

@@ -138,7 +138,7 @@ def perform(job: Job, entries: Sequence[Numbered], ask: Ask) -> None:
 
         certificates = Certificates(job.certificates)
     messages = _Messages(ask, [number for number, _ in entries])
-    run(cases, job.verifier, job.limits, messages, messages, certificates)
+    run(cases, job.verifier, messages, messages, certificates, job.limits)
 
 
 @lru_cache(maxsize=1)
