@@ -23,7 +23,7 @@ from verifiable_relu.verifiers.bab.search import Rounds
 from verifiable_relu.verifiers.base import Outcome, Reason, Verdict, Verifier
 from verifiable_relu.verifiers.milp import Milp
 from verifiable_relu.verifiers.smt import Smt
-from verifiable_relu.verifiers.solvers import highs, highs_process
+from verifiable_relu.verifiers.solvers import highs
 from verifiable_relu.verifiers.solvers.process import Worker
 
 WORKERS = {"milp": (milp, "HIGHS", "highs"), "smt-exact": (smt, "Z3", "z3")}
@@ -186,8 +186,8 @@ def test_of_a_run_that_failed_nothing_is_believed(
     one, row = np.ones(1), (np.array([0, 1]), np.array([0]), np.ones(1))
     program = highs.Program(one, 0 * one, upper * one, 2 * one, np.inf * one, *row, np.zeros(1, dtype=bool))
     task = highs.Task(program, {"output_flag": False, "presolve": "off"}, 60.0, ray)
-    sound = highs_process.solve(task)
+    sound = highs.solve(task)
     assert sound.status == ("kOptimal" if upper > 2 else "kInfeasible") and (sound.ray is not None) is ray
     monkeypatch.setattr(highspy, "Highs", Failing)
-    failed = highs_process.solve(task)
+    failed = highs.solve(task)
     assert failed.status == "kSolveError" and failed.ray is None and not len(failed.values) and not len(failed.duals)
