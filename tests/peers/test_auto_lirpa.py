@@ -29,8 +29,8 @@ from verifiable_relu.network.nodes import (
     Sigmoid,
 )
 from verifiable_relu.spec.property import Box, Property, Query, Row
-from verifiable_relu.verifiers.adapters import auto_lirpa
-from verifiable_relu.verifiers.adapters.auto_lirpa import AutoLirpa
+from verifiable_relu.verifiers import auto_lirpa
+from verifiable_relu.verifiers.auto_lirpa import AutoLirpa
 from verifiable_relu.verifiers.base import Outcome, Reason, Trust, Verdict, Verifier
 from verifiable_relu.verifiers.incomplete import Crown, Ibp
 from verifiable_relu.verifiers.registry import make
@@ -198,7 +198,7 @@ def test_a_proof_has_the_trust_label_float() -> None:
 TRACES = """
 import logging, sys, warnings, torch
 from tests.peers.test_auto_lirpa import AutoLirpa, margins, mlp, queries
-from verifiable_relu.verifiers.adapters import auto_lirpa
+from verifiable_relu.verifiers import auto_lirpa
 
 def state():
     return (

@@ -11,7 +11,7 @@ import pytest
 from tests.support.asking import claims
 from verifiable_relu.network import read_onnx
 from verifiable_relu.spec import Query, read_vnnlib
-from verifiable_relu.verifiers.adapters.auto_lirpa import AutoLirpa, Bound
+from verifiable_relu.verifiers.auto_lirpa import AutoLirpa, Bound
 from verifiable_relu.verifiers.base import Reason
 
 from .limited import Answer, answers

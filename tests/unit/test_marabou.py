@@ -14,9 +14,9 @@ from tests.support.asking import claims
 from verifiable_relu.network.nodes import LeakyRelu, Relu
 from verifiable_relu.spec.property import Box, Property, Query, Row
 from verifiable_relu.trust.replay import confirm
-from verifiable_relu.verifiers.adapters.marabou import Marabou
 from verifiable_relu.verifiers.bab import Bab
 from verifiable_relu.verifiers.base import Outcome, Reason, Trust, Verdict, Verifier
+from verifiable_relu.verifiers.marabou import Marabou
 
 installed = pytest.mark.skipif(find_spec("maraboupy") is None, reason="maraboupy is not installed")
 

@@ -46,7 +46,7 @@ def _bounds(verifier: str) -> Method:
 def _auto_lirpa(**options: Any) -> Method:
     needs = ("auto_LiRPA", "appdirs", "packaging", "yaml", "tqdm")
     install = "appdirs packaging pyyaml setuptools tqdm, and pip install --no-deps auto_LiRPA==0.3"
-    return Method("adapters.auto_lirpa", "AutoLirpa", options, attacks=False, needs=needs, install=install)
+    return Method("auto_lirpa", "AutoLirpa", options, attacks=False, needs=needs, install=install)
 
 
 METHODS = {
@@ -62,7 +62,7 @@ METHODS = {
     "smt": Method("smt", "Smt"),
     "smt-exact": Method("smt", "Smt", {"whole": True}),
     "marabou": Method(
-        "adapters.marabou",
+        "marabou",
         "Marabou",
         needs=("maraboupy",),
         install="maraboupy, for which there are wheels up to Python 3.12.0",
