@@ -103,9 +103,9 @@ class Cluster:
 
     def tell(self, message: Answered) -> None:
         """Hand on an answer, with file names relative to the current folder where they are below it."""
-        start, result = f"{self._folder}/", message.result
-        names = {"onnx": result.onnx.removeprefix(start), "vnnlib": result.vnnlib.removeprefix(start)}
-        self._ask(replace(message, result=replace(result, **names)))
+        start, told = f"{self._folder}/", message.result
+        named = replace(told, onnx=told.onnx.removeprefix(start), vnnlib=told.vnnlib.removeprefix(start))
+        self._ask(replace(message, result=named))
 
     def await_workers(self) -> None:
         """Return when the scheduler answers and has workers, as a rule at once.
