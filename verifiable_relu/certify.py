@@ -293,20 +293,20 @@ def _answer(
     watcher: Watcher,
 ) -> None:
     """Answer a campaign, on a cluster, in the processes that were started, or in this one."""
-    from verifiable_relu.campaign.parallel import Local, run_parallel
+    from verifiable_relu.campaign.queue import Local, run_parallel
     from verifiable_relu.campaign.worker import Job
 
-    memory, threads = options.worker_memory, None if len(started) == 1 else 1
-    job = Job(method, loader(options), options.certificates, memory, limits, threads, options.debug)
+    memory = options.worker_memory
+    job = Job(method, loader(options), options.certificates, memory, limits, options.debug)
     if options.executor is None:
         here = len(started) == 1 and not _travels(job)
-        slots = [] if here else [Local(worker, memory, options.memory) for worker in started]
-        run_parallel(listed, job, slots, store, watcher)
+        hands = [] if here else [Local(worker, memory, options.memory) for worker in started]
+        run_parallel(listed, job, hands, store, watcher)
         return
     from verifiable_relu.campaign.cluster import Cluster
 
     with Cluster(options.executor, store) as cluster:
-        run_parallel(listed, job, cluster.slots, store, watcher)
+        run_parallel(listed, job, cluster.hands, store, watcher)
 
 
 def _status(result: Result) -> int:
