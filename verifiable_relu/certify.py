@@ -165,7 +165,7 @@ def _certifying(options: argparse.Namespace, method: Verifier) -> tuple[Verifier
     if options.certificates is None:
         return method, None
     from verifiable_relu.campaign.certificates import Certificates
-    from verifiable_relu.verifiers.certifying import recording
+    from verifiable_relu.verifiers.auto import recording
 
     return recording(method), Certificates(options.certificates)
 

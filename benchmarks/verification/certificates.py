@@ -113,8 +113,8 @@ def _asked(onnx: Path, vnnlib: Path, asked: argparse.Namespace, path: Path) -> d
     from verifiable_relu.files import read_bytes
     from verifiable_relu.spec.comparisons import without_head
     from verifiable_relu.trust.certificate_file import write_unsat
+    from verifiable_relu.verifiers.auto import recording
     from verifiable_relu.verifiers.base import Limits, Verdict
-    from verifiable_relu.verifiers.certifying import recording
     from verifiable_relu.verifiers.docket import answers
     from verifiable_relu.verifiers.registry import make
     from verifiable_relu.verifiers.solvers.process import processor_seconds

@@ -31,9 +31,9 @@ from verifiable_relu.spec.row_batch import RowBatch
 from verifiable_relu.train.loop import train
 from verifiable_relu.train.options import Options
 from verifiable_relu.trust.certificate_file import write_unsat
+from verifiable_relu.verifiers.auto import recording
 from verifiable_relu.verifiers.bab.folding import fold
 from verifiable_relu.verifiers.base import Outcome, Verdict, Verifier
-from verifiable_relu.verifiers.certifying import recording
 from verifiable_relu.verifiers.registry import make
 
 Entry = dict[str, Any]

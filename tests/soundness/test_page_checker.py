@@ -42,8 +42,8 @@ from verifiable_relu.network import read_onnx, write_onnx
 from verifiable_relu.spec.property import Query
 from verifiable_relu.spec.write import vnnlib_text
 from verifiable_relu.trust.certificate_file import write_unsat
+from verifiable_relu.verifiers.auto import recording
 from verifiable_relu.verifiers.base import Verdict
-from verifiable_relu.verifiers.certifying import recording
 from verifiable_relu.verifiers.registry import make
 
 METHODS = ("crown", "alpha-crown", "split", "bab", "auto")

@@ -17,10 +17,9 @@ from verifiable_relu.bounds import Relaxation, crown_relaxation
 from verifiable_relu.errors import OutOfTime
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Input, Linear, Node, Relu
-from verifiable_relu.pgd import Pgd
 from verifiable_relu.spec.property import Box, Property, Query, Row
 from verifiable_relu.verifiers import split
-from verifiable_relu.verifiers.attack import Attack
+from verifiable_relu.verifiers.attack import Attack, Pgd
 from verifiable_relu.verifiers.base import Limits, Reason, Verdict, fault
 from verifiable_relu.verifiers.docket import Docket
 from verifiable_relu.verifiers.registry import make

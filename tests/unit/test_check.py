@@ -27,8 +27,8 @@ from verifiable_relu.network import read_onnx
 from verifiable_relu.spec.property import Query
 from verifiable_relu.spec.read import read_vnnlib
 from verifiable_relu.trust.certificate_file import write_unsat
+from verifiable_relu.verifiers.auto import recording
 from verifiable_relu.verifiers.bab import Bab
-from verifiable_relu.verifiers.certifying import recording
 
 Fault = Callable[[Records], Records | bytes]
 

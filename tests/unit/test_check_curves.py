@@ -32,12 +32,12 @@ from verifiable_relu.network.nodes import Gelu, Hardened, Input, Linear, Node, R
 from verifiable_relu.spec.property import Property, Query
 from verifiable_relu.spec.write import vnnlib_text
 from verifiable_relu.trust.certificate_file import write_unsat
+from verifiable_relu.verifiers.auto import prove
 from verifiable_relu.verifiers.bab import Bab
 from verifiable_relu.verifiers.bab.refine import Refinement
 from verifiable_relu.verifiers.bab.search import Rounds
 from verifiable_relu.verifiers.bab.tree import Search
 from verifiable_relu.verifiers.base import Verdict
-from verifiable_relu.verifiers.certifying import prove
 
 Real = Callable[[Any], Any]
 

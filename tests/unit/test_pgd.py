@@ -11,8 +11,8 @@ from tests.support import nets
 from tests.support.asking import claims
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Relu
-from verifiable_relu.pgd import Pgd
 from verifiable_relu.spec.property import Box, Property, Query, Row
+from verifiable_relu.verifiers.attack import Pgd
 from verifiable_relu.verifiers.base import Verdict
 from verifiable_relu.verifiers.split import InputSplit
 

@@ -11,23 +11,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import ClassVar
 
 import numpy as np
+import torch
 
-from verifiable_relu.bounds import Ascent
-from verifiable_relu.pgd import Pgd
+from verifiable_relu.bounds import Ascent, crown_relaxation, input_box
+from verifiable_relu.bounds.zonotope import NARROW
 from verifiable_relu.spec.property import Query
-from verifiable_relu.verifiers.attack import Attack
+from verifiable_relu.trust.certificate import Cover, Proof
+from verifiable_relu.verifiers.attack import Attack, Pgd
 from verifiable_relu.verifiers.bab import Bab
 from verifiable_relu.verifiers.base import Limits, Outcome, Reason, Verdict, Verifier
 from verifiable_relu.verifiers.docket import Docket, answers
 from verifiable_relu.verifiers.incomplete import AlphaCrown, Crown
 from verifiable_relu.verifiers.milp import Milp
+from verifiable_relu.verifiers.recording import Recorder, uncertified
 from verifiable_relu.verifiers.root import NONE, Roots
 from verifiable_relu.verifiers.smt import Smt
-from verifiable_relu.verifiers.split import InputSplit
+from verifiable_relu.verifiers.split import InputSplit, RecordedSplit
 
 _FEW_INPUTS = 20
 """Up to so many inputs that vary it can pay to split the input box."""
@@ -182,11 +185,6 @@ _HANDED_ON = 1 / 4
 """The part of the limit of memory that is for what stages hand on."""
 
 
-def _as_it_is(verifier: Verifier) -> Verifier:
-    # A function with a name, because campaigns on several workers pickle the verifier.
-    return verifier
-
-
 @dataclass(frozen=True)
 class Auto:
     """A portfolio: the verifiers of ``STAGES``, one after the other, each for the queries that are left by then.
@@ -195,10 +193,10 @@ class Auto:
     have no limit of memory.
 
     Attributes:
-        prepare: what every stage's verifier becomes before it is asked.
+        record: whether every stage records its proofs, if it can.
     """
 
-    prepare: Callable[[Verifier], Verifier] = field(default=_as_it_is, repr=False)
+    record: bool = field(default=False, repr=False)
 
     name: ClassVar[str] = "auto"
 
@@ -225,7 +223,7 @@ class Auto:
         self, docket: Docket, verifier: Verifier, members: list[int], share: float
     ) -> Iterator[tuple[int, Outcome]]:
         """Put ``members`` to a verifier, each with a share of the time that it has left; yields what is decided."""
-        for number in docket.part(members, share).ask(self.prepare(verifier)):
+        for number in docket.part(members, share).ask(recording(verifier) if self.record else verifier):
             if number in docket.closed:
                 yield number, docket.outcomes[number]
 
@@ -242,3 +240,41 @@ def _unstable(docket: Docket, number: int) -> float:
     """The number of a query's unstable neurons, as far as it is known."""
     known = docket.outcomes[number].unstable
     return math.inf if known is None else known
+
+
+def recording(verifier: Verifier) -> Verifier:
+    """The verifier, recording its proofs if it can."""
+    if isinstance(verifier, Auto | Crown):
+        return replace(verifier, record=True)
+    if isinstance(verifier, Bab):
+        return replace(verifier, search=replace(verifier.search, record=True))
+    if isinstance(verifier, InputSplit):
+        names = (field.name for field in fields(InputSplit) if field.name != "symbols")
+        return RecordedSplit(**{name: getattr(verifier, name) for name in names})
+    return verifier
+
+
+def prove(query: Query, seconds: float) -> Proof | Cover | None:
+    """A recorded proof that a query is unsat: by CROWN and α-CROWN, else by branch and bound for so many seconds.
+
+    Branch and bound over neurons has half of the time, and that over few inputs the rest. None if there is no proof in
+    this time, or the network has activations that certificates do not know.
+    """
+    network = query.network
+    if uncertified(network):
+        return None
+    recorder = Recorder.of(network)
+    with torch.no_grad():
+        box = input_box([query.property], network)
+        relaxation = crown_relaxation(network.to(torch.float64), box, coarse=recorder.coarse)
+        found = recorder.proof(relaxation, 0, query.property, {}, Ascent())
+    if found is not None:
+        return found
+    docket = Docket([query], Limits(seconds))
+    narrow = int((box.lower < box.upper).sum()) <= NARROW
+    methods: list[tuple[Verifier, float]] = [(Bab(), 0.5), (InputSplit(), 1.0)] if narrow else [(Bab(), 1.0)]
+    for method, share in methods:
+        for _, outcome in recording(method).claims(docket.part([0], share)):
+            if outcome.proof is not None:
+                return outcome.proof
+    return None

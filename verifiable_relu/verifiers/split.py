@@ -60,12 +60,11 @@ from verifiable_relu.errors import OutOfTime
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Relu
 from verifiable_relu.network.repeated import without_repeated
-from verifiable_relu.pgd import Descent, Pgd
 from verifiable_relu.settings import neutral
 from verifiable_relu.spec.property import Property
 from verifiable_relu.spec.row_batch import RowBatch
 from verifiable_relu.trust.certificate import Cover, Proof
-from verifiable_relu.verifiers.attack import claim
+from verifiable_relu.verifiers.attack import Descent, Pgd, claim
 from verifiable_relu.verifiers.base import Limits, Outcome, Reason, Trust, Verdict, batch_size, fault
 from verifiable_relu.verifiers.copies import at_once, most
 from verifiable_relu.verifiers.docket import Docket
