@@ -200,7 +200,7 @@ def test_a_single_answer_is_recorded_too(
     arguments = ["--spec", str(folder / "violated.vnnlib"), "--method", "attack", "--out", str(folder / "out")]
     assert main(arguments) == 0
     first = capsys.readouterr().out
-    monkeypatch.setattr("verifiable_relu.verifiers.attack.Attack.verify", None)
+    monkeypatch.setattr("verifiable_relu.verifiers.attack.Attack.claims", None)
     assert main(arguments) == 0
     assert capsys.readouterr().out == first and first.startswith("sat\n((X_0")
 
@@ -382,7 +382,7 @@ def test_a_fault_of_the_program_is_one_line_and_exits_with_1(
     monkeypatch.setattr("verifiable_relu.campaign.inputs.make", answer)
     assert main(["--spec", str(folder / "safe.vnnlib")]) == 1
     assert capsys.readouterr().err.count("\n") == 1
-    with pytest.raises(TypeError):
+    with pytest.raises(ZeroDivisionError):
         main(["--spec", str(folder / "safe.vnnlib"), "--debug"])
 
 
