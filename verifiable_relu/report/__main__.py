@@ -106,10 +106,10 @@ def draw(found: Found, folder: Path) -> list[Path]:
         raise InputError("figures are drawn of campaigns and trainings; those of a study lie beside its records")
     bars = campaign.answers(found.results)
     made = figures.draw([bars], folder / "answers", height=0.6 + 0.28 * len(bars.bars))
-    charts = {"cactus": campaign.cactus, "certified": lambda results: campaign.certified(campaign.at_radii(results))}
-    for name, chart in charts.items():
-        if (drawn := chart(found.results)) is not None:
-            made += figures.draw([drawn], folder / name, height=2.4)
+    certified = campaign.certified(campaign.at_radii(found.results))
+    for name, chart in {"cactus": campaign.cactus(found.results), "certified": certified}.items():
+        if chart is not None:
+            made += figures.draw([chart], folder / name, height=2.4)
     return made
 
 

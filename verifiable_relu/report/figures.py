@@ -11,12 +11,12 @@ from __future__ import annotations
 import io
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 from verifiable_relu.errors import InputError
 from verifiable_relu.report.table import Interval
@@ -61,7 +61,7 @@ _FAR, _WIDEST = 100, 1e6
 """An axis about 0 is logarithmic if half of its values are less than the largest divided by the first number. It then
 reaches down to the largest divided by the second number at the least."""
 
-_STYLE: dict[str, Any] = {
+_STYLE: Any = {
     "font.size": 8.0,
     "axes.titlesize": 8.0,
     "legend.fontsize": 7.0,
@@ -77,7 +77,8 @@ _STYLE: dict[str, Any] = {
     # Text stays text in a PDF, in fonts that journals take.
     "pdf.fonttype": 42,
 }
-_STYLE_OF_PAGE: dict[str, Any] = {
+_STYLE_OF_PAGE: Any = {
+    **_STYLE,
     "font.size": 12.0,
     "lines.linewidth": 1.8,
     "lines.markersize": 6.0,
@@ -184,7 +185,7 @@ class Chart:
     def draw(self, axes: Axes) -> None:
         """Draw the panel."""
         before: list[float] = []
-        seen: tuple[list[float], list[float]] = [], []
+        every: tuple[list[float], list[float]] = [], []
         for number, one in enumerate(self.series):
             points = [(x, y) for x, y in one.points if math.isfinite(_mean(x)) and math.isfinite(_mean(y))]
             xs, ys = ([max(-_MOST, min(_mean(point[i]), _MOST)) for point in points] for i in (0, 1))
@@ -198,24 +199,24 @@ class Chart:
                 look["markerfacecolor"] = "white"
             line = LINES[one.style % len(LINES)] if one.joined else "none"
             if any(isinstance(value, Interval) for point in points for value in point):
-                errors = [_errors([point[i] for point in points]) for i in (1, 0)]
+                look |= {f"{'xy'[i]}err": _errors([point[i] for point in points]) for i in (0, 1)}
                 look |= {"elinewidth": 0.8, "capsize": 1.5, "alpha": 0.35 if one.faint else 1.0}
-                axes.errorbar(xs, ys, *errors, ls=line, **look)
+                axes.errorbar(xs, ys, ls=line, **look)
             else:
                 axes.plot(xs, ys, line, gid=f"series{number}", **look)
             before = ys
-            seen[0].extend(xs), seen[1].extend(ys)
+            every = every[0] + xs, every[1] + ys
         if self.limit is not None:
             axes.axhline(self.limit, color="black", lw=0.8, ls=(0, (1, 1)))
-        self.x.applied(axes.xaxis, seen[0])
-        self.y.applied(axes.yaxis, seen[1])
+        self.x.applied(axes.xaxis, every[0])
+        self.y.applied(axes.yaxis, every[1])
 
     def svg(self) -> Markup:
         """The chart within a page, whose colours it takes, with its legend."""
         from matplotlib import rc_context
         from matplotlib.figure import Figure
 
-        with rc_context({**_STYLE, **_STYLE_OF_PAGE, "svg.hashsalt": self.title}):
+        with rc_context({**_STYLE_OF_PAGE, "svg.hashsalt": self.title}):
             figure = Figure(figsize=_PAGE, layout="constrained", frameon=False)
             self.draw(figure.add_subplot(frameon=False))
             for artist in figure.findobj():
@@ -225,18 +226,15 @@ class Chart:
         drawn = text.getvalue()
         drawn = drawn[drawn.index("<g ", drawn.index("</defs>")) : drawn.rindex("</g>") + 4]
         drawn = re.sub(r"[0-9]+\.[0-9]{2,}", lambda found: f"{float(found[0]):.1f}", drawn)
-        for number, one in enumerate(self.series):
-            head, mark, rest = drawn.partition(f'<g id="series{number}"')
-            tips = iter(one.tips[:: _every(len(one.points))] if one.joined else one.tips)
-            if one.tips:
-                rest = re.sub("(<use [^>]*)/>", lambda use, tips=tips: _tipped(use, tips), rest)
-            drawn = head + mark + rest
-        # What else than markers has a name would have that of another chart; fonts are the page's.
-        drawn = re.sub(r' id="(?!m[0-9a-f]{10}")[^"]*"|font(-size|-family)?: [^;"]*(; )?', "", drawn)
+        # What else than markers and series has a name would have that of another chart; fonts are the page's.
+        drawn = re.sub(r' id="(?!m[0-9a-f]{10}"|series)[^"]*"|font(-size|-family)?: [^;"]*(; )?', "", drawn)
         drawn = re.sub(r'</?g>|<!--.*?-->|\s*\n\s*| transform="rotate\(-0 [^"]*"', "", drawn, flags=re.S)
         variables = {colour: f"var(--c{number})" for number, colour in enumerate(COLOURS)}
         variables |= {"#000000": "var(--text)", "#dddddd": "var(--line)", "#ffffff": "var(--page)"}
         drawn = re.sub('#[0-9a-f]{6}(?=[;"])', lambda found: variables.get(found[0], found[0]), drawn)
+        for number, one in enumerate(self.series):
+            before, _, after = drawn.partition(f'<g id="series{number}">')
+            drawn = before + _tipped(after, one.tips[:: _every(len(one.points))] if one.joined else one.tips)
         width, height = (72 * size for size in _PAGE)
         legend = (
             Markup('<li><span class="s{}" aria-hidden="true">{}</span> {}</li>').format(
@@ -369,7 +367,7 @@ def draw(panels: Sequence[Panel], path: Path, width: float = COLUMN, height: flo
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             # Without the date, equal records give equal files.
-            figure.savefig(made[0], metadata={"CreationDate": None})  # type: ignore[dict-item]
+            figure.savefig(made[0], metadata={"CreationDate": None})
             figure.savefig(made[1], dpi=300)
         except OSError as error:
             raise InputError(f"cannot be written: {error.strerror}", path=path) from None
@@ -395,6 +393,11 @@ def _errors(values: Sequence[float | Interval]) -> list[list[float]]:
     return [[max(0.0, end[side]) for end in ends] for side in (0, 1)]
 
 
-def _tipped(use: re.Match[str], tips: Iterator[str]) -> str:
-    tip = next(tips, None)
-    return use[0] if tip is None else f"{use[1]}><title>{escape(tip)}</title></use>"
+def _tipped(drawn: str, tips: Sequence[str]) -> str:
+    """SVG with texts for its first markers."""
+    first, *others = re.split("(?=<use )", drawn)
+    told = [
+        mark.replace("/>", Markup("><title>{}</title></use>").format(tip), 1)
+        for mark, tip in zip(others, tips, strict=False)
+    ]
+    return "".join([first, *told, *others[len(told) :]])

@@ -98,7 +98,7 @@ def claim_table(found: Sequence[Outcome]) -> Table:
     """The claims that the suite declares, with both tests and Holm's correction over all of them."""
 
     def claimed(name: str) -> Column[Outcome]:
-        return name, "", lambda each: each.claim[name]
+        return "ε" if name == "eps" else name, "", lambda each: each.claim[name]
 
     def of_images(title: str, name: str) -> Column[Outcome]:
         return title, "", lambda each: None if each.images is None else getattr(each.images, name)
@@ -118,7 +118,6 @@ def claim_table(found: Sequence[Outcome]) -> Table:
         ("p, corrected", "", lambda each: each.corrected),
         ("outcome", "", lambda each: each.reading),
     )
-    columns = tuple(("ε" if title == "eps" else title, *rest) for title, *rest in columns)
     return tabulate(found, columns, "The claims that were declared beforehand, and what the records say on them.")
 
 
