@@ -16,7 +16,7 @@ from verifiable_relu.report.panels import cactus, levels, pairs, profiles
 from verifiable_relu.report.table import Table
 from verifiable_relu.study.cells import VARIANTS, architecture, place, variant_name
 from verifiable_relu.study.records import Record, notes, of
-from verifiable_relu.train.arms import ARMS
+from verifiable_relu.train.options import ARMS
 
 BOUNDS = ("ibp", "crown", "alpha-crown")
 SOLVERS = ("milp", "smt")

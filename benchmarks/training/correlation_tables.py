@@ -17,7 +17,7 @@ from verifiable_relu.study.cells import VARIANTS
 from verifiable_relu.study.outcomes import early, run_drift
 from verifiable_relu.study.records import Record
 from verifiable_relu.study.statistics import RESAMPLES, agreement, rank
-from verifiable_relu.train.arms import ARMS
+from verifiable_relu.train.options import ARMS
 
 Row = list[Any]
 """The cells under ``COLUMNS``."""

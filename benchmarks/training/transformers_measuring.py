@@ -25,9 +25,8 @@ from verifiable_relu.nn import HardnessGate, LambdaGELU
 from verifiable_relu.study.records import Record
 from verifiable_relu.train.batches import loader, loss
 from verifiable_relu.train.loop import descend
-from verifiable_relu.train.optimizer import make_optimizer, set_rates
 from verifiable_relu.train.options import Options
-from verifiable_relu.train.schedule import learning_rate
+from verifiable_relu.train.schedule import learning_rate, make_optimizer, set_rates
 from verifiable_relu.verifiers.registry import make
 
 HEADS = 2

@@ -16,14 +16,13 @@ from torch import nn
 from verifiable_relu.data import Dataset
 from verifiable_relu.errors import InputError
 from verifiable_relu.nn import HardnessGate, LambdaGELU, substitute_relu
-from verifiable_relu.nn.activation import SUPREMUM
-from verifiable_relu.train import loop, patterns, schedule
-from verifiable_relu.train.arms import ARMS
+from verifiable_relu.nn.gates import SUPREMUM
+from verifiable_relu.train import loop, monitor, schedule
 from verifiable_relu.train.export import export, finish
 from verifiable_relu.train.loop import Progress, build, measure_swap, train
 from verifiable_relu.train.monitor import settled
-from verifiable_relu.train.optimizer import make_optimizer, set_rates
-from verifiable_relu.train.options import Model, Options
+from verifiable_relu.train.options import ARMS, Model, Options
+from verifiable_relu.train.schedule import make_optimizer, set_rates
 from verifiable_relu.train.swap import measure
 
 PER_EPOCH = 4
@@ -279,19 +278,19 @@ def test_the_overlap_index_on_small_patterns() -> None:
     first = torch.tensor([[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [0, 1, 1, 1, 1]], dtype=torch.bool)
     # Distances 1, 5 and 4 of 5 neurons, ⌊5/2⌋ = 2: ½, 1 and 1. The second layer never changes.
     second = torch.ones(3, 4, dtype=torch.bool)
-    assert patterns.overlap_index([first]) == pytest.approx(2.5 / 3)
-    assert patterns.overlap_index([first, second]) == pytest.approx(2.5 / 6)
-    assert patterns.overlap_index([first[:, 1:2]]) == pytest.approx(2 / 3)
+    assert monitor.overlap_index([first]) == pytest.approx(2.5 / 3)
+    assert monitor.overlap_index([first, second]) == pytest.approx(2.5 / 6)
+    assert monitor.overlap_index([first[:, 1:2]]) == pytest.approx(2 / 3)
     other = first.clone()
     other[0, 0] = False
-    assert patterns.changed([first, second], [other, second]) == pytest.approx(1 / 27)
-    assert patterns.relative_change(torch.tensor([3.0, 4.0]), torch.tensor([3.0, 3.0])) == pytest.approx(0.2)
+    assert monitor.changed([first, second], [other, second]) == pytest.approx(1 / 27)
+    assert monitor.relative_change(torch.tensor([3.0, 4.0]), torch.tensor([3.0, 3.0])) == pytest.approx(0.2)
 
 
 def test_patterns_are_the_signs_of_the_pre_activations() -> None:
     model = build(BASE, blobs())
     x = torch.from_numpy(blobs().images)
-    first, second = patterns.patterns(model, x)
+    first, second = monitor.patterns(model, x)
     assert torch.equal(first, model[:3](x) > 0) and torch.equal(second, model[:5](x) > 0)
 
 
@@ -312,7 +311,7 @@ def test_unstable_neurons_are_those_of_the_relu_network_by_intervals(eps: float)
             lb, ub = lb.relu(), ub.relu()
         else:
             lb, ub = layer(lb), layer(ub)
-    assert patterns.unstable_neurons(model, x, eps) == pytest.approx(count / len(x), abs=0.011)
+    assert monitor.unstable_neurons(model, x, eps) == pytest.approx(count / len(x), abs=0.011)
     assert 0 < count < 24 * len(x)
 
 
@@ -352,11 +351,11 @@ def test_the_looks_are_at_the_network_of_their_moment(arm: str, monkeypatch: pyt
     x = torch.from_numpy(data.images)
     assert len(models) == len(points) == 2 * PER_EPOCH + 1
     for model, point in zip(models, points, strict=True):
-        assert point["oui"] == patterns.overlap_index(patterns.patterns(model, x))
-        assert point["unstable"] == patterns.unstable_neurons(model, x, options.eps)
+        assert point["oui"] == monitor.overlap_index(monitor.patterns(model, x))
+        assert point["unstable"] == monitor.unstable_neurons(model, x, options.eps)
     assert points[0]["patterns_changed"] == points[0]["weights_changed"] == 0
     for before, after, point in zip(models, models[1:], points[1:], strict=False):
-        flips = [a != b for a, b in zip(patterns.patterns(before, x), patterns.patterns(after, x), strict=True)]
+        flips = [a != b for a, b in zip(monitor.patterns(before, x), monitor.patterns(after, x), strict=True)]
         assert point["patterns_changed"] == pytest.approx(torch.cat(flips, 1).float().mean().item())
         old, new = (torch.cat([p.flatten() for p in m.parameters() if p.ndim == 2]) for m in (before, after))
         assert point["weights_changed"] == pytest.approx(((new - old).norm() / old.norm()).item(), rel=1e-5)
@@ -366,7 +365,7 @@ def test_the_last_look_sees_the_hardened_network() -> None:
     trained = train(BASE, blobs())
     x = torch.from_numpy(blobs().images)
     assert trained.monitor[-1]["lam"] == trained.history[-1]["lam"] == pytest.approx([160, 160], rel=1e-5)
-    assert trained.monitor[-1]["oui"] == patterns.overlap_index(patterns.patterns(trained.model, x))
+    assert trained.monitor[-1]["oui"] == monitor.overlap_index(monitor.patterns(trained.model, x))
     at_ends = [point["lam"] for point in trained.monitor if point["step"] in (4, 8, 12)]
     assert at_ends == [epoch["lam"] for epoch in trained.history[:3]]
 
@@ -425,7 +424,7 @@ def test_fixed_networks_train_with_every_swap(model: Model, arm: str, tmp_path: 
     (y,) = session.run(None, {session.get_inputs()[0].name: data.images})
     hard = substitute_relu(trained.model)
     torch.testing.assert_close(torch.from_numpy(y), hard(x).detach(), rtol=1e-5, atol=1e-5)
-    assert len(patterns.patterns(hard, x)) == layers
+    assert len(monitor.patterns(hard, x)) == layers
     assert results["clean"] == (y.argmax(1) == data.labels).mean()
     assert results["attacked_of_these"] <= results["clean_of_these"] and len(results["monitor"]) == 5
     assert abs(results["int8"]["clean"] - results["clean"]) < 0.1
@@ -434,7 +433,7 @@ def test_fixed_networks_train_with_every_swap(model: Model, arm: str, tmp_path: 
 def test_patterns_of_a_residual_network_are_in_the_order_of_its_layers() -> None:
     model = build(SMALL, blobs())
     x = torch.from_numpy(blobs().images)
-    found = patterns.patterns(model, x)
+    found = monitor.patterns(model, x)
     entering = model[:2](x)  # Normalisation, convolution
     block = model[3]
     within = block.first(model[2](entering))

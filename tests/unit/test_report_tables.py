@@ -14,7 +14,7 @@ from verifiable_relu.report.names import NAMES, spoken
 from verifiable_relu.report.palette import COLOURS, HATCHES, LINES, MARKERS
 from verifiable_relu.report.panels import cactus, levels, pairs, profiles
 from verifiable_relu.report.table import Table
-from verifiable_relu.train.arms import ARMS
+from verifiable_relu.train.options import ARMS
 
 TABLE = Table(
     ("arm", "ε", "clean_%", "seconds"),

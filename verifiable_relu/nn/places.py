@@ -1,8 +1,9 @@
-"""The smooth activations of a model: where they are, and their replacement."""
+"""The smooth activations of a model: where they are, and their replacement, by λ-gates or by ReLU."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from verifiable_relu.errors import InputError
-from verifiable_relu.nn.hardness import Hardness
+from verifiable_relu.nn.gates import Hardness
 from verifiable_relu.nn.rectifiers import (
     FUNCTIONS,
     HIDDEN,
@@ -84,6 +85,26 @@ def replace_smooth(model: nn.Module, make: Made, activations: Sequence[str] = HI
     for path, module in list(model.named_modules()):
         replacement.inside(module, path)
     return model, replacement.places
+
+
+def substitute_relu(model: nn.Module, inplace: bool = False, activations: Sequence[str] = HIDDEN) -> nn.Module:
+    """A copy of a model with ``nn.ReLU`` in place of every smooth activation (``replace_smooth``).
+
+    Replaced are activations with a λ, and GELU, SiLU, Mish and Hardswish, whether they are modules or functions that a
+    forward calls. The output of an activation with a λ changes by at most ``Hardness.supremum``/λ, that of
+    λ-GELU by 0.16997120748/λ. The names, order, weights and training mode of the modules stay, and a module that
+    is used twice stays one module.
+
+    Args:
+        model: the model.
+        inplace: whether the model itself is changed and returned, unless it is such an activation itself.
+        activations: the names of the activations that are replaced (``nn.rectifiers.RECTIFIERS``).
+
+    Raises:
+        UnsupportedError: if a forward calls such a function and cannot be traced; the error names the module.
+        InputError: if the model is no torch module, or for an unknown activation.
+    """
+    return replace_smooth(model if inplace else deepcopy(model), lambda _: nn.ReLU(), activations)[0]
 
 
 class _Replacement:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from verifiable_relu.study.records import Record
 from verifiable_relu.study.state import State
 from verifiable_relu.study.statistics import par2
-from verifiable_relu.train.arms import ARMS
+from verifiable_relu.train.options import ARMS
 from verifiable_relu.verifiers.registry import METHODS
 
 
