@@ -24,13 +24,7 @@ import torch
 from torch import Tensor
 
 from verifiable_relu.errors import InputError, UnsupportedError
-
-UNIT = Fraction(1, 2**53)
-"""The unit roundoff of float64: a number of the normal range is off from the nearest float64 number by no more than
-this part of that."""
-
-LARGEST_ERROR = Fraction(1, 2**48)
-"""The largest relative error of a number that is stored."""
+from verifiable_relu.rounding import FEW, LARGEST_ERROR, UNIT, above, below, not_below
 
 LAMBDA_ERROR = 4 * UNIT
 """The largest relative error that one of two steps adds to the λ of a λ-GELU (``hardness``, ``scaled_hardness``).
@@ -103,17 +97,11 @@ def fractions(numbers: np.ndarray) -> Objects:
     return _each(lambda x: Fraction(exact(x)) if math.isfinite(x) else float(x), numbers)
 
 
-def above(number: Fraction | int) -> float:
-    """A float that is no smaller."""
-    nearest = float(number)
-    return nearest if Fraction(nearest) >= number else math.nextafter(nearest, math.inf)
-
-
 def both(first: float, second: float) -> float:
     """The relative error of a product of two numbers with relative errors."""
     if not (first and second):
         return first or second
-    return above((1 + Fraction(first)) * (1 + Fraction(second)) - 1)
+    return not_below((1 + Fraction(first)) * (1 + Fraction(second)) - 1)
 
 
 # --- arithmetic ------------------------------------------------------------------------------------------------------
@@ -309,7 +297,7 @@ def _cast(value: Fraction | float, kind: np.dtype) -> Any:
     with np.errstate(over="ignore"):
         near = np.array(_nearest(_array(value))).astype(kind)[()]
         # Rounded twice, it may be the neighbour of the nearest number.
-        around = [near, np.nextafter(near, kind.type(-np.inf)), np.nextafter(near, kind.type(np.inf))]
+        around = [near, below(near), above(near)]
     finite = [n for n in around if np.isfinite(n)]
     if not np.isfinite(near) or not finite:
         return near
@@ -331,7 +319,7 @@ def rounded(x: Derived) -> tuple[Tensor, float]:
     error = (1 + x.error) * (1 + UNIT) - 1
     if error > LARGEST_ERROR:
         raise UnsupportedError("a number of which rounding leaves too few digits")
-    return torch.from_numpy(nearest), above(error)
+    return torch.from_numpy(nearest), not_below(error)
 
 
 def _require_normal(found: np.ndarray, there: np.ndarray) -> None:
@@ -448,4 +436,4 @@ def lost(before: Tensor, after: Tensor) -> float:
     changed = (wide - before.detach()).abs()
     relative = torch.where(changed > 0, changed / wide.abs(), 0.0)
     # The difference and the quotient each round once.
-    return float(relative.amax()) * (1 + 2.0**-50) if relative.numel() else 0.0
+    return float(relative.amax()) * FEW if relative.numel() else 0.0

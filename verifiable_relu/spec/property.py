@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from verifiable_relu.errors import InputError
+from verifiable_relu.rounding import above, below, not_above
 
 if TYPE_CHECKING:  # The reading and writing of property files must not wait for torch.
     from verifiable_relu.network.graph import Network
@@ -39,11 +40,9 @@ def round_down(value: Fraction) -> float:
         InputError: if ``value`` is beyond the range of float64.
     """
     try:
-        nearest = value.numerator / value.denominator
+        return not_above(value)
     except OverflowError:
         raise InputError("a number beyond the range of float64") from None
-    n, d = nearest.as_integer_ratio()
-    return nearest if n * value.denominator <= value.numerator * d else math.nextafter(nearest, -math.inf)
 
 
 def round_up(value: Fraction) -> float:
@@ -170,8 +169,8 @@ class Box:
             raise InputError(f"a bound of X_{bad[0]} is infinite or NaN")
         # Rounded outward, bounds of which the lower exceeds the upper by less than a float64 step look consistent.
         with np.errstate(over="ignore"):
-            below = np.nextafter(self.upper, -np.inf)
-        for i in np.flatnonzero(self.lower >= below):
+            smaller = below(self.upper)
+        for i in np.flatnonzero(self.lower >= smaller):
             lower, upper = self.bounds(int(i))
             if lower > upper or (lower == upper and (i in self.open_lower or i in self.open_upper)):
                 raise InputError(
@@ -237,9 +236,8 @@ class Box:
         for i, value in enumerate(near):
             lower, upper = self.bounds(i)
             candidate = Fraction(float(value))
-            toward = np.inf if candidate < lower else -np.inf if candidate > upper else float(value)
-            if abs(value) < largest:
-                candidate = Fraction(float(np.nextafter(value, np.float32(toward))))
+            if abs(value) < largest and not lower <= candidate <= upper:
+                candidate = Fraction(float(above(value) if candidate < lower else below(value)))
             point.append(min(max(candidate, lower), upper))
         return tuple(point)
 

@@ -1,0 +1,201 @@
+"""The room of rounding: all the numbers and moves by which the verifier answers for floating-point arithmetic.
+
+Verdicts are about real arithmetic on the stored weights; most of what leads to them is computed in floating point. What
+may be off by rounding is moved outward with what this module has, and each entry says why it is enough. Elsewhere in
+the verifier there are no machine epsilons, neighbouring numbers or small factors, and a test refuses them.
+``bounds.rounding`` composes these entries to the errors of steps of bound propagation.
+
+**The model.** The standard model of floating point, fl(a∘b) = (a∘b)·(1 + δ) with |δ| ≤ u, where u is half the distance
+from 1 to the next number, and what follows from it for sums. For a sum of n products, in every order of summation, with
+and without fused multiply-add,
+
+    |fl(Σ a_i·b_i) − Σ a_i·b_i| ≤ γ_n · Σ |a_i|·|b_i|,   γ_n = n·u / (1 − n·u)
+
+(N. J. Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., SIAM 2002, section 3.1). Results below the
+smallest normal number may lose all of their digits, or be taken for zero: the model then lacks an absolute term, which
+``tiny`` bounds.
+
+The module does not import torch before it is asked about a dtype: readers of properties do without it.
+"""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from functools import cache
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+Numbers = TypeVar("Numbers", "Tensor", np.ndarray, np.floating[Any], float)
+
+# Dtypes
+
+
+@cache
+def unit_roundoff(dtype: torch.dtype) -> float:
+    """The unit roundoff u of the standard model: half the distance from 1 to the next number."""
+    import torch
+
+    return torch.finfo(dtype).eps / 2
+
+
+@cache
+def tiny(dtype: torch.dtype) -> float:
+    """The smallest normal number: smaller ones may be lost."""
+    import torch
+
+    return torch.finfo(dtype).tiny
+
+
+@cache
+def largest(dtype: torch.dtype) -> float:
+    """The largest finite number."""
+    import torch
+
+    return torch.finfo(dtype).max
+
+
+UNIT = Fraction(1, 2**53)
+"""The unit roundoff of float64: a number of the normal range is off from the nearest float64 number by no more than
+this part of that."""
+
+LARGEST_ERROR = Fraction(1, 2**48)
+"""The largest relative error of a number of a file that is stored rounded: 32 units of roundoff."""
+
+# Neighbours
+
+
+def above(x: Numbers) -> Numbers:
+    """The next larger number of the same dtype.
+
+    A result that was computed with one rounding to nearest lies between the neighbours of the true value or equals it,
+    so that the true value is at most this.
+    """
+    return _neighbour(x, math.inf)
+
+
+def below(x: Numbers) -> Numbers:
+    """The next smaller number of the same dtype; a result computed with one rounding is at least this (``above``)."""
+    return _neighbour(x, -math.inf)
+
+
+def _neighbour(x: Numbers, end: float) -> Numbers:
+    # A float64 scalar of numpy is a Python float, too.
+    if isinstance(x, np.ndarray | np.generic):
+        return np.nextafter(x, x.dtype.type(end))
+    if isinstance(x, float):
+        return math.nextafter(x, end)
+    return x.nextafter(x.new_full((), end))
+
+
+def not_below(number: Fraction | int) -> float:
+    """The smallest float64 that is not below an exact number.
+
+    Raises:
+        OverflowError: if the number is beyond the range of float64.
+    """
+    # Python's quotient of integers is the nearest float.
+    nearest = number.numerator / number.denominator
+    n, d = nearest.as_integer_ratio()
+    return nearest if n * number.denominator >= number.numerator * d else above(nearest)
+
+
+def not_above(number: Fraction | int) -> float:
+    """The largest float64 that is not above an exact number; raises as ``not_below``."""
+    return -not_below(-number)
+
+
+# Sums and products
+
+
+def gamma(terms: int, dtype: torch.dtype) -> float:
+    """γ_n for a sum of n = ``terms`` products.
+
+    Raises:
+        OverflowError: if n·u reaches 1/2, where the analysis says nothing.
+    """
+    product = terms * unit_roundoff(dtype)
+    if product >= 0.5:
+        raise OverflowError(f"a sum of {terms} terms has no rounding bound in {dtype}")
+    return product / (1 - product)
+
+
+OWN = 1.01
+"""A factor for bounds of errors, which covers the rounding of their own few operations.
+
+A bound that is a sum of n products of numbers that are not negative is off by at most γ_n of itself; this is at most
+0.01 for n·u ≤ 0.0099, that is for every n below 9·10¹³ in float64 and below 160,000 in float32.
+"""
+
+
+def inflated(terms: int, dtype: torch.dtype) -> float:
+    """1/(1 − γ) − 1 and a little more, for a sum of ``terms`` products that are not negative.
+
+    If each product is made larger by this part of itself, the computed sum is no smaller than the true one was.
+    """
+    error = gamma(terms + 4, dtype)
+    return OWN * error / (1 - error)
+
+
+FEW = 1 + 2.0**-50
+"""A factor for a positive float64 number of at most six roundings: the product is no smaller than the true number.
+
+With u = 2⁻⁵³, (1 − u)⁷·(1 + 8u) ≥ 1 + u − 35u² > 1; the seventh rounding is that of the product itself.
+"""
+
+
+# Scales at which nothing is lost
+
+COMMON_STEP = 2.0**-30
+"""Sums of float64 multiples of it are exact while they are below 2²³: they are multiples of it of at most 53 bits."""
+
+MODERATE = 2.0**-40, 2.0**40
+"""Factors in this range neither overflow nor underflow with float32 numbers, nor with products of two of them."""
+
+LEAST_WEIGHT = 2.0**-500
+"""Products of two weights at least this large are at least 2⁻¹⁰⁰⁰, so that none underflows in float64."""
+
+# Softplus where it is taken for its argument, as torch does from a threshold of 20 on: for x ≥ 20,
+# x < softplus(x) = x + ln(1 + e⁻ˣ) ≤ x·(1 + e⁻²⁰/20), and e⁻²⁰/20 = 1.03·10⁻¹⁰ < 2⁻³³ = 1.16·10⁻¹⁰. Halfway between,
+# x is softplus(x)·(1 − 2⁻³⁴)·(1 + δ) with |δ| ≤ 2⁻³³, for both ends.
+SOFTPLUS_FACTOR, SOFTPLUS_ERROR = 1 - 2.0**-34, 2.0**-33
+
+
+# Properties
+
+
+def mean_of_rows(values: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
+    """Sums (polytopes,) of weighted bounds and of weighted scales of rows (polytopes, rows), both rounded up.
+
+    The products are rounded once and the sums of r terms r − 1 times: the values' sum is off by at most γ_r of the sum
+    of absolute values, of which twice (r + 2)·2u are added; the scales' by γ_r of itself, of which (r + 2)·2u are.
+    """
+    eps = 2 * unit_roundoff(values.dtype)
+    terms = values.shape[1] + 2
+    lost = 2 * terms * eps * values.abs().sum(1)
+    return above(values.sum(1) + lost), above(scales.sum(1) * (1 + terms * eps))
+
+
+def quotient_below(numerator: Tensor, denominator: Tensor) -> Tensor:
+    """A lower bound of a quotient: it is rounded once, by u, and so is what is subtracted, for which 2u are enough."""
+    quotient = numerator / denominator
+    return quotient - 2 * unit_roundoff(quotient.dtype) * quotient.abs()
+
+
+# Evaluation with a running error in float64 (``trust.enclose``), which shares nothing with the bounds' entries
+
+ENCLOSE_UNIT = 2.0**-53
+
+ENCLOSE_OWN = 1 + 2.0**-20
+"""A factor for error bounds, which covers the rounding of their own operations: fewer than 2³² of them, each 2⁻⁵³."""
+
+ENCLOSE_TINY = 2.0**-1000
+"""What each operation may lose to underflow: 2²² terms of 2⁻¹⁰²² each."""
+
+ENCLOSE_ULPS = 64
+"""Relative error, in units of u, granted to exp, tanh and erfc and the few operations around them."""
