@@ -21,6 +21,7 @@ The module does not import torch before it is asked about a dtype: readers of pr
 from __future__ import annotations
 
 import math
+import sys
 from fractions import Fraction
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -66,6 +67,23 @@ this part of that."""
 
 LARGEST_ERROR = Fraction(1, 2**48)
 """The largest relative error of a number of a file that is stored rounded: 32 units of roundoff."""
+
+SMALLEST, LARGEST = sys.float_info.min, sys.float_info.max
+"""The smallest normal number of float64, below which ``UNIT`` bounds no relative error, and the largest one."""
+
+LARGEST_SINGLE = float(np.finfo(np.float32).max)
+"""The largest number of float32."""
+
+DECIMAL = Fraction(1, 10**50)
+"""The relative error of an exponential or logarithm of 60 decimal digits, its argument of 60 digits included.
+
+The argument is off by 10⁻⁵⁹ of itself, and at most 10⁴, so that an exponential is off by 10⁻⁵⁵ of itself, to which the
+result's own 10⁻⁵⁹ are added. A logarithm is off by 10⁻⁵⁹ of 1: relative to itself that is more where it is small, which
+the caller divides by; it refuses those below ``LEAST_LOGARITHM``, for which 10⁻³⁰ would be left.
+"""
+
+LEAST_LOGARITHM = Fraction(1, 10**20)
+"""The smallest logarithm of a constant other than 1 that is stored (``DECIMAL``)."""
 
 # Neighbours
 
@@ -160,10 +178,19 @@ MODERATE = 2.0**-40, 2.0**40
 LEAST_WEIGHT = 2.0**-500
 """Products of two weights at least this large are at least 2⁻¹⁰⁰⁰, so that none underflows in float64."""
 
-# Softplus where it is taken for its argument, as torch does from a threshold of 20 on: for x ≥ 20,
-# x < softplus(x) = x + ln(1 + e⁻ˣ) ≤ x·(1 + e⁻²⁰/20), and e⁻²⁰/20 = 1.03·10⁻¹⁰ < 2⁻³³ = 1.16·10⁻¹⁰. Halfway between,
-# x is softplus(x)·(1 − 2⁻³⁴)·(1 + δ) with |δ| ≤ 2⁻³³, for both ends.
-SOFTPLUS_FACTOR, SOFTPLUS_ERROR = 1 - 2.0**-34, 2.0**-33
+LONG_ROW = Fraction(1, 2**30)
+"""The loosening of a row with coefficients longer than float64's, relative to the row's largest number.
+
+It is a choice, not an error: it is far above what float64 numbers can be off by, and what is proved of the looser row
+holds for the row.
+"""
+
+SOFTPLUS_SHARE = 1 - 2.0**-34, 2.0**-33
+"""The factor, and its relative error, of softplus where it is taken for its argument x ≥ 20, as torch does.
+
+x < softplus(x) = x + ln(1 + e⁻ˣ) ≤ x·(1 + e⁻²⁰/20), and e⁻²⁰/20 = 1.03·10⁻¹⁰ < 2⁻³³ = 1.16·10⁻¹⁰: x is softplus(x)
+times a number from 1 − 2⁻³³ to 1, which is (1 − 2⁻³⁴)·(1 + δ) with |δ| < 2⁻³³.
+"""
 
 
 # Properties
@@ -190,6 +217,7 @@ def quotient_below(numerator: Tensor, denominator: Tensor) -> Tensor:
 # Evaluation with a running error in float64 (``trust.enclose``), which shares nothing with the bounds' entries
 
 ENCLOSE_UNIT = 2.0**-53
+"""u: the result of an operation is off by this part of itself, at most."""
 
 ENCLOSE_OWN = 1 + 2.0**-20
 """A factor for error bounds, which covers the rounding of their own operations: fewer than 2³² of them, each 2⁻⁵³."""

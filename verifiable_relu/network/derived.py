@@ -13,7 +13,6 @@ from __future__ import annotations
 import decimal
 import math
 import operator
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
@@ -24,7 +23,17 @@ import torch
 from torch import Tensor
 
 from verifiable_relu.errors import InputError, UnsupportedError
-from verifiable_relu.rounding import FEW, LARGEST_ERROR, UNIT, above, below, not_below
+from verifiable_relu.rounding import (
+    DECIMAL,
+    FEW,
+    LARGEST_ERROR,
+    LEAST_LOGARITHM,
+    SMALLEST,
+    UNIT,
+    above,
+    below,
+    not_below,
+)
 
 LAMBDA_ERROR = 4 * UNIT
 """The largest relative error that one of two steps adds to the λ of a λ-GELU (``hardness``, ``scaled_hardness``).
@@ -33,12 +42,8 @@ Both move x·Φ(λx) by no more than their own part of 0.294/λ, and of |x|/4: m
 grant to the computation of λ-GELU, 64 units of roundoff of 1/λ and of |x|.
 """
 
-_LEAST = sys.float_info.min
 _BITS = 160
 _DIGITS = decimal.Context(prec=60, Emin=decimal.MIN_EMIN, Emax=decimal.MAX_EMAX, traps=[decimal.InvalidOperation])
-_ROUGH = Fraction(1, 10**50)
-"""Relative error granted to an exponential or logarithm of 60 digits, its argument of 60 digits included."""
-
 _MAX_EXPONENT = 10_000
 
 Objects = np.ndarray
@@ -200,7 +205,7 @@ def exponential(x: Derived) -> Derived:
     if most > _MAX_EXPONENT:
         raise UnsupportedError("the exponential of a large constant")
     values = _each(lambda v: Fraction(_decimal(v).exp(_DIGITS)), x.values)
-    return Derived(values, _ROUGH + 2 * x.error * most)
+    return Derived(values, DECIMAL + 2 * x.error * most)
 
 
 def logarithm(x: Derived) -> Derived:
@@ -215,9 +220,9 @@ def logarithm(x: Derived) -> Derived:
     values = selected(lambda v: Fraction(_decimal(v).ln(_DIGITS)), x).values
     # The logarithm of 1 is exact.
     least = min((abs(v) for v in values.flat if v), default=Fraction(1))
-    if least < Fraction(1, 10**20):
+    if least < LEAST_LOGARITHM:
         raise UnsupportedError("the logarithm of a constant next to 1")
-    return Derived(values, _ROUGH / min(least, Fraction(1)))
+    return Derived(values, DECIMAL / min(least, Fraction(1)))
 
 
 def _decimal(value: Fraction) -> decimal.Decimal:
@@ -326,7 +331,7 @@ def _require_normal(found: np.ndarray, there: np.ndarray) -> None:
     size = np.abs(found)
     if not bool(np.isfinite(size).all()):
         raise UnsupportedError("a factor or constant beyond the range of float64")
-    if bool((there & (size < _LEAST)).any()):
+    if bool((there & (size < SMALLEST)).any()):
         raise UnsupportedError("a factor or constant below the range of float64")
 
 

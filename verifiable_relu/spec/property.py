@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -27,7 +26,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from verifiable_relu.errors import InputError
-from verifiable_relu.rounding import above, below, not_above
+from verifiable_relu.rounding import LARGEST, LARGEST_SINGLE, above, below, not_above
 
 if TYPE_CHECKING:  # The reading and writing of property files must not wait for torch.
     from verifiable_relu.network.graph import Network
@@ -55,7 +54,7 @@ def nearest(value: Fraction | float) -> float:
     try:
         return float(value)
     except OverflowError:
-        return sys.float_info.max if value > 0 else -sys.float_info.max
+        return math.copysign(LARGEST, value)
 
 
 def lower_end(center: float, radius: Fraction, least: Fraction, decimals: int | None) -> Fraction:
@@ -230,13 +229,12 @@ class Box:
         given = np.asarray(x, dtype=np.float64).reshape(-1)
         x64 = np.clip(np.where(np.isnan(given), self.lower, given), self.lower, self.upper)
         # A coordinate beyond float32's range becomes the largest float32 number, and then the box's bound if need be.
-        largest = float(np.finfo(np.float32).max)
-        near = np.clip(x64, -largest, largest).astype(np.float32)
+        near = np.clip(x64, -LARGEST_SINGLE, LARGEST_SINGLE).astype(np.float32)
         point: list[Fraction] = []
         for i, value in enumerate(near):
             lower, upper = self.bounds(i)
             candidate = Fraction(float(value))
-            if abs(value) < largest and not lower <= candidate <= upper:
+            if abs(value) < LARGEST_SINGLE and not lower <= candidate <= upper:
                 candidate = Fraction(float(above(value) if candidate < lower else below(value)))
             point.append(min(max(candidate, lower), upper))
         return tuple(point)

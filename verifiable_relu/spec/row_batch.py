@@ -13,7 +13,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from verifiable_relu.errors import InputError
-from verifiable_relu.rounding import mean_of_rows, quotient_below, unit_roundoff
+from verifiable_relu.rounding import LONG_ROW, mean_of_rows, quotient_below, unit_roundoff
 from verifiable_relu.spec.property import Polytope, Property, round_up
 
 if TYPE_CHECKING:  # The reading and writing of property files must not wait for torch.
@@ -39,10 +39,6 @@ def _members(group: Tensor, chosen: Tensor, groups: int) -> tuple[Tensor, Tensor
     choice = torch.repeat_interleave(torch.arange(len(chosen), device=chosen.device), taken)
     within = torch.arange(len(choice), device=chosen.device) - (taken.cumsum(0) - taken)[choice]
     return first[chosen][choice] + within, choice
-
-
-_LONG = Fraction(1, 2**30)
-"""The loosening t of a row with coefficients longer than float64's, relative to the row's largest number."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +87,7 @@ def _float_rows(polytope: Polytope) -> list[list[_FloatRow]]:
             first, *others = _pieces([(i, c * factor) for i, c in row.coefficients])
             scale, bound = round_up(factor / (1 + len(others))), row.bound * factor
             if others:
-                spare = _LONG * max(abs(bound), *(abs(Fraction(c)) for _, c in first))
+                spare = LONG_ROW * max(abs(bound), *(abs(Fraction(c)) for _, c in first))
                 far += [[_FloatRow(piece, round_up(-spare / len(others)), scale)] for piece in others]
                 bound += spare
             kept.append(_FloatRow(first, round_up(bound), scale))
