@@ -128,6 +128,42 @@ def not_above(number: Fraction | int) -> float:
     return -not_below(-number)
 
 
+def varies(lower: Numbers, upper: Numbers) -> Any:
+    """Where an interval [l, u] is wider than two neighbouring numbers, to which outward rounding makes a single one."""
+    return above(lower) < upper
+
+
+# Quotients
+
+
+def divisor(x: Tensor) -> Tensor:
+    """Numbers x ≥ 0 to divide by: 0 and what may be taken for it become the smallest normal number."""
+    return x.clamp(min=tiny(x.dtype))
+
+
+def smooth_divisor(x: Tensor) -> Tensor:
+    """Numbers x ≥ 0 to divide by where gradients flow: these have 1/x², which √tiny keeps finite."""
+    return x.clamp(min=tiny(x.dtype) ** 0.5)
+
+
+def narrow(point: Tensor) -> Tensor:
+    """The width of an interval next to a point below which a derivative is the better slope of a chord.
+
+    A chord's slope (f(b) − f(a))/(b − a) is off by about 2u/width by cancellation, and f' within the interval by about
+    width² of it: both are alike at a width of (2u)^(1/3). It decides which slope is taken, and any slope is sound.
+    """
+    return (2 * unit_roundoff(point.dtype)) ** (1 / 3) * (1 + point.abs())
+
+
+def coarse(dtype: torch.dtype) -> float:
+    """The size (2u)^(−1/2) from which on numbers are further apart than √(2u), roughly.
+
+    An extremum of a function of period 2π between two such neighbours may exceed both values by a half of its second
+    derivative times the square of their distance, which is more than u.
+    """
+    return (2 * unit_roundoff(dtype)) ** -0.5
+
+
 # Sums and products
 
 

@@ -18,9 +18,10 @@ from torch import Tensor
 
 from verifiable_relu.bounds import MEMORY, input_box
 from verifiable_relu.bounds.relaxation import Relaxation
-from verifiable_relu.bounds.rounding import covers, keeps_activations, unit_roundoff
+from verifiable_relu.bounds.rounding import covers, keeps_activations
 from verifiable_relu.bounds.tuning import chunk_size
 from verifiable_relu.network.graph import Network
+from verifiable_relu.rounding import unit_roundoff
 from verifiable_relu.settings import neutral
 from verifiable_relu.spec.property import Query, round_up
 from verifiable_relu.spec.row_batch import RowBatch

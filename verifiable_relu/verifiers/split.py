@@ -53,7 +53,7 @@ from torch import Tensor
 
 from verifiable_relu.bounds import MEMORY, TUNING, Bounds, Relaxation, crown_relaxation, input_box
 from verifiable_relu.bounds.forward import rough
-from verifiable_relu.bounds.rounding import covers, unit_roundoff
+from verifiable_relu.bounds.rounding import covers
 from verifiable_relu.bounds.tuning import chunk_size, groups
 from verifiable_relu.bounds.zonotope import NARROW, Zonotopes, box_bytes, takes
 from verifiable_relu.errors import OutOfTime
@@ -61,6 +61,7 @@ from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Relu
 from verifiable_relu.network.repeated import without_repeated
 from verifiable_relu.pgd import Descent, Pgd
+from verifiable_relu.rounding import unit_roundoff
 from verifiable_relu.settings import neutral
 from verifiable_relu.spec.property import Property, Query
 from verifiable_relu.spec.row_batch import RowBatch
