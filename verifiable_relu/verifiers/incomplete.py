@@ -36,6 +36,9 @@ from verifiable_relu.verifiers.root import NONE, Known, Roots, relaxation
 _BATCH = 256
 """Most queries bounded at once, so that progress moves and budgets are looked at."""
 
+_CLEAR = 1e-6
+"""Heuristic: by this part of its bound, and of 1, a row is above 0 whose slopes are not sought any further."""
+
 
 @dataclass(frozen=True)
 class _Bounding:
