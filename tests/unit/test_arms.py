@@ -1,4 +1,4 @@
-"""The arms of the comparison: their common data, the replacement by ReLU, the measurements, and the steps of λ."""
+"""The arms of the comparison: their common data, the replacement by ReLU, and the measurements."""
 
 import json
 import math
@@ -15,14 +15,13 @@ from torch import nn
 
 from verifiable_relu.data import Dataset
 from verifiable_relu.errors import InputError
-from verifiable_relu.nn import HardnessGate, LambdaGELU, substitute_relu
+from verifiable_relu.nn import HardnessGate, substitute_relu
 from verifiable_relu.nn.gates import SUPREMUM
 from verifiable_relu.train import loop, monitor, schedule
 from verifiable_relu.train.export import export, finish
 from verifiable_relu.train.loop import Progress, build, measure_swap, train
 from verifiable_relu.train.monitor import settled
 from verifiable_relu.train.options import ARMS, Model, Options
-from verifiable_relu.train.schedule import make_optimizer, set_rates
 from verifiable_relu.train.swap import measure
 
 PER_EPOCH = 4
@@ -467,79 +466,3 @@ def test_batch_normalisation_learns_in_training_and_is_fixed_elsewhere() -> None
         build(replace(BASE, model="cnn"), replace(data, images=data.images[:, :, :1, :1]))
     with pytest.raises(InputError, match="--width: must be a positive number"):
         replace(SMALL, width=0.0)
-
-
-# λ's steps
-
-
-def steps_of_lambda(rule: str, optimizer: str, lam: float, n: int, rate: float = 1e-3, slope: float = -1.0) -> float:
-    """The change of λ in ``n`` steps if the loss is ``slope``·λ."""
-    options = replace(BASE, lam_rate=rule, optimizer=optimizer, momentum=0.0, lam_factor=1.0)
-    gate = LambdaGELU(lam).double()
-    model = nn.Sequential(gate)
-    make = make_optimizer(model, options)
-    for _ in range(n):
-        set_rates(make, model, rate, options)
-        make.zero_grad()
-        (slope * gate.lam).backward()
-        make.step()
-    return gate.lam.item() - lam
-
-
-@pytest.mark.parametrize(("optimizer", "factor"), [("adamw", 10), ("sgd", 100)])
-def test_the_naive_rate_explodes_where_lambda_is_large(optimizer: str, factor: float) -> None:
-    """With the raw rate and t = 0.1, λ moves 10 times (Adam) or 100 times (SGD) as far as a weight."""
-    assert steps_of_lambda("raw", optimizer, 4.0, 1) == pytest.approx(factor * 1e-3, rel=0.12)
-    assert steps_of_lambda("matched", optimizer, 4.0, 1) == pytest.approx(1e-3, rel=0.12)
-    assert steps_of_lambda("natural", optimizer, 4.0, 1) == pytest.approx(1e-3, rel=1e-2)
-
-
-@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
-def test_the_naive_rate_attenuates_near_one(optimizer: str) -> None:
-    """With the raw rate, λ moves over ten times as far far from 1 as near 1; with the natural rate, equally far."""
-    near, far = (steps_of_lambda("raw", optimizer, lam, 1, rate=1e-5) for lam in (1.06, 4.0))
-    assert far > 10 * near
-    near, far = (steps_of_lambda("natural", optimizer, lam, 1, rate=1e-5) for lam in (1.06, 4.0))
-    assert near == pytest.approx(far, rel=1e-2) and far == pytest.approx(1e-5, rel=1e-2)
-
-
-def test_the_naive_rate_of_sgd_diverges_on_a_quadratic_and_the_matched_one_settles() -> None:
-    """The loss is ½·(λ − 3)², on which SGD with the rate 0.05 is stable for a weight."""
-    final = {}
-    for rule in ("raw", "matched", "natural"):
-        options = replace(BASE, lam_rate=rule, optimizer="sgd", momentum=0.0, lam_factor=1.0)
-        gate = LambdaGELU(2.5).double()
-        model = nn.Sequential(gate)
-        optimizer = make_optimizer(model, options)
-        seen = []
-        for _ in range(300):
-            set_rates(optimizer, model, 0.05, options)
-            optimizer.zero_grad()
-            (0.5 * (gate.lam - 3) ** 2).backward()
-            optimizer.step()
-            seen.append(gate.lam.item())
-        final[rule] = max(abs(lam - 3) for lam in seen[-20:])
-    assert final["matched"] < 1e-3 and final["natural"] < 1e-3
-    assert final["raw"] > 0.3
-
-
-@pytest.mark.parametrize(("betas", "order"), [((0.95, 0.95), 2), ((0.9, 0.95), 1), ((0.95, 0.9), 1)])
-def test_adam_with_equal_betas_hardly_sees_a_drift_of_the_gradients_scale(
-    betas: tuple[float, float], order: int
-) -> None:
-    """For gradients e^(αn) the step m/√v is 1 + α·(β2/(1 − β2) − β1/(1 − β1)) + O(α²) of the rate."""
-    options = replace(BASE, arm="relu", beta1=betas[0], beta2=betas[1], decay=0.0, rate=1e-3)
-
-    def change(drift: float) -> float:
-        model = nn.Sequential(nn.Linear(1, 1, bias=False)).double()
-        optimizer = make_optimizer(model, options)
-        for n in range(600):
-            model[0].weight.grad = torch.full((1, 1), math.exp(drift * n), dtype=torch.float64)
-            before = model[0].weight.item()
-            optimizer.step()
-        return (before - model[0].weight.item()) / 1e-3 - 1
-
-    coarse, fine = change(4e-3), change(2e-3)
-    assert coarse / fine == pytest.approx(2**order, rel=0.15)
-    first = betas[1] / (1 - betas[1]) - betas[0] / (1 - betas[0])
-    assert fine == pytest.approx(2e-3 * first, abs=2e-3)

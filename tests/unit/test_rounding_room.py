@@ -13,7 +13,7 @@ import verifiable_relu
 
 PACKAGE = Path(verifiable_relu.__file__).parent
 ROOMS = {
-    "rounding.py": ("network", "spec", "trust", "dyadic.py"),
+    "rounding.py": ("network", "spec", "bounds", "trust", "dyadic.py"),
     "check/arithmetic.py": ("check",),
 }
 """Each room, and the folders for which it is one."""
