@@ -28,7 +28,7 @@ from verifiable_relu.rounding import (
     FEW,
     LARGEST_ERROR,
     LEAST_LOGARITHM,
-    SMALLEST,
+    TINY,
     UNIT,
     above,
     below,
@@ -331,7 +331,7 @@ def _require_normal(found: np.ndarray, there: np.ndarray) -> None:
     size = np.abs(found)
     if not bool(np.isfinite(size).all()):
         raise UnsupportedError("a factor or constant beyond the range of float64")
-    if bool((there & (size < SMALLEST)).any()):
+    if bool((there & (size < TINY)).any()):
         raise UnsupportedError("a factor or constant below the range of float64")
 
 
