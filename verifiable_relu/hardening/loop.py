@@ -197,21 +197,21 @@ def harden(
     annealing = Annealing(soft, steps, target, schedule)
     stepper, scheduler = _optimizer(optimizer, soft, steps)
 
-    def value(of: nn.Module, numbered: tuple[int, Batch]) -> Tensor:
-        index, batch = numbered
-        with at(f"batch {index}"):
-            return loss(of, batches.moved(batch, of))
+    def moved_loss(of: nn.Module, batch: Batch) -> Tensor:
+        return loss(of, batches.moved(batch, of))
 
-    def after(found: float) -> int:
+    def after(step: int, found: float) -> None:
         if scheduler is not None:
             scheduler.step()
-        state = Step(annealing.taken, steps, found, annealing.lam, soft)
+        state = Step(step, steps, found, annealing.lam, soft)
         for callback in callbacks:
             callback(state)
-        return annealing.taken
+
+    def grow(_: int) -> None:
+        annealing.step()
 
     with shown(progress, steps) as show:
-        passes = list(fit(soft, range(epochs), lambda _: enumerate(train), value, stepper, annealing.step, after, show))
+        passes = list(fit(soft, range(epochs), lambda _: train, moved_loss, stepper, grow, after, show))
     means = [sum(each.losses) / max(len(each.losses), 1) for each in passes]
     soft.eval()
     hard = substitute_relu(soft, activations=activations).eval()

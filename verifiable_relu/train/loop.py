@@ -9,7 +9,7 @@ import io
 import math
 import pickle
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,7 @@ from verifiable_relu.data import Dataset
 from verifiable_relu.errors import InputError
 from verifiable_relu.files import write_whole
 from verifiable_relu.nn import HardnessGate, Normalize, cnn, fixed, gates, mlp, substitute_relu
-from verifiable_relu.train.batches import Batch
+from verifiable_relu.train.batches import Batch, at
 from verifiable_relu.train.losses import attacked, augment, initialise, objective
 from verifiable_relu.train.monitor import Monitor
 from verifiable_relu.train.options import ARMS, Options, flag
@@ -49,11 +49,11 @@ class Epoch:
 def fit(
     model: nn.Module,
     epochs: Iterable[int],
-    begin: Callable[[int], Iterable[Batch]],
+    begin: Callable[[int], Collection[Batch]],
     loss: Callable[[nn.Module, Batch], Tensor],
     optimizer: torch.optim.Optimizer,
-    before: Callable[[], None],
-    after: Callable[[float], int],
+    before: Callable[[int], None] | None = None,
+    after: Callable[[int, float], None] | None = None,
     progress: Progress | None = None,
 ) -> Iterator[Epoch]:
     """Train a model, and yield at the end of each epoch.
@@ -64,55 +64,46 @@ def fit(
         begin: called at the start of each, with its number; returns its batches.
         loss: what is to become small, for the model and a batch.
         optimizer: the optimizer of the model's parameters.
-        before: called before each step, to set λ and learning rates.
-        after: called after each step, with its loss; returns the number of steps taken so far. Its time does not count
-            as that of the epoch.
+        before: called before each step with the number of steps taken so far, to set λ and learning rates.
+        after: called after each step with that number, now one larger, and the loss. Its time does not count as that of
+            the epoch.
         progress: called after each step.
 
     Raises:
         Diverged: if the loss becomes infinite or NaN.
         InputError: if the loss is no number that depends on the model's parameters.
+        DataError: if the model does not take a batch; the error names the batch.
     """
     hardened = [module for module in model.modules() if isinstance(module, gates.Hardness)]
     for epoch in epochs:
         began, losses = time.monotonic(), []
-        for value in descend(model, begin(epoch), loss, optimizer, before, epoch):
+        batches = begin(epoch)
+        for index, batch in enumerate(batches):
+            step = epoch * len(batches) + index
+            model.train()
+            if before is not None:
+                before(step)
+            with at(f"batch {index}"):
+                found = loss(model, batch)
+            if not isinstance(found, Tensor) or found.numel() != 1:
+                raise InputError("the loss is not a tensor of one number")
+            if not torch.isfinite(found):
+                raise Diverged("the loss is infinite or NaN; a lower learning rate may help", place=f"epoch {epoch}")
+            if not found.requires_grad:
+                raise InputError("the loss does not depend on the model's parameters")
+            optimizer.zero_grad()
+            found.backward()
+            optimizer.step()
+            value = found.item()
             losses.append(value)
             stepped = time.monotonic()
-            taken = after(value)
+            if after is not None:
+                after(step + 1, value)
             began += time.monotonic() - stepped
             if progress is not None:
                 least = f", λ {min(gate.lam.item() for gate in hardened):.1f}" if hardened else ""
-                progress(taken, f"loss {value:.3f}{least}")
+                progress(step + 1, f"loss {value:.3f}{least}")
         yield Epoch(losses, time.monotonic() - began, [gate.lam.item() for gate in hardened])
-
-
-def descend(
-    model: nn.Module,
-    batches: Iterable[Batch],
-    loss: Callable[[nn.Module, Batch], Tensor],
-    optimizer: torch.optim.Optimizer,
-    before: Callable[[], None],
-    epoch: int,
-) -> Iterator[float]:
-    """Take one step of an optimizer for each batch, and yield its loss once the step is taken.
-
-    The arguments and errors are those of ``fit``.
-    """
-    for batch in batches:
-        model.train()
-        before()
-        value = loss(model, batch)
-        if not isinstance(value, Tensor) or value.numel() != 1:
-            raise InputError("the loss is not a tensor of one number")
-        if not torch.isfinite(value):
-            raise Diverged("the loss is infinite or NaN; a lower learning rate may help", place=f"epoch {epoch}")
-        if not value.requires_grad:
-            raise InputError("the loss does not depend on the model's parameters")
-        optimizer.zero_grad()
-        value.backward()
-        optimizer.step()
-        yield value.item()
 
 
 @dataclass(frozen=True)
@@ -276,7 +267,7 @@ class _Training:
         """Begin an epoch, with the annealing or the replacement that is due; returns the indices of each batch."""
         options = self.options
         self.generator = torch.Generator().manual_seed(1_000_003 * options.seed + epoch)
-        self.step, self.right = epoch * self.per_epoch, 0
+        self.right = 0
         if options.anneals and self.annealing is None and epoch >= options.first_annealed:
             self.annealing = Annealing(
                 self.model,
@@ -285,7 +276,7 @@ class _Training:
                 options.schedule,
                 learning=options.ramp == "learning",
                 start=self.learned or None,
-                taken=self.step - options.first_annealed * self.per_epoch,
+                taken=(epoch - options.first_annealed) * self.per_epoch,
             )
             self.learned = self.annealing.start
         if epoch >= options.swapped_from and self.swap is None:
@@ -294,11 +285,12 @@ class _Training:
         self.order = torch.randperm(len(self.images), generator=self.generator).split(options.batch)
         return self.order
 
-    def before(self) -> None:
+    def before(self, step: int) -> None:
+        self.step = step
         if self.annealing is not None:
             self.annealing.step()
         # The natural rate of s depends on λ.
-        set_rates(self.optimizer, self.model, rate_at(self.options, self.step, self.per_epoch), self.options)
+        set_rates(self.optimizer, self.model, rate_at(self.options, step, self.per_epoch), self.options)
 
     def loss(self, model: nn.Module, chosen: Tensor) -> Tensor:
         options = self.options
@@ -310,12 +302,10 @@ class _Training:
         self.right += int((logits.argmax(1) == y).sum())
         return value
 
-    def after(self, value: float) -> int:
-        self.step += 1
+    def after(self, step: int, value: float) -> None:
         if self.annealing is not None and self.annealing.taken == self.annealed:
             self.annealing.settle()
-        self.monitor.look(self.model, self.step)
-        return self.step
+        self.monitor.look(self.model, step)
 
     def end(self, epoch: Epoch) -> None:
         """Add an epoch to the history."""
