@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from torch import nn
 
@@ -118,33 +117,28 @@ class _Replacement:
         self.make = make
         self.activations = activations
         self.places: list[Place] = []
-        self._made: dict[int, nn.Module] = {}
-        self._left: set[int] = set()
+        self._made: dict[int, nn.Module | None] = {}
 
     def of(self, module: nn.Module, path: str) -> nn.Module | None:
         """What takes the place of a module, or None if the module stays."""
-        if id(module) in self._made:
-            return self._made[id(module)]
+        if id(module) not in self._made:
+            made = self._replaced(module, path)
+            self._made[id(module)] = None if made is None else made.train(module.training)
+        return self._made[id(module)]
+
+    def _replaced(self, module: nn.Module, path: str) -> nn.Module | None:
+        title = _title(module)
         if isinstance(module, Hardness):
             made = self.make(module)
-            self.places.append(Place(path, _title(module), _title(made)))
-            return self._kept(module, made)
-        if id(module) in self._left:
-            return None
-        self._left.add(id(module))
+            self.places.append(Place(path, title, _title(made)))
+            return made
         found = recognise_module(module)
-        if found is None:
-            if isinstance(module, MODULES):
-                self.places.append(Place(path, _title(module), why="it does not tend to ReLU"))
-            elif isinstance(module, OTHERS):
-                self.places.append(Place(path, _title(module), why="ReLU cannot take its place"))
-            return None
-        replaced = self.chosen(path, found, _title(module))
-        return None if replaced is None else self._kept(module, replaced)
-
-    def _kept(self, module: nn.Module, made: nn.Module) -> nn.Module:
-        self._made[id(module)] = made.train(module.training)
-        return made
+        if found is not None:
+            return self.chosen(path, found, title)
+        if isinstance(module, (*MODULES, *OTHERS)):
+            why = "it does not tend to ReLU" if isinstance(module, MODULES) else "ReLU cannot take its place"
+            self.places.append(Place(path, title, why=why))
+        return None
 
     def chosen(self, path: str, found: Rectifier, title: str) -> nn.Module | None:
         """What takes the place of a rectifier, or None if it is not among those that are replaced."""
@@ -157,16 +151,19 @@ class _Replacement:
 
     def inside(self, module: nn.Module, path: str) -> None:
         """Replace the children and attributes of a module that are activations, and those that its forward calls."""
-        if isinstance(module, Hardness) or id(module) in self._made:
+        if isinstance(module, Hardness) or self._made.get(id(module)) is not None:
             return
         # named_children() would leave out the second name of a module that is used twice.
         for name, child in list(module._modules.items()):
             made = None if child is None else self.of(child, f"{path}.{name}".lstrip("."))
             if made is not None:
                 setattr(module, name, made)
-        for name, function in list(_functions(module)):
+        for name, function in list(vars(module).items()):
+            plain = function.func if isinstance(function, partial) else function
+            if not (callable(plain) and isinstance(plain, Hashable) and plain in FUNCTIONS):
+                continue
             found = recognise(function)
-            made = None if found is None else self.chosen(f"{path}.{name}".lstrip("."), found, _named(function))
+            made = None if found is None else self.chosen(f"{path}.{name}".lstrip("."), found, FUNCTIONS[plain])
             if made is not None:
                 setattr(module, name, made.train(module.training))
                 if isinstance(module, nn.TransformerEncoderLayer):
@@ -174,21 +171,6 @@ class _Replacement:
                     module.activation_relu_or_gelu = 0
         if not type(module).__module__.startswith("torch.nn."):
             replace_calls(module, path, partial(self.chosen, path))
-
-
-def _functions(module: nn.Module) -> Iterator[tuple[str, Any]]:
-    """The attributes of a module that are functions of torch which may compute a rectifier, by their names."""
-    for name, value in vars(module).items():
-        plain = value.func if isinstance(value, partial) else value
-        try:
-            if plain in FUNCTIONS:
-                yield name, value
-        except TypeError:  # It has no hash.
-            continue
-
-
-def _named(function: Any) -> str:
-    return FUNCTIONS[function.func if isinstance(function, partial) else function]
 
 
 def _title(module: nn.Module) -> str:
