@@ -37,7 +37,6 @@ Numbers = TypeVar("Numbers", "Tensor", np.ndarray, np.floating[Any], float)
 # Dtypes
 
 
-@cache
 def unit_roundoff(dtype: torch.dtype) -> float:
     """The unit roundoff u of the standard model: half the distance from 1 to the next number."""
     import torch

@@ -160,7 +160,7 @@ def test_no_exact_value_is_excluded(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("share", (0.0, 1 / 64))
 def test_without_slack_many_exact_values_are_excluded(dtype: torch.dtype, share: float) -> None:
     """The test above can fail: without slack, bounds exclude exact values."""
-    with Hook("bounds.rounding:unit_roundoff", lambda right, dtype: share * right(dtype)).applied():
+    with Hook("rounding:unit_roundoff", lambda right, dtype: share * right(dtype)).applied():
         assert sum(bool(count(net, box)[0]) for net, box in cases(dtype)) > (len(SEEDS) // 2 if share == 0 else 0)
 
 
