@@ -93,14 +93,13 @@ LEAST_LOGARITHM = Fraction(1, 10**20)
 def above(x: Numbers) -> Numbers:
     """The next larger number of the same dtype.
 
-    A result that was computed with one rounding to nearest lies between the neighbours of the true value or equals it,
-    so that the true value is at most this.
+    The true value of a result that was rounded once, to nearest, lies between the neighbours of the result.
     """
     return _neighbour(x, math.inf)
 
 
 def below(x: Numbers) -> Numbers:
-    """The next smaller number of the same dtype; a result computed with one rounding is at least this (``above``)."""
+    """The next smaller number of the same dtype (``above``)."""
     return _neighbour(x, -math.inf)
 
 
@@ -247,7 +246,11 @@ def mean_of_rows(values: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def quotient_below(numerator: Tensor, denominator: Tensor) -> Tensor:
-    """A lower bound of a quotient: it is rounded once, by u, and so is what is subtracted, for which 2u are enough."""
+    """A lower bound of a quotient q of normal size.
+
+    2u·|q| is at least the distance from q to the next smaller number, below which the true quotient does not lie.
+    Rounding is monotone, so that the difference, too, is rounded to no more than that number.
+    """
     quotient = numerator / denominator
     return quotient - 2 * unit_roundoff(quotient.dtype) * quotient.abs()
 
@@ -261,10 +264,11 @@ CUT = 2.0**-20
 def reach_of_cut(values: Tensor, slope: Tensor, width: Tensor, share: float) -> Tensor:
     """How far from the end of each input a row can stay below 0, (rows, inputs): beyond it, it is positive by ``CUT``.
 
-    From the end at which it is largest, the row falls along input i by slope_i·|x_i − end|, and its value there is at
-    least v. Its coefficients are off by ``share``, which moves it by at most share·Σ_i slope_i·width_i; the sum's own
-    rounding is a part of ``share``'s surplus, and what underflows is below the smallest normal number. The sum, its
-    product and the quotient round a few times by u, for which 8u and the next number are more than enough.
+    The linear lower bound of the row is at least v in the box. From the end at which it is least, it rises along input
+    i by slope_i·|x_i − end|, and is above 0 where this exceeds −v. Its coefficients are off by ``share``, which moves
+    it by at most share·Σ_i slope_i·width_i; the sum's own rounding is a part of ``share``'s surplus, and what underflows
+    is below the smallest normal number. The sum, the product and the quotient round a few times by u, for which 8u and
+    the next number are enough.
 
     Args:
         values: (rows,) v.
@@ -296,7 +300,7 @@ is scaled, that is n·2⁻¹⁰⁷⁵, and less than 1e-300 for every n below 10
 # Certificates
 
 CLEAR = 1e-11
-"""By this part of its own size a row is above 0, or a bound short of what was found, in what is written.
+"""By this part of its own size a row is above 0 that is written as proven.
 
 Whoever checks it sums the same products in another order. Its sums of n products are off by γ_n of their size in either
 order: this is above 2γ_n for every n below 45,000.
