@@ -266,9 +266,9 @@ def reach_of_cut(values: Tensor, slope: Tensor, width: Tensor, share: float) -> 
 
     The linear lower bound of the row is at least v in the box. From the end at which it is least, it rises along input
     i by slope_i·|x_i − end|, and is above 0 where this exceeds −v. Its coefficients are off by ``share``, which moves
-    it by at most share·Σ_i slope_i·width_i; the sum's own rounding is a part of ``share``'s surplus, and what underflows
-    is below the smallest normal number. The sum, the product and the quotient round a few times by u, for which 8u and
-    the next number are enough.
+    it by at most share·Σ_i slope_i·width_i; the sum's own rounding is a part of ``share``'s surplus, and what
+    underflows is below the smallest normal number. The sum, the product and the quotient round a few times by u, for
+    which 8u and the next number are enough.
 
     Args:
         values: (rows,) v.
