@@ -5,11 +5,15 @@ from __future__ import annotations
 import ast
 import math
 from collections.abc import Iterator
+from fractions import Fraction
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 import verifiable_relu
+from verifiable_relu import rounding
 
 PACKAGE = Path(verifiable_relu.__file__).parent
 ROOMS = {
@@ -114,3 +118,48 @@ def test_each_entry_of_a_room_has_its_derivation(room: str) -> None:
 def test_what_belongs_into_the_room_is_seen(line: str) -> None:
     assert strangers(f"def f(x):\n    {line}")
     assert not strangers("X = 1e-8\n'''Heuristic: so that Adam's first steps are short.'''\n\ny = 0.5 * 1e-3 + 2**53")
+
+
+# Entries, against rational numbers
+
+
+def numbers(count: int) -> torch.Tensor:
+    """Numbers of both signs and many sizes, powers of two among them."""
+    random = np.random.default_rng(0)
+    mantissas = np.where(random.random(count) < 0.2, 1.0, random.uniform(1, 2, count))
+    return torch.from_numpy(random.choice([-1, 1], count) * np.ldexp(mantissas, random.integers(-60, 60, count)))
+
+
+def test_a_quotient_is_bounded_from_below() -> None:
+    above, under = numbers(3000), numbers(3001)[1:].abs()
+    for a, b, found in zip(above.tolist(), under.tolist(), rounding.quotient_below(above, under).tolist(), strict=True):
+        assert Fraction(found) <= Fraction(a) / Fraction(b)
+
+
+def test_exact_numbers_are_rounded_to_the_nearest_float_on_one_side() -> None:
+    for a, b in zip(numbers(1000).tolist(), numbers(1001)[1:].tolist(), strict=True):
+        number = Fraction(a) / Fraction(b)
+        low, high = rounding.not_above(number), rounding.not_below(number)
+        assert Fraction(low) <= number <= Fraction(high) and high in (low, rounding.above(low))
+
+
+def test_few_roundings_are_covered() -> None:
+    u = rounding.UNIT
+    assert (1 - u) ** 7 * Fraction(rounding.FEW) >= 1 > (1 - u) ** 8 * Fraction(rounding.FEW)
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float64])
+def test_neighbours_are_those_of_the_dtype(kind: type) -> None:
+    x = numbers(100).numpy().astype(kind)
+    for one in (x, torch.from_numpy(x), x[0]):
+        low, high = rounding.below(one), rounding.above(one)
+        assert np.array_equal(np.asarray(low), np.nextafter(np.asarray(one), kind(-np.inf)))
+        assert np.array_equal(np.asarray(high), np.nextafter(np.asarray(one), kind(np.inf)))
+        assert np.asarray(rounding.varies(low, high)).all() and not np.asarray(rounding.varies(low, one)).any()
+
+
+def test_the_mean_of_rows_is_rounded_up() -> None:
+    values, scales = numbers(3000).reshape(-1, 5), numbers(3001)[1:].reshape(-1, 5).abs()
+    bound, scale = rounding.mean_of_rows(values, scales)
+    for row, found in zip([*values, *scales], torch.cat([bound, scale]).tolist(), strict=True):
+        assert sum(map(Fraction, row.tolist())) <= Fraction(found)
