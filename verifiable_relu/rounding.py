@@ -45,6 +45,14 @@ def unit_roundoff(dtype: torch.dtype) -> float:
 
 
 @cache
+def epsilon(dtype: torch.dtype) -> float:
+    """The distance 2u from 1 to the next number."""
+    import torch
+
+    return torch.finfo(dtype).eps
+
+
+@cache
 def tiny(dtype: torch.dtype) -> float:
     """The smallest normal number: smaller ones may be lost."""
     import torch
@@ -153,7 +161,7 @@ def narrow(point: Tensor) -> Tensor:
     A chord's slope (f(b) − f(a))/(b − a) is off by about 2u/width by cancellation, and f' within the interval by about
     width² of it: both are alike at a width of (2u)^(1/3). It decides which slope is taken, and any slope is sound.
     """
-    return (2 * unit_roundoff(point.dtype)) ** (1 / 3) * (1 + point.abs())
+    return epsilon(point.dtype) ** (1 / 3) * (1 + point.abs())
 
 
 def coarse(dtype: torch.dtype) -> float:
@@ -162,7 +170,7 @@ def coarse(dtype: torch.dtype) -> float:
     An extremum of a function of period 2π between two such neighbours may exceed both values by a half of its second
     derivative times the square of their distance, which is more than u.
     """
-    return (2 * unit_roundoff(dtype)) ** -0.5
+    return epsilon(dtype) ** -0.5
 
 
 # Sums and products
@@ -239,7 +247,7 @@ def mean_of_rows(values: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
     The products are rounded once and the sums of r terms r − 1 times: the values' sum is off by at most γ_r of the sum
     of absolute values, of which twice (r + 2)·2u are added; the scales' by γ_r of itself, of which (r + 2)·2u are.
     """
-    eps = 2 * unit_roundoff(values.dtype)
+    eps = epsilon(values.dtype)
     terms = values.shape[1] + 2
     lost = 2 * terms * eps * values.abs().sum(1)
     return above(values.sum(1) + lost), above(scales.sum(1) * (1 + terms * eps))
@@ -252,7 +260,7 @@ def quotient_below(numerator: Tensor, denominator: Tensor) -> Tensor:
     Rounding is monotone, so that the difference, too, is rounded to no more than that number.
     """
     quotient = numerator / denominator
-    return quotient - 2 * unit_roundoff(quotient.dtype) * quotient.abs()
+    return quotient - epsilon(quotient.dtype) * quotient.abs()
 
 
 # Branch and bound on the input box

@@ -60,7 +60,7 @@ from verifiable_relu.network.nodes import (
     Smooth,
     Tanh,
 )
-from verifiable_relu.rounding import above, below, coarse, narrow, smooth_divisor, tiny, unit_roundoff
+from verifiable_relu.rounding import above, below, coarse, epsilon, narrow, smooth_divisor, tiny
 
 DIP = -0.7517915246935645
 """Where g(t) = t·Φ(t) is smallest: the root of Φ(t) + t·φ(t)."""
@@ -197,7 +197,7 @@ def gelu_valley(slope: Tensor) -> Tensor:
     t = _INFLECTION * (1 - torch.sqrt(1 - target / _STEEPEST))
     for _ in range(6):
         curvature = (2 - t * t) * _density(t)
-        step = (target - _even_slope(t)) / curvature.clamp(min=2 * unit_roundoff(t.dtype))
+        step = (target - _even_slope(t)) / curvature.clamp(min=epsilon(t.dtype))
         t = (t + step).clamp(0, _INFLECTION)
     return torch.where(centred < 0, -t, t)
 
@@ -215,7 +215,7 @@ def gelu_ridge(slope: Tensor) -> Tensor:
     for _ in range(6):
         gap = t - math.sqrt(math.pi / 2) * torch.special.erfcx(t / _INFLECTION)
         surplus = torch.log(gap * _DENSITY) - torch.log(rest) - 0.5 * t * t
-        fall = ((t * t - 2) / gap).clamp(min=2 * unit_roundoff(t.dtype))
+        fall = ((t * t - 2) / gap).clamp(min=epsilon(t.dtype))
         t = (t + surplus / fall).clamp(min=_INFLECTION)
     return torch.where(slope < 0.5, -t, t)
 
@@ -361,7 +361,7 @@ def smooth_slope_range(node: Smooth, bounds: Bounds) -> Bounds:
         lower = torch.where(whole, -function.steepest, lower)
         upper = torch.where(whole, function.steepest, upper)
     # A bounded slope is a sum of numbers of about 1, which may cancel.
-    unit = 2 * unit_roundoff(lower.dtype)
+    unit = epsilon(lower.dtype)
     absolute = 256 * unit * parameter.clamp(min=1) if function.steepest < torch.inf else tiny(lower.dtype)
     lower, upper = (ends.masked_fill(unknown, torch.nan) for ends in (lower, upper))
     relative = 64 * unit

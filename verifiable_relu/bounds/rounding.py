@@ -36,7 +36,7 @@ from verifiable_relu.bounds.operators import Operator
 from verifiable_relu.bounds.tuning import Bounds, Lines
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Activation, Affine, Conv2d
-from verifiable_relu.rounding import OWN, gamma, inflated, tiny, unit_roundoff
+from verifiable_relu.rounding import OWN, epsilon, gamma, inflated, tiny, unit_roundoff
 
 
 def weight_share(node: Affine) -> float:
@@ -342,7 +342,7 @@ def lost(operator: Operator[Affine] | None, reach: Tensor, size: int, dtype: tor
     Returns:
         (batch,).
     """
-    each = 8 * size * tiny(dtype) * (2 * unit_roundoff(dtype) if dtype == reach.dtype else 1)
+    each = 8 * size * tiny(dtype) * (epsilon(dtype) if dtype == reach.dtype else 1)
     if operator is None:
         return 4 * each * (1 + reach)
     terms = operator.node.terms
@@ -405,7 +405,7 @@ def _interval(operator: Operator[Affine], dtype: torch.dtype, terms: int) -> tup
     The last two are doubled so that their sum overflows before any other does.
     """
     single, least = tiny(torch.float32), tiny(dtype)
-    smallest, lost = (4 * single, 16 * single) if terms else (least / (2 * unit_roundoff(dtype)), 8 * least)
+    smallest, lost = (4 * single, 16 * single) if terms else (least / epsilon(dtype), 8 * least)
     sums = operator.row_sums
     return smallest * sums + operator.node.terms * lost, 2 * operator.offset_magnitude, 2 * sums
 

@@ -47,7 +47,7 @@ from verifiable_relu.bounds.tuning import TUNING, Bounds, Tuning
 from verifiable_relu.network.dispatch import Refusal, Table
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Activation, Add, Affine, Bilinear, Input, Linear, Permute, Relu, Reshape
-from verifiable_relu.rounding import divisor, gamma, tiny, unit_roundoff, varies
+from verifiable_relu.rounding import divisor, epsilon, gamma, tiny, unit_roundoff, varies
 
 
 @dataclass(frozen=True, eq=False)
@@ -381,7 +381,7 @@ def chord(pre: Bounds) -> tuple[Tensor, Tensor, Tensor]:
     unstable = ~active & ~(pre.upper <= 0)
     slope = torch.where(unstable, (pre.upper / (pre.upper - pre.lower)).clamp(0, 1), active.to(pre.lower))
     at_ends = torch.maximum(slope * -pre.lower, (1 - slope) * pre.upper)
-    gap = at_ends * (1 + 8 * unit_roundoff(slope.dtype)) + tiny(slope.dtype)
+    gap = at_ends * (1 + 4 * epsilon(slope.dtype)) + tiny(slope.dtype)
     return unstable, slope, torch.where(unstable, gap, 0.0)
 
 

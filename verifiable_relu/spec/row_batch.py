@@ -13,7 +13,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from verifiable_relu.errors import InputError
-from verifiable_relu.rounding import LONG_ROW, mean_of_rows, quotient_below, unit_roundoff
+from verifiable_relu.rounding import LONG_ROW, epsilon, mean_of_rows, quotient_below
 from verifiable_relu.spec.property import Polytope, Property, round_up
 
 if TYPE_CHECKING:  # The reading and writing of property files must not wait for torch.
@@ -202,7 +202,7 @@ class RowBatch:
         """
 
         matrix = self.matrix[members]
-        whole = 1 / unit_roundoff(matrix.dtype)
+        whole = 2 / epsilon(matrix.dtype)
         exact = ((weights[..., None] * matrix.abs()).sum(1).amax(1) < whole) & (weights.sum(1) > 0)
         polytopes, members, weights, matrix = polytopes[exact], members[exact], weights[exact], matrix[exact]
         bound, scale = mean_of_rows(weights * self.bound[members], weights * self.scale[members])

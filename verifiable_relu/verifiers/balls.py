@@ -21,7 +21,7 @@ from verifiable_relu.bounds.relaxation import Relaxation
 from verifiable_relu.bounds.rounding import covers, keeps_activations
 from verifiable_relu.bounds.tuning import chunk_size
 from verifiable_relu.network.graph import Network
-from verifiable_relu.rounding import below, divisor, tiny, unit_roundoff
+from verifiable_relu.rounding import below, divisor, epsilon, tiny, unit_roundoff
 from verifiable_relu.settings import neutral
 from verifiable_relu.spec.property import Query, round_up
 from verifiable_relu.spec.row_batch import RowBatch
@@ -189,7 +189,7 @@ def _attack(query: Query) -> np.ndarray | None:
     rows = RowBatch.of([query.property], net.output_size)
     center = torch.from_numpy(ball.center)
     # A coordinate is rounded to float32 afterwards.
-    spare = ball.center.size * 2 * unit_roundoff(torch.float32) * float(np.abs(ball.center).max(initial=1.0))
+    spare = ball.center.size * epsilon(torch.float32) * float(np.abs(ball.center).max(initial=1.0))
     radius = float(ball.radius) * (1 - _INSIDE) - spare
     if radius <= 0:
         return None
