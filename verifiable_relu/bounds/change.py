@@ -55,6 +55,7 @@ from verifiable_relu.network.nodes import (
     Sparse,
     Tanh,
 )
+from verifiable_relu.rounding import divisor
 
 
 def substitution_change(
@@ -178,7 +179,7 @@ class Differences(Rules):
     def lines(self, index: int, node: Activation, pre: Bounds) -> Lines:
         """The chord of the concave min(s·d), the chord of the convex max(s·d) and δ above it."""
         left, right = self.moved(index, pre.lower), self.moved(index, pre.upper)
-        width = (pre.upper - pre.lower).clamp(min=torch.finfo(pre.lower.dtype).tiny)
+        width = divisor(pre.upper - pre.lower)
         low, high = (right.lower - left.lower) / width, (right.upper - left.upper) / width
         # Offsets last, from both ends: they are sound whatever the slopes became in floating point.
         under = torch.minimum(left.lower - low * pre.lower, right.lower - low * pre.upper)

@@ -37,6 +37,7 @@ from verifiable_relu.network.nodes import (
     Reshape,
     Scale,
 )
+from verifiable_relu.rounding import above, below
 from verifiable_relu.spec.property import Property
 
 _HUGE = 1e37
@@ -56,8 +57,8 @@ def input_box(
     if dtype == torch.float64:
         return Bounds(lower.to(device), upper.to(device))
     low, high = lower.to(dtype), upper.to(dtype)
-    low = torch.where(low > lower, torch.nextafter(low, torch.full_like(low, -torch.inf)), low)
-    high = torch.where(high < upper, torch.nextafter(high, torch.full_like(high, torch.inf)), high)
+    low = torch.where(low > lower, below(low), low)
+    high = torch.where(high < upper, above(high), high)
     return Bounds(low.to(device), high.to(device))
 
 

@@ -57,6 +57,7 @@ from verifiable_relu.network.nodes import (
     Tanh,
 )
 from verifiable_relu.network.transient import Division, Erf
+from verifiable_relu.rounding import largest, tiny
 
 _INDEPENDENT = 16
 """Times √K: how far a sum of K terms is off where errors are independent, in units of roundoff of its terms."""
@@ -128,7 +129,7 @@ def parting(
         unit: the unit roundoff of the source; where ``dtype`` is no finer than the source, twice that.
         dtype: in which the network is evaluated here.
     """
-    tiny, huge = torch.finfo(x.dtype).tiny, torch.finfo(x.dtype).max / 4
+    smallest, huge = tiny(x.dtype), largest(x.dtype) / 4
     values: list[Tensor] = []
     errors: list[Tensor] = []
     last = {source: index for index, node in enumerate(nodes) for source in node.inputs}
@@ -138,7 +139,7 @@ def parting(
             error = torch.zeros_like(value)
         else:
             sources = [(values[i], errors[i]) for i in node.inputs]
-            value, error = _step(node.map_tensors(lambda t: t.detach().to("cpu", dtype)), sources, unit, tiny)
+            value, error = _step(node.map_tensors(lambda t: t.detach().to("cpu", dtype)), sources, unit, smallest)
             error = torch.where(value.abs() + error < huge, error, torch.inf)
         if index in seen:
             expected = seen[index].to("cpu", dtype)
@@ -156,10 +157,10 @@ def parting(
     return None
 
 
-def _step(node: Node, sources: Sequence[Source], unit: float, tiny: float) -> Source:
+def _step(node: Node, sources: Sequence[Source], unit: float, smallest: float) -> Source:
     """A node's value, and the bound of its error; infinite where nothing is known."""
     value, error = STEPS[node](node, sources, unit)
-    error = error + tiny
+    error = error + smallest
     # An infinite error times a weight of zero is none, but not a number either.
     return value.nan_to_num(0.0), torch.where(value.isnan() | error.isnan(), torch.inf, error)
 

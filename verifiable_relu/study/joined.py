@@ -13,7 +13,7 @@ from verifiable_relu.study.outcomes import SHARES, number
 from verifiable_relu.study.records import Record
 from verifiable_relu.study.state import State
 from verifiable_relu.study.statistics import par2
-from verifiable_relu.train.arms import ARMS
+from verifiable_relu.train.options import ARMS
 from verifiable_relu.verifiers.registry import METHODS
 
 

@@ -9,7 +9,7 @@ with sums of n terms,
 
 (N. J. Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., SIAM 2002, sections 3.1 and 3.3), plus
 ``weight_error`` times the same magnitudes. An activation multiplies e by its Lipschitz constant and adds the rounding
-error of its own computation. The factor ``_GENEROUS`` covers the rounding of the error bounds themselves.
+error of its own computation. The factor ``ENCLOSE_OWN`` covers the rounding of the error bounds themselves.
 """
 
 from __future__ import annotations
@@ -45,16 +45,10 @@ from verifiable_relu.network.nodes import (
     Sparse,
     Tanh,
 )
+from verifiable_relu.rounding import ENCLOSE_OWN, ENCLOSE_TINY, ENCLOSE_ULPS, ENCLOSE_UNIT
 from verifiable_relu.spec.property import Property
 from verifiable_relu.trust.affine import Weighted, array, bias, product
 from verifiable_relu.trust.functions import FUNCTIONS
-
-_UNIT = 2.0**-53
-_GENEROUS = 1 + 2.0**-20
-_TINY = 2.0**-1000
-"""Absolute error granted to every operation for underflow, with room for the largest sums."""
-_SMOOTH_ULPS = 64
-"""Relative error, in units of u, granted to exp, tanh and erfc and the few operations around them."""
 
 _erfc = np.vectorize(math.erfc, otypes=[np.float64])
 
@@ -86,8 +80,8 @@ def _summed(node: Affine, value: np.ndarray, size: np.ndarray, spread: np.ndarra
         spread: |W|·e, with the error bound e of x̂.
     """
     terms = node.terms + 2
-    relative = terms * _UNIT / (1 - terms * _UNIT) + 2 * node.weight_error
-    return Enclosed(value, (spread + relative * size) * _GENEROUS + _TINY)
+    relative = terms * ENCLOSE_UNIT / (1 - terms * ENCLOSE_UNIT) + 2 * node.weight_error
+    return Enclosed(value, (spread + relative * size) * ENCLOSE_OWN + ENCLOSE_TINY)
 
 
 def _weighted(node: Weighted, x: Enclosed) -> Enclosed:
@@ -105,7 +99,7 @@ def _scale(node: Scale, x: Enclosed) -> Enclosed:
 
 def _add(node: Add, x: Enclosed, y: Enclosed) -> Enclosed:
     total = x.value + y.value
-    return Enclosed(total, (x.error + y.error + _UNIT * np.abs(total)) * _GENEROUS + _TINY)
+    return Enclosed(total, (x.error + y.error + ENCLOSE_UNIT * np.abs(total)) * ENCLOSE_OWN + ENCLOSE_TINY)
 
 
 def _by_element(node: Product, x: Enclosed, y: Enclosed) -> Enclosed:
@@ -118,10 +112,12 @@ def _by_matrix(node: MatMul, x: Enclosed, y: Enclosed) -> Enclosed:
 
 def _product(node: Bilinear, by: Callable[[np.ndarray, np.ndarray], np.ndarray], x: Enclosed, y: Enclosed) -> Enclosed:
     """x∘y, for which (x̂ + d)∘(ŷ + e) − x̂∘ŷ is at most |d|∘|ŷ| + (|x̂| + |d|)∘|e|."""
-    gamma = (node.terms + 4) * _UNIT / (1 - (node.terms + 4) * _UNIT)
+    gamma = (node.terms + 4) * ENCLOSE_UNIT / (1 - (node.terms + 4) * ENCLOSE_UNIT)
     spread = by(x.error, np.abs(y.value)) + by(x.magnitude, y.error)
     size = by(np.abs(x.value), np.abs(y.value))
-    return Enclosed(by(x.value, y.value), (spread * (1 + gamma) + gamma * size) * _GENEROUS + node.terms * _TINY)
+    return Enclosed(
+        by(x.value, y.value), (spread * (1 + gamma) + gamma * size) * ENCLOSE_OWN + node.terms * ENCLOSE_TINY
+    )
 
 
 def _relu(node: Relu, x: Enclosed) -> Enclosed:
@@ -132,16 +128,16 @@ def _leaky_relu(node: LeakyRelu, x: Enclosed) -> Enclosed:
     slope = _wide(node.slope)
     image = np.where(x.value >= 0, x.value, slope * x.value)
     spread = np.maximum(np.abs(slope), 1) * x.error
-    return Enclosed(image, (spread + _UNIT * np.abs(image)) * _GENEROUS + _TINY)
+    return Enclosed(image, (spread + ENCLOSE_UNIT * np.abs(image)) * ENCLOSE_OWN + ENCLOSE_TINY)
 
 
 def _sigmoid(node: Sigmoid, x: Enclosed) -> Enclosed:
     # tanh(x/2)/2 + 1/2 overflows nowhere. Its error is bounded absolutely, not relatively, which is enough here.
-    return Enclosed(0.5 + 0.5 * np.tanh(x.value / 2), (x.error + _SMOOTH_ULPS * _UNIT) * _GENEROUS)
+    return Enclosed(0.5 + 0.5 * np.tanh(x.value / 2), (x.error + ENCLOSE_ULPS * ENCLOSE_UNIT) * ENCLOSE_OWN)
 
 
 def _tanh(node: Tanh, x: Enclosed) -> Enclosed:
-    return Enclosed(np.tanh(x.value), (x.error + _SMOOTH_ULPS * _UNIT) * _GENEROUS)
+    return Enclosed(np.tanh(x.value), (x.error + ENCLOSE_ULPS * ENCLOSE_UNIT) * ENCLOSE_OWN)
 
 
 def _gelu(node: Gelu, x: Enclosed) -> Enclosed:
@@ -151,7 +147,7 @@ def _gelu(node: Gelu, x: Enclosed) -> Enclosed:
     relative error of a few u, which changes Φ(t) by at most that relative error times |t·φ(t)| < 1/4.
     """
     image = x.value * (0.5 * _erfc(-float(node.lam) * x.value / math.sqrt(2)))
-    error = (1.1290 * x.error + _SMOOTH_ULPS * _UNIT * np.abs(x.value)) * _GENEROUS + _TINY
+    error = (1.1290 * x.error + ENCLOSE_ULPS * ENCLOSE_UNIT * np.abs(x.value)) * ENCLOSE_OWN + ENCLOSE_TINY
     return Enclosed(image, error)
 
 
@@ -159,7 +155,7 @@ def _function(node: Smooth, x: Enclosed) -> Enclosed:
     function, alpha = FUNCTIONS[node.function], float(node.parameter)
     image = function.value(x.value, alpha)
     spread = function.steepest(x.value - x.error, x.value + x.error, alpha) * x.error
-    return Enclosed(image, (spread + _SMOOTH_ULPS * _UNIT * (1 + np.abs(image))) * _GENEROUS + _TINY)
+    return Enclosed(image, (spread + ENCLOSE_ULPS * ENCLOSE_UNIT * (1 + np.abs(image))) * ENCLOSE_OWN + ENCLOSE_TINY)
 
 
 def _reshape(node: Reshape, x: Enclosed) -> Enclosed:
@@ -217,7 +213,7 @@ def enclose(network: Network, x: Sequence[Fraction]) -> Enclosed:
         UnsupportedError: if the network has a node of a kind that ``ENCLOSURES`` refuses.
     """
     point = np.array([float(value) for value in x]).reshape(network.input_shape)
-    values = [Enclosed(point, _UNIT * np.abs(point) + _TINY)]
+    values = [Enclosed(point, ENCLOSE_UNIT * np.abs(point) + ENCLOSE_TINY)]
     for node in network.nodes[1:]:
         values.append(ENCLOSURES[node](node, *(values[i] for i in node.inputs)))
     last = values[-1]

@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields, replace
 from typing import ClassVar
 
-import numpy as np
 import torch
 
 from verifiable_relu.bounds import Ascent, crown_relaxation, input_box
 from verifiable_relu.bounds.zonotope import NARROW
+from verifiable_relu.rounding import varies
 from verifiable_relu.spec.property import Query
 from verifiable_relu.trust.certificate import Cover, Proof
 from verifiable_relu.verifiers.attack import Attack, Pgd
@@ -69,7 +69,7 @@ class Traits:
         """The traits of a query with so many unstable neurons."""
         # Outward rounding may have made two neighbouring floats of one value.
         box, bab = query.property.box, Bab()
-        inputs = int((np.nextafter(box.lower, np.inf) < box.upper).sum())
+        inputs = int(varies(box.lower, box.upper).sum())
         foldable = bab.takes(query.network) and bab.fits(inputs, unstable, memory)
         return Traits(inputs, unstable, query.network.piecewise_linear, foldable)
 

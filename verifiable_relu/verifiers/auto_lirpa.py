@@ -56,6 +56,7 @@ from verifiable_relu.network.nodes import (
     Sparse,
     Tanh,
 )
+from verifiable_relu.rounding import epsilon
 from verifiable_relu.spec.property import Property
 from verifiable_relu.spec.row_batch import RowBatch
 from verifiable_relu.verifiers.base import PATIENCE, Batched, Limits, Outcome, Reason, Trust, Verdict, attempted, fault
@@ -233,7 +234,7 @@ def _doubt(network: Network, box: Bounds, rows: RowBatch) -> Tensor:
         sizes.append(_size(node, *(sizes[i] for i in node.inputs)))
     size = sizes[-1].flatten(1)
     matrix = rows.matrix.to(size)
-    return _ULPS * torch.finfo(matrix.dtype).eps * (matrix.abs() * size[rows.sample]).sum(1)
+    return _ULPS * epsilon(matrix.dtype) * (matrix.abs() * size[rows.sample]).sum(1)
 
 
 def _size(node: Node, *sizes: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from torch import Tensor
 from verifiable_relu.bounds import Ascent, Bounds, Relaxation, ascend, input_box, neurons, unstable
 from verifiable_relu.bounds.rounding import covers, keeps_activations
 from verifiable_relu.network.graph import Network
+from verifiable_relu.rounding import below
 from verifiable_relu.spec.row_batch import RowBatch
 from verifiable_relu.trust.certificate import Proof
 from verifiable_relu.verifiers.base import Batched, Limits, Outcome, Reason, Trust, Verdict, batch_size
@@ -21,6 +22,9 @@ from verifiable_relu.verifiers.root import Known, relaxation
 
 _BATCH = 256
 """Most queries bounded at once, so that progress moves and budgets are looked at."""
+
+_CLEAR = 1e-6
+"""Heuristic: by this part of its bound, and of 1, a row is above 0 whose slopes are not sought any further."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +104,7 @@ class _Bounding(Batched):
         rows = RowBatch.of(properties, network.output_size)
         given = rows.to(box.lower)
         values = self.rows(found, given, work).cpu().double()
-        values = torch.nextafter(values - rows.bound, torch.tensor(-torch.inf))
+        values = below(values - rows.bound)
         searched = bounded and self.searches
         lower = part.roots.learn(numbers, net, found.pre, rows, values, bounded=bounded, searched=searched)
         margins = rows.least(lower).tolist()
@@ -200,7 +204,7 @@ class AlphaCrown(Crown):
     def rows(self, relaxation: Relaxation, rows: RowBatch, work: Limits) -> Tensor:
         values = super().rows(relaxation, rows, work)
         bound, polytope = rows.bound, rows.polytope
-        clear = 1e-6 * (1 + bound.abs())
+        clear = _CLEAR * (1 + bound.abs())
 
         def proven(better: Tensor) -> Tensor:
             """Which rows belong to a polytope that one of its rows excludes."""
