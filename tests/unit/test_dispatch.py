@@ -136,7 +136,7 @@ def test_every_consumer_takes_or_refuses_every_kind(kind: type[Node]) -> None:
 
 @pytest.mark.parametrize("kind", [NewNode, NewActivation, NewAffine], ids=lambda kind: kind.op)
 def test_consumers_that_a_new_kind_is_forgotten_in_are_named(kind: type[Node]) -> None:
-    exact, enclosed = "verifiable_relu.trust.exact:VALUES", "verifiable_relu.trust.enclose:ENCLOSURES"
+    exact, enclosed = "verifiable_relu.trust.exact:VALUES", "verifiable_relu.network.enclosure:ENCLOSURES"
     assert {exact, enclosed, "verifiable_relu.network.onnx.write:WRITERS"} <= set(forgetful(kind))
 
 

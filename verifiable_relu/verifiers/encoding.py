@@ -36,6 +36,7 @@ from verifiable_relu.network.nodes import (
     Bilinear,
     Conv2d,
     Input,
+    Kinked,
     Linear,
     Node,
     Permute,
@@ -44,7 +45,6 @@ from verifiable_relu.network.nodes import (
     Shape,
     Sparse,
 )
-from verifiable_relu.network.piecewise import SLOPES
 
 _PRODUCTS = 1 << 21
 """Most multiplications of integers in a row, so that the clock is looked at several times a second."""
@@ -124,7 +124,8 @@ class Folding:
         """An activation's slopes below zero, (size,)."""
         if index not in self._slopes:
             node = self.network.nodes[index]
-            slope = Dyadic.of(SLOPES[node](node).detach().cpu().numpy())
+            assert isinstance(node, Kinked)
+            slope = Dyadic.of(node.below.detach().cpu().numpy())
             self._slopes[index] = Dyadic(np.broadcast_to(slope.numbers, node.shape).reshape(-1), slope.exponent)
         return self._slopes[index]
 
