@@ -23,7 +23,6 @@ from verifiable_relu.network import nodes as node_kinds
 from verifiable_relu.network.dispatch import Refusal
 from verifiable_relu.network.nodes import Affine, Conv2d, Gelu, Input, Linear, Scale, Smooth
 from verifiable_relu.network.onnx.__main__ import page as operators_page
-from verifiable_relu.network.onnx.call import CONVERTERS
 from verifiable_relu.network.onnx.write import WRITERS
 from verifiable_relu.spec.property import Box, Property, Query, Row
 from verifiable_relu.verifiers.base import Budget, Reason, Verdict
