@@ -176,7 +176,7 @@ class NodeKind:
 
     def point(self, bounds: NodeBounds, index: int, node: Any) -> Tensor:
         """The point of node ``index``, (batch, *shape): by default the value at its inputs' points."""
-        return node.forward(*(bounds.point(i) for i in node.inputs))  # type: ignore[no-any-return]
+        return node.forward(*(bounds.point(i) for i in node.inputs))
 
     def error(self, slack: Slack, index: int, node: Any, after: int | None, alone: bool) -> Tensor:
         """``Slack.error`` of node ``index``, (batch, size): by default of A·v̂, and of the lines of a ReLU after it."""
