@@ -349,7 +349,7 @@ IN_BOUNDS: tuple[Fault, ...] = (
     Fault(
         "outward rounding left out",
         "corners",
-        instead("bounds.rounding:unit_roundoff", lambda right, dtype: 0.0),
+        instead("rounding:unit_roundoff", lambda right, dtype: 0.0),
     ),
     Fault(
         "the line through a kink rounded out of the slopes on either side",

@@ -17,11 +17,12 @@ from torch import Tensor
 
 from verifiable_relu.bounds import Bounds, Lines, activations, crown_relaxation
 from verifiable_relu.bounds.activations import image, relax, row
-from verifiable_relu.bounds.rounding import backward_activation, unit_roundoff
+from verifiable_relu.bounds.rounding import backward_activation
 from verifiable_relu.errors import UnsupportedError
 from verifiable_relu.network import nodes as nodes_module
 from verifiable_relu.network.build import Builder
 from verifiable_relu.network.nodes import Activation, Curve, Gelu, Hardened, LeakyRelu, Relu, Sigmoid, Smooth, Tanh
+from verifiable_relu.rounding import unit_roundoff
 
 LAMBDAS = (1.0, 5.0, 20.0, 160.0, 1e4)
 DTYPES = (torch.float64, torch.float32)

@@ -14,6 +14,7 @@ from verifiable_relu.bounds.operators import ConvolutionOperator
 from verifiable_relu.bounds.windowed import Chunk, LastConvolution, kernels, windows
 from verifiable_relu.network.build import Builder
 from verifiable_relu.network.nodes import Conv2d
+from verifiable_relu.rounding import gamma
 
 ways = pytest.mark.parametrize("way", WAYS.values(), ids=WAYS.keys())
 
@@ -115,7 +116,7 @@ def test_a_product_of_the_adjoint_is_rounded_no_more_often_than_is_accounted_for
         a = draw(200, *node.shape).float()
         off = (operator.adjoint(a, net.input_shape) - node.adjoint(a.double(), net.input_shape)).abs()
         size = replace(node, weight=node.weight.abs()).adjoint(a.double().abs(), net.input_shape)
-        allowed = size * rounding.gamma(operator.adjoint_terms, torch.float32)
+        allowed = size * gamma(operator.adjoint_terms, torch.float32)
         assert bool((off <= allowed).all()), geometry
         share = max(share, float((off / allowed).nan_to_num().amax()))
     assert share > 0.1

@@ -62,6 +62,7 @@ from verifiable_relu.network.nodes import (
     Sigmoid,
     Tanh,
 )
+from verifiable_relu.rounding import above, below, coarse, epsilon, narrow, smooth_divisor, tiny
 
 (DIP,) = FUNCTIONS["GELU"].turns
 """Where g(t) = t·Φ(t) is smallest: the root of Φ(t) + t·φ(t)."""
@@ -123,8 +124,8 @@ def _slope(
         a: where the line begins.
         b: where the line ends.
     """
-    narrow = torch.finfo(point.dtype).eps ** (1 / 3) * (1 + point.detach().abs())
-    joined = (a <= point) & (point <= b) & (b - a > narrow)
+    least = narrow(point.detach())
+    joined = (a <= point) & (point <= b) & (b - a > least)
     chord = (value(b) - value(a)) / torch.where(joined, b - a, 1)
     return torch.where(joined, chord, derivative(point))
 
@@ -149,7 +150,7 @@ def tanh_slopes(lower: Tensor, upper: Tensor, point: Tensor) -> tuple[Tensor, Te
 
 def tanh_turn(slope: Tensor) -> Tensor:
     """The x ≥ 0 at which tanh'(x) = slope, arcosh(slope^(−½)); for a slope beyond (0, 1) the x of the nearer end."""
-    slope = slope.clamp(torch.finfo(slope.dtype).tiny, 1)
+    slope = slope.clamp(tiny(slope.dtype), 1)
     return torch.log1p(torch.sqrt(1 - slope)) - 0.5 * torch.log(slope)
 
 
@@ -198,7 +199,7 @@ def gelu_valley(slope: Tensor) -> Tensor:
     t = _INFLECTION * (1 - torch.sqrt(1 - target / _STEEPEST))
     for _ in range(6):
         curvature = (2 - t * t) * _density(t)
-        step = (target - _even_slope(t)) / curvature.clamp(min=torch.finfo(t.dtype).eps)
+        step = (target - _even_slope(t)) / curvature.clamp(min=epsilon(t.dtype))
         t = (t + step).clamp(0, _INFLECTION)
     return torch.where(centred < 0, -t, t)
 
@@ -210,13 +211,13 @@ def gelu_ridge(slope: Tensor) -> Tensor:
     logarithms of both sides, which are nearly quadratic in t, with Φ(−t) = φ(t)·√(π/2)·erfcx(t/√2).
     """
     peak = _STEEPEST - 0.5
-    rest = torch.maximum(-slope, slope - 1).clamp(torch.finfo(slope.dtype).tiny, peak)
+    rest = torch.maximum(-slope, slope - 1).clamp(tiny(slope.dtype), peak)
     depth = torch.log(peak / rest).clamp(min=0)
     t = torch.sqrt(2 + 2 * depth + 2.2 * torch.sqrt(depth))
     for _ in range(6):
         gap = t - math.sqrt(math.pi / 2) * torch.special.erfcx(t / _INFLECTION)
         surplus = torch.log(gap * _DENSITY) - torch.log(rest) - 0.5 * t * t
-        fall = ((t * t - 2) / gap).clamp(min=torch.finfo(t.dtype).eps)
+        fall = ((t * t - 2) / gap).clamp(min=epsilon(t.dtype))
         t = (t + surplus / fall).clamp(min=_INFLECTION)
     return torch.where(slope < 0.5, -t, t)
 
@@ -250,7 +251,7 @@ def _is_whole(bounds: Bounds, period: float) -> Tensor:
     Beyond the inverse root of the unit roundoff, an extremum between two numbers may exceed both by more than that.
     """
     reach = torch.maximum(bounds.lower.abs(), bounds.upper.abs())
-    near = (bounds.upper - bounds.lower < period) & (reach < torch.finfo(reach.dtype).eps ** -0.5)
+    near = (bounds.upper - bounds.lower < period) & (reach < coarse(reach.dtype))
     return ~near
 
 
@@ -321,9 +322,9 @@ def _smooth_slopes(node: Curve, bounds: Bounds, ends: bool) -> tuple[Tensor, ...
         lb, ub = bounds.lower.detach(), bounds.upper.detach()
         middle, width = lb / 2 + ub / 2, ub - lb
         at = [function.slope(x, parameter) for x in (lb, middle, ub)]
-        narrow = width <= torch.finfo(lb.dtype).eps ** (1 / 3) * (1 + middle.abs())
+        short = width <= narrow(middle)
         rise = function.value(ub, parameter) - function.value(lb, parameter)
-        chord = torch.where(narrow, at[1], rise / torch.where(narrow, 1, width))
+        chord = torch.where(short, at[1], rise / torch.where(short, 1, width))
         candidates = torch.stack([chord, *at])
         candidates = torch.where(torch.isfinite(candidates), candidates, 0.0)
         floor, top = _extrema(node, bounds, candidates)
@@ -363,7 +364,7 @@ def slope_range(node: Activation, bounds: Bounds) -> Bounds:
     function, parameter = node.known, node.parameter
     points = [bounds.lower, bounds.upper]
     for bend in _within(node, bounds, function.bends):
-        points += [bend, *(torch.nextafter(bend, bend.new_tensor(end)) for end in (-torch.inf, torch.inf))]
+        points += [bend, below(bend), above(bend)]
     slopes = torch.stack([function.slope(x, parameter) for x in points])
     values = _smooth_image(node, bounds)
     unknown = ~(torch.isfinite(values.lower) & torch.isfinite(values.upper))
@@ -373,8 +374,8 @@ def slope_range(node: Activation, bounds: Bounds) -> Bounds:
         lower = torch.where(whole, -function.steepest, lower)
         upper = torch.where(whole, function.steepest, upper)
     # A bounded slope is a sum of numbers of about 1, which may cancel.
-    unit = torch.finfo(lower.dtype).eps
-    absolute = 256 * unit * parameter.clamp(min=1) if function.steepest < torch.inf else torch.finfo(lower.dtype).tiny
+    unit = epsilon(lower.dtype)
+    absolute = 256 * unit * parameter.clamp(min=1) if function.steepest < torch.inf else tiny(lower.dtype)
     lower, upper = (ends.masked_fill(unknown, torch.nan) for ends in (lower, upper))
     relative = 64 * unit
     return Bounds(lower - relative * lower.abs() - absolute, upper + relative * upper.abs() + absolute)
@@ -518,7 +519,7 @@ def _kinked(left: Tensor, bounds: Bounds, alpha: Tensor | None) -> Lines:
     lo, hi = torch.where(stable, -one, lb), torch.where(stable, one, ub)
     # The least width keeps the gradient finite where the interval is next to a point; any slope is sound.
     bottom = left * lo
-    chord = (hi - bottom) / (hi - lo).clamp(min=torch.finfo(lb.dtype).tiny ** 0.5)
+    chord = (hi - bottom) / smooth_divisor(hi - lo)
     at_ends = bottom - chord * lo, hi - chord * hi
     above = torch.where(stable, zero, torch.maximum(*at_ends))
     below = torch.where(stable, zero, torch.minimum(*at_ends))
@@ -554,7 +555,7 @@ def _relu_lines(node: Relu | Hardened, bounds: Bounds, slope: Tensor | None) -> 
     """
     lo, hi = bounds.lower.clamp(max=0), bounds.upper.clamp(min=0)
     # The least width keeps the gradient finite where the interval is next to a point.
-    width = (hi - lo).clamp(min=torch.finfo(lo.dtype).tiny ** 0.5)
+    width = smooth_divisor(hi - lo)
     chord, beyond = hi / width, width - hi
     kink = (hi > beyond).to(lo)
     if slope is not None:

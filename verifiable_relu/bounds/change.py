@@ -51,6 +51,7 @@ from verifiable_relu.network.nodes import (
     Scale,
     Sparse,
 )
+from verifiable_relu.rounding import divisor
 
 
 def substitution_change(
@@ -149,7 +150,7 @@ class Differences(Rules):
     def lines(self, index: int, node: Activation, pre: Bounds) -> Lines:
         """The chord of the concave min(s·d), the chord of the convex max(s·d) and δ above it."""
         left, right = self.moved(index, pre.lower), self.moved(index, pre.upper)
-        width = (pre.upper - pre.lower).clamp(min=torch.finfo(pre.lower.dtype).tiny)
+        width = divisor(pre.upper - pre.lower)
         low, high = (right.lower - left.lower) / width, (right.upper - left.upper) / width
         # Offsets last, from both ends: they are sound whatever the slopes became in floating point.
         under = torch.minimum(left.lower - low * pre.lower, right.lower - low * pre.upper)

@@ -19,6 +19,7 @@ from verifiable_relu.bounds.tuning import TUNING, Bounds, Lines, Tuning
 from verifiable_relu.errors import InputError
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Activation
+from verifiable_relu.rounding import above, below
 from verifiable_relu.spec.property import Property
 
 
@@ -35,8 +36,8 @@ def input_box(
     if dtype == torch.float64:
         return Bounds(lower.to(device), upper.to(device))
     low, high = lower.to(dtype), upper.to(dtype)
-    low = torch.where(low > lower, torch.nextafter(low, torch.full_like(low, -torch.inf)), low)
-    high = torch.where(high < upper, torch.nextafter(high, torch.full_like(high, torch.inf)), high)
+    low = torch.where(low > lower, below(low), low)
+    high = torch.where(high < upper, above(high), high)
     return Bounds(low.to(device), high.to(device))
 
 

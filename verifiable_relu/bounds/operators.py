@@ -26,6 +26,7 @@ from verifiable_relu.bounds.tuning import TUNING, Tuning
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Affine, Conv2d, Linear, Node, Shape
 from verifiable_relu.network.once import Made, Once
+from verifiable_relu.rounding import tiny
 
 Kind = TypeVar("Kind", bound=Affine, covariant=True)
 
@@ -109,7 +110,7 @@ class Operator(Generic[Kind]):
 def exact_in_float32(weight: Tensor) -> bool:
     """Whether all numbers are float32 numbers, and none so small that a library may take it for 0."""
     narrow = weight.to(torch.float32)
-    normal = (narrow == 0) | (narrow.abs() >= torch.finfo(torch.float32).tiny)
+    normal = (narrow == 0) | (narrow.abs() >= tiny(torch.float32))
     return bool(((narrow.to(weight) == weight) & normal).all())
 
 

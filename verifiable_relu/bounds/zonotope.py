@@ -47,6 +47,7 @@ from verifiable_relu.bounds.tuning import TUNING, Bounds, Tuning
 from verifiable_relu.network.dispatch import Refusal, Table
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Activation, Add, Affine, Bilinear, Input, Linear, Permute, Relu, Reshape
+from verifiable_relu.rounding import divisor, epsilon, gamma, tiny, unit_roundoff, varies
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,18 +124,18 @@ class AffineForm:
     def size(self) -> Tensor:
         """≥ Σ_k |G_k| + e, (batch, *shape)."""
         found = self.widths.sum(1) + self.error
-        return found * (1 + 2 * rounding.gamma(self.generators.shape[1] + 4, found.dtype))
+        return found * (1 + 2 * gamma(self.generators.shape[1] + 4, found.dtype))
 
     @cached_property
     def largest(self) -> Tensor:
         """(batch,) ≥ |c| + Σ_k |G_k| + e of every neuron."""
         found = (self.center.abs() + self.size).flatten(1).amax(1)
-        return found * (1 + 4 * rounding.unit_roundoff(found.dtype))
+        return found * (1 + 4 * unit_roundoff(found.dtype))
 
     def bounds(self) -> Bounds:
         """Of the node's value, outward; (batch, *shape)."""
-        u, tiny = rounding.unit_roundoff(self.center.dtype), torch.finfo(self.center.dtype).tiny
-        reach = self.size + 4 * u * (self.center.abs() + self.size) + tiny
+        u = unit_roundoff(self.center.dtype)
+        reach = self.size + 4 * u * (self.center.abs() + self.size) + tiny(self.center.dtype)
         return Bounds(self.center - reach, self.center + reach)
 
     def each(self, move: Callable[[Tensor], Tensor]) -> AffineForm:
@@ -241,12 +242,15 @@ class Zonotopes:
         Returns:
             (R,) values, and (R, inputs) coefficients that are off by a few units of roundoff of themselves.
         """
-        form, info = self.output, torch.finfo(matrix.dtype)
+        form = self.output
         middle, along = self.along(matrix, sample)
         center, size, error = (part.flatten(1)[sample] for part in (form.center, form.size, form.error))
         row = matrix.abs()
-        relative = rounding.gamma(matrix.shape[1] + along.shape[1] + 16, matrix.dtype)
-        lost = 2 * relative * (row * (center.abs() + size)).sum(1) + 4 * info.tiny * along.shape[1] * matrix.shape[1]
+        relative = gamma(matrix.shape[1] + along.shape[1] + 16, matrix.dtype)
+        lost = (
+            2 * relative * (row * (center.abs() + size)).sum(1)
+            + 4 * tiny(matrix.dtype) * along.shape[1] * matrix.shape[1]
+        )
         values = middle - along.abs().sum(1) - (row * error).sum(1) - lost
         radius = self.radius[sample]
         own = along[:, : len(self.varying)] / radius
@@ -280,11 +284,11 @@ def _of_inputs(box: Bounds) -> tuple[AffineForm, Tensor, Tensor]:
     center = torch.lerp(flat.lower, flat.upper, 0.5)
     # Two units of roundoff of either, which the error covers.
     radius = torch.maximum(flat.upper - center, center - flat.lower)
-    wide = (torch.nextafter(flat.lower, flat.upper) < flat.upper).any(0)
+    wide = varies(flat.lower, flat.upper).any(0)
     varying = wide.nonzero().squeeze(1)
     batch, inputs = center.shape
-    unit, info = rounding.unit_roundoff(center.dtype), torch.finfo(center.dtype)
-    error = 4 * unit * (center.abs() + radius) + info.tiny
+    unit = unit_roundoff(center.dtype)
+    error = 4 * unit * (center.abs() + radius) + tiny(center.dtype)
     error = torch.where(wide, error, error + radius)
     generators = center.new_zeros(batch, len(varying), inputs)
     own = torch.arange(len(varying), device=center.device)
@@ -300,7 +304,7 @@ def _affine(of: Zonotopes, index: int, node: Affine, inputs: list[AffineForm]) -
     operator, before = of.operators[index], inputs[0]
     growth, extra = rounding.interval_affine(operator, before.largest)
     columns = before.generators.shape[1]
-    lost = 8 * torch.finfo(extra.dtype).tiny * node.terms * (columns + 2)
+    lost = 8 * tiny(extra.dtype) * node.terms * (columns + 2)
     error = operator.absolute(before.error) * growth + (extra + lost)
     generators = before.generators.flatten(0, 1)
     products = operator.linear(generators) if columns else generators.new_zeros(0, *node.shape)
@@ -315,9 +319,9 @@ def _relu(of: Zonotopes, index: int, node: Relu, inputs: list[AffineForm]) -> Af
         pre, unstable, slope, gap = _shared(pre, unstable, slope, gap, group)
     of.pre[index] = pre
     half = gap / 2
-    unit, tiny = rounding.unit_roundoff(gap.dtype), torch.finfo(gap.dtype).tiny
+    unit = unit_roundoff(gap.dtype)
     reach = slope * (before.center.abs() + before.size) + gap
-    own = 4 * unit * reach + (before.generators.shape[1] + 4) * tiny
+    own = 4 * unit * reach + (before.generators.shape[1] + 4) * tiny(gap.dtype)
     error = slope * before.error
     error = torch.where(unstable, error * (1 + 4 * unit) + own, error)
     center = slope * before.center + half
@@ -377,8 +381,7 @@ def chord(pre: Bounds) -> tuple[Tensor, Tensor, Tensor]:
     unstable = ~active & ~(pre.upper <= 0)
     slope = torch.where(unstable, (pre.upper / (pre.upper - pre.lower)).clamp(0, 1), active.to(pre.lower))
     at_ends = torch.maximum(slope * -pre.lower, (1 - slope) * pre.upper)
-    info = torch.finfo(slope.dtype)
-    gap = at_ends * (1 + 4 * info.eps) + info.tiny
+    gap = at_ends * (1 + 4 * epsilon(slope.dtype)) + tiny(slope.dtype)
     return unstable, slope, torch.where(unstable, gap, 0.0)
 
 
@@ -387,7 +390,7 @@ def _shares(share: Tensor, before: AffineForm, neuron: Tensor) -> Tensor:
     widths = before.widths.flatten(2)
     reached = widths.transpose(1, 2) @ share[:, : widths.shape[1]]
     mine = reached.gather(1, neuron[:, :, None].expand(-1, -1, reached.shape[2]))
-    return mine / mine.sum(2, keepdim=True).clamp(min=torch.finfo(mine.dtype).tiny)
+    return mine / divisor(mine.sum(2, keepdim=True))
 
 
 def _add(of: Zonotopes, index: int, node: Add, inputs: list[AffineForm]) -> AffineForm:
@@ -395,7 +398,7 @@ def _add(of: Zonotopes, index: int, node: Add, inputs: list[AffineForm]) -> Affi
     if first.generators.shape[1] < second.generators.shape[1]:
         first, second = second, first
     missing = first.generators.shape[1] - second.generators.shape[1]
-    unit = rounding.unit_roundoff(first.center.dtype)
+    unit = unit_roundoff(first.center.dtype)
     scale = (first.largest + second.largest).reshape(-1, *[1] * len(node.shape))
     padded = torch.cat([second.generators, second.generators.new_zeros(len(second.center), missing, *node.shape)], 1)
     error = (first.error + second.error) * (1 + 4 * unit) + 4 * unit * scale

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from verifiable_relu.network.enclosure import Arithmetic, Enclosed
 from verifiable_relu.network.nodes import Affine, Conv2d, Curve, Node, Shape
+from verifiable_relu.rounding import largest, tiny
 
 _INDEPENDENT = 16
 """Times √K: how far a sum of K terms is off where errors are independent, in units of roundoff of its terms."""
@@ -115,7 +116,7 @@ def parting(
         unit: the unit roundoff of the source; where ``dtype`` is no finer than the source, twice that.
         dtype: in which the network is evaluated here.
     """
-    by, huge = _Here(unit, torch.finfo(x.dtype).tiny), torch.finfo(x.dtype).max / 4
+    by, huge = _Here(unit, tiny(x.dtype)), largest(x.dtype) / 4
     start = x.to("cpu", dtype).numpy()
     values: dict[int, Enclosed] = {0: Enclosed(start, np.zeros_like(start))}
     last = {source: index for index, node in enumerate(nodes) for source in node.inputs}

@@ -35,12 +35,7 @@ from verifiable_relu.network.nodes import (
     Permute,
     Reshape,
 )
-
-_FEW = 64
-"""Rounding errors of an activation."""
-
-_GENEROUS = 1 + 2.0**-20
-"""Covers the rounding of the errors' bounds themselves."""
+from verifiable_relu.rounding import ENCLOSE_OWN, ENCLOSE_ULPS
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,7 +89,7 @@ class Arithmetic:
             UnsupportedError: if the node stands for more than one value.
         """
         found = ENCLOSURES[node](self, node, *inputs)
-        return Enclosed(found.value, found.error * _GENEROUS + self.tiny)
+        return Enclosed(found.value, found.error * ENCLOSE_OWN + self.tiny)
 
 
 def _affine(by: Arithmetic, node: Affine, x: Enclosed) -> Enclosed:
@@ -123,12 +118,12 @@ def _permuted(by: Arithmetic, node: Permute, x: Enclosed) -> Enclosed:
 def _kinked(by: Arithmetic, node: Kinked, x: Enclosed) -> Enclosed:
     below = node.below.detach().cpu().numpy().astype(x.value.dtype)
     value = np.where(x.value >= 0, x.value, below * x.value)
-    return Enclosed(value, np.maximum(np.abs(below), 1) * x.error + _FEW * by.unit * np.abs(value))
+    return Enclosed(value, np.maximum(np.abs(below), 1) * x.error + ENCLOSE_ULPS * by.unit * np.abs(value))
 
 
 def _curve(by: Arithmetic, node: Curve, x: Enclosed) -> Enclosed:
     value, steepest, beside = by.curve(node, x)
-    return Enclosed(value, steepest * x.error + _FEW * by.unit * (np.abs(value) + beside))
+    return Enclosed(value, steepest * x.error + ENCLOSE_ULPS * by.unit * (np.abs(value) + beside))
 
 
 ENCLOSURES: Table[Callable[..., Enclosed]] = Table(

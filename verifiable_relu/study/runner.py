@@ -10,6 +10,7 @@ from typing import Any
 
 from verifiable_relu.campaign.queue import Hand, run_parallel, share
 from verifiable_relu.campaign.worker import Job
+from verifiable_relu.files import write_whole
 from verifiable_relu.network import read_onnx
 from verifiable_relu.study import asking
 from verifiable_relu.study.asking import Answers, Ball, Balls
@@ -18,7 +19,6 @@ from verifiable_relu.study.records import Records
 from verifiable_relu.study.state import State, gathered, of_seed
 from verifiable_relu.study.suite import Method, Suite
 from verifiable_relu.study.training import Measuring, Training, data_of, images_of, untrained
-from verifiable_relu.train.checkpoint import write_whole
 from verifiable_relu.train.loop import build
 from verifiable_relu.verifiers.registry import make
 from verifiable_relu.verifiers.solvers.process import processor_seconds

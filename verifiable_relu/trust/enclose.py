@@ -25,6 +25,7 @@ from verifiable_relu.network.dispatch import Table
 from verifiable_relu.network.enclosure import Arithmetic, Enclosed
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Affine, Conv2d, Curve, Linear, Scale, Sparse
+from verifiable_relu.rounding import ENCLOSE_TINY, ENCLOSE_UNIT
 from verifiable_relu.spec.property import Property
 from verifiable_relu.trust.exact import Array, Weighted, array, bias, product
 
@@ -164,9 +165,7 @@ MAPS: Table[tuple[Callable[..., Array], Callable[..., Array]]] = Table(
 class _Float64(Arithmetic):
     """numpy's float64, and the products and functions of this package."""
 
-    unit = 2.0**-53
-    # Room for the underflow of the largest sums.
-    tiny = 2.0**-1000
+    unit, tiny = ENCLOSE_UNIT, ENCLOSE_TINY
 
     def sums(self, terms: int) -> float:
         return (terms + 4) * self.unit / (1 - (terms + 4) * self.unit)

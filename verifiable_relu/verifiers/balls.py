@@ -18,9 +18,10 @@ from torch import Tensor
 
 from verifiable_relu.bounds import MEMORY, input_box
 from verifiable_relu.bounds.relaxation import Relaxation
-from verifiable_relu.bounds.rounding import covers, keeps_activations, unit_roundoff
+from verifiable_relu.bounds.rounding import covers, keeps_activations
 from verifiable_relu.bounds.tuning import chunk_size
 from verifiable_relu.network.graph import Network
+from verifiable_relu.rounding import below, divisor, epsilon, tiny, unit_roundoff
 from verifiable_relu.settings import neutral
 from verifiable_relu.spec.property import Query, round_up
 from verifiable_relu.spec.row_batch import RowBatch
@@ -43,7 +44,6 @@ from verifiable_relu.verifiers.root import NONE, Roots, relaxation
 from verifiable_relu.verifiers.split import input_error
 
 _BATCH = 64
-_TINY = torch.finfo(torch.float64).tiny
 
 _STEPS, _STARTS = 60, 4
 _INSIDE = 1e-4
@@ -132,7 +132,7 @@ class InBalls:
                 break
             part = slice(start, start + size)
             values[part] = self._rows(found, net, rows, part, queries)
-        values = torch.nextafter(values - rows.bound, values.new_full((), -math.inf))
+        values = below(values - rows.bound)
         margins: list[float] = rows.margins(values).tolist()
         sound = covers(net, torch.float64, "cpu") and keeps_activations(network, net)
         return margins, Trust.ROUNDED if sound else Trust.FLOAT
@@ -160,7 +160,7 @@ class InBalls:
                 # Squares of small numbers would be lost.
                 norm = norm * (slope[row] / norm).norm()
             # Sums of n terms err by at most n + 4 units of the sum of their sizes, and products by what underflows.
-            error = (gain.numel() + 8) * (unit * (gain.abs().sum() + radius * norm) + _TINY) + spare[row]
+            error = (gain.numel() + 8) * (unit * (gain.abs().sum() + radius * norm) + tiny(gain.dtype)) + spare[row]
             better[row] = value[row] + gain.sum() - radius * norm - 4 * error - 4 * unit * value[row].abs()
         return torch.where(better > value, better, value)
 
@@ -189,7 +189,7 @@ def _attack(query: Query) -> np.ndarray | None:
     rows = RowBatch.of([query.property], net.output_size)
     center = torch.from_numpy(ball.center)
     # A coordinate is rounded to float32 afterwards.
-    spare = ball.center.size * 2.0**-23 * float(np.abs(ball.center).max(initial=1.0))
+    spare = ball.center.size * epsilon(torch.float32) * float(np.abs(ball.center).max(initial=1.0))
     radius = float(ball.radius) * (1 - _INSIDE) - spare
     if radius <= 0:
         return None
@@ -218,7 +218,7 @@ def _attack(query: Query) -> np.ndarray | None:
 def _direction(gradient: Tensor, order: int) -> Tensor:
     """The steepest direction of length 1 in the norm: along the gradient, or along its largest coordinate."""
     if order == 2:
-        return gradient / gradient.norm(dim=1, keepdim=True).clamp(min=1e-30)
+        return gradient / divisor(gradient.norm(dim=1, keepdim=True))
     largest = gradient.abs().argmax(1, keepdim=True)
     return torch.zeros_like(gradient).scatter(1, largest, gradient.gather(1, largest).sign())
 

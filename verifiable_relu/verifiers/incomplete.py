@@ -12,6 +12,7 @@ from torch import Tensor
 from verifiable_relu.bounds import MEMORY, Ascent, Bounds, Relaxation, ascend, input_box, neurons, unstable
 from verifiable_relu.bounds.rounding import covers, keeps_activations
 from verifiable_relu.network.graph import Network
+from verifiable_relu.rounding import below
 from verifiable_relu.settings import neutral
 from verifiable_relu.spec.property import Query
 from verifiable_relu.spec.row_batch import RowBatch
@@ -34,6 +35,9 @@ from verifiable_relu.verifiers.root import NONE, Known, Roots, relaxation
 
 _BATCH = 256
 """Most queries bounded at once, so that progress moves and budgets are looked at."""
+
+_CLEAR = 1e-6
+"""Heuristic: by this part of its bound, and of 1, a row is above 0 whose slopes are not sought any further."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +122,7 @@ class _Bounding:
                 rows = RowBatch.of(properties, network.output_size)
                 given = rows.to(box.lower)
                 values = self.rows(found, given, stop).cpu().double()
-                values = torch.nextafter(values - rows.bound, torch.tensor(-torch.inf))
+                values = below(values - rows.bound)
                 searched = bounded and self.searches
                 lower = roots.learn(chosen, net, found.pre, rows, values, bounded=bounded, searched=searched)
                 margins = rows.least(lower).tolist()
@@ -243,7 +247,7 @@ class AlphaCrown(Crown):
     def rows(self, relaxation: Relaxation, rows: RowBatch, stop: Callable[[], bool]) -> Tensor:
         values = super().rows(relaxation, rows, stop)
         bound, polytope = rows.bound, rows.polytope
-        clear = 1e-6 * (1 + bound.abs())
+        clear = _CLEAR * (1 + bound.abs())
 
         def proven(better: Tensor) -> Tensor:
             """Which rows belong to a polytope that one of its rows excludes."""

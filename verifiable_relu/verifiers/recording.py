@@ -19,6 +19,7 @@ from verifiable_relu.bounds.crown import Search, signed
 from verifiable_relu.bounds.tuning import Lines
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Activation, Kinked
+from verifiable_relu.rounding import LEAST_STEP
 from verifiable_relu.spec.property import Property
 from verifiable_relu.spec.row_batch import RowBatch
 from verifiable_relu.trust.certificate import Claim, Excluded, OwnSlopes, Plain, Proof, Tighter, Tree
@@ -108,7 +109,7 @@ class Recorder:
         self._pending, self._own[index] = [], kept
         width = (high - low).amax(1, keepdim=True)
         size = torch.maximum(width, 2.0**-8 * torch.maximum(low.abs(), high.abs()).amax(1, keepdim=True))
-        step = torch.exp2(torch.floor(torch.log2(size)) - self._loose).clamp(min=2.0**-800)
+        step = torch.exp2(torch.floor(torch.log2(size)) - self._loose).clamp(min=LEAST_STEP)
         below, above = (torch.floor(low / step) - 1) * step, (torch.ceil(high / step) + 1) * step
         # No neuron becomes unstable, and a single point stays one.
         below = torch.where((low >= 0) & (below < 0), 0.0, torch.where(width > 0, below, low))

@@ -10,10 +10,9 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
-
 from verifiable_relu.bounds import MEMORY, Ascent
 from verifiable_relu.pgd import Pgd
+from verifiable_relu.rounding import varies
 from verifiable_relu.spec.property import Query
 from verifiable_relu.verifiers.attack import Attack
 from verifiable_relu.verifiers.bab import Bab
@@ -223,4 +222,4 @@ def explanation(traits: Traits) -> str:
 def _free_inputs(query: Query) -> int:
     """Inputs that are not fixed to one value (which outward rounding may have made two neighbouring floats)."""
     box = query.property.box
-    return int((np.nextafter(box.lower, np.inf) < box.upper).sum())
+    return int(varies(box.lower, box.upper).sum())

@@ -53,7 +53,7 @@ from torch import Tensor
 
 from verifiable_relu.bounds import MEMORY, TUNING, Bounds, Relaxation, crown_relaxation, input_box
 from verifiable_relu.bounds.forward import rough
-from verifiable_relu.bounds.rounding import covers, unit_roundoff
+from verifiable_relu.bounds.rounding import covers
 from verifiable_relu.bounds.tuning import chunk_size, groups
 from verifiable_relu.bounds.zonotope import NARROW, Zonotopes, box_bytes, takes
 from verifiable_relu.errors import OutOfTime
@@ -61,6 +61,7 @@ from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Relu
 from verifiable_relu.network.repeated import without_repeated
 from verifiable_relu.pgd import Descent, Pgd
+from verifiable_relu.rounding import CLEAR, CUT, above, below, divisor, reach_of_cut, unit_roundoff, varies
 from verifiable_relu.settings import neutral
 from verifiable_relu.spec.property import Property, Query
 from verifiable_relu.spec.row_batch import RowBatch
@@ -83,9 +84,8 @@ from verifiable_relu.verifiers.copies import at_once, most
 from verifiable_relu.verifiers.recording import Recorder
 from verifiable_relu.verifiers.root import NONE, Roots
 
-_SPARE = 2.0**-20
-"""By this part of −v a row is positive, at least, in what is cut off; rounding takes some of it."""
-
+_TIE = 1e-9
+"""Heuristic: what the width of an input counts where none has an influence."""
 
 _UNITS = 4
 """Units of roundoff by which one node, at most, changes the coefficients of inputs, if its weights are exact."""
@@ -127,18 +127,13 @@ def clip(box: Bounds, rows: RowBatch, values: Tensor, coefficients: Tensor, shar
         coefficients: (rows, inputs) of their linear lower bounds.
         share: ``input_error`` of the network.
     """
-    unit, info = unit_roundoff(values.dtype), torch.finfo(values.dtype)
     lower, upper = box.lower[rows.sample], box.upper[rows.sample]
-    slope = coefficients.abs()
     width = upper - lower
-    rounded = share * (slope * width).sum(1) + info.tiny
     # What is not cut off: |x_i − m_i| ≤ reach. NaN cuts nothing off.
-    reach = ((1 + _SPARE) * -values.clamp(max=0) + rounded)[:, None] / slope
-    reach = torch.nextafter(reach * (1 + 8 * unit), reach.new_full((), torch.inf))
-    spare = rows.unscaled(_SPARE / 2 * -values)
+    reach = reach_of_cut(values, coefficients.abs(), width, share)
+    spare = rows.unscaled(CUT / 2 * -values)
     cut = (reach < width) & (spare > 0)[:, None]
-    high = torch.nextafter(lower + reach, reach.new_full((), torch.inf))
-    low = torch.nextafter(upper - reach, reach.new_full((), -torch.inf))
+    high, low = above(lower + reach), below(upper - reach)
     high = torch.where(cut & (coefficients > 0), torch.minimum(high, upper), upper)
     low = torch.where(cut & (coefficients < 0), torch.maximum(low, lower), lower)
 
@@ -223,7 +218,7 @@ def _ascend(center: Tensor, reach: Tensor, present: Tensor) -> tuple[Tensor, Ten
         best, found = torch.where(better[:, None], weights, best), torch.where(better, value, found)
         slope = center - torch.einsum("pi,pri->pr", mixed.sign(), reach)
         slope = torch.where(present, slope - (weights * slope).sum(1, keepdim=True), 0.0)
-        longest = slope.abs().amax(1, keepdim=True).clamp(min=torch.finfo(slope.dtype).tiny)
+        longest = divisor(slope.abs().amax(1, keepdim=True))
         weights = weights * torch.exp(2 / (step + 2) ** 0.5 * slope / longest)
         weights = weights / weights.sum(1, keepdim=True)
     return best, found
@@ -328,7 +323,7 @@ class Frontier:
         self.budget = budget
         box = input_box([q.property for q in queries], network, torch.float64, options.device).flat()
         self.lower, self.upper = box.lower, box.upper
-        varying = int((torch.nextafter(self.lower, self.upper) < self.upper).any(0).sum())
+        varying = int(varies(self.lower, self.upper).any(0).sum())
         self.by_zonotopes = takes(self.network) and varying <= NARROW
         self._processes = most(options.processes) if options.device == "cpu" else 1
         # In each process, half for the boxes, half for the rows that are bounded.
@@ -528,7 +523,7 @@ class Frontier:
             better = others > values
             values = torch.where(better, others, values)
             coefficients = torch.where(better[:, None], slopes, coefficients)
-        return torch.nextafter(values - rows.bound, values.new_full((), -torch.inf)), coefficients
+        return below(values - rows.bound), coefficients
 
     def influence(self, box: Bounds, rows: RowBatch, coefficients: Tensor, forms: Zonotopes | None) -> Tensor:
         """What halving an input is worth per unit of its width, by its part in the width of the rows."""
@@ -576,7 +571,7 @@ class Frontier:
         """Put the boxes back, each cut along its most influential inputs: several while the frontier is small."""
         for _ in range(max(1, (min(self.batch, _WIDE) // (2 * max(1, len(owner)))).bit_length())):
             width = upper - lower
-            score = torch.where(width > 0, influence * width + 1e-9 * width, -1.0)
+            score = torch.where(width > 0, influence * width + _TIE * width, -1.0)
             best, dimension = score.max(1)
             stuck = best <= 0
             for local in owner[stuck].unique().tolist():
@@ -713,10 +708,6 @@ class InputSplit:
         return Frontier(self, network, queries, budget)
 
 
-_CLEAR = 1e-11
-"""A row is to be above this part of its own size: whoever checks it computes it with other rounding."""
-
-
 @dataclass(frozen=True)
 class RecordedSplit(InputSplit):
     """Branch and bound on the input box whose outcomes of *unsat* hold their proofs."""
@@ -747,7 +738,6 @@ class _Recorded(Frontier):
         return network
 
     def lines(self, box: Bounds, rows: RowBatch, owner: Tensor, stop: Callable[[], bool]) -> Lines:
-        below = rows.bound.new_full((), -torch.inf)
         if not self.by_zonotopes:
             return self._by_claims(box, rows, owner, stop)
         forms = _Zonotopes(self.network, box, self.options.symbols, stop)
@@ -757,7 +747,7 @@ class _Recorded(Frontier):
             + values.abs()
             + (rows.matrix.abs() * forms.output.center.flatten(1)[rows.sample].abs()).sum(1)
         )
-        values = torch.nextafter(values - rows.bound - _CLEAR * size, below)
+        values = below(values - rows.bound - CLEAR * size)
         found = Lines(rows, values, coefficients, self.influence(box, rows, coefficients, forms))
         for number in (rows.margins(values) > 0).nonzero().squeeze(1).tolist():
             self._keep(box, number, owner, _positive(rows, values, number))
@@ -779,7 +769,7 @@ class _Recorded(Frontier):
         values, reached = relaxation.lower(last, matrix, rows.sample, coefficients=True)
         assert reached is not None
         coefficients = relaxation.of_input(reached)
-        values = torch.nextafter(values - rows.bound, values.new_full((), -torch.inf))
+        values = below(values - rows.bound)
         found = Lines(rows, values, coefficients, self.influence(box, rows, coefficients, None))
         for number in (rows.margins(values) > 0).nonzero().squeeze(1).tolist():
             prop = self.queries[int(owner[number])].property

@@ -16,6 +16,7 @@ from verifiable_relu.errors import UnsupportedError
 from verifiable_relu.network.nodes import LeakyRelu, Relu
 from verifiable_relu.network.onnx.call import Call, Result, Value, converts, tensor
 from verifiable_relu.network.onnx.elementwise import broadcast, negative
+from verifiable_relu.rounding import largest
 
 FAR = 2.0**12
 """Beyond it, an end is not added to and subtracted from values: rounding, relative to the end, would drown them.
@@ -145,9 +146,7 @@ def clipped(call: Call, x: Value, low: Tensor, high: Tensor) -> Value:
     """
     if bool((low > high).any()):
         raise UnsupportedError(f"clips to nothing, [{float(low)}, {float(high)}]")
-    low, high = (
-        torch.where(end.abs() >= torch.finfo(end.dtype).max, end.sign() * torch.inf, end) for end in (low, high)
-    )
+    low, high = (torch.where(end.abs() >= largest(end.dtype), end.sign() * torch.inf, end) for end in (low, high))
     return Value(bounded(call, bounded(call, x.index, low, 1), high, -1), x.leading)
 
 

@@ -26,6 +26,7 @@ from verifiable_relu.network.onnx.call import Call, Value, converts, tensor
 from verifiable_relu.network.onnx.extremes import clipped
 from verifiable_relu.network.onnx.moves import ordered
 from verifiable_relu.network.onnx.shapes import axis_of
+from verifiable_relu.rounding import above
 
 MAX_DIFFERENCES = 1 << 15
 """Most differences of the numbers of all rows of one softmax."""
@@ -232,7 +233,7 @@ def _normalised(call: Call, x: Value, axes: Sequence[int], epsilon: float, centr
     shifted = build.scale(mean, name, shift=torch.tensor(np.float32(epsilon)))
     found = build.product(values, rows.repeated(smooth(build, shifted, "InverseRoot", name)), name)
     # d_i² is at most n times the mean of all squares, and n − 1 times where the numbers add up to 0.
-    most = float(np.nextafter(np.float32(math.sqrt(rows.length - centred)), np.float32(np.inf)))
+    most = float(above(np.float32(math.sqrt(rows.length - centred))))
     return rows.back(_within(call, found, -most, most))
 
 

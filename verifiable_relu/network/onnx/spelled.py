@@ -18,9 +18,10 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
-from verifiable_relu.network.derived import above, hardness, multiple, narrow, scaled_hardness
+from verifiable_relu.network.derived import hardness, multiple, narrow, scaled_hardness
 from verifiable_relu.network.nodes import Curve, Gelu, Node, Product, Scale, curve
 from verifiable_relu.network.simplify import live
+from verifiable_relu.rounding import MODERATE, not_below
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ def bare(nodes: Sequence[Node], output: int) -> tuple[list[Node], int]:
         if isinstance(moved, Gelu):
             first = _steps(made, moved.inputs[0])[-1]
             lam = first.slope * Fraction(float(moved.lam))
-            fits = not first.offset and made[first.base].shape == moved.shape and 2**-40 <= lam <= 2**40
+            fits = not first.offset and made[first.base].shape == moved.shape and MODERATE[0] <= lam <= MODERATE[1]
             number = scaled_hardness(lam, first.error) if fits else None
             if number is not None and first.slope != 1 and Fraction(float(first.slope)) == first.slope:
                 wide = torch.tensor([float(first.slope), 0.0], dtype=torch.float64)
@@ -99,7 +100,7 @@ def bare(nodes: Sequence[Node], output: int) -> tuple[list[Node], int]:
                     center=zero,
                     scale=factor,
                     shift=zero,
-                    weight_error=above(first.error),
+                    weight_error=not_below(first.error),
                 )
         made.append(moved)
         at.append(len(made) - 1)

@@ -21,6 +21,7 @@ from verifiable_relu.bounds import MEMORY, Bounds, input_box
 from verifiable_relu.errors import CallFailed, InputError, UnsupportedError
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Node
+from verifiable_relu.rounding import epsilon
 from verifiable_relu.settings import neutral
 from verifiable_relu.spec.property import Property, Query
 from verifiable_relu.spec.row_batch import RowBatch
@@ -215,7 +216,7 @@ def _doubt(network: Network, box: Bounds, rows: RowBatch) -> Tensor:
     """
     size = largest_terms(network, torch.maximum(-box.lower, box.upper)).flatten(1)
     matrix = rows.matrix.to(size)
-    return _ULPS * torch.finfo(matrix.dtype).eps * (matrix.abs() * size[rows.sample]).sum(1)
+    return _ULPS * epsilon(matrix.dtype) * (matrix.abs() * size[rows.sample]).sum(1)
 
 
 class Model:

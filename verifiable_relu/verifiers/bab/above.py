@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from verifiable_relu.bounds.crown import Moments
-from verifiable_relu.bounds.rounding import gamma
+from verifiable_relu.rounding import gamma
 from verifiable_relu.verifiers.bab.folded import OWN, TINY, Folded, Rows, short
 
 _SHORT = 2.0**20

@@ -27,10 +27,11 @@ import torch
 from torch import Tensor
 
 from verifiable_relu.bounds import activations
-from verifiable_relu.bounds.rounding import band_outward, lines_outward, unit_roundoff
+from verifiable_relu.bounds.rounding import band_outward, lines_outward
 from verifiable_relu.bounds.tuning import Bounds, Lines
 from verifiable_relu.errors import UnsupportedError
 from verifiable_relu.network.nodes import Activation, Kinked
+from verifiable_relu.rounding import unit_roundoff
 
 if TYPE_CHECKING:
     from verifiable_relu.verifiers.bab.folded import Folded

@@ -20,9 +20,10 @@ import torch
 from torch import Tensor
 
 from verifiable_relu.bounds.activations import image
-from verifiable_relu.bounds.rounding import gamma, interval_activation
+from verifiable_relu.bounds.rounding import interval_activation
 from verifiable_relu.bounds.tuning import Bounds
 from verifiable_relu.network.nodes import Activation
+from verifiable_relu.rounding import gamma
 
 TINY = torch.finfo(torch.float64).tiny
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from verifiable_relu.bounds.crown import Moments
-from verifiable_relu.bounds.rounding import gamma
+from verifiable_relu.rounding import gamma
 from verifiable_relu.verifiers.bab.above import Planes
 from verifiable_relu.verifiers.bab.curves import Curves, Fan
 from verifiable_relu.verifiers.bab.folded import OWN, TINY, Folded, Rows, short, short_smooth

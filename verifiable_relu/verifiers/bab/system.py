@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from verifiable_relu.bounds import Relaxation
-from verifiable_relu.bounds.rounding import unit_roundoff
 from verifiable_relu.errors import OutOfTime
+from verifiable_relu.rounding import unit_roundoff
 from verifiable_relu.spec.property import Query
 from verifiable_relu.spec.row_batch import RowBatch
 from verifiable_relu.verifiers.bab.above import Above, Planes
