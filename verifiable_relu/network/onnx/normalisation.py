@@ -185,7 +185,7 @@ class _Exponentials:
         return index if self.there is None else self.call.build.scale(index, self.call.name, scale=self.there)
 
 
-@converts("Softmax", 1, 11, 13, group="products")
+@converts("Softmax", 1, 11, 13, group="smooth")
 def _softmax(call: Call) -> Value:
     parts = _Exponentials.of(call)
     rows, build, name = parts.rows, call.build, call.name
@@ -199,7 +199,7 @@ def _softmax(call: Call) -> Value:
     return rows.back(_within(call, found, 0.0, 1.0))
 
 
-@converts("LogSoftmax", 1, 11, 13, group="products")
+@converts("LogSoftmax", 1, 11, 13, group="smooth")
 def _log_softmax(call: Call) -> Value:
     parts, minus = _Exponentials.of(call), torch.tensor(-1.0)
     rows, build, name = parts.rows, call.build, call.name
