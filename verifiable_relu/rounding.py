@@ -325,16 +325,16 @@ LEAST_STEP = 2.0**-800
 """The least step to multiples of which bounds are rounded: numbers of 53 bits times it are far from underflow."""
 
 
-# Evaluation with a running error in float64 (``trust.enclose``), which shares nothing with the bounds' entries
+# Evaluation with a running error (``network.enclosure``), which shares nothing with the bounds' entries
 
 ENCLOSE_UNIT = 2.0**-53
-"""u: the result of an operation is off by this part of itself, at most."""
+"""u of ``trust.enclose``: the result of an operation in float64 is off by this part of itself, at most."""
 
 ENCLOSE_OWN = 1 + 2.0**-20
 """A factor for error bounds, which covers the rounding of their own operations: fewer than 2³² of them, each 2⁻⁵³."""
 
 ENCLOSE_TINY = 2.0**-1000
-"""What each operation may lose to underflow: 2²² terms of 2⁻¹⁰²² each."""
+"""What each operation in float64 may lose to underflow: 2²² terms of 2⁻¹⁰²² each."""
 
 ENCLOSE_ULPS = 64
 """Relative error, in units of u, granted to exp, tanh and erfc and the few operations around them."""

@@ -13,7 +13,7 @@ from tests.support.float32_cases import SEEDS, Draw, box_of, exact, excluded, la
 from tests.support.summation import in_order
 from verifiable_relu.bounds import TUNING, Bounds, Relaxation, Tuning, crown_relaxation, rounding, sums
 from verifiable_relu.bounds.operators import ConvolutionOperator
-from verifiable_relu.bounds.slack import Slack, Step
+from verifiable_relu.bounds.slack import LineStep, Slack
 from verifiable_relu.network.build import Builder
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import LeakyRelu, Relu
@@ -30,7 +30,7 @@ def test_a_step_through_an_activation_errs_by_no_more_than_is_granted(least: flo
         (up, low), a = least + (1 - least) * width * near[:2], -1 - near[2:3].float()
         low, a = 1 + least - low, torch.where(near[3:] < 0.25, -a, a)
         none = torch.zeros_like(near[:1])
-        before = Step(low[None], (up - low)[None], none, none).in_float32(4).back(a[None], TUNING)[0]
+        before = LineStep(low[None], (up - low)[None], none, none).in_float32(4).back(a[None], TUNING)[0]
         off = (before - torch.where(a < 0, up, low) * a).abs() / a.abs()
         share = max(share, float(off.amax()) / (units * unit_roundoff(torch.float32)))
     assert 0.4 < share <= 1

@@ -23,9 +23,7 @@ from verifiable_relu.network import Network, read_onnx, write_onnx
 from verifiable_relu.network import nodes as node_kinds
 from verifiable_relu.network.dispatch import Refusal
 from verifiable_relu.network.nodes import Affine, Conv2d, Gelu, Input, Linear, Scale, Smooth
-from verifiable_relu.network.onnx.__main__ import MAXIMA, PIECES, SMOOTH
 from verifiable_relu.network.onnx.__main__ import page as operators_page
-from verifiable_relu.network.onnx.call import CONVERTERS
 from verifiable_relu.network.onnx.write import WRITERS
 from verifiable_relu.spec.property import Box, Property, Query, Row
 from verifiable_relu.verifiers.base import Reason, Verdict
@@ -570,9 +568,13 @@ WRITTEN = [
 ]
 
 
+UNNAMED = [name for name in node_kinds.FUNCTIONS if name not in ("Sigmoid", "Tanh", "GELU")]
+"""The functions that have no kind of node of their own."""
+
+
 @pytest.mark.parametrize(
     ("kind", "function"),
-    [(kind, function) for kind in WRITTEN for function in (node_kinds.FUNCTIONS if kind is Smooth else [None])],
+    [(kind, function) for kind in WRITTEN for function in (UNNAMED if kind is Smooth else [None])],
     ids=lambda each: each.op if isinstance(each, type) else each,
 )
 def test_every_activation_that_is_written_is_read_back(kind: type[node_kinds.Activation], function: str | None) -> None:
@@ -639,4 +641,3 @@ def scale_by(factor: torch.Tensor) -> Scale:
 def test_the_page_of_operators_is_what_the_table_says() -> None:
     page = Path(__file__).parents[2] / "docs" / "operators.md"
     assert page.read_text("utf-8") == operators_page(), "python -m verifiable_relu.network.onnx > docs/operators.md"
-    assert {*PIECES, *MAXIMA, *SMOOTH} <= {operator for operator, _ in CONVERTERS}

@@ -17,7 +17,7 @@ from tests.support import nets
 from tests.support.asking import claims
 from tests.support.exact import exact_values
 from verifiable_relu.bounds import Bounds, crown_relaxation, zonotope
-from verifiable_relu.bounds.zonotope import Form, Zonotopes, chord, mirrors, takes
+from verifiable_relu.bounds.zonotope import AffineForm, Zonotopes, chord, mirrors, takes
 from verifiable_relu.errors import OutOfTime
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Input, Linear, Relu, Sigmoid
@@ -169,11 +169,11 @@ def test_neurons_without_a_symbol_of_their_own_count_as_errors(most: int) -> Non
 
 
 def test_exact_values_are_lost_where_rounding_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    def careless(form: Form) -> Bounds:
+    def careless(form: AffineForm) -> Bounds:
         reach = form.generators.abs().sum(1)
         return Bounds(form.center - reach, form.center + reach)
 
-    monkeypatch.setattr(Form, "bounds", careless)
+    monkeypatch.setattr(AffineForm, "bounds", careless)
     found = []
     for network in networks(0):
         box = box_of(network, 1, 1e-13, free=2)

@@ -102,7 +102,7 @@ def mirrors(node: Linear) -> Mirrors | None:
 
 
 @dataclass(frozen=True)
-class Form:
+class AffineForm:
     """The affine form of one node over a batch of boxes.
 
     Attributes:
@@ -138,10 +138,10 @@ class Form:
         reach = self.size + 4 * u * (self.center.abs() + self.size) + tiny(self.center.dtype)
         return Bounds(self.center - reach, self.center + reach)
 
-    def each(self, move: Callable[[Tensor], Tensor]) -> Form:
+    def each(self, move: Callable[[Tensor], Tensor]) -> AffineForm:
         """A linear map of every part, given as one of a batch."""
         generators = move(self.generators.flatten(0, 1)).unflatten(0, self.generators.shape[:2])
-        return Form(move(self.center), generators, move(self.error))
+        return AffineForm(move(self.center), generators, move(self.error))
 
 
 NARROW = 64
@@ -150,7 +150,7 @@ NARROW = 64
 
 def takes(network: Network) -> bool:
     """Whether every node of a network has an affine form here."""
-    return all(node in _STEPS for node in network.nodes[1:])
+    return all(node in FORMS for node in network.nodes[1:])
 
 
 def box_bytes(network: Network, varying: int, most: int) -> int:
@@ -205,12 +205,12 @@ class Zonotopes:
         self.pre: dict[int, Bounds] = {}
         first, self.share, self.varying = _of_inputs(box)
         self.radius = first.generators.flatten(2).sum(2)
-        forms: dict[int, Form] = {0: first}
+        forms: dict[int, AffineForm] = {0: first}
         waiting = dict(network.uses)
         for index, node in enumerate(network.nodes[1:], start=1):
             if stop is not None:
                 stop()
-            forms[index] = _STEPS[node](self, index, node, [forms[i] for i in node.inputs])
+            forms[index] = FORMS[node](self, index, node, [forms[i] for i in node.inputs])
             for source in node.inputs:
                 waiting[source] -= 1
                 if not waiting[source]:
@@ -277,7 +277,7 @@ class Zonotopes:
         return torch.einsum("rk,rki->ri", widths, self.share[sample, : widths.shape[1]])
 
 
-def _of_inputs(box: Bounds) -> tuple[Form, Tensor, Tensor]:
+def _of_inputs(box: Bounds) -> tuple[AffineForm, Tensor, Tensor]:
     """The form of the inputs, with a symbol for each that is wider than rounding makes it, the symbols' shares, and
     the inputs with symbols."""
     flat = box.flat()
@@ -296,11 +296,11 @@ def _of_inputs(box: Bounds) -> tuple[Form, Tensor, Tensor]:
     share = center.new_zeros(1, len(varying), inputs)
     share[0, own, varying] = 1
     shape = box.lower.shape[1:]
-    form = Form(center.unflatten(1, shape), generators.unflatten(2, shape), error.unflatten(1, shape))
+    form = AffineForm(center.unflatten(1, shape), generators.unflatten(2, shape), error.unflatten(1, shape))
     return form, share.expand(batch, -1, -1), varying
 
 
-def _affine(of: Zonotopes, index: int, node: Affine, inputs: list[Form]) -> Form:
+def _affine(of: Zonotopes, index: int, node: Affine, inputs: list[AffineForm]) -> AffineForm:
     operator, before = of.operators[index], inputs[0]
     growth, extra = rounding.interval_affine(operator, before.largest)
     columns = before.generators.shape[1]
@@ -308,10 +308,10 @@ def _affine(of: Zonotopes, index: int, node: Affine, inputs: list[Form]) -> Form
     error = operator.absolute(before.error) * growth + (extra + lost)
     generators = before.generators.flatten(0, 1)
     products = operator.linear(generators) if columns else generators.new_zeros(0, *node.shape)
-    return Form(operator.forward(before.center), products.unflatten(0, before.generators.shape[:2]), error)
+    return AffineForm(operator.forward(before.center), products.unflatten(0, before.generators.shape[:2]), error)
 
 
-def _relu(of: Zonotopes, index: int, node: Relu, inputs: list[Form]) -> Form:
+def _relu(of: Zonotopes, index: int, node: Relu, inputs: list[AffineForm]) -> AffineForm:
     before = inputs[0]
     pre, group = before.bounds(), of.mirrors(node)
     unstable, slope, gap = chord(pre)
@@ -347,7 +347,7 @@ def _relu(of: Zonotopes, index: int, node: Relu, inputs: list[Form]) -> Form:
     if added:
         values = torch.where(number < 0, 0.0, flat)
         generators[:, symbols:].flatten(2).scatter_(1, number.clamp(min=0)[:, None], values[:, None])
-    return Form(center, generators, error)
+    return AffineForm(center, generators, error)
 
 
 def _shared(
@@ -385,7 +385,7 @@ def chord(pre: Bounds) -> tuple[Tensor, Tensor, Tensor]:
     return unstable, slope, torch.where(unstable, gap, 0.0)
 
 
-def _shares(share: Tensor, before: Form, neuron: Tensor) -> Tensor:
+def _shares(share: Tensor, before: AffineForm, neuron: Tensor) -> Tensor:
     """The shares of new symbols, of the neurons with these numbers, (batch, added), from the widths of their inputs."""
     widths = before.widths.flatten(2)
     reached = widths.transpose(1, 2) @ share[:, : widths.shape[1]]
@@ -393,7 +393,7 @@ def _shares(share: Tensor, before: Form, neuron: Tensor) -> Tensor:
     return mine / divisor(mine.sum(2, keepdim=True))
 
 
-def _add(of: Zonotopes, index: int, node: Add, inputs: list[Form]) -> Form:
+def _add(of: Zonotopes, index: int, node: Add, inputs: list[AffineForm]) -> AffineForm:
     first, second = inputs
     if first.generators.shape[1] < second.generators.shape[1]:
         first, second = second, first
@@ -402,14 +402,14 @@ def _add(of: Zonotopes, index: int, node: Add, inputs: list[Form]) -> Form:
     scale = (first.largest + second.largest).reshape(-1, *[1] * len(node.shape))
     padded = torch.cat([second.generators, second.generators.new_zeros(len(second.center), missing, *node.shape)], 1)
     error = (first.error + second.error) * (1 + 4 * unit) + 4 * unit * scale
-    return Form(first.center + second.center, first.generators + padded, error)
+    return AffineForm(first.center + second.center, first.generators + padded, error)
 
 
-def _moved(of: Zonotopes, index: int, node: Reshape | Permute, inputs: list[Form]) -> Form:
+def _moved(of: Zonotopes, index: int, node: Reshape | Permute, inputs: list[AffineForm]) -> AffineForm:
     return inputs[0].each(node.forward)
 
 
-_STEPS: Table[Callable[[Zonotopes, int, Any, list[Form]], Form]] = Table(
+FORMS: Table[Callable[[Zonotopes, int, Any, list[AffineForm]], AffineForm]] = Table(
     "zonotopes",
     {
         Input: Refusal("the input's box is given"),

@@ -54,7 +54,7 @@ def nearest(value: Fraction | float) -> float:
     try:
         return float(value)
     except OverflowError:
-        return math.copysign(LARGEST, value)
+        return LARGEST if value > 0 else -LARGEST
 
 
 def lower_end(center: float, radius: Fraction, least: Fraction, decimals: int | None) -> Fraction:

@@ -36,6 +36,7 @@ from verifiable_relu.network.nodes import (
     Bilinear,
     Conv2d,
     Input,
+    Kinked,
     Linear,
     Node,
     Permute,
@@ -44,7 +45,6 @@ from verifiable_relu.network.nodes import (
     Shape,
     Sparse,
 )
-from verifiable_relu.network.piecewise import SLOPES
 from verifiable_relu.rounding import LEAST, OWN
 
 _PRODUCTS = 1 << 21
@@ -119,7 +119,8 @@ class Folding:
         """An activation's slopes below zero, (size,)."""
         if index not in self._slopes:
             node = self.network.nodes[index]
-            slope = Dyadic.of(SLOPES[node](node).detach().cpu().numpy())
+            assert isinstance(node, Kinked)
+            slope = Dyadic.of(node.below.detach().cpu().numpy())
             self._slopes[index] = Dyadic(np.broadcast_to(slope.numbers, node.shape).reshape(-1), slope.exponent)
         return self._slopes[index]
 

@@ -107,12 +107,12 @@ def bounded(call: Call, x: int, end: Tensor, sign: int) -> int:
     return build.scale(above, name, scale=turn, shift=end)
 
 
-@converts("Max", 6, 8, 12, 13)
+@converts("Max", 6, 8, 12, 13, group="maxima")
 def _max(call: Call) -> Result:
     return _largest(call, 1)
 
 
-@converts("Min", 6, 8, 12, 13)
+@converts("Min", 6, 8, 12, 13, group="maxima")
 def _min(call: Call) -> Result:
     return _largest(call, -1)
 
@@ -122,7 +122,7 @@ def _largest(call: Call, sign: int) -> Result:
     return functools.reduce(lambda x, y: larger(call, x, y, sign), values)
 
 
-@converts("Clip", 6, 11, 12, 13)
+@converts("Clip", 6, 11, 12, 13, group="maxima")
 def _clip(call: Call) -> Value:
     x = call.value()
     unbounded = np.float32(-np.inf), np.float32(np.inf)
@@ -150,14 +150,14 @@ def clipped(call: Call, x: Value, low: Tensor, high: Tensor) -> Value:
     return Value(bounded(call, bounded(call, x.index, low, 1), high, -1), x.leading)
 
 
-@converts("Abs", 6, 13)
+@converts("Abs", 6, 13, group="maxima")
 def _abs(call: Call) -> Value:
     # max(x, 0) + s·min(x, 0) with s = −1.
     x = call.value()
     return Value(call.build.activation(x.index, LeakyRelu, call.name, slope=torch.tensor(-1.0)), x.leading)
 
 
-@converts("HardSigmoid", 6, 22)
+@converts("HardSigmoid", 6, 22, group="maxima")
 def _hard_sigmoid(call: Call) -> Value:
     x = call.value()
     alpha, beta = (torch.tensor(call.get(name, value)) for name, value in (("alpha", 0.2), ("beta", 0.5)))
@@ -165,7 +165,7 @@ def _hard_sigmoid(call: Call) -> Value:
     return clipped(call, line, torch.tensor(0.0), torch.tensor(1.0))
 
 
-@converts("ThresholdedRelu", 10, 22)
+@converts("ThresholdedRelu", 10, 22, group="pieces")
 def _thresholded_relu(call: Call) -> Value:
     if call.get("alpha", 1.0) != 0:
         raise UnsupportedError("jumps at its threshold")

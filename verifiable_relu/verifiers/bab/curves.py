@@ -30,8 +30,7 @@ from verifiable_relu.bounds import activations
 from verifiable_relu.bounds.rounding import band_outward, lines_outward
 from verifiable_relu.bounds.tuning import Bounds, Lines
 from verifiable_relu.errors import UnsupportedError
-from verifiable_relu.network.dispatch import Refusal, Table
-from verifiable_relu.network.nodes import Activation, Gelu, Hardened, Identity, LeakyRelu, Relu, Sigmoid, Smooth, Tanh
+from verifiable_relu.network.nodes import Activation, Kinked
 from verifiable_relu.rounding import unit_roundoff
 
 if TYPE_CHECKING:
@@ -60,17 +59,18 @@ _LEAST = 2.0**-60
 STRAIGHT = 2.0**-30
 """A neuron that a line follows up to this part of its values is taken for the line; the rest counts as an error."""
 
-IS_SMOOTH: Table[bool] = Table(
-    "branch and bound",
-    {
-        Relu: False,
-        LeakyRelu: False,
-        **dict.fromkeys((Sigmoid, Tanh, Gelu, Smooth, Hardened), True),
-        Identity: Refusal("only piecewise-linear networks and smooth functions of one variable are split"),
-    },
-    group=Activation,
-)
-"""Whether neurons of a kind are split at points of their own; the others are split into the two phases at zero."""
+
+def is_smooth(node: Activation) -> bool:
+    """Whether neurons are split at points of their own; others are split into the two phases at zero.
+
+    Raises:
+        UnsupportedError: for an activation that is not split.
+    """
+    if activations.row(node).curve is None and not isinstance(node, Kinked):
+        raise UnsupportedError(
+            "only piecewise-linear networks and smooth functions of one variable are split", place=node.place
+        )
+    return not isinstance(node, Kinked)
 
 
 def outer_lines(node: Activation, bounds: Bounds) -> Lines:
@@ -91,7 +91,7 @@ def band(node: Activation, bounds: Bounds, slope: Tensor) -> Bounds:
     return band_outward(node, bounds, curve(node).lines(node, bounds, slope, slope), slope)
 
 
-def curve(node: Activation) -> activations.Curve:
+def curve(node: Activation) -> activations.SmoothLines:
     """What bound propagation knows of a smooth activation."""
     found = activations.row(node).curve
     assert found is not None

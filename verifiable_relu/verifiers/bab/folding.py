@@ -19,11 +19,10 @@ from torch import Tensor
 from verifiable_relu.bounds import Bounds, Relaxation
 from verifiable_relu.errors import OutOfTime, UnsupportedError
 from verifiable_relu.network.dispatch import Refusal, Table
-from verifiable_relu.network.nodes import Activation, Add, Affine, Bilinear, Input, Permute, Reshape
-from verifiable_relu.network.piecewise import SLOPES
+from verifiable_relu.network.nodes import Activation, Add, Affine, Bilinear, Input, Kinked, Permute, Reshape
 from verifiable_relu.rounding import gamma, unit_roundoff
 from verifiable_relu.spec.property import Box
-from verifiable_relu.verifiers.bab.curves import IS_SMOOTH, Straight
+from verifiable_relu.verifiers.bab.curves import Straight, is_smooth
 from verifiable_relu.verifiers.bab.folded import OWN, TINY, Folded, Rows, slopes_of
 
 _WORKING = 1 << 27
@@ -89,12 +88,13 @@ class _Folding:
             bounds = relaxation.pre[index]
             low, high = bounds.lower[sample].flatten(), bounds.upper[sample].flatten()
             assert isinstance(node, Activation)
-            if IS_SMOOTH[node]:
+            if is_smooth(node):
                 self._functions[index] = node
                 straight = self._straight[index] = Straight.of(node, Bounds(low, high))
                 stable, passing, below = straight.chosen, straight.slope, torch.zeros_like(low)
             else:
-                below = SLOPES[node](node).detach().double().expand(node.shape).flatten()
+                assert isinstance(node, Kinked)
+                below = node.below.detach().double().expand(node.shape).flatten()
                 active = low >= 0
                 stable, passing = active | (high <= 0), slopes_of(active, below)
             chosen = (~stable).nonzero().squeeze(1)

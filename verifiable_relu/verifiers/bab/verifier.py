@@ -18,12 +18,13 @@ import torch
 
 from verifiable_relu.bounds import Ascent, input_box, neurons, unstable
 from verifiable_relu.bounds.rounding import covers
-from verifiable_relu.errors import CallFailed, OutOfTime
+from verifiable_relu.errors import CallFailed, OutOfTime, UnsupportedError
 from verifiable_relu.network.graph import Network
+from verifiable_relu.network.nodes import Activation
 from verifiable_relu.spec.row_batch import RowBatch
 from verifiable_relu.trust.certificate import Proof, Tighter, Tree
 from verifiable_relu.verifiers.bab import limits
-from verifiable_relu.verifiers.bab.curves import IS_SMOOTH
+from verifiable_relu.verifiers.bab.curves import is_smooth
 from verifiable_relu.verifiers.bab.search import Candidates, Rounds, search
 from verifiable_relu.verifiers.bab.strip import Slopes
 from verifiable_relu.verifiers.bab.system import System, tree_bytes
@@ -131,7 +132,11 @@ class Bab(Decider):
 
     def takes(self, network: Network) -> bool:
         """Whether neurons of every activation of a network can be split."""
-        return not network.multiplies and all(network.nodes[index] in IS_SMOOTH for index in network.activations)
+        try:
+            self.require(network)
+        except UnsupportedError:
+            return False
+        return True
 
     @property
     def record(self) -> bool:
@@ -142,9 +147,9 @@ class Bab(Decider):
         """Raise an ``UnsupportedError`` where the method does not take a network."""
         if network.multiplies:
             network.require_piecewise_linear()
-        for index in network.activations:
-            # Raises an error for a kind that is not split.
-            IS_SMOOTH[network.nodes[index]]
+        for node in network.nodes:
+            if isinstance(node, Activation):
+                is_smooth(node)
 
     def decide(self, bounds: BoundedBoxes, number: int, work: Limits) -> Outcome:
         """The outcome of the trees of one query."""
