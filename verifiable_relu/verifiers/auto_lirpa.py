@@ -44,6 +44,7 @@ from verifiable_relu.network.nodes import (
     Gelu,
     Hardened,
     Identity,
+    Kinked,
     LeakyRelu,
     Linear,
     Node,
@@ -241,11 +242,11 @@ def _size(node: Node, *sizes: Tensor) -> Tensor:
     """The approximate size of the numbers that the library sums for a node, by that of its inputs."""
     if isinstance(node, Affine):
         return node.absolute(sizes[0]) + node.offset_magnitude()
-    if isinstance(node, LeakyRelu):
-        return sizes[0] * node.slope.abs().clamp(min=1)
-    if isinstance(node, Sigmoid):
-        return torch.ones_like(sizes[0])
-    return sizes[0] if isinstance(node, Activation) else node.forward(*sizes)
+    if isinstance(node, Kinked):
+        return sizes[0] * node.below.abs().clamp(min=1)
+    if isinstance(node, Activation):
+        return torch.ones_like(sizes[0]) if node.op == "Sigmoid" else sizes[0]
+    return node.forward(*sizes)
 
 
 class Model:
