@@ -725,8 +725,9 @@ def _soft_error(node: Gelu | Hardened) -> Tensor:
 
 
 def _smooth_error(node: Curve) -> Tensor:
-    """The absolute error of a function, of which the parameter may be a factor."""
-    return _SMOOTH_ULPS * node.known.absolute * node.parameter.clamp(min=1)
+    """The absolute error of a function, of which the parameter may be a factor, or a divisor."""
+    scale = 1 / node.parameter if node.known.stretched else node.parameter.clamp(min=1)
+    return _SMOOTH_ULPS * node.known.absolute * scale
 
 
 TABLE: Table[ActivationRow] = Table(
