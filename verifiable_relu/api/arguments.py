@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
@@ -160,7 +161,7 @@ class Normalisation:
     error: float
 
 
-def normalize(given: object) -> Normalisation | None:
+def normalize(given: Any) -> Normalisation | None:
     """The normalisation that a pair of mean and std describes; None for None. Each number is taken exactly.
 
     Raises:
@@ -169,7 +170,7 @@ def normalize(given: object) -> Normalisation | None:
     if given is None:
         return None
     try:
-        mean, std = given  # type: ignore[misc]
+        mean, std = given
     except (TypeError, ValueError):
         raise InputError(f"normalize is a pair of mean and std, not {given!r:.60}") from None
     found = []
