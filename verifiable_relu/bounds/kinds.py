@@ -215,7 +215,7 @@ class _Map(NodeKind):
         error = slack.of_map(index)
         if slack.float32.holds(source) and not (alone and slack.float32.sums(index)):
             terms = 0 if alone else slack.terms(index, after)
-            if bounds.is_centred(source) and (isinstance(terms, int) or isinstance(node, Linear)):
+            if bounds.is_centred(source):
                 error = error + rounding.backward_single(bounds.reach(index), terms)
             else:
                 error = error + rounding.backward_single(bounds.radius(source), terms, operator)

@@ -23,7 +23,7 @@ from verifiable_relu.bounds.forward import NodeBounds, Rules, Tighten
 from verifiable_relu.bounds.kinds import NODE_KINDS, of_samples, value_at_point
 from verifiable_relu.bounds.operators import ConvolutionOperator, DenseOperator
 from verifiable_relu.bounds.slack import Float32, LineTable, ShiftedLines, Slack
-from verifiable_relu.bounds.tuning import MEMORY, TUNING, Bounds, Lines, Tuning, chunk_size, groups, receptive
+from verifiable_relu.bounds.tuning import MEMORY, TUNING, Bounds, Lines, Tuning, chunk_size, groups
 from verifiable_relu.bounds.windowed import (
     Chunk,
     Coefficients,
@@ -340,7 +340,7 @@ class Relaxation:
         self.network, self.tuning = network, tuning
         self.nodes = NodeBounds(network, box, rules or Rules(), tuning, known)
         self.lines = LineTable(self.nodes)
-        self._everywhere, self._work = float32, 0
+        self._everywhere = float32
 
     @property
     def samples(self) -> int:
@@ -361,11 +361,6 @@ class Relaxation:
     def backward(self) -> Backward:
         """Walks with coefficients in float32 where that is worth it."""
         return Backward(self.nodes, self.lines, Float32(self.nodes, self.tuning, self._everywhere), self.tuning)
-
-    @cached_property
-    def backward64(self) -> Backward:
-        """Walks with coefficients in float64 alone, over the same bounds and lines."""
-        return Backward(self.nodes, self.lines, Float32(self.nodes, self.tuning, never=True), self.tuning)
 
     def advance(self, index: int, tighten: Tighten | None = None) -> None:
         """Extend the nodes' bounds through node ``index`` (``NodeBounds.advance``)."""
@@ -441,7 +436,6 @@ class Relaxation:
             sign: (R,) ±1.
             sample: (G,) the sample of each group of R/G rows; by default every sample, one after another.
         """
-        self._work += neuron.shape[0] * receptive(self.network)[index]
         return self.backward.neurons(index, neuron, sign, self._chunk(neuron, sample))
 
     def of_input(self, rows: Tensor) -> Tensor:
@@ -467,8 +461,6 @@ class Relaxation:
     ) -> Tensor:
         """(R,) lower bounds of matrix·y over the box, y being the flattened output, rounding accounted for.
 
-        All coefficients are in float64 where that costs little beside what ``neurons`` has been asked for.
-
         Args:
             matrix: (R, outputs).
             sample: (R,) the sample of each row; by default equally many of every sample, in turn.
@@ -492,15 +484,8 @@ class Relaxation:
             if intervals:
                 bounded = self.by_intervals(chosen, mine)
             else:
-                backward = self.backward64 if self._little(count) else self.backward
-                bounded = backward.rows(last, chosen, None, self._chunk(chosen, mine))[0]
+                bounded = self.backward.rows(last, chosen, None, self._chunk(chosen, mine))[0]
             if isinstance(part, slice) and bounded.shape[0] == count:
                 return bounded
             found[part] = bounded
         return found
-
-    def _little(self, rows: int) -> bool:
-        """Whether so many rows of the output are little work beside that of neurons, and would be in float32."""
-        if self._everywhere or self.backward.float32.last_node < 0:
-            return False
-        return self._work > self.tuning.outputs_work * rows * receptive(self.network)[-1]

@@ -57,13 +57,12 @@ class Float32:
         bounds: the nodes' bounds.
         tuning: how far float32 may go.
         everywhere: to go as far as sums in float32 are accounted for.
-        never: to stay in float64.
     """
 
-    def __init__(self, bounds: NodeBounds, tuning: Tuning, everywhere: bool = False, never: bool = False) -> None:
+    def __init__(self, bounds: NodeBounds, tuning: Tuning, everywhere: bool = False) -> None:
         self._network, self._operators, self._start = bounds.network, bounds.operators, bounds.start
         self._tuning, self._everywhere = tuning, everywhere
-        self._allowed = bounds.float32 and not never
+        self._allowed = bounds.float32
 
     @cached_property
     def last_node(self) -> int:
@@ -184,17 +183,11 @@ class Slack:
     def terms(self, index: int, after: int | None) -> int | Tensor:
         """How many products that are not zero a coefficient is the sum of, in float32, behind an affine map.
 
-        One number for all coefficients of the map's input; or a number for each, (batch, *shape) or broadcastable to
-        it, which is never so at the node where rows end.
+        One number for all coefficients of the map's input, or behind a dense layer one for each sample, (batch, 1).
         """
         node, operator = self._nodes[index], self.bounds.operators[index]
-        source = node.inputs[0]
         if isinstance(operator, ConvolutionOperator) and self.float32.holds(index):
-            few = operator.adjoint_terms <= self._tuning.counted_terms
-            if after is None or source == self.bounds.start or few:
-                return operator.adjoint_terms
-            active = self.bounds.possibly_active(after).unflatten(1, node.shape)
-            return operator.outputs_that_see(active, self._nodes[source].shape)
+            return operator.adjoint_terms
         if not self.float32.narrows(index):
             return 0
         if after is None:
