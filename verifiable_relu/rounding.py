@@ -263,6 +263,27 @@ def quotient_below(numerator: Tensor, denominator: Tensor) -> Tensor:
     return quotient - epsilon(quotient.dtype) * quotient.abs()
 
 
+MEAN = 1e-12
+"""The least part of itself by which a mean is moved down: more than 2γ_n of float64 for every n below 4,500."""
+
+
+def mean_below(lower: Tensor, parts: Tensor, terms: int) -> Tensor:
+    """Lower bounds of lower/parts; −inf where arithmetic broke down.
+
+    A sum of n products that are not negative is off by at most γ_n of itself, and so is what is divided by it, but for
+    a few operations more: by |lower/parts|·γ/(1 − γ), less than twice that of the quotient as computed.
+
+    Args:
+        lower: (rows,) lower bounds.
+        parts: (rows,) positive, each the sum of ``terms`` products that are not negative, as computed.
+        terms: n.
+    """
+    quotient = lower / parts
+    moved = quotient - max(MEAN, 2 * gamma(terms + 4, lower.dtype)) * quotient.abs()
+    # Python's min would lose a NaN.
+    return moved.masked_fill(~quotient.isfinite(), -math.inf)
+
+
 # Branch and bound on the input box
 
 CUT = 2.0**-20

@@ -64,7 +64,7 @@ def seconds(works: Sequence[Callable[[], object]], runs: int) -> list[float]:
 
 def measure(asked: argparse.Namespace, records: Records) -> None:
     """Add a record for each kind of numbers."""
-    from verifiable_relu import verify
+    from verifiable_relu import Around, verify
     from verifiable_relu.network import read_onnx
     from verifiable_relu.spec import Query, linf_properties
     from verifiable_relu.verifiers.base import Limits
@@ -78,7 +78,7 @@ def measure(asked: argparse.Namespace, records: Records) -> None:
         queries = [Query(network, prop) for prop in properties]
 
         def whole(images: np.ndarray = images, labels: list[int] = labels, clip: tuple[int, int] = clip) -> object:
-            return verify(network, images, labels, eps=EPS, method="crown", clip=clip)
+            return verify(network, images, labels, eps=EPS, method="crown", around=Around(clip=clip))
 
         def bounds(queries: list[Query] = queries) -> object:
             return answers(make("crown"), queries, Limits(600.0))

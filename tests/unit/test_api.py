@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import verifiable_relu
-from verifiable_relu import certified_radius, verify, verify_radii
+from verifiable_relu import Around, certified_radius, verify, verify_properties, verify_radii
 from verifiable_relu.bounds import MEMORY
 from verifiable_relu.campaign import Result
 from verifiable_relu.campaign.inputs import chosen
@@ -79,7 +79,7 @@ def test_every_kind_of_model_images_and_labels(tmp_path: Path) -> None:
 def test_the_valid_range_cuts_the_ball() -> None:
     # Half a unit darker or brighter, but never beyond the range: the sum stays below 2.
     wide = verify(MODEL, GREY[None], [0], 0.25, "crown")[0]
-    cut = verify(MODEL, GREY[None], [0], 0.25, "crown", clip=(0, Fraction(15, 32)))[0]
+    cut = verify(MODEL, GREY[None], [0], 0.25, "crown", around=Around(clip=(0, Fraction(15, 32))))[0]
     assert wide.verdict is Verdict.UNKNOWN and cut.verdict is Verdict.UNSAT
 
 
@@ -202,8 +202,8 @@ NAN = np.where(np.arange(4).reshape(1, 1, 2, 2) == 2, np.nan, 0.5)
         ({"timeout": 10**400}, "time limit is too large"),
         ({"timeout": True}, "time limit"),
         *(({"progress": value}, "progress is") for value in (None, 1, "yes", np.ones(3), torch.zeros(0))),
-        *(({"mean": value}, "mean: one number") for value in ([], torch.zeros(0), "a", [[0.5]])),
-        *(({"std": value}, "std") for value in ([], 0, [-1.0], float("nan"))),
+        *(({"normalize": (value, 1)}, "mean: one number") for value in ([], torch.zeros(0), "a", [[0.5]])),
+        *(({"normalize": (0, value)}, "std") for value in ([], 0, [-1.0], float("nan"))),
         *(
             ({"patch": value}, "patch")
             for value in ((0, float("inf")), (1,), 3, "ab", np.ma.masked_array([1, 2], [0, 1]))
@@ -242,7 +242,8 @@ NAN = np.where(np.arange(4).reshape(1, 1, 2, 2) == 2, np.nan, 0.5)
         ({"model": Brightness().half()}, "float16"),
         ({"model": nn.Sequential(nn.Flatten(), nn.LazyLinear(2))}, "lazy"),
         ({"model": nn.ModuleList([MODEL])}, "ModuleList"),
-        ({"properties": 3}, "in place of images"),
+        ({"around": 3}, "around is 3"),
+        ({"normalize": 3}, "normalize is a pair"),
         ({"model": nn.Sequential(nn.Flatten(), nn.Linear(4, 1))}, "1 output"),
         ({"model": nn.Sequential(nn.Flatten(), nn.Linear(5, 2))}, "5|shape"),
     ],
@@ -250,7 +251,8 @@ NAN = np.where(np.arange(4).reshape(1, 1, 2, 2) == 2, np.nan, 0.5)
 def test_bad_arguments_are_refused(changed: dict[str, Any], complaint: str) -> None:
     arguments: dict[str, Any] = {"model": MODEL, "images": IMAGES, "labels": LABELS, "eps": 0.125} | changed
     with pytest.raises(InputError, match=complaint) as caught:
-        verify(**arguments)
+        around = {name: arguments.pop(name) for name in vars(Around()) if name in arguments}
+        verify(**{"around": Around(**around), **arguments})
     assert isinstance(caught.value, ValueError) and "\n" not in str(caught.value)
 
 
@@ -259,21 +261,20 @@ def test_bad_arguments_are_refused(changed: dict[str, Any], complaint: str) -> N
 )
 def test_what_is_no_property_is_refused(asked: Any) -> None:
     with pytest.raises(InputError, match="propert") as caught:
-        verify(MODEL, properties=asked)
+        verify_properties(MODEL, asked)
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["eps", "properties"])
-def test_several_radii_take_no_other_question(name: str) -> None:
+def test_several_radii_take_no_other_radius() -> None:
     for ask in (certified_radius, partial(verify_radii, radii=[0.1])):
-        with pytest.raises(InputError, match=f"{name} has no meaning"):
-            ask(MODEL, IMAGES, LABELS, **{name: 0.1})
+        with pytest.raises(InputError, match="eps has no meaning"):
+            ask(MODEL, IMAGES, LABELS, eps=0.1)
 
 
 def test_numbers_of_numpy_and_torch_are_numbers() -> None:
     for eps in (np.float64(0.125), np.float32(0.125), torch.tensor(0.125), np.array(0.125), Fraction(1, 8)):
         for clip in ((0, 1), np.array([0.0, 1.0]), torch.tensor([0, 1]), [np.float32(0), Fraction(1)]):
-            found = verify(MODEL, IMAGES[:1], LABELS[:1], eps, "crown", np.float64(60), clip)  # type: ignore[arg-type]
+            found = verify(MODEL, IMAGES[:1], LABELS[:1], eps, "crown", np.float64(60), around=Around(clip=clip))  # type: ignore[arg-type]
             assert found[0].verdict is Verdict.UNSAT
     half = [torch.tensor(IMAGES).to(dtype) for dtype in (torch.float16, torch.bfloat16, torch.float64)]
     for images in (*half, IMAGES.tolist()):

@@ -21,7 +21,7 @@ from torch import nn
 from tests.support.asking import claims
 from tests.support.processes import ROOT
 from tests.support.solver_cases import ball, mlp, row
-from verifiable_relu import verify
+from verifiable_relu import verify, verify_properties
 from verifiable_relu.api import arguments
 from verifiable_relu.network import Network
 from verifiable_relu.settings import neutral
@@ -111,7 +111,7 @@ def module() -> nn.Module:
 
 def answered(method: str) -> list[Answer]:
     network, properties = question()
-    results = verify(network, properties=properties, method=method, timeout=60)
+    results = verify_properties(network, properties, method=method, timeout=60)
     images = np.array([[0.1, 0.5, 0.2], [0.9, 0.4, 0.3]])
     results += verify(module(), images, [0, 1], 0.0625, method, 60)
     return [(result.answer, result.method, result.margin) for result in results]

@@ -26,10 +26,8 @@ from verifiable_relu.verifiers.bab import Bab
 from verifiable_relu.verifiers.base import Limits, Outcome, Reason, Verdict, Verifier
 from verifiable_relu.verifiers.docket import Docket, answers
 from verifiable_relu.verifiers.incomplete import AlphaCrown, Crown
-from verifiable_relu.verifiers.milp import Milp
 from verifiable_relu.verifiers.recording import Recorder, uncertified
 from verifiable_relu.verifiers.root import NONE, Roots
-from verifiable_relu.verifiers.smt import Smt
 from verifiable_relu.verifiers.split import InputSplit, RecordedSplit
 
 _FEW_INPUTS = 20
@@ -110,6 +108,19 @@ class Stage:
     most: float = math.inf
 
 
+def _milp() -> Verifier:
+    # It is imported only where a query gets this far: scipy comes with it.
+    from verifiable_relu.verifiers.milp import Milp
+
+    return Milp()
+
+
+def _smt() -> Verifier:
+    from verifiable_relu.verifiers.smt import Smt
+
+    return Smt(whole=True)
+
+
 STAGES = (
     Stage(
         "attack",
@@ -156,7 +167,7 @@ STAGES = (
     Stage(
         "milp",
         "few enough phases are integer variables of a linear program",
-        Milp,
+        _milp,
         lambda t: t.linear,
         most=_INTEGER_NEURONS,
     ),
@@ -164,7 +175,7 @@ STAGES = (
     Stage(
         "smt",
         "what is left is within the others' tolerances of the boundary, and exact arithmetic has none",
-        lambda: Smt(whole=True),
+        _smt,
         lambda t: t.linear,
         most=_EXACT_NEURONS,
     ),

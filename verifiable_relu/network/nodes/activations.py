@@ -339,7 +339,7 @@ class Relu(Kinked):
 
     @property
     def below(self) -> Tensor:
-        return torch.zeros(())
+        return torch.zeros((), device="cpu")
 
     def forward(self, *xs: Tensor) -> Tensor:
         return F.relu(xs[0])

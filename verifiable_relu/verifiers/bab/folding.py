@@ -9,7 +9,6 @@ every row comes with a bound of what rounding has changed in its value, for any 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -20,17 +19,17 @@ from verifiable_relu.bounds import Bounds, Relaxation
 from verifiable_relu.errors import OutOfTime, UnsupportedError
 from verifiable_relu.network.dispatch import Refusal, Table
 from verifiable_relu.network.nodes import Activation, Add, Affine, Bilinear, Input, Kinked, Permute, Reshape
-from verifiable_relu.rounding import gamma, unit_roundoff
+from verifiable_relu.rounding import LEAST, OWN, TINY, above, gamma, unit_roundoff
 from verifiable_relu.spec.property import Box
 from verifiable_relu.verifiers.bab.curves import Straight, is_smooth
-from verifiable_relu.verifiers.bab.folded import OWN, TINY, Folded, Rows, slopes_of
+from verifiable_relu.verifiers.bab.folded import Folded, Rows, slopes_of
 
 _WORKING = 1 << 27
 """Bytes of coefficients that are pulled back at once."""
 
 _UNIT = unit_roundoff(torch.float64)
 
-_LEAST = 4 * math.ulp(0.0)
+_LEAST = 4 * LEAST
 """What the few products that make a bound of an error may lose to underflow."""
 
 
@@ -72,7 +71,7 @@ class _Folding:
         self.center = torch.lerp(low, high, 0.5)
         reach = torch.maximum(high - self.center, self.center - low)
         # A difference is rounded, but zero only if it is.
-        self.radius = torch.where(reach > 0, torch.nextafter(reach, torch.tensor(torch.inf).double()), reach)
+        self.radius = torch.where(reach > 0, above(reach), reach)
         self.free = (self.radius > 0).nonzero().squeeze(1)
         self._unstable: dict[int, Tensor] = {}
         self._start: dict[int, int] = {}

@@ -21,6 +21,7 @@ from verifiable_relu.bounds.rounding import covers
 from verifiable_relu.errors import CallFailed, OutOfTime, UnsupportedError
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Activation
+from verifiable_relu.rounding import below
 from verifiable_relu.spec.row_batch import RowBatch
 from verifiable_relu.trust.certificate import Proof, Tighter, Tree
 from verifiable_relu.verifiers.bab import limits
@@ -221,7 +222,7 @@ class BoundedBoxes:
             rows = RowBatch.of(properties, network.output_size)
             values = self.relaxation.outputs(rows.matrix, rows.sample, memory=memory, stop=stop)
             values = torch.maximum(values, self.relaxation.outputs(rows.matrix, rows.sample, intervals=True))
-            values = torch.nextafter(values - rows.bound, torch.tensor(-torch.inf, dtype=torch.float64))
+            values = below(values - rows.bound)
         pre = self.relaxation.pre
         lower = part.roots.learn(numbers, net, pre, rows, values, bounded=whole, searched=whole)
         self.lower = dict(zip(numbers, lower.split(rows.polytopes), strict=True))
