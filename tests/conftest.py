@@ -43,3 +43,21 @@ def no_trials(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     path = request.path
     if path.parent.name in ("unit", "soundness") and path.stem not in TRIED:
         monkeypatch.setattr("verifiable_relu.network.onnx.model.survived", lambda work: True)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what ``-m quick`` takes: of each test the cases that say so themselves, or else the first one.
+
+    A test that is marked ``thorough`` or ``seldom`` is left out.
+    """
+    marked = {_named(item) for item in items if item.get_closest_marker("quick")}
+    for item in items:
+        if _named(item) not in marked and not any(map(item.get_closest_marker, ("thorough", "seldom"))):
+            item.add_marker("quick")
+            marked.add(_named(item))
+
+
+def _named(item: pytest.Item) -> str:
+    """The name of an item without its parameters."""
+    return item.nodeid.partition("[")[0]

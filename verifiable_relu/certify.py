@@ -241,10 +241,10 @@ def _many(options: argparse.Namespace, out: TextIO, alone: bool) -> int:
     from verifiable_relu.campaign.inputs import verifier
     from verifiable_relu.verifiers.copies import sharing
 
-    method = verifier(options.method, options.device, options.memory, (options.jobs or sharing()) if jobs == 1 else 1)
-    method, _ = _certifying(options, method)
     watcher = Watcher(count, options.quiet, out)
     try:
+        sharers = (options.jobs or sharing()) if jobs == 1 else 1
+        method, _ = _certifying(options, verifier(options.method, options.device, options.memory, sharers))
         with _store(options) as store, watcher:
             _answer(options, entries(options, listed), method, started, store, watcher)
     except KeyboardInterrupt:
@@ -256,6 +256,9 @@ def _many(options: argparse.Namespace, out: TextIO, alone: bool) -> int:
         if watcher.done and not options.quiet:
             watcher.summary()
         raise
+    finally:
+        for worker in started:
+            worker.stop()
     for vnnlib, detail in watcher.disputed:
         _say(f"{vnnlib}: {detail}")
     if not options.quiet:
