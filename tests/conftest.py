@@ -47,15 +47,15 @@ def no_trials(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what ``-m quick`` takes: of each test the cases that say so themselves, or else the first one.
+    """Mark what ``-m quick`` takes of ``unit``: of each test the first case, unless the test is marked otherwise.
 
-    A test that is marked ``thorough`` or ``seldom`` is left out.
+    Elsewhere, and where another case says more, ``quick`` stands at the test or at the case.
     """
-    marked = {_named(item) for item in items if item.get_closest_marker("quick")}
+    done = {_named(item) for item in items if any(map(item.get_closest_marker, ("quick", "thorough", "seldom")))}
     for item in items:
-        if _named(item) not in marked and not any(map(item.get_closest_marker, ("thorough", "seldom"))):
+        if item.path.parent.name == "unit" and _named(item) not in done:
             item.add_marker("quick")
-            marked.add(_named(item))
+            done.add(_named(item))
 
 
 def _named(item: pytest.Item) -> str:

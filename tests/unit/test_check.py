@@ -271,6 +271,7 @@ FAULTS: dict[str, tuple[Fault, str]] = {
 }
 
 
+@pytest.mark.thorough
 def test_a_certificate_of_branch_and_bound_is_accepted(folder: Path, case: Case) -> None:
     assert sum("leaf" in record for record in case.records) > 5
     assert checked(folder, case, written(case.records)).startswith("unsat: ")

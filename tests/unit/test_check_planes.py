@@ -99,6 +99,7 @@ def several(folder: Path) -> Case:
     return Case(found.network, found.prop, copy.deepcopy(found.records))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_in_planes_is_refused(name: str, folder: Path) -> None:
     change, reason = FAULTS[name]

@@ -137,6 +137,7 @@ TIGHTER: dict[str, tuple[Change, str]] = {
 }
 
 
+@pytest.mark.thorough
 def test_tighter_bounds_with_trees_of_their_own_are_accepted(folder: Path) -> None:
     for kind in ("mlp", "leaky"):
         case = refined_case(folder, kind)

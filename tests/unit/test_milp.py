@@ -183,6 +183,7 @@ def solver_that(call: Callable[..., object]) -> SimpleNamespace:
     return SimpleNamespace(start=lambda: None, call=call)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("status", sorted(set(highspy.HighsModelStatus.__members__) - {"kInfeasible"}))
 def test_only_a_proof_of_infeasibility_excludes(status: str, monkeypatch: pytest.MonkeyPatch) -> None:
     query = next(q for q in left_open(9) if decide(q)[0].verdict is Verdict.UNSAT)
@@ -198,6 +199,7 @@ def infeasible(*_: object) -> Solved:
     return Solved("kInfeasible", np.zeros(0), 0.0, np.zeros(0))
 
 
+@pytest.mark.thorough
 def test_what_the_solver_calls_infeasible_is_proved_again() -> None:
     query = next(q for q in left_open(9) if decide(q)[0].verdict is Verdict.UNSAT)
     (outcome,) = decide(query)
@@ -205,6 +207,7 @@ def test_what_the_solver_calls_infeasible_is_proved_again() -> None:
     assert outcome.margin is not None and outcome.margin > 0
 
 
+@pytest.mark.thorough
 def test_the_solver_s_word_alone_is_labelled(monkeypatch: pytest.MonkeyPatch) -> None:
     query = next(q for q in left_open(9) if decide(q)[0].verdict is Verdict.UNSAT)
     monkeypatch.setattr(module, "HIGHS", solver_that(infeasible))

@@ -132,6 +132,7 @@ def test_two_methods_are_two_columns(files: list[Path], tmp_path: Path) -> None:
     assert {row[0] for row in measures.tables[0].rows} == set(campaign.by_method(again.results))
 
 
+@pytest.mark.thorough
 def test_what_cannot_be_read_was_given_to_every_method(files: list[Path], tmp_path: Path) -> None:
     out, bad = tmp_path / "out", tmp_path / "bad.vnnlib"
     bad.write_text("(assert")
@@ -146,6 +147,7 @@ def test_what_cannot_be_read_was_given_to_every_method(files: list[Path], tmp_pa
     assert counted(page(out)[0]) == [{"unsat": 5, "sat": 4}] * 2
 
 
+@pytest.mark.thorough
 def test_a_campaign_that_is_resumed_elsewhere_counts_its_files_once(
     files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -230,6 +230,7 @@ def test_a_study_is_shown_by_its_tables_and_figures(tmp_path: Path) -> None:
     assert [a["alt"] for a in reader.all("img")] == ["curve"]
 
 
+@pytest.mark.thorough
 def test_a_training_is_shown_by_its_curves(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
     record = Path(__file__).parents[2] / "specs" / "mnist_mlp.json"
@@ -246,6 +247,7 @@ def test_a_training_is_shown_by_its_curves(tmp_path: Path, capsys: pytest.Captur
         assert capsys.readouterr().err.startswith(f"report: {tmp_path}/bad.json: ")
 
 
+@pytest.mark.thorough
 def test_figures_for_papers_are_pdf_and_png(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
     assert main([str(folder), "--figures", str(tmp_path / "f"), "--out", str(tmp_path / "p.html")]) == 0

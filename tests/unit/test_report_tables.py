@@ -72,6 +72,7 @@ def test_a_row_of_another_length_is_refused() -> None:
         Table(("a", "b"), [(1, 2, 3)])
 
 
+@pytest.mark.thorough
 def test_figures_are_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="needs matplotlib")
     one, two = estimate([0.9]), estimate([0.8, 0.9])

@@ -126,6 +126,7 @@ def test_each_stage_tightens_what_the_one_before_has_proven(name: str) -> None:
         assert root.bounded == (not isinstance(method, Ibp)) and root.searched == (method in (SEARCHING, Bab()))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_root_holds_at_all_points_of_its_own_box(name: str) -> None:
     network, roots = NETWORKS[name](), Roots(PLENTY)
@@ -208,6 +209,7 @@ def test_roots_in_another_dtype_are_left_alone() -> None:
     assert roots.known(asked, mlp(), torch.zeros(1, dtype=torch.float64)) is not None
 
 
+@pytest.mark.thorough
 def test_roots_keep_within_their_memory_and_what_is_missing_is_computed_again() -> None:
     network, everything = mlp(), Roots(PLENTY)
     asked = queries(network, 4, radius=0.5)
