@@ -494,7 +494,6 @@ def rows(text: str) -> list[list[str]]:
     return list(csv.reader(io.StringIO(text)))
 
 
-@pytest.mark.quick
 def test_every_row_of_a_table_is_answered_and_recorded(folder: Path) -> None:
     spoil(folder)
     (folder / "instances.csv").write_text(

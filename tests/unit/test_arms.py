@@ -111,6 +111,7 @@ def test_a_frozen_lambda_moves_only_by_the_schedule() -> None:
     assert frozen.history[1]["lam"] == pytest.approx([expected] * 2, rel=1e-5)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["linear", "log", "inverse"])
 def test_a_ramp_that_learns_goes_on_from_what_was_learned(
     name: schedule.Schedule, monkeypatch: pytest.MonkeyPatch

@@ -327,6 +327,7 @@ def test_nothing_that_a_search_says_is_believed(monkeypatch: pytest.MonkeyPatch)
     assert any(margin <= 0 for _, margin in cases)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("seconds", [0.05, 0.3, 5.0])
 @pytest.mark.parametrize("broken", [float("nan"), float("inf")])
 def test_arithmetic_that_breaks_down_proves_nothing(
@@ -366,6 +367,7 @@ def test_an_interrupt_loses_nothing_that_was_decided(monkeypatch: pytest.MonkeyP
     assert list(asked.outcomes) == [0] and asked.outcomes[0].verdict is Verdict.UNSAT
 
 
+@pytest.mark.thorough
 def test_the_same_queries_have_the_same_outcomes() -> None:
     queries = [hard(seed) for seed in range(2)]
     first, second = decide(*queries), decide(*queries)

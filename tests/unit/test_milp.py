@@ -58,6 +58,7 @@ def check(query: Query, outcome: Outcome, margin: float) -> None:
         assert query.property.violated(evaluate_exact(query.network, outcome.witness))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("leaky", [False, True])
 def test_verdicts_agree_with_enumeration(leaky: bool) -> None:
     cases = [random_query(seed, leaky=leaky, dyadic=seed % 2 == 0) for seed in range(9)]
@@ -216,6 +217,7 @@ def test_the_solver_s_word_alone_is_labelled(monkeypatch: pytest.MonkeyPatch) ->
     assert (outcome.verdict, outcome.trust) == (Verdict.UNSAT, Trust.FLOAT) and "word" in outcome.detail
 
 
+@pytest.mark.thorough
 def test_a_solver_that_denies_a_counterexample_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
     query = next(q for q in left_open(9) if decide(q)[0].verdict is Verdict.SAT)
     monkeypatch.setattr(module, "HIGHS", solver_that(infeasible))

@@ -474,6 +474,7 @@ WRITTEN: dict[str, Callable[[Function, Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", WRITTEN)
 def test_what_the_exporter_writes_is_read_where_the_record_does_not_do(name: str) -> None:
     module = Function(WRITTEN[name])

@@ -230,6 +230,7 @@ def test_gradients_are_those_of_finite_differences(lam: float, linear: float) ->
     assert torch.autograd.gradcheck(loss, start, eps=1e-7, atol=1e-5)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("arm", ARMS)
 @pytest.mark.parametrize("by", ["ibp", "crown-ibp", "sabr"])
 def test_every_arm_trains_by_every_bound(arm: str, by: str) -> None:

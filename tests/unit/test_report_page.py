@@ -173,6 +173,7 @@ def test_a_counterexample_is_shown_pixel_by_pixel(page: str, folder: Path) -> No
     assert (change[bright] > 250).all() and (change[~bright] < 5).all()
 
 
+@pytest.mark.thorough
 def test_files_that_are_gone_cost_the_originals_alone(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder, tmp_path / "out")
     lines = (tmp_path / "out" / "records.jsonl").read_text().replace("left_right.onnx", "gone.onnx")

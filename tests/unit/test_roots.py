@@ -91,6 +91,7 @@ def nothing_is_confirmed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(judging, "confirm", lambda *_: Confirmation(False, "refused"))
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("nothing_is_confirmed")
 @pytest.mark.parametrize(
     ("sizes", "stages"),
@@ -107,6 +108,7 @@ def test_auto_bounds_each_whole_box_once(sizes: tuple[int, ...], stages: set[str
     assert bounded == {"CROWN": len(asked), "search": len(asked)}
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("nothing_is_confirmed")
 def test_without_room_for_roots_every_stage_bounds_anew(bounded: Counter[str]) -> None:
     asked = queries(mlp(1, (3, 6, 5, 3)))

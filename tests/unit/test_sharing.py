@@ -218,6 +218,7 @@ def test_however_short_the_time_is_no_answer_is_wrong(name: str, seconds: float)
         assert outcome.verdict is Verdict.SAT or outcome.reason is Reason.TIMEOUT
 
 
+@pytest.mark.thorough
 def test_memory_that_is_used_up_in_a_copy_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     with counted(searching, monkeypatch) as counts:
         outcome = answer(TREES, question(*QUESTIONS["trees"][1]), memory=1 << 15)
