@@ -3,7 +3,9 @@
 
     python3 dev.py run COMMAND ...    run a command in the environment
     python3 dev.py check [ARG ...]    lint, types, import contract and tests; ARGs go to pytest
-    python3 dev.py check --newest ... the same with the newest versions allowed, in .venv-newest
+    python3 dev.py check --quick ...  lint and a case of most tests, in under a minute
+    python3 dev.py check --all ...    everything, with the tests that a change of the package hardly ever breaks
+    python3 dev.py check --newest ... everything but these with the newest versions allowed, in .venv-newest
     python3 dev.py docs               build the documentation in site/
     python3 dev.py setup [EXTRA ...]  only set up the package, and extras of pyproject.toml
 
@@ -43,12 +45,15 @@ NEEDED = {
     "mkdocs": ("docs",),
 }
 
-CHECKS = (
-    ("ruff", "check", "."),
-    ("ruff", "format", "--check", "."),
-    ("mypy",),
-    ("lint-imports", "--no-logo"),
-)
+LINT = (("ruff", "check", "."), ("ruff", "format", "--check", "."))
+CHECKS = (*LINT, ("mypy",), ("lint-imports", "--no-logo"))
+
+# The checks beside the tests, and what pytest is told, by option of check.
+SCOPES: dict[str, tuple[tuple[tuple[str, ...], ...], tuple[str, ...]]] = {
+    "--quick": (LINT, ("-m", "quick")),
+    "--all": (CHECKS, ("-m", "")),
+    "--newest": (CHECKS, ()),
+}
 
 
 @dataclass(frozen=True)
@@ -157,10 +162,10 @@ def needed(command: Sequence[str]) -> set[str]:
     return {extra for word in words for extra in NEEDED.get(word, ())}
 
 
-def check(where: Environment, pytest_arguments: Sequence[str]) -> int:
-    """Run every check, whatever the others say, and sum up on stderr; 0 if all passed.
+def check(where: Environment, pytest_arguments: Sequence[str], checks: Sequence[Sequence[str]] = CHECKS) -> int:
+    """Run the tests and every check, whatever the others say, and sum up on stderr; 0 if all passed.
 
-    The others run beside pytest, and their output comes behind its own.
+    The checks run beside pytest, and their output comes behind its own.
     """
     # Two test processes with several threads each would only fight for the cores.
     variables = where.variables(OMP_NUM_THREADS="1")
@@ -179,8 +184,8 @@ def check(where: Environment, pytest_arguments: Sequence[str]) -> int:
         )
         return " ".join(command), done.returncode != 0, time.monotonic() - start, (done.stdout or b"").decode()
 
-    with ThreadPoolExecutor(len(CHECKS)) as pool:
-        beside = [pool.submit(result, command, False) for command in CHECKS]
+    with ThreadPoolExecutor(len(checks)) as pool:
+        beside = [pool.submit(result, command, False) for command in checks]
         results = [result(tests, True), *(one.result() for one in beside)]
     for line, _, _, output in results[1:]:
         print(f"dev.py: {line}\n{output}", end="", flush=True)
@@ -208,10 +213,11 @@ def main(arguments: Sequence[str]) -> int:
     """Do what the command line says; returns the exit status."""
     action, rest = "".join(arguments[:1]), arguments[1:]
     if action == "check":
-        newest = rest[:1] == ["--newest"]
-        where = NEWEST if newest else PINNED
+        scope = SCOPES.get("".join(rest[:1]))
+        checks, marks = scope or (CHECKS, ())
+        where = NEWEST if rest[:1] == ["--newest"] else PINNED
         where.set_up(["dev"])
-        return check(where, rest[newest:])
+        return check(where, [*marks, *rest[scope is not None :]], checks)
     if action == "run" and rest:
         PINNED.set_up(needed(rest))
         return run(rest)

@@ -43,3 +43,21 @@ def no_trials(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     path = request.path
     if path.parent.name in ("unit", "soundness") and path.stem not in TRIED:
         monkeypatch.setattr("verifiable_relu.network.onnx.model.survived", lambda work: True)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what ``-m quick`` takes of ``unit``: of each test the first case, unless the test is marked otherwise.
+
+    Elsewhere, and where another case says more, ``quick`` stands at the test or at the case.
+    """
+    done = {_named(item) for item in items if any(map(item.get_closest_marker, ("quick", "thorough", "seldom")))}
+    for item in items:
+        if item.path.parent.name == "unit" and _named(item) not in done:
+            item.add_marker("quick")
+            done.add(_named(item))
+
+
+def _named(item: pytest.Item) -> str:
+    """The name of an item without its parameters."""
+    return item.nodeid.partition("[")[0]

@@ -89,6 +89,7 @@ def test_a_counterexample_in_the_form_of_the_competition(folder: Path) -> None:
         assert word in done.stderr
 
 
+@pytest.mark.quick
 def test_an_unsat_answer_is_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--spec", str(folder / "safe.vnnlib"), "--method", "crown"]) == 0
     shown = capsys.readouterr()
@@ -96,6 +97,7 @@ def test_an_unsat_answer_is_one_line(folder: Path, capsys: pytest.CaptureFixture
     assert "margin    1 (a proven lower bound)" in shown.err and re.search(r"unstable  \d neurons", shown.err)
 
 
+@pytest.mark.quick
 def test_quiet_prints_the_verdict_alone(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--spec", str(folder / "safe.vnnlib"), "--method", "ibp", "--quiet"]) == 0
     assert capsys.readouterr() == ("unsat\n", "")

@@ -19,6 +19,7 @@ from verifiable_relu.commands import COMMANDS
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.quick
 def test_the_help_lists_every_command_under_its_group(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 0
     shown = capsys.readouterr().out
@@ -39,6 +40,7 @@ def test_every_command_explains_itself(name: str, capsys: pytest.CaptureFixture[
     assert capsys.readouterr().out.startswith(f"usage: verifiable-relu {name} ")
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("name", [command.name for command in COMMANDS if command.name != "check"])
 def test_every_command_calls_its_errors_by_its_name(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:

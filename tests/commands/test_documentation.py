@@ -62,12 +62,14 @@ def test_the_readme_is_short_and_shows_both_commands() -> None:
         assert f"\n    {command} " in text
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_of_a_page_lead_somewhere(page: Path) -> None:
     targets = re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text(encoding="utf-8"))
     assert [target for target in targets if not (page.parent / target).exists()] == []
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     ("page", "name"), [*(("methods", name) for name in methods()), *(("networks", name) for name in DATASETS)]
 )

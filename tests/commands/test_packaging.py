@@ -134,6 +134,7 @@ def index() -> None:
         pytest.skip("no package index can be reached")
 
 
+@pytest.mark.seldom
 @pytest.mark.parametrize("python", pythons())
 def test_the_base_resolves_for_every_python(index: None, python: str) -> None:
     # PyTorch is left out: where there is no build for CPUs at hand, pip would download gigabytes.

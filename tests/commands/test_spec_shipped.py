@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from verifiable_relu.certify import main as certify
 from verifiable_relu.data import Dataset, load
 from verifiable_relu.files import on_disk, read_text
 from verifiable_relu.network import Network, read_onnx
@@ -32,6 +33,7 @@ def dataset(name: str) -> Dataset:
     return load(name, "test")
 
 
+@pytest.mark.quick
 def test_every_property_is_listed_once_and_the_folder_is_small() -> None:
     listed = [on_disk(row.vnnlib).name for row in ROWS]
     assert sorted(listed) == sorted(path.name for path in SPECS.iterdir() if ".vnnlib" in path.name)
@@ -57,3 +59,9 @@ def test_a_property_fits_its_network_and_the_image_it_names(row: Instance, reque
         assert network(found)(torch.from_numpy(image[None])).argmax() == label
     (ball,) = linf_properties(image[None], [label], eps, 10, decimals=DECIMALS)
     assert query.digest == Query(query.network, ball).digest
+
+
+@pytest.mark.quick
+def test_a_shipped_property_is_proved(capsys: pytest.CaptureFixture[str]) -> None:
+    assert certify(["--spec", str(SPECS / "cifar_eps.vnnlib"), "--quiet"]) == 0
+    assert capsys.readouterr().out == "unsat\n"

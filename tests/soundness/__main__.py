@@ -28,6 +28,7 @@ should, a dash that it was not tried. `test_faults.py` holds each fault against 
   (`repeats.py`)
 - **magnitudes**: ONNX files whose numbers are derived from others, at scales from 1e-300 to 1e300 and near rounding,
   asked about their exact value at a point, just before it and just behind (`magnitudes.py`)
+- **factors**: the same of batch normalisations and spelled GELUs alone, of which few have a factor that vanishes
 """
 
 

@@ -61,6 +61,9 @@ def _boundary(report: Report) -> None:
 
 def _magnitudes(report: Report) -> None:
     magnitudes({"ibp": 1.0, "milp": 1.0, "smt-exact": 1.0}, count=270, report=report)
+
+
+def _factors(report: Report) -> None:
     # Factors that vanish, and networks that are read all the same, are rare.
     magnitudes({"ibp": 1.0}, count=600, kinds=("batch normalisation", "GELU"), report=report)
 
@@ -88,6 +91,7 @@ KINDS: dict[str, Callable[[Report], None]] = {
     "segments": _segments,
     "repeats": _repeats,
     "magnitudes": _magnitudes,
+    "factors": _factors,
 }
 """The kinds as they are held against a fault: the tests' own cases, fewer methods and less time."""
 

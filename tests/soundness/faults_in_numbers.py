@@ -46,12 +46,12 @@ IN_NUMBERS = (
     ),
     Fault(
         "the factor of a batch normalisation that underflows taken for zero",
-        "magnitudes",
+        "factors",
         instead("network.derived:deviations", _in_floats),
     ),
     Fault(
         "the factor outside of a spelled GELU that underflows taken for zero",
-        "magnitudes",
+        "factors",
         instead("network.derived:multiple", _underflowing),
     ),
     Fault(

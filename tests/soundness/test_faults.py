@@ -21,7 +21,17 @@ def test_nothing_is_found_where_no_fault_is_seeded(kind: str) -> None:
     assert report.problems == []
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+FIRST = {fault.best: fault for fault in reversed(FAULTS)}
+"""The first fault of each kind."""
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        pytest.param(fault, id=fault.name, marks=[pytest.mark.quick] if fault in FIRST.values() else [])
+        for fault in FAULTS
+    ],
+)
 def test_a_seeded_fault_is_caught(fault: Fault) -> None:
     assert caught_by(fault.best, fault) is not None
 

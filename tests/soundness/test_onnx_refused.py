@@ -217,12 +217,14 @@ INVALID: dict[str, onnx.ModelProto] = {
 }  # fmt: skip
 
 
+@pytest.mark.quick
 def test_the_file_that_other_tests_damage_is_read_as_it_is() -> None:
     network = read_onnx(changed(lambda m: None).SerializeToString())
     found = network(torch.tensor([[-3.0, 1.0]], dtype=torch.float64))
     assert found.reshape(-1).tolist() == [0.0, 3.0]
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("name", INVALID)
 def test_what_is_invalid_is_refused_in_one_line(name: str) -> None:
     with pytest.raises(InputError) as caught:

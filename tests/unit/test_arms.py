@@ -55,6 +55,7 @@ def types(model: nn.Sequential) -> list[str]:
     return [type(module).__name__ for module in model]
 
 
+@pytest.mark.thorough
 def test_arms_share_weights_order_and_points(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: dict[str, list[torch.Tensor]] = {arm: [] for arm in ARMS}
     weights = {}
@@ -76,6 +77,7 @@ def test_arms_share_weights_order_and_points(monkeypatch: pytest.MonkeyPatch) ->
         assert all(torch.equal(a, b) for a, b in zip(weights[arm], weights["relu"], strict=True)), arm
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("arm", ARMS)
 def test_every_arm_learns_and_becomes_its_network(arm: str, tmp_path: Path) -> None:
     data = blobs()
@@ -100,6 +102,7 @@ def test_every_arm_learns_and_becomes_its_network(arm: str, tmp_path: Path) -> N
     assert json.loads((tmp_path / "net.json").read_text())["results"]["clean"] == results["clean"]
 
 
+@pytest.mark.thorough
 def test_a_frozen_lambda_moves_only_by_the_schedule() -> None:
     learned, frozen = (train(replace(BASE, arm=arm), blobs()) for arm in ("lambda-gelu", "lambda-gelu-frozen"))
     assert frozen.history[0]["lam"] == pytest.approx([BASE.lam_init] * 2) and frozen.learned == frozen.history[0]["lam"]
@@ -108,6 +111,7 @@ def test_a_frozen_lambda_moves_only_by_the_schedule() -> None:
     assert frozen.history[1]["lam"] == pytest.approx([expected] * 2, rel=1e-5)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["linear", "log", "inverse"])
 def test_a_ramp_that_learns_goes_on_from_what_was_learned(
     name: schedule.Schedule, monkeypatch: pytest.MonkeyPatch
@@ -167,6 +171,7 @@ def test_fine_tuning_at_equal_total_epochs_swaps_at_the_switch() -> None:
     assert types(trained.model)[3] == "ReLU"
 
 
+@pytest.mark.thorough
 def test_extra_fine_tuning_begins_where_direct_swap_ends() -> None:
     data = blobs()
     plain, extra = train(replace(BASE, arm="gelu-swap"), data), train(EXTRA, data, test=data)
@@ -181,6 +186,7 @@ def test_extra_fine_tuning_begins_where_direct_swap_ends() -> None:
         replace(BASE, finetune_extra=1)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("options", "at"),
     [
@@ -206,6 +212,7 @@ def test_resumed_arms_are_the_uninterrupted_ones(options: Options, at: int, tmp_
         assert torch.equal(value, resumed.model.state_dict()[name]), name
 
 
+@pytest.mark.thorough
 def test_a_checkpoint_of_an_earlier_version_is_read(tmp_path: Path) -> None:
     saved = tmp_path / "net.checkpoint"
     whole = train(FINETUNED, blobs())
@@ -317,6 +324,7 @@ def test_unstable_neurons_are_those_of_the_relu_network_by_intervals(eps: float)
 # Monitors
 
 
+@pytest.mark.thorough
 def test_there_is_a_look_at_each_twentieth_of_a_training() -> None:
     for options in (replace(BASE, epochs=11), replace(EXTRA, epochs=8)):
         steps = 11 * PER_EPOCH
@@ -405,6 +413,7 @@ SMALL = replace(BASE, model="resnet", width=0.25, epochs=2, batch=100, rate=5e-3
 """Two steps an epoch."""
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("model", "arm"),
     # One arm of each way to swap; ``test_every_arm_learns_and_becomes_its_network`` has all of them.
@@ -442,6 +451,7 @@ def test_patterns_of_a_residual_network_are_in_the_order_of_its_layers() -> None
     assert len(found) == 7
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("model", ["cnn5", "cnn7", "resnet"])
 def test_fixed_networks_are_trained_with_certified_terms_and_resumed(model: Model, tmp_path: Path) -> None:
     options = replace(SMALL, model=model, width=0.05, certified=0.5, stability=0.01, arm="gelu-swap-finetune")

@@ -60,6 +60,7 @@ def check(query: Query, outcome: Outcome, margin: float) -> None:
         assert query.property.violated(exact_outputs(query.network, outcome.witness))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("leaky", [False, True])
 def test_verdicts_agree_with_enumeration(leaky: bool) -> None:
     cases = [random_query(seed, leaky=leaky, dyadic=seed % 2 == 0) for seed in range(9)]
@@ -150,6 +151,7 @@ def test_forms_are_the_network_but_for_their_errors(seed: int, leaky: bool | Non
                 assert abs(value - target) <= Fraction(float(forms.error[k])) < 1e-10
 
 
+@pytest.mark.thorough
 def test_leaves_are_proved_again_in_rational_arithmetic() -> None:
     # The cases of the seeded faults (``soundness/test_faults.py``), which relies on it that nothing is found here.
     report = trees()
@@ -297,6 +299,7 @@ def test_more_steps_only_raise_a_bound() -> None:
         before = lower
 
 
+@pytest.mark.thorough
 def test_nothing_that_a_search_says_is_believed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bounds, blame, multipliers and solvers' hints made of nothing: no counterexample is denied."""
     rng = torch.Generator().manual_seed(0)
@@ -324,6 +327,7 @@ def test_nothing_that_a_search_says_is_believed(monkeypatch: pytest.MonkeyPatch)
     assert any(margin <= 0 for _, margin in cases)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("seconds", [0.05, 0.3, 5.0])
 @pytest.mark.parametrize("broken", [float("nan"), float("inf")])
 def test_arithmetic_that_breaks_down_proves_nothing(
@@ -339,6 +343,7 @@ def test_arithmetic_that_breaks_down_proves_nothing(
         assert outcome.margin is None or outcome.margin < torch.inf
 
 
+@pytest.mark.thorough
 def test_too_little_memory_is_a_reason_of_its_own() -> None:
     (outcome,) = decide(hard(), memory=1 << 12)
     assert (outcome.verdict, outcome.reason) == (Verdict.UNKNOWN, Reason.MEMORY)
@@ -362,6 +367,7 @@ def test_an_interrupt_loses_nothing_that_was_decided(monkeypatch: pytest.MonkeyP
     assert list(asked.outcomes) == [0] and asked.outcomes[0].verdict is Verdict.UNSAT
 
 
+@pytest.mark.thorough
 def test_the_same_queries_have_the_same_outcomes() -> None:
     queries = [hard(seed) for seed in range(2)]
     first, second = decide(*queries), decide(*queries)
@@ -385,6 +391,7 @@ def test_every_split_gains_something_finite_whatever_the_parents_bound_is(parent
     assert bool(((found >= 0) & (found <= 1.2)).all())
 
 
+@pytest.mark.thorough
 def test_look_ahead_splits_every_node_and_loses_none() -> None:
     """The outputs of a network with every neuron twice, of which one copy counts against the other, are its bias.
 

@@ -70,6 +70,7 @@ def test_refined_systems_hold_the_exact_values_of_the_network(seed: int, kind: s
                 assert abs(value - target) <= Fraction(float(forms.error[k])) < 1e-9
 
 
+@pytest.mark.thorough
 def test_more_leaves_make_tighter_intervals() -> None:
     network = network_of(3, "relu")
     before, outputs = folded(network, ball(np.zeros(network.input_size), 0.5))
@@ -103,6 +104,7 @@ def test_a_restricted_system_gives_the_same_values() -> None:
         torch.testing.assert_close(there, whole)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("share", [0.5, 0.0])
 def test_verdicts_on_a_deep_network_are_those_of_trees_alone(share: float) -> None:
     """A property at a sampled minimum, and one out of reach of the samples."""

@@ -88,6 +88,7 @@ def test_a_planted_counterexample_is_never_denied(method: Bab) -> None:
     assert report.problems == []
 
 
+@pytest.mark.thorough
 def test_refined_intervals_hold_what_is_attained() -> None:
     rng = np.random.default_rng(7)
     narrower = 0

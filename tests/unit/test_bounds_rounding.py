@@ -149,6 +149,7 @@ def cases(dtype: torch.dtype) -> list[tuple[Network, Bounds]]:
     return made
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_no_exact_value_is_excluded(dtype: torch.dtype) -> None:
     for seed, (net, box) in enumerate(cases(dtype)):
@@ -156,6 +157,7 @@ def test_no_exact_value_is_excluded(dtype: torch.dtype) -> None:
         assert compared and not wrong, seed
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("share", (0.0, 1 / 64))
 def test_without_slack_many_exact_values_are_excluded(dtype: torch.dtype, share: float) -> None:

@@ -308,6 +308,7 @@ def test_stopped_early_it_is_looser_and_sound() -> None:
     assert not torch.equal(early.upper, late.upper)
 
 
+@pytest.mark.thorough
 def test_chunks_change_nothing() -> None:
     family = hardened(residual(), 3.0)
     box = boxes(family)

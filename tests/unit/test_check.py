@@ -271,12 +271,14 @@ FAULTS: dict[str, tuple[Fault, str]] = {
 }
 
 
+@pytest.mark.thorough
 def test_a_certificate_of_branch_and_bound_is_accepted(folder: Path, case: Case) -> None:
     assert sum("leaf" in record for record in case.records) > 5
     assert checked(folder, case, written(case.records)).startswith("unsat: ")
     assert checked(folder, case, gzip.compress(written(case.records))).startswith("unsat: ")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_is_refused_with_the_record_and_the_reason(name: str, folder: Path, case: Case) -> None:
     change, reason = FAULTS[name]
@@ -356,6 +358,7 @@ sys.exit(os.waitstatus_to_exitcode(status))
 """A program that runs a command, ends as the command does, and prints the most memory that the command had, in KiB."""
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", SIZES)
 def test_what_is_too_large_ends_in_one_line_and_little_memory(name: str, folder: Path, case: Case) -> None:
     made, said = SIZES[name]
@@ -632,6 +635,7 @@ def test_the_command_says_how_it_ended(folder: Path, case: Case) -> None:
     assert main([str(folder / "none"), *arguments[1:]]) == 2
 
 
+@pytest.mark.thorough
 def test_the_checker_imports_nothing_of_the_verifier(folder: Path, case: Case) -> None:
     checked(folder, case, written(case.records))
     code = (

@@ -335,12 +335,14 @@ def test_proofs_of_networks_with_curves_are_accepted(kind: str, made: Made, fold
     assert ("every network with ReLU or λ-GELU, λ ≥ " in said) == ("joint" in kind)
 
 
+@pytest.mark.thorough
 def test_curves_are_split_and_their_bounds_made_tighter(folder: Path) -> None:
     every = [record for kind in KINDS for record in branched(folder, kind)[3].records]
     assert sum("split" in record for record in every) > 20
     assert sum("tighter" in record for record in every) > 1
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("made", [proven, branched])
 def test_what_is_accepted_of_changed_certificates_holds_in_all_networks(made: Made, folder: Path) -> None:
     """Certificates changed at random, some said to prove what is false: no value is beyond what is accepted."""
@@ -422,6 +424,7 @@ def test_faults_of_families_and_curves_are_refused(folder: Path) -> None:
         checked(folder, case, written(whole))
 
 
+@pytest.mark.thorough
 def test_faults_of_splits_of_curves_are_refused(folder: Path) -> None:
     case = branched(folder, "gelu")[3]
     split = next(record for record in case.records if "split" in record)["split"]

@@ -152,11 +152,13 @@ def table(folder: Path) -> Iterator[str]:
         yield f"| {kind} | {' | '.join(ended(kind, method, folder) for method in METHODS)} |"
 
 
+@pytest.mark.thorough
 def test_the_page_says_of_which_networks_each_method_has_certificates(tmp_path: Path) -> None:
     found = "\n".join(table(tmp_path))
     assert found in PAGE.read_text(encoding="utf-8"), found
 
 
+@pytest.mark.thorough
 def test_maxima_over_any_windows_are_read_as_they_are_defined() -> None:
     """Exactly, at random points, with strides, dilations, paddings of all kinds, and one to three axes."""
     read = 0

@@ -99,6 +99,7 @@ def several(folder: Path) -> Case:
     return Case(found.network, found.prop, copy.deepcopy(found.records))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_in_planes_is_refused(name: str, folder: Path) -> None:
     change, reason = FAULTS[name]
@@ -129,6 +130,7 @@ def opened(case: Case) -> tuple[Relaxation, list[list[int]]]:
     return relaxation, found
 
 
+@pytest.mark.thorough
 def test_a_neuron_of_one_phase_or_a_later_one_has_no_plane_s_place(folder: Path) -> None:
     case = several(folder)
     relaxation, every = opened(case)

@@ -137,6 +137,7 @@ TIGHTER: dict[str, tuple[Change, str]] = {
 }
 
 
+@pytest.mark.thorough
 def test_tighter_bounds_with_trees_of_their_own_are_accepted(folder: Path) -> None:
     for kind in ("mlp", "leaky"):
         case = refined_case(folder, kind)
@@ -144,6 +145,7 @@ def test_tighter_bounds_with_trees_of_their_own_are_accepted(folder: Path) -> No
         assert checked(folder, case, written(case.records)).startswith("unsat: ")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", TIGHTER)
 def test_a_fault_in_tighter_bounds_is_refused(name: str, folder: Path) -> None:
     change, reason = TIGHTER[name]

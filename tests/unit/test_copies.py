@@ -179,6 +179,7 @@ def test_the_number_of_threads_is_as_before() -> None:
         torch.set_num_threads(before)
 
 
+@pytest.mark.thorough
 def test_copies_end_with_the_process_however_that_ends(tmp_path: Path) -> None:
     program = """
         import os, pathlib, sys, time

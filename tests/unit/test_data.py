@@ -158,6 +158,7 @@ def test_damaged_files_of_adult_are_refused(adult: Path, old: str, new: str, wor
         load("adult", "train")
 
 
+@pytest.mark.thorough
 def test_the_official_files_of_adult_are_read() -> None:
     if ROOT is None or not (Path(ROOT) / "adult").is_dir():
         pytest.skip("VERIFIABLE_RELU_DATA names no folder with adult")

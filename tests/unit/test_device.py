@@ -145,6 +145,7 @@ def test_the_joint_certificate_is_that_of_the_cpu(name: str) -> None:
 CERTIFIED = replace(MLP, certified_by="crown-ibp", epochs=2)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "options",
     [MLP, CNN, CERTIFIED, replace(CERTIFIED, arm="gelu-swap-finetune"), replace(CERTIFIED, arm="swish")],

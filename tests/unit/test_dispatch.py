@@ -160,6 +160,7 @@ isinstance(module, nn.Conv2d)
     assert kinds_asked_for(text) == {"Relu", "Add", "Scale"}
 
 
+@pytest.mark.thorough
 def test_no_consumer_outside_network_and_bounds_asks_a_node_for_its_kind() -> None:
     """Consumers look nodes up in tables, which the tests above check; testing for a group (``Affine``) is allowed."""
     root = Path(verifiable_relu.__file__).parent

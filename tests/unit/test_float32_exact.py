@@ -138,6 +138,7 @@ WINDOWS = {"window_matrix_entries": 0, "window_share": 1.0}
 """No windows by matrices in float64, which small networks get otherwise; windows up to whole images."""
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("rows", (4, 0), ids=("windows copied", "windows viewed"))
 def test_no_exact_value_is_excluded_with_the_first_convolutions_in_float32(rows: int) -> None:
     tuning = replace(TUNING, **WINDOWS, window_table_rows=rows)
@@ -146,6 +147,7 @@ def test_no_exact_value_is_excluded_with_the_first_convolutions_in_float32(rows:
         assert not _wrong(net, box, tuning), seed
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("make", (_network, _dense))
 def test_no_exact_value_is_excluded_with_every_node_in_float32(make: Callable[[Draw], Network]) -> None:
     tuning, deepest = replace(TUNING, **WINDOWS), 0
@@ -155,6 +157,7 @@ def test_no_exact_value_is_excluded_with_every_node_in_float32(make: Callable[[D
     assert deepest == (len(SEEDS) if make is _dense else 0)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("share", (0.0, 1 / 64))
 @pytest.mark.parametrize("makes", ((_network, _narrow), (_dense,)), ids=("images", "dense"))
 def test_without_slack_for_float32_exact_values_are_excluded(

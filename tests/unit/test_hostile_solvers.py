@@ -72,6 +72,7 @@ def hostile_solver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, s
         worker.stop()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("method", WORKERS)
 @pytest.mark.parametrize("kind", hostile.KINDS, ids=lambda kind: kind.__name__)
 def test_whatever_a_solver_does_costs_one_query(
@@ -148,6 +149,7 @@ def test_a_linear_program_of_branch_and_bound_costs_its_query_at_most(
     assert second.verdict is answers["milp"][2].verdict
 
 
+@pytest.mark.thorough
 def test_a_linear_program_on_which_the_arithmetic_fails_is_a_hint_less(monkeypatch: pytest.MonkeyPatch) -> None:
     """The search goes on without, and decides where there is something left to split."""
     asked = []

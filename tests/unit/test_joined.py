@@ -9,6 +9,8 @@ import random
 from fractions import Fraction
 from pathlib import Path
 
+import pytest
+
 from tests.support.vnnlib_cases import Writer, cases, holds
 from verifiable_relu.errors import InputError
 from verifiable_relu.spec.joined import Joined, Tensor, read_joined
@@ -106,6 +108,7 @@ def reached(query: Joined, point: dict[str, Fraction]) -> bool:
     return any(prop.box.contains(x) and prop.violated(y) for prop in query.properties)
 
 
+@pytest.mark.thorough
 def test_a_query_of_two_networks_means_what_its_formula_says(tmp_path: Path) -> None:
     read = satisfied = passed = 0
     path = tmp_path / "query.vnnlib"

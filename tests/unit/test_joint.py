@@ -205,6 +205,7 @@ def test_crown_costs_a_little_against_each_member(make: Make) -> None:
         assert float((own - joint).mean()) < 0.5 * float(1 + own.abs().mean())
 
 
+@pytest.mark.thorough
 @networks
 def test_the_joint_bound_tends_to_that_of_relu(make: Make) -> None:
     box = boxes(make(0))
@@ -486,6 +487,7 @@ def hunt() -> None:
             assert_holds(family, box, proven(taken(make(seed), 1.0), box, alpha=False), points(box), members(family))
 
 
+@pytest.mark.thorough
 def test_nothing_is_found_without_a_fault() -> None:
     hunt()
 

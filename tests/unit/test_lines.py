@@ -8,6 +8,7 @@ from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -84,6 +85,7 @@ def points(low: float, high: float, net: Network) -> list[Fraction]:
     return sorted({min(max(x, first), last) for x in (*even, *near, *small, Fraction(0))})
 
 
+@pytest.mark.thorough
 @settings(max_examples=int(os.environ.get("VERIFIABLE_RELU_CASES", "60")), deadline=None)
 @given(
     made=MADE,

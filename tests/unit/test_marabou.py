@@ -39,6 +39,7 @@ def ask(method: Verifier, asked: list[Query], seconds: float = 60.0) -> list[Out
     return claims(method, asked, seconds)
 
 
+@pytest.mark.thorough
 @installed
 @pytest.mark.parametrize("leaky", [False, True])
 def test_marabou_contradicts_nobody(leaky: bool) -> None:

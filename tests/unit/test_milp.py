@@ -58,6 +58,7 @@ def check(query: Query, outcome: Outcome, margin: float) -> None:
         assert query.property.violated(evaluate_exact(query.network, outcome.witness))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("leaky", [False, True])
 def test_verdicts_agree_with_enumeration(leaky: bool) -> None:
     cases = [random_query(seed, leaky=leaky, dyadic=seed % 2 == 0) for seed in range(9)]
@@ -184,6 +185,7 @@ def solver_that(call: Callable[..., object]) -> SimpleNamespace:
     return SimpleNamespace(start=lambda: None, call=call)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("status", sorted(set(highspy.HighsModelStatus.__members__) - {"kInfeasible"}))
 def test_only_a_proof_of_infeasibility_excludes(status: str, monkeypatch: pytest.MonkeyPatch) -> None:
     query = next(q for q in left_open(9) if decide(q)[0].verdict is Verdict.UNSAT)
@@ -199,6 +201,7 @@ def infeasible(*_: object) -> Solved:
     return Solved("kInfeasible", np.zeros(0), 0.0, np.zeros(0))
 
 
+@pytest.mark.thorough
 def test_what_the_solver_calls_infeasible_is_proved_again() -> None:
     query = next(q for q in left_open(9) if decide(q)[0].verdict is Verdict.UNSAT)
     (outcome,) = decide(query)
@@ -206,6 +209,7 @@ def test_what_the_solver_calls_infeasible_is_proved_again() -> None:
     assert outcome.margin is not None and outcome.margin > 0
 
 
+@pytest.mark.thorough
 def test_the_solver_s_word_alone_is_labelled(monkeypatch: pytest.MonkeyPatch) -> None:
     query = next(q for q in left_open(9) if decide(q)[0].verdict is Verdict.UNSAT)
     monkeypatch.setattr(module, "HIGHS", solver_that(infeasible))
@@ -213,6 +217,7 @@ def test_the_solver_s_word_alone_is_labelled(monkeypatch: pytest.MonkeyPatch) ->
     assert (outcome.verdict, outcome.trust) == (Verdict.UNSAT, Trust.FLOAT) and "word" in outcome.detail
 
 
+@pytest.mark.thorough
 def test_a_solver_that_denies_a_counterexample_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
     query = next(q for q in left_open(9) if decide(q)[0].verdict is Verdict.SAT)
     monkeypatch.setattr(module, "HIGHS", solver_that(infeasible))

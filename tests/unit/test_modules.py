@@ -474,6 +474,7 @@ WRITTEN: dict[str, Callable[[Function, Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", WRITTEN)
 def test_what_the_exporter_writes_is_read_where_the_record_does_not_do(name: str) -> None:
     module = Function(WRITTEN[name])
@@ -598,6 +599,7 @@ def test_a_weight_that_is_slightly_off_is_a_difference(factor: float) -> None:
     assert "rounding explains" in str(found)
 
 
+@pytest.mark.thorough
 def test_reading_a_module_does_not_import_a_compiler() -> None:
     script = """
 import sys, torch

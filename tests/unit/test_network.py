@@ -594,6 +594,7 @@ def test_numbers_beyond_float32_are_not_rounded_in_silence() -> None:
         write_onnx(replace(network, onnx=None))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("family", FAMILIES)
 def test_competition_networks_agree_on_their_boxes(family: str, data: Path) -> None:
     """The networks of the family, on random inputs of the box of its first property."""

@@ -342,6 +342,7 @@ def test_a_module_can_be_copied_pickled_and_saved(name: str, copied: Callable[[n
     assert [name for name, _ in module.named_parameters()] == [name for name, _ in again.named_parameters()]
 
 
+@pytest.mark.thorough
 def test_a_module_goes_to_another_process() -> None:
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         (found,) = pool.map(repr, [MODULES["LambdaGELU"]()])

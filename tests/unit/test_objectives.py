@@ -230,6 +230,7 @@ def test_gradients_are_those_of_finite_differences(lam: float, linear: float) ->
     assert torch.autograd.gradcheck(loss, start, eps=1e-7, atol=1e-5)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("arm", ARMS)
 @pytest.mark.parametrize("by", ["ibp", "crown-ibp", "sabr"])
 def test_every_arm_trains_by_every_bound(arm: str, by: str) -> None:
@@ -368,6 +369,7 @@ def certified(model: nn.Module, x: Tensor, y: Tensor, eps: float) -> float:
     return (worst.argmax(1) == y).double().mean().item()
 
 
+@pytest.mark.thorough
 def test_ibp_training_gives_what_it_promises() -> None:
     data = load_tiny()
     x, y = torch.from_numpy(data.images), torch.from_numpy(data.labels)
@@ -380,6 +382,7 @@ def test_ibp_training_gives_what_it_promises() -> None:
     assert shares[0.0] < 0.3 and shares[0.5] > 0.6
 
 
+@pytest.mark.thorough
 def test_stability_that_grows_with_the_hardening_leaves_fewer_unstable_neurons() -> None:
     data = load_tiny()
     x, y = torch.from_numpy(data.images), torch.from_numpy(data.labels)

@@ -66,7 +66,7 @@ def test_a_method_whose_packages_are_missing_is_bad_input_and_no_fault(
         # The others are there, whatever this environment has.
         monkeypatch.setattr(registry, "find_spec", lambda module, lacked=lacked: None if module == lacked else module)
         for spec in (SPEC, LIST):
-            assert certify(["--spec", spec, "--method", name]) == 2
+            assert certify(["--spec", spec, "--method", name, "--jobs", "1"]) == 2
             out, error = capsys.readouterr()
             assert error == f"certify: the method '{name}' needs what is not installed: pip install {method.install}\n"
             assert not out

@@ -190,6 +190,7 @@ def test_a_full_disk_ends_the_campaign(tmp_path: Path, monkeypatch: pytest.Monke
             run_parallel(entries(tmp_path, [5, 6, 7]), Job(Hostile(), Loader()), [Here(), Here()], store)
 
 
+@pytest.mark.thorough
 def test_processes_that_are_killed_or_take_too_much_memory_cost_their_instances_alone(tmp_path: Path) -> None:
     # One worker with four instances or fewer gets them one by one.
     made, log = entries(tmp_path, [5, KILL, 6, FILL]), tmp_path / "log"
@@ -219,6 +220,7 @@ sys.exit(main(["--spec", "instances.csv", "--out", "out", "--jobs", "2"]))
 """
 
 
+@pytest.mark.thorough
 def test_a_campaign_that_is_killed_keeps_every_answer_and_leaves_no_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -300,6 +302,7 @@ def test_an_interrupt_while_workers_are_started_ends_those_that_were(tmp_path: P
     assert waiting.stopped.is_set()
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(find_spec("distributed") is None, reason="needs Dask (distributed)")
 def test_a_dask_cluster_gives_the_same_answers_and_asks_nothing_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -184,6 +184,7 @@ def asked(folder: Path, text: str, capsys: pytest.CaptureFixture[str], status: i
     return (shown.err if status else shown.out).splitlines()
 
 
+@pytest.mark.thorough
 def test_queries_name_several_inputs_and_outputs_by_order_by_name_and_hidden_nodes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -75,6 +75,7 @@ def counted(found: Found) -> list[dict[str, int]]:
     return [dict(counts) for counts in shares.values()]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("batch", [1, 3, 100])
 def test_twins_count_and_have_records(files: list[Path], tmp_path: Path, batch: int) -> None:
     out = tmp_path / "out"
@@ -92,6 +93,7 @@ def test_twins_count_and_have_records(files: list[Path], tmp_path: Path, batch: 
     assert (out / "records.jsonl").read_bytes() == before
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_every_row_of_the_table_counts(files: list[Path], tmp_path: Path, jobs: int) -> None:
     """The command, in one process and in several: the half of the list that is violated is half of the page."""
@@ -108,6 +110,7 @@ def test_every_row_of_the_table_counts(files: list[Path], tmp_path: Path, jobs: 
         assert counts == {a: sum(row["answer"] == a for row in listed) for a in {row["answer"] for row in listed}}
 
 
+@pytest.mark.thorough
 def test_two_methods_are_two_columns(files: list[Path], tmp_path: Path) -> None:
     out = tmp_path / "out"
     asked(files, out, ONE)
@@ -130,6 +133,7 @@ def test_two_methods_are_two_columns(files: list[Path], tmp_path: Path) -> None:
     assert {row[0] for row in measures.tables[0].rows} == set(campaign.by_method(again.results))
 
 
+@pytest.mark.thorough
 def test_what_cannot_be_read_was_given_to_every_method(files: list[Path], tmp_path: Path) -> None:
     out, bad = tmp_path / "out", tmp_path / "bad.vnnlib"
     bad.write_text("(assert")
@@ -144,6 +148,7 @@ def test_what_cannot_be_read_was_given_to_every_method(files: list[Path], tmp_pa
     assert counted(page(out)[0]) == [{"unsat": 5, "sat": 4}] * 2
 
 
+@pytest.mark.thorough
 def test_a_campaign_that_is_resumed_elsewhere_counts_its_files_once(
     files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -160,6 +165,7 @@ def test_a_campaign_that_is_resumed_elsewhere_counts_its_files_once(
     assert counted(page(out)[0]) == [{"unsat": 4, "sat": 4}]
 
 
+@pytest.mark.thorough
 def test_figures_for_papers_count_as_the_page_does(files: list[Path], tmp_path: Path) -> None:
     asked(files, tmp_path / "out")
     found, _ = page(tmp_path / "out")

@@ -173,6 +173,7 @@ def test_a_counterexample_is_shown_pixel_by_pixel(page: str, folder: Path) -> No
     assert (change[bright] > 250).all() and (change[~bright] < 5).all()
 
 
+@pytest.mark.thorough
 def test_files_that_are_gone_cost_the_originals_alone(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder, tmp_path / "out")
     lines = (tmp_path / "out" / "records.jsonl").read_text().replace("left_right.onnx", "gone.onnx")
@@ -229,6 +230,7 @@ def test_a_study_is_shown_by_its_tables_and_figures(tmp_path: Path) -> None:
     assert [a["alt"] for a in reader.all("img")] == ["curve"]
 
 
+@pytest.mark.thorough
 def test_a_training_is_shown_by_its_curves(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     record = Path(__file__).parents[2] / "specs" / "mnist_mlp.json"
     assert main([str(record), "--out", str(tmp_path / "t.html"), "--figures", str(tmp_path)]) == 0
@@ -244,6 +246,7 @@ def test_a_training_is_shown_by_its_curves(tmp_path: Path, capsys: pytest.Captur
         assert capsys.readouterr().err.startswith(f"report: {tmp_path}/bad.json: ")
 
 
+@pytest.mark.thorough
 def test_figures_for_papers_are_pdf_and_png(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(folder), "--figures", str(tmp_path / "f"), "--out", str(tmp_path / "p.html")]) == 0
     made = {path.name: path.read_bytes() for path in (tmp_path / "f").iterdir()}

@@ -91,6 +91,7 @@ def nothing_is_confirmed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(judging, "confirm", lambda *_: Confirmation(False, "refused"))
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("nothing_is_confirmed")
 @pytest.mark.parametrize(
     ("sizes", "stages"),
@@ -107,6 +108,7 @@ def test_auto_bounds_each_whole_box_once(sizes: tuple[int, ...], stages: set[str
     assert bounded == {"CROWN": len(asked), "search": len(asked)}
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("nothing_is_confirmed")
 def test_without_room_for_roots_every_stage_bounds_anew(bounded: Counter[str]) -> None:
     asked = queries(mlp(1, (3, 6, 5, 3)))
@@ -132,6 +134,7 @@ def test_each_stage_tightens_what_the_one_before_has_proven(name: str) -> None:
         assert root.bounded == (not isinstance(method, Ibp)) and root.searched == (method in (SEARCHING, Bab()))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_root_holds_at_all_points_of_its_own_box(name: str) -> None:
     network, roots = NETWORKS[name](), Roots(PLENTY)
@@ -214,6 +217,7 @@ def test_roots_in_another_dtype_are_left_alone() -> None:
     assert roots.known(range(len(asked)), mlp(), torch.zeros(1, dtype=torch.float64)) is not None
 
 
+@pytest.mark.thorough
 def test_roots_keep_within_their_memory_and_what_is_missing_is_computed_again() -> None:
     network, everything = mlp(), Roots(PLENTY)
     asked = queries(network, 4, radius=0.5)

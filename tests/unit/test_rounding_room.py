@@ -91,6 +91,7 @@ def sources(room: str) -> list[Path]:
     return [file for file in files if file != PACKAGE / room]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("room", ROOMS)
 def test_nothing_of_rounding_stands_outside_its_room(room: str) -> None:
     found = {str(file.relative_to(PACKAGE)): strangers(file.read_text("utf-8")) for file in sources(room)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -29,6 +30,7 @@ def slack(batch: RowBatch, row: int, y: list[Fraction]) -> Fraction:
     return sum((w * v for w, v in zip(weights, y, strict=True)), Fraction(0)) - Fraction(float(batch.bound[row]))
 
 
+@pytest.mark.thorough
 @settings(max_examples=200, deadline=None)
 @given(polytope=st.lists(rows, min_size=1, max_size=2).map(tuple), y=st.lists(numbers, min_size=2, max_size=2))
 def test_the_float_rows_hold_the_polytope_and_bound_its_margin(polytope: Polytope, y: list[Fraction]) -> None:
@@ -78,6 +80,7 @@ def test_a_witness_is_a_point_of_its_box(ends: tuple[float, float], x: float) ->
     assert not inside or value == Fraction(x)
 
 
+@pytest.mark.thorough
 @settings(max_examples=200, deadline=None)
 @given(
     polytopes=st.lists(st.lists(rows, min_size=1, max_size=3).map(tuple), min_size=1, max_size=3).map(tuple),

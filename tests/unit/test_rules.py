@@ -75,6 +75,7 @@ def boundary() -> Query:
     return Query(chain.network("boundary"), Property(Box(-np.ones(2), np.ones(2)), (unsafe,)))
 
 
+@pytest.mark.thorough
 def test_auto_goes_through_the_stages_that_it_explains() -> None:
     query = boundary()
     told = Auto().explain(query, Limits(5))

@@ -90,6 +90,22 @@ def test_every_extra_that_the_script_names_is_declared() -> None:
     assert set(whole.removeprefix("verifiable-relu[").rstrip("]").split(",")) == EXTRAS.keys() - {"dev"}
 
 
+@pytest.mark.parametrize(
+    ("asked", "marks", "mypy"),
+    [([], [], True), (["--quick"], ["-m", "quick"], False), (["--all"], ["-m", ""], True), (["--newest"], [], True)],
+)
+def test_a_scope_chooses_checks_and_tests(
+    asked: list[str], marks: list[str], mypy: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[Any] = []
+    monkeypatch.setattr(dev.Environment, "set_up", lambda where, extras: None)
+    monkeypatch.setattr(dev, "check", lambda *given: done.append(given) or 0)
+    assert dev.main(["check", *asked, "-x"]) == 0
+    ((where, arguments, checks),) = done
+    assert arguments == [*marks, "-x"] and (("mypy",) in checks) is mypy
+    assert where == (dev.NEWEST if asked == ["--newest"] else dev.PINNED)
+
+
 def test_extras_are_added_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pip, where = Pip(monkeypatch), dev.Environment(tmp_path / "env")
     where.set_up()

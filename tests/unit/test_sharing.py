@@ -94,6 +94,7 @@ def counted(module: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]
         yield counts
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", METHODS)
 def test_several_processes_answer_as_one(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     method, verdicts = METHODS[name], []
@@ -107,6 +108,7 @@ def test_several_processes_answer_as_one(name: str, monkeypatch: pytest.MonkeyPa
     assert verdicts == [Verdict.SAT, Verdict.UNSAT]
 
 
+@pytest.mark.thorough
 def test_trees_after_refinements_are_shared_though_each_forest_takes_little_work(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -131,6 +133,7 @@ def test_no_counterexample_is_denied(name: str) -> None:
         assert answer(METHODS[name], planted(seed), 3.0).verdict is not Verdict.UNSAT
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", METHODS)
 def test_what_several_processes_prove_is_certified(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     query, method = question(*QUESTIONS[name][1]), METHODS[name]
@@ -144,6 +147,7 @@ def test_what_several_processes_prove_is_certified(name: str, tmp_path: Path, mo
     assert "unsat" in checked(tmp_path, case, written(case.records))
 
 
+@pytest.mark.thorough
 def test_planes_that_several_processes_found_are_certified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     query, search = question(*QUESTIONS["trees"][1]), replace(SLOW, record=True)
     with counted(system, monkeypatch) as counts:
@@ -187,6 +191,7 @@ def killing() -> Iterator[list[int]]:
         thread.join()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", METHODS)
 def test_a_copy_that_is_killed_costs_no_more_than_its_work(name: str) -> None:
     with killing() as killed:
@@ -213,6 +218,7 @@ def test_however_short_the_time_is_no_answer_is_wrong(name: str, seconds: float)
         assert outcome.verdict is Verdict.SAT or outcome.reason is Reason.TIMEOUT
 
 
+@pytest.mark.thorough
 def test_memory_that_is_used_up_in_a_copy_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     with counted(searching, monkeypatch) as counts:
         outcome = answer(TREES, question(*QUESTIONS["trees"][1]), memory=1 << 15)
@@ -220,6 +226,7 @@ def test_memory_that_is_used_up_in_a_copy_is_said(monkeypatch: pytest.MonkeyPatc
     assert any(count > 1 for count in counts)
 
 
+@pytest.mark.thorough
 def test_boxes_of_several_queries_are_shared_together() -> None:
     queries = [question(1, spare) for spare in (-0.6, 0.01, -0.7)]
     network = queries[0].network

@@ -71,6 +71,7 @@ def test_verdicts_agree_with_enumeration(leaky: bool, bounds: bool) -> None:
             assert outcome.trust is (Trust.ROUNDED if bounds else Trust.EXACT)
 
 
+@pytest.mark.thorough
 def test_verdicts_agree_with_milp() -> None:
     queries = []
     for seed in range(8):

@@ -391,6 +391,7 @@ def z3_holds(text: str, point: list[Fraction]) -> bool:
     return z3.is_true(value)
 
 
+@pytest.mark.thorough
 @settings(max_examples=80, deadline=None)
 @given(formulas, st.lists(points, min_size=8, max_size=8))
 def test_z3_agrees_on_what_is_unsafe(formula: str, tries: list[list[Fraction]]) -> None:
@@ -411,6 +412,7 @@ def test_z3_agrees_on_what_is_unsafe(formula: str, tries: list[list[Fraction]]) 
             assert not (prop.box.contains(x) and prop.violated(y)) or prop.margin(y) <= 0
 
 
+@pytest.mark.thorough
 @settings(max_examples=100, deadline=None)
 @given(formulas)
 def test_a_property_survives_writing_in_2_0_and_in_1_0(formula: str) -> None:

@@ -88,6 +88,7 @@ def test_a_huge_file_is_refused_in_one_line(case: str, tmp_path: Path) -> None:
     assert line.startswith(f"{path}: ") and len(line) <= LONGEST and line.isprintable()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("version", ["1.0", "2.0"])
 def test_what_the_limits_allow_is_read(version: str) -> None:
     y, one = ("Y_0", "1") if version == "1.0" else ("Y[0]", "1.0")
@@ -103,6 +104,7 @@ def test_what_the_limits_allow_is_read(version: str) -> None:
     assert unsafe(f"{HEAD[version]}(assert (or {boxes}))", 1999, 0, 0)
 
 
+@pytest.mark.thorough
 def test_only_files_are_read_and_only_up_to_a_size(tmp_path: Path) -> None:
     def refused(path: Path, what: str) -> None:
         for reader in (read_vnnlib, read_instances):
@@ -163,6 +165,7 @@ def test_the_limit_of_python_on_digits_changes_nothing() -> None:
 # ---- the folder of bad input --------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_every_file_of_the_folder_of_bad_input_is_refused_in_one_line(data: Path) -> None:
     read = 0
     for path in sorted((data / "bad_input" / "vnnlib").iterdir()):

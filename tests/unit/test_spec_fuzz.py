@@ -23,6 +23,7 @@ def inside(spec: SpecFile, x: list[Fraction], y: list[Fraction]) -> bool:
     return any(prop.box.contains(x) and prop.violated(y) for prop in spec.properties)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("version", ["1.0", "2.0"])
 def test_a_property_means_what_its_formula_says(version: str) -> None:
     empty = read = satisfied = 0
@@ -69,6 +70,7 @@ def test_a_damaged_file_is_read_or_refused_in_one_line(version: str, tmp_path: P
     assert refused > cases(300) // 4
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("version", ["1.0", "2.0"])
 def test_a_damaged_file_that_is_read_still_means_what_it_says(version: str) -> None:
     read = 0

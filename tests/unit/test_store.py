@@ -235,6 +235,7 @@ def test_repair_changes_nothing_where_all_are_records(folder: Path) -> None:
     assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
 
 
+@pytest.mark.thorough
 def test_a_record_cut_anywhere_costs_that_record_alone(folder: Path) -> None:
     good, sat = lines(folder)
     for end in range(1, len(sat) + 1):

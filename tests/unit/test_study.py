@@ -316,6 +316,7 @@ def asked_alike(folder: Path, arms: Sequence[str], monkeypatch: pytest.MonkeyPat
         return hand, State.of(records.all)
 
 
+@pytest.mark.thorough
 def test_the_order_of_arms_in_a_suite_changes_no_question_and_no_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
