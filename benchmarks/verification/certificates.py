@@ -93,7 +93,7 @@ def _balls(data_set: str, count: int, folder: Path) -> Iterator[tuple[Path, Path
     from benchmarks.common.questions import Balls, first_exact
     from verifiable_relu.data import load
     from verifiable_relu.network import read_onnx
-    from verifiable_relu.spec.write import vnnlib_text
+    from verifiable_relu.spec.specfile import vnnlib_text
 
     data, questions = load(data_set, "test"), SHIPPED[data_set]
     for name, eps in questions:

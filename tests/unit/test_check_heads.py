@@ -20,7 +20,7 @@ from verifiable_relu.check import BadInput, Refused
 from verifiable_relu.network import read_onnx
 from verifiable_relu.spec.comparisons import without_head
 from verifiable_relu.spec.property import Query
-from verifiable_relu.spec.write import vnnlib_text
+from verifiable_relu.spec.specfile import vnnlib_text
 from verifiable_relu.trust.certificate_file import write_unsat
 from verifiable_relu.verifiers.base import Budget
 from verifiable_relu.verifiers.registry import make

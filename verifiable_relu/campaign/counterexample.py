@@ -7,8 +7,7 @@ from fractions import Fraction
 
 from verifiable_relu.campaign.result import Result
 from verifiable_relu.spec.property import Query
-from verifiable_relu.spec.specfile import SpecFile, Variable
-from verifiable_relu.spec.write import decimal, decimal_near, exact_text
+from verifiable_relu.spec.specfile import SpecFile, Variable, decimal, decimal_near, exact_text
 from verifiable_relu.trust.replay import Confirmation, confirm
 
 

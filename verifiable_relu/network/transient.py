@@ -1,7 +1,7 @@
 """The kinds of node that the ONNX reader makes on the way, and that no network keeps.
 
 Files spell GELU as x·½·(1 + erf(k·x)): the reader makes nodes of the error function, and puts functions of one
-variable in the place of those that spell them (``network.onnx.spelled``). They spell λ-GELU as GELU(λx)/λ, which is one
+variable in the place of those that spell them (``network.simplify``). They spell λ-GELU as GELU(λx)/λ, which is one
 only where the divisor is the factor; of a division a ``Scale`` knows the rounded reciprocal alone. Of all consumers
 only simplification and the comparison with the file (``network.agreement``) meet these kinds.
 """

@@ -28,7 +28,7 @@ from verifiable_relu.bounds import Bounds
 from verifiable_relu.dyadic import Dyadic
 from verifiable_relu.errors import UnsupportedError
 from verifiable_relu.network.dispatch import Refusal, Table
-from verifiable_relu.network.graph import Network
+from verifiable_relu.network.graph import SLOPES, Network
 from verifiable_relu.network.nodes import (
     Activation,
     Add,
@@ -44,7 +44,6 @@ from verifiable_relu.network.nodes import (
     Shape,
     Sparse,
 )
-from verifiable_relu.network.piecewise import SLOPES
 
 _PRODUCTS = 1 << 21
 """Most multiplications of integers in a row, so that the clock is looked at several times a second."""

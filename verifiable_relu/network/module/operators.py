@@ -17,7 +17,7 @@ from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.network.build import Builder
 from verifiable_relu.network.derived import deviations, quotient, scaled
 from verifiable_relu.network.graph import Network
-from verifiable_relu.network.module.program import GATE, NotFollowed, Program, Ref, Step
+from verifiable_relu.network.module.capture import GATE, NotFollowed, Program, Ref, Step
 from verifiable_relu.network.nodes import Activation, Gelu, LeakyRelu, Relu, Shape, Sigmoid, Tanh
 from verifiable_relu.network.simplify import needed
 from verifiable_relu.nn import HardnessGate, LambdaGELU

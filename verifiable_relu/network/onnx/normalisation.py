@@ -23,9 +23,8 @@ from verifiable_relu.network.derived import quotient, share
 from verifiable_relu.network.nodes import Scale, Sigmoid
 from verifiable_relu.network.onnx.activations import smooth
 from verifiable_relu.network.onnx.call import Call, Value, converts, tensor
-from verifiable_relu.network.onnx.extremes import clipped
-from verifiable_relu.network.onnx.moves import ordered
-from verifiable_relu.network.onnx.shapes import axis_of
+from verifiable_relu.network.onnx.moves import axis_of, ordered
+from verifiable_relu.network.onnx.reduce import clipped
 
 MAX_DIFFERENCES = 1 << 15
 """Most differences of the numbers of all rows of one softmax."""

@@ -27,25 +27,30 @@ from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Affine, Shape, Smooth
 from verifiable_relu.network.onnx import (  # noqa: F401 -- importing these modules fills the table of converters
     activations,
-    convolution,
     elementwise,
-    extremes,
-    learned,
     moves,
     normalisation,
-    pooling,
     products,
     reduce,
     resize,
-    shapes,
+    windows,
 )
 from verifiable_relu.network.onnx.call import CONVERTERS, Call, Result, Value
 from verifiable_relu.network.onnx.compare import compare, require_runs
 from verifiable_relu.network.onnx.constants import folded, written
-from verifiable_relu.network.onnx.model import MAX_BYTES, array, load_model, opset_of, require_onnx
-from verifiable_relu.network.onnx.ports import EVERYTHING, Chosen, declared_inputs, input_shape, single
-from verifiable_relu.network.onnx.spelled import bare, spelled
-from verifiable_relu.network.simplify import simplify
+from verifiable_relu.network.onnx.model import (
+    EVERYTHING,
+    MAX_BYTES,
+    Chosen,
+    array,
+    declared_inputs,
+    input_shape,
+    load_model,
+    opset_of,
+    require_onnx,
+    single,
+)
+from verifiable_relu.network.simplify import bare, simplify, spelled
 from verifiable_relu.settings import neutral
 
 __all__ = ["CONVERTERS", "onnx_bytes", "read_onnx"]
@@ -221,7 +226,7 @@ class _Reading:
 
     def _converted(self, node: onnx.NodeProto, label: str) -> _Named | Sequence[_Named | None]:
         domain = "" if node.domain == "ai.onnx" else node.domain
-        if domain not in ("", learned.DOMAIN):
+        if domain not in ("", products.LEARNED):
             raise UnsupportedError(f"operators of the domain '{node.domain}' are not supported")
         if not node.output:
             raise InputError("it has no output")

@@ -15,8 +15,7 @@ import numpy as np
 from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.network.derived import UNIT, Derived, both, rounded
 from verifiable_relu.network.onnx.call import Call, Value, converts
-from verifiable_relu.network.onnx.moves import Numbered, moved
-from verifiable_relu.network.onnx.shapes import axis_of
+from verifiable_relu.network.onnx.moves import Numbered, axis_of, moved
 from verifiable_relu.network.onnx.windows import MAX_CELLS
 
 _HALF = Fraction(1, 2)

@@ -20,8 +20,8 @@ from verifiable_relu.bounds import Bounds, Relaxation
 from verifiable_relu.bounds.rounding import gamma, unit_roundoff
 from verifiable_relu.errors import OutOfTime, UnsupportedError
 from verifiable_relu.network.dispatch import Refusal, Table
+from verifiable_relu.network.graph import SLOPES
 from verifiable_relu.network.nodes import Activation, Add, Affine, Bilinear, Input, Permute, Reshape
-from verifiable_relu.network.piecewise import SLOPES
 from verifiable_relu.spec.property import Box
 from verifiable_relu.verifiers.bab.curves import IS_SMOOTH, Straight
 from verifiable_relu.verifiers.bab.folded import OWN, TINY, Folded, Rows, slopes_of
