@@ -237,6 +237,22 @@ def _many(options: argparse.Namespace, out: TextIO, alone: bool) -> int:
     # In this process, exceptions can be raised, and objects given, that do not go from one process to another.
     here = jobs == 1 and options.worker_memory is None and (options.debug or not alone)
     started = launched(0 if here else jobs, None if jobs == 1 else 1)
+    try:
+        return _asked(options, out, entries(options, listed), count, jobs, started)
+    finally:
+        for worker in started:
+            worker.stop()
+
+
+def _asked(
+    options: argparse.Namespace,
+    out: TextIO,
+    listed: Iterator[Entry],
+    count: int,
+    jobs: int,
+    started: Sequence[Worker],
+) -> int:
+    """Answer a campaign of ``count`` instances, say how it ended, and return the exit status."""
     from verifiable_relu.campaign.console import Watcher
     from verifiable_relu.campaign.inputs import verifier
     from verifiable_relu.verifiers.copies import sharing
@@ -246,7 +262,7 @@ def _many(options: argparse.Namespace, out: TextIO, alone: bool) -> int:
     watcher = Watcher(count, options.quiet, out)
     try:
         with _store(options) as store, watcher:
-            _answer(options, entries(options, listed), method, started, store, watcher)
+            _answer(options, listed, method, started, store, watcher)
     except KeyboardInterrupt:
         kept = f"kept in {options.out}; the same command resumes" if options.out else "lost, since --out was not given"
         _say(f"interrupted: {watcher.done} of {count} instances are answered and {kept}")
@@ -274,20 +290,20 @@ def _answer(
     watcher: Watcher,
 ) -> None:
     """Answer a campaign, on a cluster, in the processes that were started, or in this one."""
-    from verifiable_relu.campaign.parallel import Local, run_parallel
+    from verifiable_relu.campaign.queue import Local, run_parallel
     from verifiable_relu.campaign.worker import Job
 
-    memory, threads = options.worker_memory, None if len(started) == 1 else 1
-    job = Job(method, loader(options), options.certificates, memory, threads=threads, debug=options.debug)
+    memory = options.worker_memory
+    job = Job(method, loader(options), options.certificates, memory, debug=options.debug)
     if options.executor is None:
         here = len(started) == 1 and not _travels(job)
-        slots = [] if here else [Local(worker, memory, options.memory) for worker in started]
-        run_parallel(listed, job, slots, store, watcher)
+        hands = [] if here else [Local(worker, memory, options.memory) for worker in started]
+        run_parallel(listed, job, hands, store, watcher)
         return
     from verifiable_relu.campaign.cluster import Cluster
 
     with Cluster(options.executor, store) as cluster:
-        run_parallel(listed, job, cluster.slots, store, watcher)
+        run_parallel(listed, job, cluster.hands, store, watcher)
 
 
 def _status(result: Result) -> int:

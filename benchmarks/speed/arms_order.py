@@ -51,9 +51,8 @@ class Kept:
 
 def asked(first: str, way: str, images: int, eps: str, folder: Path) -> Kept:
     """The answers to the questions of both arms, those of the arm ``first`` at the head of the list."""
-    from verifiable_relu.campaign.parallel import Local, run_parallel
+    from verifiable_relu.campaign.queue import Local, run_parallel
     from verifiable_relu.campaign.worker import Job
-    from verifiable_relu.certify_options import launched
     from verifiable_relu.network import read_onnx
     from verifiable_relu.study import asking
     from verifiable_relu.study.training import images_of
@@ -68,10 +67,10 @@ def asked(first: str, way: str, images: int, eps: str, folder: Path) -> Kept:
         for image in right
     ]
     kept, job = Kept(), Job(make("auto"), asking.Balls(), clock=processor_seconds)
-    alone, (worker,) = way == "alone", launched(1, 1)
+    alone, hand = way == "alone", Local()
     order = asking.shuffled(balls, f"{first} {images}") if alone else balls
-    run_parallel(order, job, [Local(worker)], None, kept, alone=alone)
-    worker.stop()
+    run_parallel(order, job, [hand], None, kept, alone=alone)
+    hand.stop()
     return kept
 
 
