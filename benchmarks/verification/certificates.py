@@ -111,7 +111,6 @@ def _asked(onnx: Path, vnnlib: Path, asked: argparse.Namespace, path: Path) -> d
     from verifiable_relu.campaign.inputs import Entry, Loader
     from verifiable_relu.check import BadInput, Refused, check
     from verifiable_relu.files import read_bytes
-    from verifiable_relu.spec.comparisons import without_head
     from verifiable_relu.trust.certificate_file import write_unsat
     from verifiable_relu.verifiers.base import Budget, Verdict
     from verifiable_relu.verifiers.certifying import recording
@@ -125,7 +124,7 @@ def _asked(onnx: Path, vnnlib: Path, asked: argparse.Namespace, path: Path) -> d
         return round(clock[-1] - clock[-2], 4)
 
     case = Loader().case(Entry(vnnlib, onnx, asked.limit))
-    reading, queries = lap(), [without_head(query) for query in case.queries]
+    reading, queries = lap(), [query.without_head for query in case.queries]
     outcomes = recording(make(asked.method)).verify(queries, Budget.each(asked.limit, len(queries)))
     verdicts = {outcome.verdict for outcome in outcomes}
     verdict = "sat" if Verdict.SAT in verdicts else "unknown" if Verdict.UNKNOWN in verdicts else "unsat"

@@ -20,7 +20,6 @@ from verifiable_relu.campaign.counterexample import assignment, in_decimals
 from verifiable_relu.campaign.result import REFUSED, Key, Result, join, versions
 from verifiable_relu.errors import InputError
 from verifiable_relu.settings import neutral
-from verifiable_relu.spec.comparisons import NOTE, without_head
 from verifiable_relu.spec.property import Query
 from verifiable_relu.spec.specfile import SpecFile
 from verifiable_relu.trust.replay import Confirmation, confirm
@@ -28,6 +27,8 @@ from verifiable_relu.verifiers.base import Budget, Outcome, Reason, Trust, Verdi
 
 if TYPE_CHECKING:  # Certificates come with branch and bound, which other methods should not wait for.
     from verifiable_relu.campaign.certificates import Certificates
+
+HEADLESS = "the last layer keeps the order of the outputs, which the property only compares, and was left out"
 
 
 @dataclass(frozen=True, eq=False)
@@ -257,7 +258,7 @@ class _Campaign:
         store: the store of the records, or None.
         observer: the object that is told of stages and results.
         known: the results so far, by the numbers of their instances.
-        queries: the queries of all instances that are asked, without heads that are of no account (``comparisons``).
+        queries: the queries of all instances that are asked, without heads that are of no account.
         owner: for each query the number of its instance.
         outcomes: the checked outcomes so far, by instance and query.
         replayed: onnxruntime's outputs at the counterexample, by instance.
@@ -302,7 +303,7 @@ class _Campaign:
                 self.take(index, replace(known, onnx=case.onnx, vnnlib=case.vnnlib), None, True)
                 continue
             self.outcomes[index] = {}
-            self.queries.extend(map(without_head, case.queries))
+            self.queries.extend(query.without_head for query in case.queries)
             self.owner.extend([index] * len(case.queries))
             purses.append(max(0.0, case.timeout - case.spent))
         purse = {case: number for number, case in enumerate(self.outcomes)}
@@ -346,7 +347,7 @@ class _Campaign:
         case = self.cases[index]
         assert isinstance(case, Case)
         if self.queries[query].network is not case.queries[0].network:
-            outcome = replace(outcome, detail=f"{outcome.detail}; {NOTE}" if outcome.detail else NOTE)
+            outcome = replace(outcome, detail=f"{outcome.detail}; {HEADLESS}" if outcome.detail else HEADLESS)
         self.outcomes[index][query] = outcome
         if outcome.verdict is Verdict.SAT:
             assert judged is not None
