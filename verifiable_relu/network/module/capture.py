@@ -71,6 +71,11 @@ class Step:
     observed: Tensor | None
 
     @property
+    def label(self) -> str:
+        """What the nodes are called that the step becomes."""
+        return self.path or self.op
+
+    @property
     def place(self) -> str:
         """Where the step comes from, for messages."""
         return place_of(self.path, self.op)
