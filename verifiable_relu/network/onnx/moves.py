@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import onnx
+import torch
 
 from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.network.onnx.call import Call, Result, Value, converts
@@ -161,11 +162,53 @@ def ordered(call: Call, x: Value, axes: Sequence[int]) -> Value:
     shape = call.shape(x)
     if sorted(axes) != list(range(len(shape))):
         raise InputError(f"the axes {tuple(axes)} of shape {shape}")
+    if list(axes) == sorted(axes):
+        return x
     if x.leading and axes[0] == 0:
         return Value(call.build.permute(x.index, tuple(a - 1 for a in axes[1:]), call.name), True)
     whole = call.build.reshape(x.index, shape, call.name)
     found = Value(call.build.permute(whole, tuple(axes), call.name), False)
     return call.reshaped(found, [shape[a] for a in axes])
+
+
+class Rows:
+    """x as rows of numbers that are taken together.
+
+    Args:
+        call: the node that is read.
+        x: the value.
+        axes: of its ONNX shape, along which a row's numbers lie.
+
+    Attributes:
+        count: the number of rows.
+        length: of each.
+        index: the node of the rows, of shape (count, length).
+    """
+
+    def __init__(self, call: Call, x: Value, axes: Sequence[int]) -> None:
+        self._call, self._shape = call, call.shape(x)
+        self._order = [*(axis for axis in range(len(self._shape)) if axis not in axes), *axes]
+        moved = ordered(call, x, self._order)
+        self.length = math.prod(self._shape[axis] for axis in axes)
+        self.count = math.prod(self._shape) // self.length
+        self.index = call.build.reshape(moved.index, (self.count, self.length), call.name)
+
+    def back(self, index: int) -> Value:
+        """A node of shape (count, length) as a value of the shape of x."""
+        call = self._call
+        moved = call.reshaped(Value(index, False), [self._shape[axis] for axis in self._order])
+        return ordered(call, moved, sorted(range(len(self._order)), key=self._order.__getitem__))
+
+    def along(self, array: np.ndarray) -> np.ndarray:
+        """An array of the shape of x as rows, (count, length)."""
+        return array.transpose(self._order).reshape(self.count, self.length)
+
+    def repeated(self, index: int) -> int:
+        """A node of one number for each row, as often as the row is long."""
+        places = np.repeat(np.arange(self.count), self.length)
+        build, ones = self._call.build, torch.ones(len(places), 1)
+        shape = (self.count, self.length)
+        return build.sparse(index, torch.from_numpy(places)[:, None], ones, None, shape, self._call.name)
 
 
 moves("Concat", 4, 11, 13, data=(-1,))

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.network.derived import scaled
@@ -25,59 +26,73 @@ MAX_TERMS = 1 << 24
 
 @converts("Gemm", 7, 9, 11, 13)
 def _gemm(call: Call) -> Value:
-    left, right = call.inputs[:2]
-    if isinstance(left, Value) and isinstance(right, np.ndarray):
-        x = ordered(call, left, (1, 0)) if call.get("transA", 0) else left
-        weight, off = scaled(tensor(right if call.get("transB", 0) else right.T), call.get("alpha", 1.0))
-        if not isinstance(call.inputs[2] if len(call.inputs) > 2 else None, Value):
-            bias = call.optional(2)
-            if bias is None or bias.ndim < 2 or bias.shape[0] == 1:
-                shift, off_too = (None, 0.0) if bias is None else scaled(tensor(bias), call.get("beta", 1.0))
-                return Value(call.build.linear(x.index, weight, shift, call.name, max(off, off_too)), x.leading)
-        product = Value(call.build.linear(x.index, weight, None, call.name, off), x.leading)
-    elif isinstance(left, np.ndarray) and isinstance(right, Value):
-        x = right if call.get("transB", 0) else ordered(call, right, (1, 0))
-        weight, off = scaled(tensor(left.T if call.get("transA", 0) else left), call.get("alpha", 1.0))
-        product = ordered(call, Value(call.build.linear(x.index, weight, None, call.name, off), x.leading), (1, 0))
-    elif isinstance(left, Value) and isinstance(right, Value):
-        x = ordered(call, left, (1, 0)) if call.get("transA", 0) else left
-        y = ordered(call, right, (1, 0)) if call.get("transB", 0) else right
-        product = multiplied(call, x, y)
-        if (alpha := call.get("alpha", 1.0)) != 1:
-            factor = torch.tensor(alpha, dtype=torch.float32)
-            product = Value(call.build.scale(product.index, call.name, scale=factor), product.leading)
-    else:
-        raise UnsupportedError("an operand is missing")
-    given = call.inputs[2] if len(call.inputs) > 2 else None
-    if given is None or (beta := call.get("beta", 1.0)) == 0:
-        return product
-    if isinstance(given, np.ndarray):
-        shift, off = scaled(tensor(given), beta)
-        return added(call, product, shift.numpy(), error=off)
-    factor = torch.tensor(beta, dtype=torch.float32)
-    return added(call, product, Value(call.build.scale(given.index, call.name, scale=factor), given.leading))
+    left, right = (
+        _transposed(call, given) if call.get(name, 0) else given
+        for given, name in zip(call.inputs, ("transA", "transB"), strict=False)
+    )
+    alpha, beta = call.get("alpha", 1.0), call.get("beta", 1.0)
+    given = call.inputs[2] if len(call.inputs) > 2 and beta != 0 else None
+    if isinstance(given, Value):
+        factor = torch.tensor(beta, dtype=torch.float32)
+        scaled_given = Value(call.build.scale(given.index, call.name, scale=factor), given.leading)
+        return added(call, _product(call, left, right, alpha), scaled_given)
+    if given is None:
+        return _product(call, left, right, alpha)
+    shift, off = scaled(tensor(given), beta)
+    if isinstance(right, np.ndarray) and (given.ndim < 2 or given.shape[0] == 1):
+        return _product(call, left, right, alpha, shift, off)
+    return added(call, _product(call, left, right, alpha), shift.numpy(), error=off)
+
+
+def _transposed(call: Call, given: Result | None) -> Result | None:
+    return ordered(call, given, (1, 0)) if isinstance(given, Value) else None if given is None else given.T
 
 
 @converts("MatMul", 1, 9, 13)
 def _matmul(call: Call) -> Value:
-    left, right = call.inputs
+    return _product(call, *call.inputs)
+
+
+def _product(
+    call: Call,
+    left: Result | None,
+    right: Result | None,
+    alpha: float = 1.0,
+    bias: Tensor | None = None,
+    error: float = 0.0,
+) -> Value:
+    """alpha times the matrix product of two operands, of which one is computed at least.
+
+    Args:
+        call: the node that is read.
+        left, right: the operands.
+        alpha: a float32 number; 1 where a constant operand has more axes than a matrix.
+        bias: added to each row, where the right operand is a constant matrix.
+        error: the relative error of the bias.
+    """
+    build, name = call.build, call.name
     if isinstance(left, Value) and isinstance(right, np.ndarray):
         weight = _without_ones(right, len(call.shape(left)))
-        if weight.ndim == 2:
-            return Value(call.build.linear(left.index, tensor(weight.T), None, call.name), left.leading)
-        return _contracted(call, left, right, first=False)
+        if weight.ndim != 2:
+            return _contracted(call, left, right, first=False)
+        factors, off = scaled(tensor(weight.T), alpha)
+        return Value(build.linear(left.index, factors, bias, name, max(off, error)), left.leading)
     if isinstance(left, np.ndarray) and isinstance(right, Value):
         rank = len(call.shape(right))
         weight = _without_ones(left, rank)
-        if weight.ndim == 2 and rank >= 2:
-            swap = (*range(rank - 2), rank - 1, rank - 2)
-            columns = ordered(call, right, swap)
-            product = call.build.linear(columns.index, tensor(weight), None, call.name)
-            return ordered(call, Value(product, columns.leading), swap)
-        return _contracted(call, right, left, first=True)
+        if weight.ndim != 2 or rank < 2:
+            return _contracted(call, right, left, first=True)
+        swap = (*range(rank - 2), rank - 1, rank - 2)
+        columns = ordered(call, right, swap)
+        factors, off = scaled(tensor(weight), alpha)
+        return ordered(call, Value(build.linear(columns.index, factors, None, name, off), columns.leading), swap)
     if not (isinstance(left, Value) and isinstance(right, Value)):
         raise UnsupportedError("an operand is missing")
-    return multiplied(call, left, right)
+    product = multiplied(call, left, right)
+    if alpha != 1:
+        factor = torch.tensor(alpha, dtype=torch.float32)
+        product = Value(build.scale(product.index, name, scale=factor), product.leading)
+    return product
 
 
 def multiplied(call: Call, left: Value, right: Value) -> Value:
@@ -210,7 +225,7 @@ def _product_of_axes(call: Call, labels: Sequence[str], result: str | None) -> V
     found = [*both, *left, *right]
     whole = call.reshaped(Value(product, False), [sizes[name] for name in found])
     order = [found.index(name) for name in result]
-    return ordered(call, whole, order) if order != sorted(order) else whole
+    return ordered(call, whole, order)
 
 
 def _along(array: np.ndarray, labels: str, order: Sequence[str]) -> np.ndarray:
@@ -230,7 +245,7 @@ def _cumulative_sum(call: Call) -> Value:
         raise InputError(f"sums up {length} values")
     weight = torch.ones(length, length).tril(-1 if call.get("exclusive", 0) else 0)
     axes = [*(a for a in range(rank) if a != axis), axis]
-    last = ordered(call, x, axes) if axes != list(range(rank)) else x
+    last = ordered(call, x, axes)
     found = call.build.linear(last.index, weight.T if call.get("reverse", 0) else weight, None, call.name)
     return ordered(call, Value(found, last.leading), np.argsort(axes).tolist())
 

@@ -19,7 +19,7 @@ from verifiable_relu.network.derived import share
 from verifiable_relu.network.nodes import LeakyRelu, Relu
 from verifiable_relu.network.onnx.call import Call, Result, Value, converts, tensor
 from verifiable_relu.network.onnx.elementwise import broadcast, negative
-from verifiable_relu.network.onnx.moves import Numbered, axis_of, ordered
+from verifiable_relu.network.onnx.moves import Numbered, Rows, axis_of
 
 FAR = 2.0**12
 """Beyond it, an end is not added to and subtracted from values: rounding, relative to the end, would drown them.
@@ -196,13 +196,9 @@ def summed(call: Call, x: Value, mean: bool = False) -> Value:
     axes = axes_of(call)
     if not axes:
         return x
-    shape = call.shape(x)
-    order = [*(axis for axis in range(len(shape)) if axis not in axes), *axes]
-    terms = math.prod(shape[axis] for axis in axes)
-    moved = ordered(call, x, order) if order != list(range(len(shape))) else x
-    rows = call.build.reshape(moved.index, (math.prod(shape) // terms, terms), call.name)
-    number, error = share(terms if mean else 1)
-    total = call.build.linear(rows, number.repeat(1, terms), None, call.name, error=error)
+    rows = Rows(call, x, axes)
+    number, error = share(rows.length if mean else 1)
+    total = call.build.linear(rows.index, number.repeat(1, rows.length), None, call.name, error=error)
     return call.reshaped(Value(total, False), _shape(call, axes))
 
 
@@ -223,13 +219,17 @@ def _sum_of_sizes(call: Call) -> Value:
     return summed(call, Value(size, x.leading))
 
 
+def _columns(call: Call, axes: Sequence[int]) -> np.ndarray:
+    """The elements that each result of a node is made of, by their numbers: (elements, results)."""
+    numbers = np.moveaxis(Numbered().add(call, call.value()) - 1, axes, range(len(axes)))
+    return numbers.reshape(-1, math.prod(numbers.shape[len(axes) :]))
+
+
 def _extreme(call: Call, sign: int) -> Value:
     x, axes = call.value(), axes_of(call)
     if not axes:
         return x
-    numbers = np.moveaxis(Numbered().add(call, x) - 1, axes, range(len(axes)))
-    kept = numbers.shape[len(axes) :]
-    candidates = numbers.reshape(-1, math.prod(kept))
+    candidates = _columns(call, axes)
     if not candidates.size:
         raise UnsupportedError("the extreme of no values")
     return call.reshaped(Value(extreme(call, x.index, candidates, sign), False), _shape(call, axes))
@@ -240,9 +240,7 @@ def _product(call: Call) -> Value:
     x, axes = call.value(), axes_of(call)
     if not axes:
         return x
-    numbers = np.moveaxis(Numbered().add(call, x) - 1, axes, range(len(axes)))
-    kept = numbers.shape[len(axes) :]
-    rows = numbers.reshape(-1, math.prod(kept))
+    rows = _columns(call, axes)
     factors = [call.sparse(x.index, row, np.ones(row.shape, np.float32), row.shape).index for row in rows]
     while len(factors) > 1:
         pairs = zip(factors[0::2], factors[1::2], strict=False)

@@ -281,8 +281,8 @@ def _transposed_padding(
     return begins, tuple(end - f for end, f in zip(ends, further, strict=True))
 
 
-def _images(call: Call) -> tuple[Value, Shape]:
-    """The input and its ONNX shape, (1, channels, …).
+def _seen(call: Call) -> tuple[Value, Shape, Windows]:
+    """The input of a pooling, its ONNX shape, (1, channels, …), and the windows.
 
     Raises:
         InputError: if it has no axes to pool along.
@@ -291,66 +291,42 @@ def _images(call: Call) -> tuple[Value, Shape]:
     shape = call.shape(x)
     if len(shape) < 3:
         raise InputError(f"pools an input of shape {shape}")
-    return x, shape
+    sizes = shape[2:]
+    if call.op.startswith("Global"):
+        one, none = (1,) * len(sizes), (0,) * len(sizes)
+        return x, shape, Windows(sizes, sizes, one, one, none, none, one)
+    return x, shape, windows(call, sizes, tuple(call.get("kernel_shape", ())))
 
 
 @converts("AveragePool", 7, 10, 11, 19, 22)
+@converts("GlobalAveragePool", 1, 22)
 def _average_pool(call: Call) -> Value:
-    x, shape = _images(call)
-    seen = windows(call, shape[2:], tuple(call.get("kernel_shape", ())))
+    x, shape, seen = _seen(call)
     counted = bool(call.get("count_include_pad", 0))
     whole = not call.get("ceil_mode", 0) and (counted or not any(seen.pads))
     if whole and len(shape) == 4 and shape[0] == 1 and seen.dilations == (1, 1):
-        kernel, stride = seen.kernel[:2], seen.strides[:2]
-        (top, left), (bottom, right) = seen.begins, seen.ends
-        pooled = call.build.average_pool(
-            x.index, (kernel[0], kernel[1]), (stride[0], stride[1]), (top, left, bottom, right), call.name
-        )
-        return Value(pooled, True)
+        kernel, stride, pads = _pair(seen.kernel), _pair(seen.strides), _four(seen.pads)
+        return Value(call.build.average_pool(x.index, kernel, stride, pads, call.name), True)
     cells = seen.cells(padded=True)
     counts = ((cells >= 0) | (counted & (cells == -2))).sum(1, keepdims=True)
     if not counts.all():
         raise UnsupportedError("the mean of no values")
-    return _means(call, x, shape, seen.outputs, cells, counts)
-
-
-def _means(call: Call, x: Value, shape: Shape, outputs: Shape, cells: np.ndarray, counts: np.ndarray) -> Value:
-    """The sums of x over cells of every image, (windows, cells), divided by ``counts``, (windows, 1)."""
     shares, error = quotient(1.0, torch.from_numpy(np.asarray(counts)))
     weight = np.where(cells >= 0, shares.numpy(), 0.0).astype(np.float64 if error else np.float32)
     images, size = math.prod(shape[:2]), math.prod(shape[2:])
     index = (np.arange(images)[:, None, None] * size + np.maximum(cells, 0)).reshape(-1, cells.shape[1])
-    return call.sparse(x.index, index, np.tile(weight, (images, 1)), (*shape[:2], *outputs), error=error)
-
-
-@converts("GlobalAveragePool", 1, 22)
-def _global_average_pool(call: Call) -> Value:
-    x, shape = _images(call)
-    if len(shape) == 4 and shape[0] == 1:
-        return Value(call.build.average_pool(x.index, (shape[2], shape[3]), (1, 1), (0, 0, 0, 0), call.name), True)
-    cells = np.arange(math.prod(shape[2:]))[None]
-    return _means(call, x, shape, (1,) * (len(shape) - 2), cells, np.array([[cells.size]]))
+    return call.sparse(x.index, index, np.tile(weight, (images, 1)), (*shape[:2], *seen.outputs), error=error)
 
 
 @converts("MaxPool", 1, 8, 10, 11, 12, 22)
-def _max_pool(call: Call) -> Value:
-    x, shape = _images(call)
-    seen = windows(call, shape[2:], tuple(call.get("kernel_shape", ())))
-    return _maxima(call, x, shape, seen.outputs, seen.cells())
-
-
 @converts("GlobalMaxPool", 1, 22)
-def _global_max_pool(call: Call) -> Value:
-    x, shape = _images(call)
-    cells = np.arange(math.prod(shape[2:]))[None]
-    return _maxima(call, x, shape, (1,) * (len(shape) - 2), cells)
-
-
-def _maxima(call: Call, x: Value, shape: Shape, outputs: Shape, cells: np.ndarray) -> Value:
-    """The maxima of x over cells of every image, (windows, cells); padding takes no part."""
+def _max_pool(call: Call) -> Value:
+    x, shape, seen = _seen(call)
+    cells = seen.cells()
     if not (cells >= 0).any(1).all():
+        # Padding takes no part.
         raise UnsupportedError("the maximum of no values")
     images, size = math.prod(shape[:2]), math.prod(shape[2:])
     each = np.where(cells >= 0, np.arange(images)[:, None, None] * size + cells, -1)
     candidates = each.reshape(-1, cells.shape[1]).T
-    return call.reshaped(Value(extreme(call, x.index, candidates, 1), False), (*shape[:2], *outputs))
+    return call.reshaped(Value(extreme(call, x.index, candidates, 1), False), (*shape[:2], *seen.outputs))
