@@ -113,9 +113,6 @@ def _levels(eps: object, shape: tuple[int, ...]) -> tuple[list[Fraction], np.nda
 
     Returns:
         The radii, and their indices in the shape () for a single radius, or (n, pixels).
-
-    Raises:
-        InputError: if the radii are no numbers ≥ 0 or of a shape that does not fit that of the images.
     """
     if not isinstance(eps, np.ndarray | list | tuple) or np.ndim(eps) == 0:
         radii = [exact_number(eps, "eps")]

@@ -430,11 +430,7 @@ class _Form:
         self._spent = 0
 
     def spend(self, constraints: int) -> None:
-        """Count constraints towards ``limits.DISJUNCTIVE``.
-
-        Raises:
-            UnsupportedError: if the count exceeds the limit.
-        """
+        """Count constraints towards ``limits.DISJUNCTIVE``."""
         self._spent += constraints
         if self._spent > limits.DISJUNCTIVE:
             raise UnsupportedError(f"the disjunctive form has more than {limits.DISJUNCTIVE:,} constraints")
@@ -467,9 +463,6 @@ class _Form:
 
         Returns:
             The disjuncts whose bounds do not contradict.
-
-        Raises:
-            UnsupportedError: beyond ``limits.POLYTOPES`` or ``limits.DISJUNCTIVE``.
         """
         for choice in choices:
             options: list[_Disjunct] = []

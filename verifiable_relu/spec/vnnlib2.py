@@ -133,11 +133,7 @@ def _explained(message: str, source: Source) -> InputError:
 
 
 def _only_network(query: Any, text: str) -> Any:
-    """The network of a query that declares one network, with one input and one output of real numbers.
-
-    Raises:
-        UnsupportedError: for a query that declares anything else, with the line of the declaration.
-    """
+    """The network of a query that declares one network, with one input and one output of real numbers."""
     if len(query.networks) > 1:
         names = ", ".join(network.name for network in query.networks)
         raise _refused(f"a property of several networks ({names})", "network", 1, text)

@@ -375,11 +375,7 @@ class _Recorder(TorchDispatchMode):
         return self.memories.setdefault(storage._cdata, _Memory(storage))
 
     def refuse(self, op: str, reason: str) -> NoReturn:
-        """Stop. The refusal is kept, too: the module may catch what is raised.
-
-        Raises:
-            UnsupportedError: always.
-        """
+        """Stop. The refusal is kept, too: the module may catch what is raised."""
         path, _ = self.where()
         error = UnsupportedError(reason, place=place_of(path, op))
         self.refusal = self.refusal or error
@@ -450,11 +446,7 @@ class _Recorder(TorchDispatchMode):
         return wide is None or not bool((result.detach().cpu().double().numpy() == wide).all())
 
     def require_stored(self, op: str, value: Tensor) -> None:
-        """Refuse a constant that the module has computed, and rounded.
-
-        Raises:
-            UnsupportedError: if it is one.
-        """
+        """Refuse a constant that the module has computed, and rounded."""
         if value.untyped_storage()._cdata in self.rounded:
             self.refuse(
                 op,
@@ -567,11 +559,7 @@ class _Recorder(TorchDispatchMode):
         return x.number
 
     def order(self, real: Tensor) -> list[int]:
-        """The axes of a tensor as they lie in memory, the batch first.
-
-        Raises:
-            UnsupportedError: if the tensor does not fill its memory from the start, or the batch lies inside.
-        """
+        """The axes of a tensor as they lie in memory, the batch first."""
         axes = [0, *sorted(range(1, real.ndim), key=real.stride().__getitem__, reverse=True)]
         length, filled = math.prod(real.shape), math.prod(real.shape) * real.itemsize
         dense = real.storage_offset() == 0 and filled == real.untyped_storage().nbytes()

@@ -151,11 +151,7 @@ def _read(module: nn.Module, shape: Shape, batches: list[Tensor], name: str, com
 
 
 def _require_output(module: nn.Module, network: Network, x: Tensor) -> None:
-    """Make certain that a network's outputs are the module's, in shape and to within rounding.
-
-    Raises:
-        UnsupportedError: if they are not.
-    """
+    """Make certain that a network's outputs are the module's, in shape and to within rounding."""
     with torch.no_grad():
         output = module(x.clone())
     if isinstance(output, Tensor) and output.shape == (len(x),) and network.output_shape == (1,):
@@ -187,11 +183,7 @@ def _class(module: nn.Module) -> str:
 
 
 def _first(module: nn.Module) -> Tensor:
-    """The tensor that says in which precision and where the module computes.
-
-    Raises:
-        UnsupportedError: if the module has no numbers yet, or is in neither float32 nor float64.
-    """
+    """The tensor that says in which precision and where the module computes."""
     tensors = list(chain(module.parameters(), module.buffers()))
     if any(is_lazy(tensor) or tensor.is_meta for tensor in tensors):
         raise UnsupportedError("it has parameters without numbers: call a lazy module once first", place=_class(module))
@@ -214,11 +206,7 @@ def _one(shape: Shape, like: Tensor) -> Tensor:
 
 
 def _compare(module: nn.Module, batches: list[Tensor], read: list[tuple[Network, dict[int, Tensor]]]) -> None:
-    """Make certain that both networks are one, and that it computes what the module computes.
-
-    Raises:
-        UnsupportedError: if that is not so.
-    """
+    """Make certain that both networks are one, and that it computes what the module computes."""
     (network, several), (other, one) = read
     _require_same(network, other)
     seen = {node: torch.cat([several[node], one[node]]) for node in several}
@@ -247,11 +235,7 @@ def _require_agreement(network: Network, x: Tensor, seen: dict[int, Tensor]) -> 
 
 
 def _require_same(network: Network, other: Network) -> None:
-    """Make certain that two captures of one module gave the same.
-
-    Raises:
-        UnsupportedError: if they differ: it depends on the batch's size, on chance, or on how often it was called.
-    """
+    """Make certain that two captures of one module gave the same."""
     for ours, theirs in zip(network.nodes, other.nodes, strict=False):
         if type(ours) is not type(theirs) or not all(
             _equal(getattr(ours, f.name), getattr(theirs, f.name)) for f in fields(ours)

@@ -128,11 +128,7 @@ class _Source:
 
 
 def _session(data: bytes) -> Any:
-    """A session of onnxruntime; None if it has no kernel for an operator.
-
-    Raises:
-        InputError: if it refuses the file for another reason.
-    """
+    """A session of onnxruntime; None if it has no kernel for an operator."""
     try:
         return runtime.kept_session(data)
     except Exception as error:  # onnxruntime's exceptions share no narrower base

@@ -71,11 +71,7 @@ def load_external(tensors: Iterable[tuple[str, TensorProto]], folder: Path | Non
 
 
 def _beside(folder: Path, location: str) -> Path:
-    """The path of a file in a folder.
-
-    Raises:
-        InputError: if the name leads elsewhere.
-    """
+    """The path of a file in a folder."""
     named = PurePosixPath(location)
     if not location or "\0" in location or named.is_absolute() or PureWindowsPath(location).anchor:
         raise InputError(f"'{location}' is no name of a file beside the network's")
@@ -88,11 +84,7 @@ def _beside(folder: Path, location: str) -> Path:
 
 
 def _part(data: bytes, entries: dict[str, str], place: str) -> bytes:
-    """The bytes of one tensor in a file.
-
-    Raises:
-        InputError: if they are not there.
-    """
+    """The bytes of one tensor in a file."""
     numbers = [entries.get("offset", "0"), entries.get("length", "")]
     if not all(number.isascii() and (number.isdigit() or not number) and len(number) < 20 for number in numbers):
         raise InputError(f"its data lies at {numbers[0]!r} with a length of {numbers[1]!r}", place=place)

@@ -50,12 +50,7 @@ class Numbered:
 
 
 def _moved(call: Call, data: Sequence[int]) -> list[Result]:
-    """The results of an operator that only moves numbers, by what it does to the numbers of its inputs' elements.
-
-    Raises:
-        UnsupportedError: if an input that is not moved is computed, or numbers are combined.
-        InputError: if the inputs do not fit the operator.
-    """
+    """The results of an operator that only moves numbers, by what it does to the numbers of its inputs' elements."""
     if call.get("reduction", b"none") != b"none":
         raise UnsupportedError(f"its attribute reduction = {call.get('reduction', None)}")
     numbered = Numbered()

@@ -173,11 +173,7 @@ def _log_softmax(call: Call) -> Value:
 
 
 def _normalised(call: Call, x: Value, axes: Sequence[int], epsilon: float, centred: bool) -> Value:
-    """x, without its mean if that is wanted, divided by the root of ε + the mean of its squares along some axes.
-
-    Raises:
-        UnsupportedError: for a negative ε, with which quotients may be of any size.
-    """
+    """x, without its mean if that is wanted, divided by the root of ε + the mean of its squares along some axes."""
     if not epsilon >= 0:
         raise UnsupportedError(f"its attribute epsilon = {epsilon}")
     rows = Rows(call, x, axes)

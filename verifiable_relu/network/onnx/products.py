@@ -130,10 +130,6 @@ def _contracted(call: Call, x: Value, weight: np.ndarray, first: bool) -> Value:
         x: the computed operand.
         weight: the constant operand.
         first: whether the constant comes first.
-
-    Raises:
-        InputError: if the shapes do not fit.
-        UnsupportedError: if there are more than ``MAX_TERMS`` terms.
     """
     places = Numbered().add(call, x) - 1
     left, right = (weight, places) if first else (places, weight)
@@ -192,9 +188,6 @@ def _product_of_axes(call: Call, labels: Sequence[str], result: str | None) -> V
         call: the node that is read.
         labels: of the axes of both.
         result: labels of the result; by default those that only one of both has, in the order of the alphabet.
-
-    Raises:
-        UnsupportedError: if an operand has a label twice, or a label that is summed over alone.
     """
     first, second = labels
     x, y = call.value(0), call.value(1)

@@ -174,11 +174,7 @@ class _Reading:
         self.output = output
 
     def shapes(self, names: Sequence[str]) -> dict[str, Shape]:
-        """The ONNX shape of each of some tensors, with a batch of 1.
-
-        Raises:
-            InputError: if one is not computed from the input.
-        """
+        """The ONNX shape of each of some tensors, with a batch of 1."""
         found = {name: self.tensors[name] for name in names}
         for name, tensor in found.items():
             if not isinstance(tensor, Value):
@@ -190,11 +186,7 @@ class _Reading:
         return {name: found.index for name, found in self.tensors.items() if isinstance(found, Value)}
 
     def _take(self, node: onnx.NodeProto, label: str) -> None:
-        """Read one node.
-
-        Raises:
-            InputError: naming the node.
-        """
+        """Read one node."""
         place = f"node '{label}' ({node.op_type})"
         known, self.off = len(self.build.nodes), 0.0
         try:
@@ -260,11 +252,7 @@ class _Reading:
         return converter(Call(self.build, node.op_type, version, label, inputs, attributes, node, self.opset))
 
     def _stored(self, node: onnx.NodeProto, given: Sequence[_Named | None]) -> tuple[np.ndarray | Value | None, ...]:
-        """Inputs of a node with constants as arrays; ``off`` is what the weights that they become may be off by.
-
-        Raises:
-            UnsupportedError: if a constant that no float64 number is decides more than weights.
-        """
+        """Inputs of a node with constants as arrays; ``off`` is what the weights that they become may be off by."""
         inputs: list[np.ndarray | Value | None] = []
         for position, value in enumerate(given):
             if isinstance(value, Derived):
@@ -278,11 +266,7 @@ class _Reading:
         return tuple(inputs)
 
     def _compared(self, node: onnx.NodeProto, x: Value, with_what: _Named | None) -> list[Result]:
-        """Note a comparison x > c with a number, which is no tensor that may be computed with.
-
-        Raises:
-            UnsupportedError: for another comparison.
-        """
+        """Note a comparison x > c with a number, which is no tensor that may be computed with."""
         if not isinstance(with_what, np.ndarray) or with_what.size != 1:
             raise UnsupportedError("a comparison of computed values decides what is computed")
         self.thresholds[node.output[0]] = x.index, float(with_what.reshape(-1)[0])
@@ -293,9 +277,6 @@ class _Reading:
 
         x is less than softplus(x) by a factor between 1 and 1 − e⁻ᶜ/c: the factor is stored as 1 − 2⁻³⁴, which is off
         by no more than 2⁻³³.
-
-        Raises:
-            UnsupportedError: for any other choice by a comparison.
         """
         (index, threshold), chosen, other = self.thresholds[node.input[0]], *map(self._lookup, node.input[1:3])
         if isinstance(chosen, Value) and isinstance(other, Value) and chosen.index == index and threshold >= 20:
@@ -306,11 +287,7 @@ class _Reading:
         raise UnsupportedError("a comparison of computed values decides what is computed")
 
     def _cast_like(self, node: onnx.NodeProto, given: _Named | None, like: _Named | None) -> _Named:
-        """``given`` in the number type of ``like``.
-
-        Raises:
-            UnsupportedError: if that changes a computed value by more than the rounding of a narrower type.
-        """
+        """``given`` in the number type of ``like``."""
         if given is None or like is None:
             raise InputError("an input is missing")
         kind = self.types.get(node.input[1])

@@ -148,10 +148,6 @@ def _interpolated(
         where: a key of ``PLACES``.
         terms: of a place between inputs. Inputs beyond an end are the one at the end.
         inside: leave these out instead, the other weights made larger so that their sum is 1.
-
-    Raises:
-        InputError: if an axis has no length afterwards.
-        UnsupportedError: if the result has more than ``MAX_CELLS`` terms.
     """
     if min(axis.after for axis in axes) < 1:
         raise InputError(f"resizes to {[axis.after for axis in axes]}")

@@ -157,12 +157,7 @@ def _conv(call: Call) -> Value:
 
 
 def _require(call: Call, shape: Sequence[int], weight: np.ndarray) -> None:
-    """Refuse an input or a kernel of a shape that no convolution has.
-
-    Raises:
-        InputError: if they do not fit.
-        UnsupportedError: for a batch of several images.
-    """
+    """Refuse an input or a kernel of a shape that no convolution has."""
     if len(shape) < 3 or weight.ndim != len(shape):
         raise InputError(f"a kernel of shape {weight.shape} does not fit inputs of shape {tuple(shape)}")
     if shape[0] != 1:
@@ -254,11 +249,7 @@ def _conv_transpose(call: Call) -> Value:
 def _transposed_padding(
     call: Call, sizes: Sequence[int], reach: Sequence[int], strides: Sequence[int]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """How much of the full result a transposed convolution leaves out before and after; less than 0 adds zeros.
-
-    Raises:
-        InputError: if the attributes are malformed.
-    """
+    """How much of the full result a transposed convolution leaves out before and after; less than 0 adds zeros."""
     dims = len(sizes)
     further = tuple(int(size) for size in call.get("output_padding", (0,) * dims))
     if len(further) != dims or min(further) < 0:
@@ -282,11 +273,7 @@ def _transposed_padding(
 
 
 def _seen(call: Call) -> tuple[Value, Shape, Windows]:
-    """The input of a pooling, its ONNX shape, (1, channels, …), and the windows.
-
-    Raises:
-        InputError: if it has no axes to pool along.
-    """
+    """The input of a pooling, its ONNX shape, (1, channels, …), and the windows."""
     x = call.value()
     shape = call.shape(x)
     if len(shape) < 3:
