@@ -204,10 +204,13 @@ def _two_sum(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return total, (a - (total - part)) + (b - part)
 
 
+def _at_most(first: int, second: int) -> Row:
+    """The constraint y_first ≤ y_second."""
+    return Row(tuple(sorted([(first, Fraction(1)), (second, Fraction(-1))])), Fraction(0))
+
+
 def _other_class(label: int, classes: int) -> tuple[Polytope, ...]:
-    one = Fraction(1)
-    rows = (sorted([(label, one), (other, -one)]) for other in range(classes) if other != label)
-    return tuple((Row(tuple(row), Fraction(0)),) for row in rows)
+    return tuple((_at_most(label, other),) for other in range(classes) if other != label)
 
 
 def exact_number(value: object, what: str) -> Fraction:
@@ -257,9 +260,7 @@ Pair = tuple[Any, Any]
 
 def targeted(target: int, classes: int) -> tuple[Polytope, ...]:
     """The outputs with which a class is predicted: y_j ≤ y_target for every other class j."""
-    one = Fraction(1)
-    rows = (tuple(sorted([(j, one), (target, -one)])) for j in range(classes) if j != target)
-    return (tuple(Row(row, Fraction(0)) for row in rows),)
+    return (tuple(_at_most(j, target) for j in range(classes) if j != target),)
 
 
 def outside_top(label: int, count: int, classes: int) -> tuple[Polytope, ...]:
@@ -272,12 +273,8 @@ def outside_top(label: int, count: int, classes: int) -> tuple[Polytope, ...]:
         raise InputError(f"top_k is {count}, outside of 1 to {classes - 1}")
     if math.comb(classes - 1, count) > MOST_POLYTOPES:
         raise InputError(f"top_k = {count} of {classes} classes makes more than {MOST_POLYTOPES:,} cases")
-    one = Fraction(1)
     others = [j for j in range(classes) if j != label]
-    return tuple(
-        tuple(Row(tuple(sorted([(label, one), (j, -one)])), Fraction(0)) for j in chosen)
-        for chosen in combinations(others, count)
-    )
+    return tuple(tuple(_at_most(label, j) for j in chosen) for chosen in combinations(others, count))
 
 
 def within_balls(

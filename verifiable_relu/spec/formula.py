@@ -6,7 +6,7 @@ rows over the outputs. `properties` turns a formula into boxes of inputs, each w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from fractions import Fraction
@@ -336,7 +336,7 @@ def properties(
         UnsupportedError: for a disjunctive form beyond ``limits.POLYTOPES`` or ``limits.DISJUNCTIVE``.
     """
     form = _Form()
-    bounds, rows, choices = _conjunction(formula, True)
+    bounds, rows, choices = conjunction(formula, True)
     common: _Bounds = {}
     disjuncts: list[_Disjunct] = []
     if form.tighten(common, bounds):
@@ -378,44 +378,34 @@ _Choice = tuple[Or | And, bool]
 """A disjunction: an ``Or`` with True, or an ``And`` with False, which stands for the negation of the ``And``."""
 
 
-def _conjunction(formula: Formula, positive: bool) -> tuple[list[Bound], list[Row], list[_Choice]]:
-    """The bounds, rows and disjunctions whose conjunction is ``formula`` (``positive``) or its negation, in order."""
-    bounds: list[Bound] = []
-    rows: list[Row] = []
-    choices: list[_Choice] = []
+def _flat(formula: Formula, positive: bool, kind: type[And] | type[Or]) -> Iterator[tuple[Formula, bool]]:
+    """The parts of nested conjunctions (``kind`` And) or disjunctions (Or) in order, each True or False if negated."""
     pending = [(formula, positive)]
-    while pending:
-        part, positive = pending.pop()
-        match part:
-            case Not():
-                pending.append((part.part, not positive))
-            case And() | Or():
-                if isinstance(part, And) is positive or len(part.parts) == 1:
-                    pending.extend((each, positive) for each in reversed(part.parts))
-                else:
-                    choices.append((part, positive))
-            case _:
-                leaf = part if positive else negate(part)
-                if isinstance(leaf, Bound):
-                    bounds.append(leaf)
-                elif isinstance(leaf, Row):
-                    rows.append(leaf)
-    return bounds, rows, choices
-
-
-def _options(choice: _Choice) -> list[tuple[Formula, bool]]:
-    """The parts of a disjunction in order, with those of nested disjunctions in these disjunctions' place."""
-    options: list[tuple[Formula, bool]] = []
-    pending: list[tuple[Formula, bool]] = [choice]
     while pending:
         part, positive = pending.pop()
         if isinstance(part, Not):
             pending.append((part.part, not positive))
-        elif isinstance(part, And | Or) and (isinstance(part, Or) is positive or len(part.parts) == 1):
+        elif isinstance(part, And | Or) and (isinstance(part, kind) is positive or len(part.parts) == 1):
             pending.extend((each, positive) for each in reversed(part.parts))
         else:
-            options.append((part, positive))
-    return options
+            yield part, positive
+
+
+def conjunction(formula: Formula, positive: bool) -> tuple[list[Bound], list[Row], list[_Choice]]:
+    """The bounds, rows and disjunctions whose conjunction is ``formula`` (``positive``) or its negation, in order."""
+    bounds: list[Bound] = []
+    rows: list[Row] = []
+    choices: list[_Choice] = []
+    for part, kept in _flat(formula, positive, And):
+        if isinstance(part, And | Or):
+            choices.append((part, kept))
+            continue
+        leaf = part if kept else negate(part)
+        if isinstance(leaf, Bound):
+            bounds.append(leaf)
+        elif isinstance(leaf, Row):
+            rows.append(leaf)
+    return bounds, rows, choices
 
 
 class _Form:
@@ -466,8 +456,8 @@ class _Form:
         """
         for choice in choices:
             options: list[_Disjunct] = []
-            for part, positive in _options(choice):
-                bounds, rows, inner = _conjunction(part, positive)
+            for part, positive in _flat(*choice, Or):
+                bounds, rows, inner = conjunction(part, positive)
                 tightest: _Bounds = {}
                 if self.tighten(tightest, bounds):
                     options += self.distribute([_Disjunct(tightest, tuple(rows))], inner)

@@ -27,8 +27,19 @@ import vnnlib as standard
 from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.files import read_text
 from verifiable_relu.spec import limits
-from verifiable_relu.spec.formula import ONE, And, Arithmetic, Bound, Formula, LinearTerm, Or, number, properties
-from verifiable_relu.spec.property import Property, Row
+from verifiable_relu.spec.formula import (
+    ONE,
+    And,
+    Arithmetic,
+    Bound,
+    Formula,
+    LinearTerm,
+    Or,
+    conjunction,
+    number,
+    properties,
+)
+from verifiable_relu.spec.property import Property
 from verifiable_relu.spec.read import Source, located, source
 from verifiable_relu.spec.specfile import SpecFile, Variable, stem
 
@@ -386,13 +397,13 @@ def _declared(network: Any, numbers: Mapping[str, list[int]], outputs: Mapping[s
     return Declared(network.name, network.equal_to, inputs, hidden, given, places, start)
 
 
-def _conjuncts(root: Any) -> Iterator[Any]:
-    """The parts of a condition, of the parser's or a formula, that all must hold."""
-    pending = [root]
+def _conjuncts(expression: Any) -> Iterator[Any]:
+    """The parts of a condition that all must hold."""
+    pending = [expression]
     while pending:
         each = pending.pop()
-        if isinstance(each, standard.And | And):
-            pending += reversed(list(each.parts if isinstance(each, And) else each.args))
+        if isinstance(each, standard.And):
+            pending += reversed(list(each.args))
         else:
             yield each
 
@@ -473,13 +484,11 @@ def _implied(formula: Formula, start: int) -> list[Bound]:
         start: the first output that passes an input on.
     """
     ends: dict[tuple[int, bool], Fraction] = {}
-    rows: list[Row] = []
-    for part in _conjuncts(formula):
-        if isinstance(part, Bound):
-            key, better = (part.variable, part.upper), min if part.upper else max
-            ends[key] = better(ends.get(key, part.value), part.value)
-        elif isinstance(part, Row) and all(i >= start for i, _ in part.coefficients):
-            rows.append(part)
+    bounds, given, _ = conjunction(formula, True)
+    for bound in bounds:
+        key, better = (bound.variable, bound.upper), min if bound.upper else max
+        ends[key] = better(ends.get(key, bound.value), bound.value)
+    rows = [row for row in given if all(i >= start for i, _ in row.coefficients)]
     found: dict[tuple[int, bool], Fraction] = {}
     for _ in range(_PASSES):
         changed = False
