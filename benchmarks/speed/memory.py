@@ -25,8 +25,7 @@ from pathlib import Path
 
 from benchmarks.common.networks import network_file
 from benchmarks.common.study import ROOT, Study
-from verifiable_relu.report.markdown import Page
-from verifiable_relu.report.table import Table
+from verifiable_relu.report.table import Page, Table
 from verifiable_relu.study.records import Record, Records, notes, of
 
 METHODS = ("crown", "alpha-crown", "split")

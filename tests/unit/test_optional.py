@@ -80,17 +80,6 @@ def test_methods_need_what_their_modules_import_and_the_base_lacks() -> None:
         assert base.isdisjoint(method.needs)
 
 
-def test_drawing_without_matplotlib_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    from verifiable_relu.report.figures import style
-
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with (
-        pytest.raises(InputError, match="drawing figures needs what is not installed: pip install matplotlib"),
-        style(),
-    ):
-        pass
-
-
 def test_no_advice_names_a_package_of_ours_in_a_registry() -> None:
     """The package is in no registry: pip would not find it, or would find somebody else's."""
     ours = ("pip install " + "verifiable", "pip install '" + "verifiable")
