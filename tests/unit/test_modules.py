@@ -530,8 +530,8 @@ def test_nan_weights_of_a_module_are_refused() -> None:
 @pytest.mark.parametrize(
     ("operator", "wrong"),
     [
-        ("relu", lambda t, step, self: t.node(self)),
-        ("linear", lambda t, step, input, weight, bias: t.build.linear(t.node(input), weight, None, step.path)),
+        ("relu", lambda t, step, a: t.node(a.self)),
+        ("linear", lambda t, step, a: t.build.linear(t.node(a.input), a.weight, None, step.path)),
         ("gelu", lambda t, step, a: t.activation(step, a.self, Relu)),
         ("add", lambda t, step, a: t.sum(step, a.self, a.other, 1)),
         ("transpose", lambda t, step, a: t.build.reshape(t.node(a.self), step.shape[1:], step.path)),
