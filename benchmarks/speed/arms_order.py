@@ -55,6 +55,7 @@ def asked(first: str, way: str, images: int, eps: str, folder: Path) -> Kept:
     from verifiable_relu.network import read_onnx
     from verifiable_relu.study import asking
     from verifiable_relu.study.training import images_of
+    from verifiable_relu.verifiers.base import Limits
     from verifiable_relu.verifiers.registry import make
     from verifiable_relu.verifiers.solvers.process import processor_seconds
 
@@ -65,7 +66,7 @@ def asked(first: str, way: str, images: int, eps: str, folder: Path) -> Kept:
         for arm in (first, *(arm for arm in ARMS if arm != first))
         for image in right
     ]
-    kept, job = Kept(), Job(make("auto"), asking.Balls(), clock=processor_seconds)
+    kept, job = Kept(), Job(make("auto"), asking.Balls(), limits=Limits(clock=processor_seconds))
     alone, hand = way == "alone", Local()
     order = asking.shuffled(balls, f"{first} {images}") if alone else balls
     run_parallel(order, job, [hand], None, kept, alone=alone)

@@ -111,8 +111,9 @@ def _asked(onnx: Path, vnnlib: Path, asked: argparse.Namespace, path: Path) -> d
     from verifiable_relu.check import BadInput, Refused, check
     from verifiable_relu.files import read_bytes
     from verifiable_relu.trust.certificate_file import write_unsat
-    from verifiable_relu.verifiers.base import Budget, Verdict
-    from verifiable_relu.verifiers.certifying import recording
+    from verifiable_relu.verifiers.auto import recording
+    from verifiable_relu.verifiers.base import Limits, Verdict
+    from verifiable_relu.verifiers.docket import answers
     from verifiable_relu.verifiers.registry import make
     from verifiable_relu.verifiers.solvers.process import processor_seconds
 
@@ -124,7 +125,7 @@ def _asked(onnx: Path, vnnlib: Path, asked: argparse.Namespace, path: Path) -> d
 
     case = Loader().case(Entry(vnnlib, onnx, asked.limit))
     reading, queries = lap(), [query.without_head for query in case.queries]
-    outcomes = recording(make(asked.method)).verify(queries, Budget.each(asked.limit, len(queries)))
+    outcomes = answers(recording(make(asked.method)), queries, Limits(asked.limit))
     verdicts = {outcome.verdict for outcome in outcomes}
     verdict = "sat" if Verdict.SAT in verdicts else "unknown" if Verdict.UNKNOWN in verdicts else "unsat"
     found: dict[str, Any] = {"verdict": verdict, "read": reading, "prove": lap()}

@@ -27,6 +27,7 @@ from verifiable_relu.network import write_onnx
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Input, Linear, Relu
 from verifiable_relu.verifiers.base import Reason, Verdict
+from verifiable_relu.verifiers.registry import limited
 
 SPEC = """(declare-const X_0 Real)
 (declare-const Y_0 Real)
@@ -242,7 +243,7 @@ def test_a_campaign_that_is_killed_keeps_every_answer_and_leaves_no_process(
     kept = Kept()
     monkeypatch.chdir(tmp_path)
     with Store("out") as store:
-        run_parallel(made, Job(Hostile(Path("log")), Loader()), [Here()], store, kept)
+        run_parallel(made, Job(Hostile(Path("log")), Loader(), limits=limited("auto")), [Here()], store, kept)
     results = [kept.results[number] for number in sorted(kept.results)]
     assert answers(results) == all_proved(6) and sorted(kept.recorded) == [0, 1, 2, 4]
 

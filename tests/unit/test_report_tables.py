@@ -24,7 +24,7 @@ from verifiable_relu.report.figures import (
     draw,
 )
 from verifiable_relu.report.table import NAMES, Interval, Table, spoken
-from verifiable_relu.train.arms import ARMS
+from verifiable_relu.train.options import ARMS
 
 TABLE = Table(
     ("arm", "ε", "clean_%", "seconds"),

@@ -23,8 +23,8 @@ from verifiable_relu.network.family import least_hardness
 from verifiable_relu.spec.property import Query
 from verifiable_relu.trust.certificate import Cover, Proof
 from verifiable_relu.trust.certificate_file import write_sat, write_unsat
+from verifiable_relu.verifiers.auto import prove
 from verifiable_relu.verifiers.base import Outcome, Verdict
-from verifiable_relu.verifiers.certifying import prove
 from verifiable_relu.verifiers.recording import uncertified
 
 _HEADER = ("certificate", "onnx", "vnnlib", "claim", "checked", "detail", "bytes", "write_s", "check_s")

@@ -28,6 +28,7 @@ from verifiable_relu.campaign.runner import QUIET, Late, Observer, Records, keep
 from verifiable_relu.campaign.worker import Answered, Ask, Job, Limit, Part, Stage, Wanted, perform
 from verifiable_relu.errors import CallFailed, InputError, OutOfTime
 from verifiable_relu.files import on_disk
+from verifiable_relu.verifiers.base import described
 from verifiable_relu.verifiers.solvers.process import Worker, most_memory
 
 _SHARE = 4
@@ -280,7 +281,7 @@ class _Queue:
 
     @cached_property
     def method(self) -> str:
-        return repr(self.job.verifier)
+        return described(self.job.verifier, self.job.limits)
 
     def draw(self) -> None:
         """Draw instances until enough are in line for some parts, or there are no more."""
@@ -386,5 +387,6 @@ class _Queue:
             number = left[0] if late is None else late
             entry = self.open[number]
             asked = str(entry.onnx or ""), str(entry.vnnlib), entry.timeout
-            result = lost(*asked, self.job.verifier, Late(None) if late is None and isinstance(error, Late) else error)
+            error = Late(None) if late is None and isinstance(error, Late) else error
+            result = lost(*asked, self.job.verifier, self.job.limits, error)
             self.keep(Answered(number, result, False))

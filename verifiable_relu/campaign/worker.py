@@ -17,7 +17,7 @@ from typing import Any
 from verifiable_relu.campaign.inputs import Entry, Loader
 from verifiable_relu.campaign.result import Key, Result
 from verifiable_relu.campaign.runner import Case, run
-from verifiable_relu.verifiers.base import Verifier
+from verifiable_relu.verifiers.base import Limits, Verifier
 from verifiable_relu.verifiers.solvers.process import limit_memory
 
 STAGE_EVERY = 0.2
@@ -34,7 +34,7 @@ class Job:
         certificates: the folder of certificates; None where none are wanted.
         memory: the bytes that a worker's process, and each process that it starts, may have resident; None for half of
             the machine's memory.
-        clock: returns the present time in seconds, by which instances are charged and their time limits count.
+        limits: of the verifier's work. Instances are charged, and their time limits count, by its clock.
         debug: whether an exception of reading that is a fault of the program is raised.
     """
 
@@ -42,7 +42,7 @@ class Job:
     loader: Loader
     certificates: Path | None = None
     memory: int | None = None
-    clock: Callable[[], float] = time.perf_counter
+    limits: Limits = Limits()  # noqa: RUF009 -- frozen
     debug: bool = False
 
 
@@ -143,7 +143,7 @@ def perform(job: Job, entries: Sequence[Numbered], ask: Ask) -> None:
         entries: the instances.
         ask: sends messages to the process that runs the campaign.
     """
-    timed = job.clock is time.perf_counter
+    timed = job.limits.clock is time.perf_counter
     cases: list[Case | Result] = []
     for number, entry in entries:
         if timed:
@@ -159,7 +159,7 @@ def perform(job: Job, entries: Sequence[Numbered], ask: Ask) -> None:
 
         certificates = Certificates(job.certificates)
     messages = _Messages(ask, [number for number, _ in entries])
-    run(cases, job.verifier, messages, messages, certificates, job.clock)
+    run(cases, job.verifier, messages, messages, certificates, job.limits)
 
 
 @lru_cache(maxsize=1)
@@ -167,7 +167,7 @@ def _job(pickled: bytes) -> Job:
     import pickle
 
     job: Job = pickle.loads(pickled)
-    job.loader.clock = job.clock
+    job.loader.clock = job.limits.clock
     if job.memory is not None:
         limit_memory(job.memory)
     return job

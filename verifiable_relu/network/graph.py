@@ -16,22 +16,14 @@ from torch import Tensor
 
 from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.network.derived import both, lost
-from verifiable_relu.network.dispatch import Refusal, Table
 from verifiable_relu.network.nodes import (
     Activation,
     Affine,
     Bilinear,
-    Gelu,
-    Hardened,
-    Identity,
     Input,
-    LeakyRelu,
+    Kinked,
     Node,
-    Relu,
     Shape,
-    Sigmoid,
-    Smooth,
-    Tanh,
 )
 
 Made = TypeVar("Made")
@@ -51,20 +43,6 @@ class Once:
                 self._made[key] = make()
         found: Made = self._made[key]
         return found
-
-
-_NO_PHASES = Refusal("only piecewise-linear activations can be split into phases")
-
-SLOPES: Table[Callable[[Any], Tensor]] = Table(
-    "the case distinction by phases",
-    {
-        Relu: lambda node: torch.zeros(()),
-        LeakyRelu: lambda node: node.slope,
-        **dict.fromkeys((Sigmoid, Tanh, Gelu, Hardened, Identity, Smooth), _NO_PHASES),
-    },
-    group=Activation,
-)
-"""The slope s of each kind of activation below zero, broadcastable to the node's shape."""
 
 
 def device(name: str) -> str:
@@ -180,7 +158,7 @@ class Network:
     @cached_property
     def piecewise_linear(self) -> bool:
         """Whether the network is piecewise linear, so that MILP and SMT are complete and evaluation exact."""
-        return not self.multiplies and all(self.nodes[i] in SLOPES for i in self.activations)
+        return not self.multiplies and all(isinstance(self.nodes[i], Kinked) for i in self.activations)
 
     @cached_property
     def multiplies(self) -> bool:
@@ -196,8 +174,8 @@ class Network:
         for node in self.nodes:
             if isinstance(node, Bilinear):
                 raise UnsupportedError("only piecewise-linear networks can be split into phases", place=node.place)
-        for index in self.activations:
-            SLOPES[self.nodes[index]]
+            if isinstance(node, Activation) and not isinstance(node, Kinked):
+                raise UnsupportedError("only piecewise-linear activations can be split into phases", place=node.place)
 
     @cached_property
     def limit(self) -> Network:

@@ -18,11 +18,12 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor
 
-from verifiable_relu.network.derived import above, both, hardness, multiple, narrow, product, scaled_hardness
+from verifiable_relu.network.derived import both, hardness, multiple, narrow, product, scaled_hardness
 from verifiable_relu.network.dispatch import Table
 from verifiable_relu.network.graph import Network
-from verifiable_relu.network.nodes import Gelu, Linear, Node, Product, Relu, Scale, Sigmoid, Smooth, Tanh
-from verifiable_relu.network.transient import Division, Erf
+from verifiable_relu.network.nodes import Curve, Gelu, Linear, Node, Product, Relu, Scale, Smooth, curve
+from verifiable_relu.network.nodes.affine import Division
+from verifiable_relu.rounding import COMMON_STEP, MODERATE, not_below
 
 Graph = tuple[list[Node], int]
 """Nodes in topological order, the input first, and the index of the output."""
@@ -206,7 +207,7 @@ class _Scaled:
 
 
 def spelled(nodes: Sequence[Node], output: int) -> tuple[list[Node], int]:
-    """Put a function of one variable in the place of every product that spells it, and of every erf that is left.
+    """Put a function of one variable in the place of every product that spells it.
 
     Args:
         nodes: in topological order.
@@ -222,7 +223,7 @@ def spelled(nodes: Sequence[Node], output: int) -> tuple[list[Node], int]:
         found = _gelu(made, moved) if isinstance(moved, Product) else None
         if found is None:
             other = _other(made, moved) if isinstance(moved, Product) else None
-            made.append(moved if other is None else _function(moved, *other))
+            made.append(moved if other is None else curve(other[0], node.name, (other[1],), node.shape))
         else:
             base, lam, number, error = found
             made.append(Gelu(name=node.name, inputs=(base,), shape=node.shape, lam=lam))
@@ -239,7 +240,7 @@ def spelled(nodes: Sequence[Node], output: int) -> tuple[list[Node], int]:
                 )
                 made.append(scale)
         at.append(len(made) - 1)
-    return [_function(node, "Erf", *node.inputs) if isinstance(node, Erf) else node for node in made], at[output]
+    return made, at[output]
 
 
 def bare(nodes: Sequence[Node], output: int) -> tuple[list[Node], int]:
@@ -255,7 +256,7 @@ def bare(nodes: Sequence[Node], output: int) -> tuple[list[Node], int]:
         if isinstance(moved, Gelu):
             first = _steps(made, moved.inputs[0])[-1]
             lam = first.slope * Fraction(float(moved.lam))
-            fits = not first.offset and made[first.base].shape == moved.shape and 2**-40 <= lam <= 2**40
+            fits = not first.offset and made[first.base].shape == moved.shape and MODERATE[0] <= lam <= MODERATE[1]
             number = scaled_hardness(lam, first.error) if fits else None
             if number is not None and first.slope != 1 and Fraction(float(first.slope)) == first.slope:
                 wide = torch.tensor([float(first.slope), 0.0], dtype=torch.float64)
@@ -268,16 +269,11 @@ def bare(nodes: Sequence[Node], output: int) -> tuple[list[Node], int]:
                     center=zero,
                     scale=factor,
                     shift=zero,
-                    weight_error=above(first.error),
+                    weight_error=not_below(first.error),
                 )
         made.append(moved)
         at.append(len(made) - 1)
     return live(made, at[output])
-
-
-def _function(node: Node, function: str, base: int) -> Smooth:
-    """A function of the node ``base`` in the place of a node."""
-    return Smooth(name=node.name, inputs=(base,), shape=node.shape, function=function, parameter=torch.ones(()))
 
 
 def _other(nodes: Sequence[Node], product: Product) -> tuple[str, int] | None:
@@ -286,18 +282,18 @@ def _other(nodes: Sequence[Node], product: Product) -> tuple[str, int] | None:
         if x == second:
             return "Square", x
         factor = nodes[second]
-        if isinstance(factor, Sigmoid) and factor.inputs == (x,):
+        if _computes(factor, "Sigmoid") and factor.inputs == (x,):
             return "SiLU", x
         if _computes(factor, "Square") and factor.inputs == (x,):
             return "Cube", x
-        inner = nodes[factor.inputs[0]] if isinstance(factor, Tanh) else factor
-        if isinstance(factor, Tanh) and _computes(inner, "Softplus") and inner.inputs == (x,):
+        inner = nodes[factor.inputs[0]] if _computes(factor, "Tanh") else factor
+        if _computes(inner, "Softplus") and inner is not factor and inner.inputs == (x,):
             return "Mish", x
     return None
 
 
 def _computes(node: Node, function: str) -> bool:
-    return isinstance(node, Smooth) and node.function == function
+    return isinstance(node, Curve) and node.function == function
 
 
 def _gelu(nodes: Sequence[Node], product: Product) -> tuple[int, Tensor, Tensor, float] | None:
@@ -309,7 +305,7 @@ def _gelu(nodes: Sequence[Node], product: Product) -> tuple[int, Tensor, Tensor,
     for left, right in (product.inputs, product.inputs[::-1]):
         one = _steps(nodes, left)[-1]
         erf = nodes[one.base]
-        if not isinstance(erf, Erf) or one.offset != one.slope or one.error or not one.slope:
+        if not _computes(erf, "Erf") or one.offset != one.slope or one.error or not one.slope:
             continue
         inside = {step.base: step for step in _steps(nodes, erf.inputs[0]) if not step.offset}
         for step in _steps(nodes, right):
@@ -337,9 +333,6 @@ def _steps(nodes: Sequence[Node], index: int) -> list[_Scaled]:
         steps.append(_Scaled(index, last.slope * scale, offset, (1 + last.error) * (1 + off) - 1))
     return steps
 
-
-_STEP = 2.0**-30
-"""Multiples of it, of moderate size, have exact sums in float64."""
 
 _PRODUCTS = 200_000
 """The most products of numbers that are checked in rational arithmetic for one pair of layers."""
@@ -404,8 +397,8 @@ def merged_columns(weight: Tensor, place: Tensor, size: int) -> Tensor | None:
         merged = torch.empty_like(weight)
         merged[:, place] = weight
         return merged
-    units = weight[weight != 0] / _STEP
-    if not bool((units == units.round()).all()) or float(weight.abs().sum(1).amax()) >= _STEP * 2.0**52:
+    units = weight[weight != 0] / COMMON_STEP
+    if not bool((units == units.round()).all()) or float(weight.abs().sum(1).amax()) >= COMMON_STEP * 2.0**52:
         return None
     return weight.new_zeros(len(weight), size).index_add_(1, place, weight)
 

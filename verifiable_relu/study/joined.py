@@ -13,7 +13,7 @@ from verifiable_relu.study.outcomes import SHARES, number
 from verifiable_relu.study.records import Record
 from verifiable_relu.study.state import State
 from verifiable_relu.study.statistics import par2
-from verifiable_relu.train.arms import ARMS
+from verifiable_relu.train.options import ARMS
 from verifiable_relu.verifiers.registry import METHODS
 
 
@@ -28,12 +28,12 @@ class Setting(NamedTuple):
 
 def attacks(method: str) -> bool:
     """Whether a method looks for counterexamples: bounds by themselves only prove."""
-    return METHODS[method].module not in ("incomplete", "adapters.auto_lirpa")
+    return METHODS[method].attacks
 
 
 def proves(method: str) -> bool:
     """Whether a method proves: the attack only refutes."""
-    return METHODS[method].module != "attack"
+    return METHODS[method].proves
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,7 @@ NUMBERS: Mapping[str, Callable[[Record], float]] = {
 """The numbers by name, as functions of a training's record; NaN where the record has none.
 
 ``clean_test`` is the accuracy of the network that is exported on the whole test set, ``int8`` and ``pruned_…`` the same
-after compression (``train.compress``); for the others see ``train.export.finish``.
+after compression (``train.export``); for the others see ``train.export.finish``.
 """
 
 

@@ -6,10 +6,12 @@ import csv
 import io
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from verifiable_relu.campaign.queue import Hand, run_parallel, share
 from verifiable_relu.campaign.worker import Job
+from verifiable_relu.files import write_whole
 from verifiable_relu.network import read_onnx
 from verifiable_relu.study import asking
 from verifiable_relu.study.asking import Answers, Ball, Balls
@@ -18,9 +20,8 @@ from verifiable_relu.study.records import Records
 from verifiable_relu.study.state import State, gathered, of_seed
 from verifiable_relu.study.suite import Method, Suite
 from verifiable_relu.study.training import Measuring, Training, data_of, images_of, untrained
-from verifiable_relu.train.checkpoint import write_whole
 from verifiable_relu.train.loop import build
-from verifiable_relu.verifiers.registry import make
+from verifiable_relu.verifiers.registry import limited, make
 from verifiable_relu.verifiers.solvers.process import processor_seconds
 
 FAILED = "failed"
@@ -182,7 +183,8 @@ class Runner:
                 about[str(ball.onnx), str(ball.vnnlib)] = question
         if not entries:
             return
-        job, keeper = Job(make(method.name), Balls(), clock=processor_seconds), Answers(self.records, about)
+        limits = replace(limited(method.name), clock=processor_seconds)
+        job, keeper = Job(make(method.name), Balls(), limits=limits), Answers(self.records, about)
         order = asking.shuffled(entries, f"{cells[0].options.seed} {method.name}")
         run_parallel(order, job, self.hands, keeper, alone=True)
         counted = Counter(result.answer for result in keeper.results)

@@ -16,13 +16,13 @@ from torch import nn
 from verifiable_relu.campaign.worker import Ask
 from verifiable_relu.data import Dataset, load
 from verifiable_relu.errors import UnsupportedError
+from verifiable_relu.files import write_whole
 from verifiable_relu.network import from_torch, read_onnx, write_onnx
 from verifiable_relu.study.cells import Cell, Places
-from verifiable_relu.train.arms import ARMS
-from verifiable_relu.train.checkpoint import write_whole
+from verifiable_relu.train.batches import training_and_test
 from verifiable_relu.train.export import finish
 from verifiable_relu.train.loop import Diverged, train
-from verifiable_relu.train.own_data import training_and_test
+from verifiable_relu.train.options import ARMS
 
 
 @lru_cache(maxsize=1)

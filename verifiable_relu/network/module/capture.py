@@ -34,7 +34,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.network.derived import exact_product, exact_sum
-from verifiable_relu.nn.hardness import HardnessGate
+from verifiable_relu.nn.gates import HardnessGate
 
 GATE = "hardness_gate"
 """The name under which a λ-GELU or λ-Swish is recorded: one operator of the arguments ``gate`` and ``self``."""

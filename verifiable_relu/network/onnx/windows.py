@@ -305,8 +305,8 @@ def _average_pool(call: Call) -> Value:
     return call.sparse(x.index, index, np.tile(weight, (images, 1)), (*shape[:2], *seen.outputs), error=error)
 
 
-@converts("MaxPool", 1, 8, 10, 11, 12, 22)
-@converts("GlobalMaxPool", 1, 22)
+@converts("MaxPool", 1, 8, 10, 11, 12, 22, group="maxima")
+@converts("GlobalMaxPool", 1, 22, group="maxima")
 def _max_pool(call: Call) -> Value:
     x, shape, seen = _seen(call)
     cells = seen.cells()

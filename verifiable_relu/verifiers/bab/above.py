@@ -23,8 +23,11 @@ import torch
 from torch import Tensor
 
 from verifiable_relu.bounds.crown import Moments
-from verifiable_relu.bounds.rounding import gamma
-from verifiable_relu.verifiers.bab.folded import OWN, TINY, Folded, Rows, short
+from verifiable_relu.rounding import FEW, OWN, TINY, gamma
+from verifiable_relu.verifiers.bab.folded import Folded, Rows, short
+
+_LEAST = 1e-30
+"""Heuristic: radii to divide by are at least this, where planes are searched for."""
 
 _SHORT = 2.0**20
 """Coefficients are multiples of one part of so many of the pre-activation's."""
@@ -129,7 +132,7 @@ def variables(folded: Folded) -> tuple[Tensor, Tensor]:
     lower, upper = torch.where(relu, 0.0, -reach), reach
     none = torch.zeros(folded.inputs, dtype=torch.float64)
     center = torch.cat([none, (lower + upper) / 2])
-    radius = torch.cat([none + 1, (upper - lower) / 2 * (1 + 2.0**-50)])
+    radius = torch.cat([none + 1, (upper - lower) / 2 * FEW])
     return center, radius
 
 
@@ -285,7 +288,7 @@ class _System:
         self.matrix = torch.cat([neurons.inputs.float(), neurons.neurons.float()], 1)
         self.constant = neurons.constant.float()
         center, radius = variables(folded)
-        self.center, self.radius = center.float(), radius.float().clamp(min=1e-30)
+        self.center, self.radius = center.float(), radius.float().clamp(min=_LEAST)
 
 
 class _Ascent:

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from verifiable_relu.rounding import CLEAR, CLEAR_OF_WIDTH, LEAST_STEP
 from verifiable_relu.trust.certificate import Branches, Leaf, Plane, Tighter
 from verifiable_relu.trust.certificate import Tree as Certified
 from verifiable_relu.verifiers.bab.curves import SEGMENTS, Curves
@@ -117,9 +118,6 @@ _SAME = 2.0**-8
 
 _GRID = 2.0**40
 """Slopes of lines that stand for curves are multiples of one by this."""
-
-_SPARE = 1e-11
-"""What a leaf proves is to be above this part of the objective's size: others compute it with other rounding."""
 
 _GAIN = 0.01
 """A neuron's bound is recorded if it makes the interval narrower by this part of it, at least."""
@@ -230,7 +228,7 @@ class Recorded:
 
     def __init__(self, strip: Strip, proofs: Proofs, adaptive: Tensor) -> None:
         self._strip, self._short = strip, _Short(strip, proofs, adaptive)
-        self._spare = _SPARE * (strip.rows.matrix[0].abs().sum() + strip.rows.constant[0].abs())
+        self._spare = CLEAR * (strip.rows.matrix[0].abs().sum() + strip.rows.constant[0].abs())
 
     def closed(self, split: Tensor, columns: Tensor, w: Tensor, mu: Tensor, v: Tensor | None) -> Leaves:
         """Nodes that are proven; the arguments are those of ``Proofs.lower``."""
@@ -333,7 +331,7 @@ class Refined:
         split, objective = split[kept], objective[kept]
         every = torch.ones(strip.folded.size, dtype=torch.bool)
         none = torch.zeros(len(kept), 0)
-        spare = 2.0**-30 * width
+        spare = CLEAR_OF_WIDTH * width
         short, _, proven = _Short(strip, Proofs(strip, len(found)), every).shortened(
             split, w[kept], none, objective, (aim + spare)[objective]
         )
@@ -411,6 +409,6 @@ def rounded(values: Tensor, bits: int) -> Tensor:
     """Values (leaves, k), each row rounded to multiples of a power of two: the largest has so many bits."""
     if not values.shape[1]:
         return values
-    size = torch.log2(values.abs().amax(1, keepdim=True).clamp(min=2.0**-800))
+    size = torch.log2(values.abs().amax(1, keepdim=True).clamp(min=LEAST_STEP))
     step = torch.exp2(torch.floor(size) - (bits - 1))
     return (values / step).round() * step

@@ -45,6 +45,9 @@ _SHORT = 0.2
 _WORTH = 3.0
 """Trees are shared where so many times the work that they take alone, at least, seems to be left."""
 
+_LEAST = 1e-9
+"""Heuristic: the part of a tree that counts as closed, at least, where its work is estimated."""
+
 
 class Candidates:
     """Points that a search comes across; the first one that is a counterexample in float64 is kept.
@@ -100,7 +103,7 @@ class Candidates:
         return None
 
     def _take(self, point: np.ndarray) -> None:
-        claimed = claim(self.query.network, self.query.property, point, self._method, {})
+        claimed = claim(self.query.network, self.query.property, point, self._method)
         if claimed is None or claimed.witness is None or claimed.margin is None:
             return
         if self.query.property.box.contains(claimed.witness) and (not self._strict or claimed.margin < 0):
@@ -226,7 +229,7 @@ class Forest:
         if self._processes == 1 or self.work < self._alone:
             return False
         trees = [tree for tree in self._trees.values() if tree.waiting >= self._processes]
-        ahead = sum(tree.work * (1 / max(1e-9, tree.closed) - 1) for tree in trees)
+        ahead = sum(tree.work * (1 / max(_LEAST, tree.closed) - 1) for tree in trees)
         return bool(trees) and ahead >= _WORTH * self._step
 
     def _share(self, work: float) -> None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from verifiable_relu.rounding import TINY, mean_below
 from verifiable_relu.trust.certificate import Tree as Certified
 from verifiable_relu.verifiers.bab.ascent import Ascent, Batch, Bounded, depth
 from verifiable_relu.verifiers.bab.folded import Rows
@@ -178,9 +179,6 @@ _OTHER_CHILD = 0.1
 
 _PROGRAM = 3e9
 """The work of a linear program."""
-
-_POSITIVE = torch.finfo(torch.float64).tiny
-"""The margin of a node that is known to be above zero."""
 
 Decide = Callable[[Tensor], bool | None]
 
@@ -441,7 +439,7 @@ class Tree:
             match self._decide(split) if self._decide is not None else None:
                 case True:
                     # Nothing but the sign of the margin is known.
-                    self._close(split[None], _POSITIVE)
+                    self._close(split[None], TINY)
                     return True
                 case False:
                     self._now.state = State.REACHED
@@ -493,9 +491,7 @@ class Tree:
         """
         lower = proofs.lower(split, columns, w, mu, v=v)
         parts = self._scale[0] + mu.double().clamp(min=0) @ self._scale[1:]
-        quotient = lower / parts
-        # Rounded down. Where arithmetic broke down nothing is known, and Python's min would lose a NaN.
-        return torch.where(quotient.isfinite(), quotient - 1e-12 * quotient.abs(), -torch.inf)
+        return mean_below(lower, parts, len(self._scale))
 
     def push(self, batch: Batch, blame: Tensor, bound: Tensor) -> None:
         """Keep open nodes."""
