@@ -50,7 +50,8 @@ def _transposed(call: Call, given: Result | None) -> Result | None:
 
 @converts("MatMul", 1, 9, 13)
 def _matmul(call: Call) -> Value:
-    return _product(call, *call.inputs)
+    left, right = call.inputs
+    return _product(call, left, right)
 
 
 def _product(
