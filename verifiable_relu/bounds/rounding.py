@@ -78,6 +78,23 @@ def tiny(dtype: torch.dtype) -> float:
     return torch.finfo(dtype).tiny
 
 
+def quotient_down(lower: Tensor, parts: Tensor, terms: int) -> Tensor:
+    """Lower bounds of lower/parts; −inf where arithmetic broke down.
+
+    A sum of n products that are not negative is off by at most γ_n of itself, and so is what is divided by it, but for
+    a few operations more: by |lower/parts|·γ/(1 − γ), less than twice that of the quotient as computed.
+
+    Args:
+        lower: (rows,) lower bounds.
+        parts: (rows,) positive, each the sum of ``terms`` products that are not negative, as computed.
+        terms: how many.
+    """
+    quotient = lower / parts
+    below = quotient - 2 * gamma(terms + 4, lower.dtype) * quotient.abs() - tiny(lower.dtype)
+    # Python's min would lose a NaN.
+    return torch.where(quotient.isfinite(), below, -torch.inf)
+
+
 def weight_share(node: Affine) -> float:
     """What the unknown part of stored weights (``Affine.weight_error``) may change in W·x, as a part of |W|·|x|.
 

@@ -22,10 +22,8 @@ def recording(verifier: Verifier) -> Verifier:
     """The verifier, recording its proofs if it can."""
     if isinstance(verifier, Auto):
         return replace(verifier, prepare=recording)
-    if isinstance(verifier, Crown):
+    if isinstance(verifier, Crown | Bab):
         return replace(verifier, record=True)
-    if isinstance(verifier, Bab):
-        return replace(verifier, search=replace(verifier.search, record=True))
     if isinstance(verifier, InputSplit):
         names = (field.name for field in fields(InputSplit) if field.name != "symbols")
         return RecordedSplit(**{name: getattr(verifier, name) for name in names})

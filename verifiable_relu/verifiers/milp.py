@@ -27,10 +27,10 @@ from verifiable_relu.bounds import MEMORY, Ascent
 from verifiable_relu.errors import CallFailed, OutOfTime
 from verifiable_relu.verifiers.bab.limits import Limits
 from verifiable_relu.verifiers.bab.program import SMALL, Program
+from verifiable_relu.verifiers.bab.query import FoldedQuery
 from verifiable_relu.verifiers.bab.search import Candidates, Rounds, search
-from verifiable_relu.verifiers.bab.strip import Slopes
-from verifiable_relu.verifiers.bab.system import System
-from verifiable_relu.verifiers.bab.tree import Search
+from verifiable_relu.verifiers.bab.slopes import Slopes
+from verifiable_relu.verifiers.bab.tree import Branching
 from verifiable_relu.verifiers.bab.verifier import BoundedBoxes, Decider
 from verifiable_relu.verifiers.base import PATIENCE, Outcome, Reason, Trust, Verdict, fault
 from verifiable_relu.verifiers.solvers.highs import HIGHS, Solved, Task
@@ -83,7 +83,7 @@ class Milp(Decider):
                 return outcome
             end = (1 - self.again) * left()
             limits = Limits(self.memory // 2, lambda: left() - end)
-            found = search(system, candidates, Search(), Rounds(), limits)
+            found = search(system, candidates, Branching(), Rounds(), limits)
         bounds.prove(number, found.lower)
         if candidates.found is not None:
             return replace(candidates.found, detail="a counterexample to what HiGHS called infeasible")
@@ -92,7 +92,7 @@ class Milp(Decider):
             return replace(outcome, trust=bounds.trust, margin=margin, detail="HiGHS's claim, proved again by bab")
         return replace(outcome, margin=0.0, detail="it is HiGHS's word: bab did not prove it again")
 
-    def _excluded(self, system: System, candidates: Candidates, left: Callable[[], float]) -> Outcome:
+    def _excluded(self, system: FoldedQuery, candidates: Candidates, left: Callable[[], float]) -> Outcome:
         """Go through the open polytopes; sat ends the search, unsat needs all of them excluded."""
         undecided: Outcome | None = None
         for part in system.parts.values():
@@ -110,7 +110,7 @@ class Milp(Decider):
 
     def _reach(
         self,
-        system: System,
+        system: FoldedQuery,
         program: Program,
         candidates: Candidates,
         left: Callable[[], float],

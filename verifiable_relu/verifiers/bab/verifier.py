@@ -26,10 +26,11 @@ from verifiable_relu.spec.row_batch import RowBatch
 from verifiable_relu.trust.certificate import Proof, Tighter, Tree
 from verifiable_relu.verifiers.bab.curves import IS_SMOOTH
 from verifiable_relu.verifiers.bab.limits import ALONE, Limits
+from verifiable_relu.verifiers.bab.query import FoldedQuery, tree_bytes
+from verifiable_relu.verifiers.bab.recorded import Refined
 from verifiable_relu.verifiers.bab.search import Candidates, Rounds, search
-from verifiable_relu.verifiers.bab.strip import Slopes
-from verifiable_relu.verifiers.bab.system import System, tree_bytes
-from verifiable_relu.verifiers.bab.tree import Search
+from verifiable_relu.verifiers.bab.slopes import Slopes
+from verifiable_relu.verifiers.bab.tree import Branching
 from verifiable_relu.verifiers.base import (
     SILENT,
     Budget,
@@ -58,16 +59,13 @@ class Decider:
         name: on the command line.
         memory: a limit in bytes; half of it is for bounds.
         intermediate: the search for bounds of the neurons that CROWN leaves unstable.
+        record: whether to keep what proves a verdict, for a certificate.
     """
 
     name: ClassVar[str]
     memory: int
     intermediate: Ascent
-
-    @property
-    def record(self) -> bool:
-        """Whether what proves a verdict is recorded."""
-        return False
+    record = False
 
     def require(self, network: Network) -> None:
         """Raise an ``UnsupportedError`` where the method does not take a network."""
@@ -163,16 +161,18 @@ class Bab(Decider):
         memory: a limit in bytes on what bounds hold at once, and on what all trees of a query hold.
         processes: how many processes share the work on a query, where it takes long and the operating system can copy
             processes (Linux). The process that calls ``verify`` should have no other threads at work.
-        alone: the work (``Tree.work``) that one process does alone before others share the rest.
+        alone: the work (``loop.Progress``) that one process does alone before others share the rest.
+        record: whether to keep what proves a verdict, for a certificate.
     """
 
     intermediate: Ascent = Ascent(steps=6)  # noqa: RUF009 -- frozen
     slopes: Slopes = field(default_factory=Slopes)
-    search: Search = field(default_factory=Search)
+    search: Branching = field(default_factory=Branching)
     rounds: Rounds = field(default_factory=Rounds)
     memory: int = MEMORY
     processes: int = field(default=1, repr=False)
     alone: float = field(default=ALONE, repr=False)
+    record: bool = field(default=False, repr=False)
 
     name: ClassVar[str] = "bab"
 
@@ -183,11 +183,6 @@ class Bab(Decider):
     def takes(self, network: Network) -> bool:
         """Whether neurons of every activation of a network can be split."""
         return not network.multiplies and all(network.nodes[index] in IS_SMOOTH for index in network.activations)
-
-    @property
-    def record(self) -> bool:
-        """Whether what proves a verdict is recorded."""
-        return self.search.record
 
     def require(self, network: Network) -> None:
         """Raise an ``UnsupportedError`` where the method does not take a network."""
@@ -201,12 +196,12 @@ class Bab(Decider):
         """The outcome of the trees of one query; ``left``: seconds."""
         candidates = Candidates(bounds.queries[number], self.name)
         with torch.no_grad():
-            system = bounds.system(number, self.slopes, left)
-            if system is None:
+            query = bounds.system(number, self.slopes, left)
+            if query is None:
                 return candidates.anywhere()
-            options = replace(self.search, record=bounds.recording)
             limits = Limits(self.memory // 2, left, most(self.processes), self.alone)
-            found = search(system, candidates, options, self.rounds, limits)
+            record = Refined(bounds.queries[number].network.activations) if bounds.recording else None
+            found = search(query, candidates, self.search, self.rounds, limits, record)
         bounds.prove(number, found.lower)
         told = f"{found.nodes} sub-problems, {found.rounds} refinements"
         margin = bounds.margin(number)
@@ -214,11 +209,7 @@ class Bab(Decider):
             return replace(candidates.found, detail=told, subproblems=found.nodes)
         # Nothing but what was proved of every polytope decides.
         if margin > 0:
-            trees, done = {}, 0
-            for polytope, (order, tree, count) in found.recorded.items():
-                trees[polytope] = (order, tree, found.tighter[done:count])
-                done = count
-            proof = bounds.recorded(number, trees)
+            proof = bounds.recorded(number, found.recorded) if record is None or record.complete else None
             return Outcome(
                 Verdict.UNSAT, Reason.PROVED, self.name, bounds.trust, margin, None, told, {}, None, found.nodes, proof
             )
@@ -281,7 +272,7 @@ class BoundedBoxes:
         """Whether what proves the bounds is recorded."""
         return self._recorder is not None
 
-    def system(self, number: int, slopes: Slopes, left: Callable[[], float]) -> System | None:
+    def system(self, number: int, slopes: Slopes, left: Callable[[], float]) -> FoldedQuery | None:
         """The folded system of one query and its open polytopes; None if one of these has no rows: any point is unsafe.
 
         Raises:
@@ -290,7 +281,7 @@ class BoundedBoxes:
         open_ = [i for i, lower in enumerate(self.lower[number].tolist()) if not lower > 0]
         if any(int(self._counts[number][i]) == 0 for i in open_):
             return None
-        return System.of(self.queries[number], self.relaxation, number, open_, slopes, lambda: left() <= 0)
+        return FoldedQuery.of(self.queries[number], self.relaxation, number, open_, slopes, lambda: left() <= 0)
 
     def prove(self, number: int, lower: Mapping[int, float]) -> None:
         """Take proven lower bounds of some polytopes of one query, by the polytopes' numbers in ``RowBatch``."""
